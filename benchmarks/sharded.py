@@ -1,6 +1,6 @@
 """One training update of a model in shards (FSDP2) beside the same update of a whole model, on one device or on many.
 
-    python benchmarks/sharded.py --gpu --results                            # 135M and 1.5B: results/sharded.json
+    python benchmarks/sharded.py --gpu --results                            # 135M and 1.5B: results/gpu_sharded.json
     torchrun --nproc-per-node 8 benchmarks/sharded.py --gpu --model 1.5b    # shards only, over eight devices
     python benchmarks/sharded.py --tiny                                     # the same code on a CPU in seconds
 
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--recompute", default="auto")
     parser.add_argument("--tiny", action="store_true", help="seconds on a CPU: does it run?")
-    add_results_flag(parser, "sharded")
+    add_results_flag(parser, "gpu_sharded")
     chosen = parser.parse_args()
     if chosen.tiny:
         chosen.prompts, chosen.group_size, chosen.prompt, chosen.completion = 2, 2, 8, 8

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class Uneven(Ranks):
         busy = self.size - 1 if self.empty else self.size
         ends = [round(len(rows) * (1 - 0.4 ** (rank + 1))) for rank in range(busy - 1)]
         cuts = [0, *ends, len(rows)]
-        shares = [rows[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]
+        shares = [rows[start:stop] for start, stop in pairwise(cuts)]
         return shares + [[] for _ in range(self.size - busy)]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from whet.dist import crew as crews  # noqa: E402
-from whet.dist.crew import OtherRankEnded, meet  # noqa: E402
-from whet.dist.launch import launched  # noqa: E402
-from whet.types import WhetError  # noqa: E402
+from whet.dist import crew as crews
+from whet.dist.crew import OtherRankEnded, meet
+from whet.dist.launch import launched
+from whet.types import WhetError
 
 LAUNCH = launched()
 

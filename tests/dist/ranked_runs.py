@@ -1,4 +1,4 @@
-"""Calls of whet.train and whet.resume, one after another, as one rank among several: `python ranked_runs.py CALLS.json`.
+"""Calls of whet.train and whet.resume, one after another, as one of several ranks: `python ranked_runs.py CALLS.json`.
 
 CALLS.json is a list of `[function, arguments, keywords]`; RANK and the rest are in the environment.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-import whet  # noqa: E402
+import whet
 
 
 def main(file: str) -> None:

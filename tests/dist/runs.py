@@ -14,12 +14,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-import torch  # noqa: E402
+import torch
 
-from whet.build.assembly import assemble  # noqa: E402
-from whet.config.config import resolved  # noqa: E402
-from whet.dist.ranks import ALONE, Ranks, joined_ranks, leave_ranks  # noqa: E402
-from whet.metrics.timer import PhaseTimer  # noqa: E402
+from whet.build.assembly import assemble
+from whet.config.config import resolved
+from whet.dist.ranks import ALONE, Ranks, joined_ranks, leave_ranks
+from whet.metrics.timer import PhaseTimer
 
 STEPS = 2
 RL = {

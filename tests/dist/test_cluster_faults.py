@@ -187,7 +187,8 @@ def test_a_full_object_store_slows_the_run_and_does_not_end_it(tmp_path, undistu
 DRIVER = """
 import sys, whet
 run = whet.train(method="grpo", folder=sys.argv[1], steps=200, batch={"prompts_per_step": 8, "group_size": 4},
-                 eval={"prompts": 0}, report={"save_every": 1, "samples_per_step": 8}, scale={"engines": 2}, console=False)
+                 eval={"prompts": 0}, report={"save_every": 1, "samples_per_step": 8}, scale={"engines": 2},
+                 console=False)
 """
 
 

@@ -1,4 +1,4 @@
-"""A rank that is killed, hangs, raises or disagrees ends the run everywhere, in time, with its own error in the line."""
+"""A rank that is killed, hangs, raises or disagrees ends the run everywhere, in time, with its error in the line."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_too_few_processors_and_devices_are_one_line():
 def test_far_more_processes_than_cores_are_one_line():
     require_cores(cores=2, processes=8)
     require_cores(cores=64, processes=256)
-    with pytest.raises(WhetError, match="2 cores and the run would start 50 processes on it, more than 8; lower scale.eng"):
+    with pytest.raises(WhetError, match="2 cores and the run would start 50 processes on it, more than 8; lower"):
         require_cores(cores=2, processes=50)
 
 

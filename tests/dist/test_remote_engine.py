@@ -178,7 +178,7 @@ def test_an_engine_that_always_breaks_is_left_out_and_the_last_one_ends_the_run(
         raise WorkerLost("bad memory")
 
     engine, _ = engines(2, every)
-    with pytest.raises(RunFailed, match="all 2 engines are lost; the last: engine . at here: bad memory"):
+    with pytest.raises(RunFailed, match=r"all 2 engines are lost; the last: engine . at here: bad memory"):
         engine.generate(REQUESTS, SAMPLING)
 
 

@@ -46,6 +46,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "differ by more than 0.01 nats",
         "accuracy is 55% or less",
     ),
+    "docs/scale.md": (
+        "torchrun kills what has not ended after 30 seconds",
+        "`scale.timeout` + 7 s |",
+        "`scale.timeout` is 600 seconds by default",
+    ),
     "docs/reranking.md": ("are 95% bootstrap intervals",),
     "docs/rewards.md": ("`reward.most_failures` (5%)", "| `50` | `50` | `50%`", "| `50%` | `50%`, `0.5`, `50` |"),
     "docs/rollout.md": ("| `sampling.",),

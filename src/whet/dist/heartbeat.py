@@ -9,6 +9,7 @@ the run's last words and ends the process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -104,10 +105,8 @@ class Heartbeat(threading.Thread):
         self._spared.set()
         if self.is_alive() and threading.current_thread() is not self:
             self.join(timeout=2 * interval_of(self.timeout) + 1)
-        try:
+        with contextlib.suppress(RuntimeError):
             self._post.put(f"beat/{self._post.rank}", LEFT)
-        except RuntimeError:
-            pass
 
     def find_cause(self) -> str | None:
         """The cause, after a wait in which a rank that is gone cannot have been only slow. For the main thread."""
@@ -131,7 +130,9 @@ class Heartbeat(threading.Thread):
                     break
         except RuntimeError as error:  # of the store
             if not self._stopped.is_set():
-                self.cause = f"nobody answers where the ranks met ({_first_line(error)}): rank 0 or the launcher is gone"
+                self.cause = (
+                    f"nobody answers where the ranks met ({_first_line(error)}): rank 0 or the launcher is gone"
+                )
         if self.cause is not None and not self._spared.wait(GRACE) and not self._stopped.is_set():
             self._end()
 
@@ -213,17 +214,14 @@ class Heartbeat(threading.Thread):
                 self.last_words(cause)
         finally:
             for stream in (sys.stdout, sys.stderr):
-                try:
+                with contextlib.suppress(OSError, ValueError, AttributeError):
                     stream.flush()
-                except (OSError, ValueError, AttributeError):
-                    pass
             os._exit(1)
 
 
 def gone(rank: int, beat: str) -> str:
-    return (
-        f"rank {rank}: it is gone without a word (killed, crashed in C code, or out of memory), last while {_doing(beat)}"
-    )
+    how = "killed, crashed in C code, or out of memory"
+    return f"rank {rank}: it is gone without a word ({how}), last while {_doing(beat)}"
 
 
 def _doing(beat: str) -> str:

@@ -65,7 +65,9 @@ def launched(environment: Mapping[str, str] | None = None) -> Launch:
     local_rank = _number(said, "LOCAL_RANK", 0)
     local_size = _number(said, "LOCAL_WORLD_SIZE", local_rank + 1)
     if local_rank >= local_size or local_size > size:
-        raise WhetError(f"LOCAL_RANK {local_rank}, LOCAL_WORLD_SIZE {local_size}, WORLD_SIZE {size} do not fit; {AGAIN}")
+        raise WhetError(
+            f"LOCAL_RANK {local_rank}, LOCAL_WORLD_SIZE {local_size}, WORLD_SIZE {size} do not fit; {AGAIN}"
+        )
     return Launch(
         rank,
         size,

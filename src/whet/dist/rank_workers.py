@@ -98,7 +98,9 @@ def run_ranks(
     _all_of(pool, [each.call("begin") for each in (*ranks, box)], max(timeout, START_SECONDS))
     ((address, port),) = _all_of(pool, [ranks[0].call("meeting_point")], timeout)
     running = {
-        number: rank.call("run", rank_environment(number, count, address, port), box.line("put") if not number else None)
+        number: rank.call(
+            "run", rank_environment(number, count, address, port), box.line("put") if not number else None
+        )
         for number, rank in enumerate(ranks)
     }
     listening = _Listener(pool, box, hear)

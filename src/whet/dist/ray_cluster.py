@@ -31,7 +31,7 @@ PROBE_SECONDS = 60.0  # for the first process on a machine to start and answer
 LEAST_STORE = 78 * 2**20  # bytes: less is refused by Ray
 OWN_STORE = 512 * 2**20  # bytes of the store of a cluster that the run starts
 WATCH_SECONDS = 0.2
-MOST_PER_CORE = 4  # processes of a cluster that the run starts: each wants a core, and half a GB before it does anything
+MOST_PER_CORE = 4  # processes of a cluster that the run starts: each wants a core, and half a GB at once
 ALWAYS_STARTED = 8  # so many processes even where there are few cores
 OUT_OF_MEMORY = "it held more than its memory limit"
 
@@ -305,9 +305,8 @@ def _connected(address: str) -> RayCluster:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise WhetError(
-            f"scale.address={address}: no Ray cluster answers ({_first_line(error).split('. ')[0]}); start one with `ray start "
-            "--head`, "
-            "or drop scale.address"
+            f"scale.address={address}: no Ray cluster answers ({_first_line(error).split('. ')[0]}); start one with "
+            "`ray start --head`, or drop scale.address"
         ) from error
     except RuntimeError as error:
         if "ersion mismatch" not in str(error):
@@ -352,8 +351,9 @@ def require_cores(cores: int, processes: int) -> None:
     most = max(ALWAYS_STARTED, MOST_PER_CORE * cores)
     if processes > most:
         raise WhetError(
-            f"this machine has {cores} cores and the run would start {processes} processes on it, more than {most}; lower "
-            "scale.engines, scale.reward_workers and scale.workers, or give scale.address of a Ray cluster with more machines"
+            f"this machine has {cores} cores and the run would start {processes} processes on it, more than {most}; "
+            "lower scale.engines, scale.reward_workers and scale.workers, or give scale.address of a Ray cluster with "
+            "more machines"
         )
 
 
@@ -361,9 +361,13 @@ def require_same_versions(by_node: Mapping[str, Mapping[str, str]]) -> None:
     """Refuse machines whose packages differ from those here: they would train something else, or break later."""
     own = package_versions()
     for node, versions in by_node.items():
-        different = [f"{name} {versions.get(name)} (here {own[name]})" for name in own if versions.get(name) != own[name]]
+        different = [
+            f"{name} {versions.get(name)} (here {own[name]})" for name in own if versions.get(name) != own[name]
+        ]
         if different:
-            raise WhetError(f"the machine {node} has {', '.join(different)}; install the same versions on every machine")
+            raise WhetError(
+                f"the machine {node} has {', '.join(different)}; install the same versions on every machine"
+            )
 
 
 def _versions_by_node(nodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:

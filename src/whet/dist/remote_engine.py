@@ -16,7 +16,7 @@ from typing import Any, Literal
 from whet.dist.engine_host import WrittenPiece
 from whet.dist.sample_check import wrong_with
 from whet.dist.wire import packed_weights, unpacked_samples
-from whet.dist.workers import START_SECONDS, WorkerCall, Worker, WorkerLost, WorkerPool
+from whet.dist.workers import START_SECONDS, Worker, WorkerCall, WorkerLost, WorkerPool
 from whet.types import Request, RunFailed, Sample, Sampling
 
 logger = logging.getLogger(__name__)

@@ -187,4 +187,3 @@ def shared_work(ranks: Ranks) -> Callable[[Sequence[Hashable] | None, int, Calla
         return ranks.spread([1.0] * count, work, families)
 
     return shared
-

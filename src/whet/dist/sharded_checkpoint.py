@@ -2,8 +2,8 @@
 
 The folder is the one that a single process writes (`whet.model.checkpoint`), with the weights gathered on the first
 rank. Weights, optimizer state and everything else that the next step depends on lie in `shards/`, written by torch's
-distributed checkpoint: each rank its own part, readable on any other number of ranks. The rules are those of one process:
-written under a hidden name, moved when all ranks are done, every file in the manifest.
+distributed checkpoint: each rank its own part, readable on any other number of ranks. The rules are those of one
+process: written under a hidden name, moved when all ranks are done, every file in the manifest.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ def gathered(values: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     return found
 
 
-def load_sharded(ranks: Ranks, path: Path, model: PreTrainedModel) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def load_sharded(
+    ranks: Ranks, path: Path, model: PreTrainedModel
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Put a checkpoint's weights into the model, whole or in shards; its tensors and state.
 
     The checkpoint may be of one process or of any number of ranks. Tensors come in shards over all ranks where they are
@@ -161,7 +163,7 @@ def _fill_from_files(model: PreTrainedModel, path: Path) -> None:
     """A checkpoint of one process into a model in shards: every rank takes its part of each weight."""
     stored = stored_weights(path, model)
     names: dict[int, list[str]] = {}
-    parameters = {name: each for name, each in model.named_parameters(remove_duplicate=False)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, parameter in parameters.items():
         names.setdefault(id(parameter), []).append(name)
     factors = stored_factors(model, path)
@@ -192,10 +194,13 @@ def _fill_from_shards(ranks: Ranks, model: nn.Module, path: Path) -> dict[str, d
         group, _, key = name.partition(BETWEEN)
         if group == WEIGHTS:
             if key not in parameters or parameters[key].shape != kind.size:
-                raise WhetError(f"checkpoint {path} holds {key} {list(kind.size)}; it is of another model: load its own")
+                raise WhetError(
+                    f"checkpoint {path} holds {key} {list(kind.size)}; it is of another model: load its own"
+                )
             targets[name] = parameters[key].detach()
         else:
-            targets[name] = _empty(kind.size, kind.properties.dtype, mesh)
+            # in one piece: it was whole on every rank, such as completions that wait to be trained on
+            targets[name] = _empty(kind.size, kind.properties.dtype, mesh if len(kind.chunks) > 1 else None)
     absent = [key for key in parameters if f"{WEIGHTS}{BETWEEN}{key}" not in stored]
     if absent:
         raise WhetError(f"checkpoint {path} lacks {absent[0]}; it was saved from another model: load its own")

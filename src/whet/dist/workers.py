@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-
 START_SECONDS = 300.0  # at least, for a process to start, import and read a model
 
 
