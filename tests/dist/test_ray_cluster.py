@@ -11,7 +11,7 @@ import pytest
 
 import whet
 from whet.dist.crew import package_versions
-from whet.dist.ray_cluster import demo_cluster, open_cluster, require_room, require_same_versions
+from whet.dist.ray_cluster import demo_cluster, open_cluster, require_cores, require_room, require_same_versions
 from whet.types import WhetError
 
 SMALL = {
@@ -71,6 +71,13 @@ def test_too_few_processors_and_devices_are_one_line():
         require_room({"CPU": 4.0}, cpus=5, gpus=0, address="auto")
     with pytest.raises(WhetError, match="has 0 GPUs and the run needs 2"):
         require_room({"CPU": 4.0}, cpus=2, gpus=2, address="auto")
+
+
+def test_far_more_processes_than_cores_are_one_line():
+    require_cores(cores=2, processes=8)
+    require_cores(cores=64, processes=256)
+    with pytest.raises(WhetError, match="2 cores and the run would start 50 processes on it, more than 8; lower"):
+        require_cores(cores=2, processes=50)
 
 
 def test_machines_with_other_packages_are_one_line():

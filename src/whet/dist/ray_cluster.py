@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import logging
 import os
+import pickle
 import platform
 import shutil
 import socket
@@ -30,6 +31,8 @@ PROBE_SECONDS = 60.0  # for the first process on a machine to start and answer
 LEAST_STORE = 78 * 2**20  # bytes: less is refused by Ray
 OWN_STORE = 512 * 2**20  # bytes of the store of a cluster that the run starts
 WATCH_SECONDS = 0.2
+MOST_PER_CORE = 4  # processes of a cluster that the run starts: each wants a core, and half a GB at once
+ALWAYS_STARTED = 8  # so many processes even where there are few cores
 OUT_OF_MEMORY = "it held more than its memory limit"
 
 
@@ -164,7 +167,7 @@ class RayCluster:
         host = ray.remote(_WorkerHost).options(**options)
         try:
             actor = host.remote(make, os.getcwd(), memory)
-        except (TypeError, AttributeError, ValueError) as error:
+        except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
             raise WhetError(
                 f"{name} cannot be sent to another process ({_first_line(error)}); give it by the name of a file"
             ) from error
@@ -211,6 +214,7 @@ def open_cluster(address: str, *, cpus: int, gpus: float = 0.0) -> RayCluster:
     if ray.is_initialized():  # a rank that Ray has started, or a program that uses Ray itself
         cluster = RayCluster(is_own=False)
     elif not address:
+        require_cores(os.cpu_count() or 1, cpus)
         cluster = _own_cluster(cpus)
     else:
         cluster = _connected(address)
@@ -229,12 +233,17 @@ def _send_by_value(value: Any) -> None:
     from ray import cloudpickle
 
     for module in _modules_of(value):
-        try:
-            found = importlib.util.find_spec(module.__name__)
-        except (ImportError, ValueError, AttributeError):
-            found = None
-        if found is None and module.__name__ != "__main__":
+        if module.__name__ != "__main__" and not _is_importable(module.__name__):
             cloudpickle.register_pickle_by_value(module)
+
+
+def _is_importable(name: str) -> bool:
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False  # a file that was given by its path: no other process knows it by this name
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
 
 
 def _modules_of(value: Any, depth: int = 6) -> Iterator[Any]:
@@ -266,7 +275,7 @@ def _quiet() -> None:
     with contextlib.suppress(ImportError, AttributeError):
         from ray._private import worker
 
-        worker.print_to_stdstream = lambda *_: None
+        worker.print_to_stdstream = lambda *_, **__: None
 
 
 def _own_cluster(cpus: int) -> RayCluster:
@@ -296,7 +305,7 @@ def _connected(address: str) -> RayCluster:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise WhetError(
-            f"scale.address={address}: no Ray cluster answers ({_first_line(error)}); start one with "
+            f"scale.address={address}: no Ray cluster answers ({_first_line(error).split('. ')[0]}); start one with "
             "`ray start --head`, or drop scale.address"
         ) from error
     except RuntimeError as error:
@@ -335,6 +344,17 @@ def require_room(resources: Mapping[str, float], cpus: int, gpus: float, address
                 f"{where} has {has:g} {name}s and the run needs {wanted:g}, one for each process; lower {keys}, or add "
                 "machines"
             )
+
+
+def require_cores(cores: int, processes: int) -> None:
+    """Refuse to start far more processes on this machine than it has cores: they would only wait for each other."""
+    most = max(ALWAYS_STARTED, MOST_PER_CORE * cores)
+    if processes > most:
+        raise WhetError(
+            f"this machine has {cores} cores and the run would start {processes} processes on it, more than {most}; "
+            "lower scale.engines, scale.reward_workers and scale.workers, or give scale.address of a Ray cluster with "
+            "more machines"
+        )
 
 
 def require_same_versions(by_node: Mapping[str, Mapping[str, str]]) -> None:
