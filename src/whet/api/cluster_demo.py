@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from whet.api.run import Run
 from whet.api.training import train
 
 NODES, WORKERS, ENGINES, REWARD_WORKERS = 2, 2, 2, 2
+END_SECONDS = 30.0  # that processes get to end after the cluster
 
 
-def cluster_demo(method: str, steps: int = 4, port: int = 0, folder: str = "", console: bool = True) -> tuple[Run, str]:
-    """The run, and a table in words."""
+def cluster_demo(
+    method: str, steps: int = 4, port: int = 0, folder: str = "", console: bool = True
+) -> tuple[Run, str, list[str]]:
+    """The run, a table in words, and the command lines of processes that did not end."""
     from whet.dist.ray_cluster import demo_cluster, processes_in
 
     processes = WORKERS + ENGINES + REWARD_WORKERS
@@ -32,8 +36,10 @@ def cluster_demo(method: str, steps: int = 4, port: int = 0, folder: str = "", c
             scale=scale,
             console=console,
         )
-    left = processes_in(mark)
-    return run, table(run, len(left))
+    until = time.monotonic() + END_SECONDS
+    while (left := processes_in(mark)) and time.monotonic() < until:
+        time.sleep(0.2)
+    return run, table(run, len(left)), left
 
 
 def table(run: Run, left: int) -> str:

@@ -224,6 +224,8 @@ def decode_facts(runtime: Runtime, sampling: Sampling, prompts: Sequence[Sequenc
     if not prompts:
         return {}
     path_for = getattr(runtime.engine, "path_for", None)
+    if path_for is None and "engines" in runtime.facts:
+        return {}  # they decode elsewhere, each as it finds best
     if path_for is None:  # an engine of one's own need not have it
         return {"decode path": f"the engine {type(runtime.engine).__name__}, which does not say how it decodes"}
     return {"decode path": str(path_for(sampling, max(map(len, prompts))))}

@@ -8,6 +8,7 @@ import typer
 
 from whet.cli.options import APP_SETTINGS
 from whet.config.bounds import MOST_STEPS
+from whet.types import RunFailed
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -28,5 +29,7 @@ def cluster_demo(
 
     known = catalogue.methods("policy").items()
     of_groups = next(name for name, each in known if each.components["baseline"].name == "group_mean")
-    _, table = demo(method or of_groups, steps, port, folder)
-    typer.echo(f"\n{table}")
+    run, table, left = demo(method or of_groups, steps, port, folder)
+    typer.echo(f"\n{table}\nthe same as JSON, under `processes`: {run.folder / 'run.json'}")
+    if left:
+        raise RunFailed(f"{len(left)} processes of the cluster did not end, such as: {left[0][:200]}; end them by hand")

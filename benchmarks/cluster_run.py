@@ -1,0 +1,58 @@
+"""`whet cluster-demo`, with its table as a file: who wrote and scored how much, and how many bytes of weights went out.
+
+python benchmarks/cluster_run.py --steps 2 --results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from results_file import add_results_flag, write_results
+
+from whet.api.cluster_demo import NODES, WORKERS, cluster_demo
+
+
+def measured(folder: str, method: str, steps: int) -> dict[str, Any]:
+    began = time.monotonic()
+    run, table, left = cluster_demo(method, steps, folder=folder)
+    seconds = time.monotonic() - began
+    print(f"\n{table}")
+    summary = json.loads((run.folder / "run.json").read_text(encoding="utf-8"))
+    rows = {
+        each["process"]: {name: value for name, value in each.items() if name not in ("process", "place")}
+        for each in summary["processes"]
+    }
+    return {
+        "method": method,
+        "steps": steps,
+        "nodes": NODES,
+        "ranks": WORKERS,
+        "seconds": seconds,
+        "tokens": summary["tokens"],
+        "processes": rows,
+        "left_behind": len(left),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", default="grpo")
+    parser.add_argument("--steps", type=int, default=4)
+    add_results_flag(parser, "cluster_run")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measured(str(Path(folder) / "run"), chosen.method, chosen.steps)
+    if chosen.results:
+        write_results(chosen.results, found)
+
+
+if __name__ == "__main__":
+    main()
