@@ -131,6 +131,7 @@ READERS = (
     Reader("eval", ("eval", "whetstone", "--data", FILE, "--reward", "exact_answer"), _prompts),
     Reader("sample", ("sample", "whetstone", "--data", FILE), _prompts),
     Reader("label", ("label", "steps", "--data", FILE, "--reward", "exact_answer", "--out", "steps.jsonl"), _prompts),
+    Reader("label, completions", ("label", "completions", "--data", FILE, "--out", "completions.jsonl"), _prompts),
     Reader("label, solutions", ("label", "steps", "--solutions", FILE, "--reward", "exact_answer", "--out",
     "s.jsonl"), _steps),
     Reader("reward test", ("reward", "test", "exact_answer", "--data", FILE), _prompts),
@@ -442,6 +443,7 @@ FLAGS = (
     ("bench", "--seconds"), ("bench", "--prompts"), ("bench", "--group"), ("bench", "--completion-tokens"),
     ("eval", "whetstone", "--samples"), ("eval", "whetstone", "--rerank"), ("eval",), ("sample", "whetstone", "-n"),
     ("sample", "whetstone", "--count"), ("label", "steps", "--rollouts"), ("label", "steps", "--right-from"),
+    ("label", "completions", "--at-least"), ("label", "completions", "--each"),
     ("label", "steps", "--seed"), ("reward", "test", "exact_answer", "--limit"), ("reward", "test"), ("explain",),
     ("config",),
     ("pipeline", "spin", "--show", "--rounds"), ("pipeline", "spin", "--show", "--seed"), ("pipeline",), ("train",),
@@ -505,11 +507,11 @@ class Outcome:
 @contextlib.contextmanager
 def without_training() -> Iterator[list[tuple[int, int, int]]]:
     """Commands end where the first step begins, and one model serves them all."""
-    assembly, evaluation, label, bench, rows_of, run, workbench, reward_model = (
+    assembly, evaluation, label, completions, bench, rows_of, run, workbench, reward_model = (
         import_module(f"whet.{name}")
         for name in (
-            *("build.assembly", "evaluate.evaluation", "label.run", "bench.benchmark", "build.rows", "train.run"),
-            *("workbench.workbench", "build.reward_model"),
+            *("build.assembly", "evaluate.evaluation", "label.run", "label.completions", "bench.benchmark"),
+            *("build.rows", "train.run", "workbench.workbench", "build.reward_model"),
         )
     )
     from whet.build.runtime import load_runtime
@@ -541,12 +543,13 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
         return values
 
     replaced: tuple[tuple[Any, str, Any], ...] = (
-        *((module, "load_runtime", runtime) for module in (assembly, evaluation, label, bench)),
+        *((module, "load_runtime", runtime) for module in (assembly, evaluation, label, completions, bench)),
         (rows_of, "usable", counting),
         (run, "run_training", begin),
         (evaluation, "run_evaluator", begin),
         (EpisodeRunner, "play", begin),
-        (label, "_open_output", begin),
+        (label, "open_output", begin),
+        (completions, "open_output", begin),
         (workbench, "score", begin),
         (bench, "matrix_rate", begin),
         (reward_model, "build_reward_model", begin),  # it would change the model that the cases share

@@ -265,7 +265,8 @@ def test_the_memory_is_the_planners():
         (7.0, set(), "it does with --set batch.micro_batch_tokens=4096, which saves"),
         (6.0, {"ref_logp"}, "it does with --set model.reference=reload, which saves"),
         (5.0, {"value", "ref_logp"}, "--set critic.trunk=shared, which saves"),
-        (9.0, {"ref_logp"}, "it does with --set model.lora=16"),
+        (9.0, {"ref_logp"}, "it does with --set optimizer.states=int8 --set model.weights=bfloat16, which saves"),
+        (20.0, {"ref_logp"}, "it does with --set model.lora=16, which saves"),
         (300.0, {"ref_logp"}, "no setting makes it fit: take a smaller model"),
     ],
 )

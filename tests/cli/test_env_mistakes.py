@@ -235,9 +235,10 @@ class CallingEngine:
 
     def __init__(self, policy, tokenizer, end_tokens, context):
         self._policy, self._tokenizer, self._end = policy, tokenizer, next(iter(end_tokens))
+        self._version = 0
 
     def load(self, weights, version):
-        pass
+        self._version = version
 
     def generate(self, requests, sampling):
         return [self._sample(request) for request in requests]
@@ -253,7 +254,7 @@ class CallingEngine:
             logits = self._policy.model(input_ids=tokens[None]).logits[0, :-1].log_softmax(-1)
         logp = torch.cat([torch.zeros(1), logits.gather(1, tokens[1:, None])[:, 0]])
         action = torch.arange(len(tokens)) >= start
-        return Sample(tokens, action, logp * action, (0, 0), StopReason.END, said)
+        return Sample(tokens, action, logp * action, (self._version, self._version), StopReason.END, said)
 
 
 @pytest.fixture

@@ -270,7 +270,8 @@ def test_a_reward_an_engine_and_an_environment_by_name():
     assert find_reward("short_answer").name == "short_answer"
     assert registry.lookup("engine", "remote") is Remote and "maze" in registry.names("environment")
     with pytest.raises(
-        WhetError, match=r"no engine is called 'remot' \(did you mean 'remote'\?\); there are: torch, remote"
+        WhetError,
+        match=r"no engine is called 'remot' \(did you mean 'remote'\?\); there are: torch, vllm, openai, remote",
     ):
         registry.lookup("engine", "remot")
     with pytest.raises(WhetError, match="a reward called 'math_answer' exists already"):

@@ -293,6 +293,7 @@ def _covariance(batch):
 def test_the_batches_hold_every_field():
     batch, _ = random_batch(0)
     late = {"support", "advantage", "token_reward", "target", "learns", "tied", "importance", "row_weight"}
+    late |= {"routed_experts", "old_experts"}  # of mixtures of experts alone
     missing = {field.name for field in fields(batch) if getattr(batch, field.name) is None}
     assert missing == late | {"episode", "returned"}
     branches = episodes(0, batch, branches=True)

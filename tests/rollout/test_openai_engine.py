@@ -190,10 +190,13 @@ def test_it_takes_no_weights_and_is_refused_in_training(tmp_path):
     [
         ({}, "needs base_url"),
         ({"base_url": "localhost:8000"}, "the server's base_url is"),
-        ({"base_url": "http://u:p@h/v1"}, "holds a name, key or query"),
-        ({"base_url": "http://h/v1", "retires": 3}, "has no setting 'retires' .did you mean 'retries'"),
-        ({"base_url": "http://h/v1", "retries": "many"}, "retries of the engine 'openai' is 'many'; give a whole"),
-        ({"base_url": "http://h/v1", "concurrency": 0}, "concurrency of the engine openai is 0"),
+        ({"base_url": "http://u:p@localhost/v1"}, "holds a name, key or query"),
+        ({"base_url": "http://localhost/v1", "retires": 3}, "has no setting 'retires' .did you mean 'retries'"),
+        (
+            {"base_url": "http://localhost/v1", "retries": "many"},
+            "retries of the engine 'openai' is 'many'; give a whole",
+        ),
+        ({"base_url": "http://localhost/v1", "concurrency": 0}, "concurrency of the engine openai is 0"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(settings, complaint):
@@ -205,7 +208,7 @@ def test_settings_that_cannot_be_are_one_line(settings, complaint):
 
 
 def test_an_environment_is_refused():
-    sampling = {"engine": "openai", "engine_settings": {"base_url": "http://h/v1"}}
+    sampling = {"engine": "openai", "engine_settings": {"base_url": "http://localhost/v1"}}
     config = resolved_evaluation({}, {"model": {"name": "m"}, "sampling": sampling, "env": {"tools": ["calculator"]}})
     with pytest.raises(WhetError, match="takes no environment or tools"):
         load_runtime(config)

@@ -16,12 +16,12 @@ from whet.api.inputs import saved_start
 from whet.config.config import Config, PolicyConfig, config_values, flattened
 from whet.config.run_folder import claimed_folder
 from whet.dist.launch import Launch, launched, rank_device, refuse_idle_ranks
-from whet.dist.ranks import OtherRankFailed, Ranks
 from whet.types import WhetError
 
 if TYPE_CHECKING:
     from whet.build.assembly import Assembly
     from whet.dist.crew import Crew
+    from whet.dist.ranks import Ranks
 
 INTERRUPTED = "it was interrupted"
 MADE_BY_FIRST = (("data", "source"), ("eval", "source"), ("model", "name"))  # where what was given from Python lies
@@ -70,11 +70,12 @@ def crew_of(launch: Launch) -> Iterator[Crew | None]:
 
 def explained(crew: Crew | None, error: BaseException) -> BaseException:
     """The error that ends this rank: another rank's, where that is the reason; the others are told of it."""
-    from whet.dist.crew import OtherRankEnded
-    from whet.types import RunFailed
-
     if crew is None or getattr(error, "is_explained", False):
         return error
+    from whet.dist.crew import OtherRankEnded
+    from whet.dist.ranks import OtherRankFailed
+    from whet.types import RunFailed
+
     cause: str | None = None
     if isinstance(error, OtherRankEnded | OtherRankFailed):
         cause = str(error)

@@ -133,7 +133,14 @@ def completions(
     out: Out = "completions.jsonl",
     reward: Rewards = None,
     at_least: Annotated[
-        float | None, typer.Option("--at-least", callback=finite, help="Keep completions with this score or more.")
+        float | None,
+        typer.Option(
+            "--at-least",
+            min=-MOST_WEIGHT,
+            max=MOST_WEIGHT,
+            callback=finite,
+            help="Keep completions with this score or more.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

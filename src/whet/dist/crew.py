@@ -156,7 +156,7 @@ class Crew:
 
     def fail(self, line: str) -> None:
         """Tell the others why this rank ends; the first failure is the one that counts."""
-        self.heart.has_told = True
+        self.heart.has_reported = True
         try:
             self._post.fail(self.launch.rank, line)
             until = time.monotonic() + HEARD

@@ -87,7 +87,7 @@ class Heartbeat(threading.Thread):
         self.timeout = timeout
         self.cause: str | None = None  # why the run cannot go on: another rank's end
         self.doing = "starting"  # in words, for the others
-        self.has_told = False  # this rank has said itself why it ends
+        self.has_reported = False  # this rank has said itself why it ends
         self.last_words: Callable[[str], object] | None = None  # called with the cause before the process is ended
         self._post, self._stopped = post, threading.Event()
         self._spared = threading.Event()  # the main thread has come out by itself
@@ -171,7 +171,7 @@ class Heartbeat(threading.Thread):
             post.fail(*lost)
             failure = post.failure() or lost
         rank, line = failure
-        if rank == post.rank and self.has_told:  # the main thread is on its way out
+        if rank == post.rank and self.has_reported:  # the main thread is on its way out
             return
         post.put(f"heard/{post.rank}", "")
         self.cause = f"rank {rank}: {line}"

@@ -219,11 +219,11 @@ def cluster_text(plan: ClusterPlan) -> str:
     ]
     for each in plan.layouts:
         found = each.found
-        lag = f"{found.staleness_mean:.1f}, {found.staleness_most}"
+        staleness = f"{found.staleness_mean:.1f}, {found.staleness_most}"
         lines.append(
             f"{each.name:38}{each.engines or each.trainers:>6}{each.trainers:>7}{found.seconds_per_step:>9.1f}"
             f"{found.tokens_per_second:>12,.0f}{found.trainer_idle:>9.0%}"
-            f"{found.engine_idle + found.engine_paused:>9.0%}{lag:>11}  {found.limit}"
+            f"{found.engine_idle + found.engine_paused:>9.0%}{staleness:>11}  {found.limit}"
         )
     best = plan.best
     lines += ["", f"most tokens per second: {best.name}", f"rates: {plan.said}", "assumed:"]

@@ -84,7 +84,7 @@ class Simulated:
 
 
 @dataclass
-class _Engine:
+class _Machine:
     speed: float  # times the seconds of a token
     clock: float = 0.0  # tokens that a row present since the beginning would have written
     at: float = 0.0  # time of the clock
@@ -104,7 +104,7 @@ class _Simulation:
         self._model, self._steps = model, steps
         self._stream = random.Random(model.seed)
         slow = round(model.slow_engines * model.engines)
-        self._engines = [_Engine(2.0 if number < slow else 1.0) for number in range(model.engines)]
+        self._engines = [_Machine(2.0 if number < slow else 1.0) for number in range(model.engines)]
         self._window = GroupWindow(model.prompts_per_step, model.max_staleness, model.window)
         self._events: list[tuple[float, int, str, int, int]] = []
         self._order = 0
@@ -278,7 +278,7 @@ def simulate(model: ClusterModel, steps: int = 12) -> Simulated:
     before, after = run.marks[first], run.marks[last]
     written, idle, paused, row_seconds, reward_busy = (b - a for a, b in zip(before, after, strict=True))
     waited = sum(wait for _, wait in run.done[first + 1 : last + 1])
-    lags = [lag for step in run.staleness[first + 1 : last + 1] for lag in step]
+    staleness = [each for step in run.staleness[first + 1 : last + 1] for each in step]
     engines = model.engines * span
     found = {
         "seconds_per_step": span / count,
@@ -291,8 +291,8 @@ def simulate(model: ClusterModel, steps: int = 12) -> Simulated:
     }
     return Simulated(
         **found,
-        staleness_mean=sum(lags) / len(lags),
-        staleness_most=max(lags),
+        staleness_mean=sum(staleness) / len(staleness),
+        staleness_most=max(staleness),
         passed_most=run.passed,
         limit=_limit(found, model),
     )
