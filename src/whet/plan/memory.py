@@ -35,7 +35,7 @@ BLOCK = 64  # tokens that a prompt's place is rounded up to
 GRADIENTS = ": gradients, "  # in the name of a line
 
 # CUDA context, kernels and libraries, outside torch's allocator: measured 0.81 GiB in most configurations of
-# results/gpu_plan_check.json (`outside_GiB`: 0.74 to 0.81 GiB, once 1.28; H200, torch 2.11). No other card was measured.
+# results/gpu_plan_check.json (`outside_GiB`: 0.74 to 0.81 GiB, once 1.28; H200, torch 2.11). Of one card alone.
 CONTEXT_BYTES = 0.813 * 2**30
 # Held by the allocator beyond its tensors, rounding and gaps, as a share of them: the median of the same file
 # (`reserved_GiB` over `peak_GiB`; 2% to 8% in 13 configurations and 20% in one). It is no bound.
@@ -241,14 +241,16 @@ def kept_per_token(work: Workload) -> tuple[float, str]:
     shape, size = work.shape, _product_bytes(work)
     width, heads = shape.hidden, shape.heads * shape.head_size
     side_by_side = (shape.heads + 2 * shape.key_heads) * shape.head_size
+    padded, padded_words = 2 * size * (heads + side_by_side), f" + {2 * size} (2 H + 2 K) D for padded rows"
     if work.recompute == "layers":
-        return (4 + size) * width, f"{4 + size} W"
+        # without kernels for ragged rows the graph of attention is no saved tensor, which a second pass would replace
+        return (4 + size) * width + padded * work.on_cpu, f"{4 + size} W{padded_words * work.on_cpu}"
     total: float = 8 * width + size * heads + size * side_by_side + 4 * shape.heads
     words = f"8 W + {size} H D + {size} (H + 2 K) D + 4 H"
     if shape.head_norms:
         total, words = total + size * side_by_side, f"{words} + {size} (H + 2 K) D for the norms of heads"
     if work.on_cpu:  # attention without kernels for ragged rows keeps padded copies of its inputs and its output
-        total, words = total + 2 * size * (heads + side_by_side), f"{words} + {2 * size} (2 H + 2 K) D for padded rows"
+        total, words = total + padded, f"{words}{padded_words}"
     if work.recompute == "none":
         total, words = total + 2 * size * shape.inner, f"{words} + {2 * size} F"
     return total, words
