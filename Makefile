@@ -14,7 +14,7 @@ cluster-demo: .venv/installed
 	$(BIN)/whet cluster-demo
 
 test: .venv/developing lint
-	$(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: .venv/developing
 	$(BIN)/ruff check .

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
-import io
 import os
 import re
 import subprocess
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 GENERATED = {"__pycache__", "runs", "node_modules"}
 GENERATED_AT_THE_TOP = GENERATED | {"build", "dist"}
+# what begins with a # outside a string is a comment; the strings are there to be passed over
+STRING_OR_COMMENT = re.compile(
+    r""""{3}(?:\\.|[^\\])*?"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*""", re.S
+)
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,16 @@ class Import:
 
 @dataclass(frozen=True)
 class Module:
-    """One file of a package."""
+    """One file of a package. Equal text is equal, so that what was found in a file is found once."""
 
     name: str  # whet.objective.clip; whet.objective for its __init__.py
     path: Path
     place: str  # whet/objective/clip.py
+    text: str
 
-    @cached_property
-    def text(self) -> str:
-        return self.path.read_text(encoding="utf-8")
-
-    @cached_property
+    @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, self.place)
+        return parsed(self.text, self.place)
 
     @property
     def is_package(self) -> bool:
@@ -53,17 +52,24 @@ class Module:
         return f"{self.place}:{line}"
 
 
+@lru_cache(maxsize=4)  # a tree is large: what is kept of all files is what was found in them
+def parsed(text: str, place: str) -> ast.Module:
+    return ast.parse(text, place)
+
+
 def package_modules(package: Path) -> list[Module]:
     """Every Python file of the package folder, named from the package on."""
     found = []
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found.append(Module(name, path, path.relative_to(package.parent).as_posix()))
+        text = path.read_text(encoding="utf-8")
+        found.append(Module(name, path, path.relative_to(package.parent).as_posix(), text))
     return found
 
 
-def imports(module: Module, known: set[str]) -> list[Import]:
+@cache
+def imports(module: Module, known: frozenset[str]) -> list[Import]:
     """All imports of a file. `from a import b` is `a.b` where that is one of the `known` modules of the package."""
     found: list[Import] = []
 
@@ -84,7 +90,7 @@ def imports(module: Module, known: set[str]) -> list[Import]:
     return found
 
 
-def _targets(node: ast.AST, module: Module, known: set[str]) -> list[str]:
+def _targets(node: ast.AST, module: Module, known: frozenset[str]) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -117,15 +123,21 @@ def docstring_nodes(tree: ast.Module) -> set[ast.Constant]:
     return found
 
 
+@cache
 def comments(text: str) -> list[tuple[int, str, bool]]:
     """(line, text without the #, alone on its line) of every comment."""
-    return [
-        (token.start[0], token.string.lstrip("#").strip(), not token.line[: token.start[1]].strip())
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type == tokenize.COMMENT
-    ]
+    found = []
+    line, counted = 1, 0
+    for match in STRING_OR_COMMENT.finditer(text):
+        if match[0].startswith("#"):
+            at = match.start()
+            line, counted = line + text.count("\n", counted, at), at
+            before = text[text.rfind("\n", 0, at) + 1 : at]
+            found.append((line, match[0].lstrip("#").strip(), not before.strip()))
+    return found
 
 
+@cache
 def name_words(identifier: str) -> list[str]:
     """`GroupMean_of2` -> group, mean, of2: the words of a snake_case or CamelCase name."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", identifier)

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ def shell_commands(root: Path) -> list[tuple[Page, int, list[str]]]:
     ]
 
 
+@cache
 def parsed_command(app: typer.Typer) -> Callable[[list[str]], tuple[str, dict[str, Any]]]:
     """A parser of the real command line that runs nothing: words -> (command, its values)."""
     group = typer.main.get_command(app)

@@ -105,7 +105,7 @@ def room_of(module: Module) -> str:
 
 def package_imports(package: Path) -> list[tuple[Module, Import]]:
     modules = package_modules(package)
-    known = {module.name for module in modules}
+    known = frozenset(module.name for module in modules)
     return [(module, each) for module in modules for each in imports(module, known)]
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -116,17 +119,22 @@ def identifiers(module: Module) -> Iterator[tuple[int, str]]:
                 yield getattr(node, "lineno", 1), value
 
 
-def bound_names(module: Module) -> Iterator[tuple[int, str]]:
-    """(line, name) of every name that this file gives to something."""
+@cache
+def bound_names(module: Module) -> list[tuple[int, str, str]]:
+    """(line, name, kind) of every name that this file gives to something: a function, a class or a value."""
+    found = []
     for node in ast.walk(module.tree):
-        if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
-            yield node.lineno, node.name
+        if isinstance(node, ast.ClassDef):
+            found.append((node.lineno, node.name, "class"))
+        elif isinstance(node, FUNCTIONS):
+            found.append((node.lineno, node.name, "function"))
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
+            found.append((node.lineno, node.id if isinstance(node, ast.Name) else node.attr, "value"))
         elif isinstance(node, ast.arg):
-            yield node.lineno, node.arg
+            found.append((node.lineno, node.arg, "value"))
         elif isinstance(node, ast.alias) and node.asname:
-            yield node.lineno, node.asname
+            found.append((node.lineno, node.asname, "value"))
+    return found
 
 
 def _told_to_users(module: Module) -> set[ast.Constant]:
@@ -144,13 +152,11 @@ def vague_names(package: Path) -> list[str]:
     for module in package_modules(package):
         if VAGUE_MODULES & set(module.name.split(".")):
             complaints.append(f"{module.place}: name a module after what it holds")
-        for node in ast.walk(module.tree):
-            if isinstance(node, FUNCTIONS) and not node.name.endswith("__"):
-                if node.name.lstrip("_").startswith(VAGUE_FUNCTIONS):
-                    complaints.append(f"{module.at(node.lineno)} defines {node.name}: name what it is, or what it does")
-            elif isinstance(node, ast.ClassDef) and node.name.endswith(VAGUE_CLASSES):
-                complaints.append(f"{module.at(node.lineno)} defines {node.name}: name what it is")
-        for line, name in bound_names(module):
+        for line, name, kind in bound_names(module):
+            if kind == "function" and not name.endswith("__") and name.lstrip("_").startswith(VAGUE_FUNCTIONS):
+                complaints.append(f"{module.at(line)} defines {name}: name what it is, or what it does")
+            elif kind == "class" and name.endswith(VAGUE_CLASSES):
+                complaints.append(f"{module.at(line)} defines {name}: name what it is")
             if short := SHORT_WORDS & set(name_words(name)):
                 complaints.append(f"{module.at(line)} names something {name}: write {', '.join(short)} out")
     return complaints
@@ -178,7 +184,7 @@ def private_words(package: Path) -> list[str]:
     """Names of a private dialect; a word that the outside world uses (a column, a format) stands in a string only."""
     complaints = []
     for module in package_modules(package):
-        for line, name in [(1, module.path.stem), *bound_names(module)]:
+        for line, name, _ in [(1, module.path.stem, "module"), *bound_names(module)]:
             for word in DIALECT.keys() & set(name_words(name)):
                 complaints.append(f"{module.at(line)} names something {name}: the field says {DIALECT[word]!r}")
     return complaints
@@ -188,9 +194,9 @@ def repeated_classes(package: Path) -> list[str]:
     """Class names with more than one meaning, private ones too: a reader who greps finds one thing."""
     places: dict[str, list[str]] = {}
     for module in package_modules(package):
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name.lstrip("_"), []).append(module.at(node.lineno))
+        for line, name, kind in bound_names(module):
+            if kind == "class":
+                places.setdefault(name.lstrip("_"), []).append(module.at(line))
     return [f"{name} is defined in {' and '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
 
 
@@ -198,7 +204,7 @@ def left_over_notes(root: Path) -> list[str]:
     """Notes to oneself: in the comments of Python files, anywhere in other text."""
     complaints = []
     for place, text in text_files(root):
-        if place.endswith((".json", ".jsonl")):
+        if place.endswith((".json", ".jsonl")) or not NOTE.search(text):
             continue
         lines = comments_of(place, text) if place.endswith(".py") else list(enumerate(text.splitlines(), 1))
         complaints += [f"{place}:{line} is left over: {said.strip()}" for line, said in lines if NOTE.search(said)]
@@ -217,6 +223,7 @@ def commented_out_code(root: Path) -> list[str]:
         if not place.endswith(".py"):
             continue
         block: list[tuple[int, str]] = []
+        lines = text.splitlines()
         for line, _, alone in [*comments(text), (0, "", True)]:
             if not alone:
                 continue
@@ -227,7 +234,7 @@ def commented_out_code(root: Path) -> list[str]:
                     complaints.append(f"{place}:{(hits or [block[0][0]])[0]} is commented-out code; delete it")
                 block = []
             if line:
-                block.append((line, text.splitlines()[line - 1].strip().removeprefix("#").removeprefix(" ")))
+                block.append((line, lines[line - 1].strip().removeprefix("#").removeprefix(" ")))
     return complaints
 
 
@@ -257,6 +264,8 @@ def other_machines(root: Path) -> list[str]:
     """Absolute paths of somebody's machine, package indexes and mirrors, and links to hosts nobody decided on."""
     complaints = []
     for place, text in text_files(root):
+        if not (MACHINE_PATH.search(text) or MIRROR.search(text) or URL_HOST.search(text)):
+            continue
         for number, line in enumerate(text.splitlines(), 1):
             found = [f"the machine path {path}" for path in MACHINE_PATH.findall(line)]
             found += [f"the host {host}" for host in MIRROR.findall(line)]
@@ -413,6 +422,23 @@ def test_commented_out_code_is_found(tmp_path, code):
     root = write_tree(tmp_path, {"a.py": f"y = 1\n# {code}\nz = 2\n"})
     (complaint,) = commented_out_code(root)
     assert complaint.startswith("a.py:2")
+
+
+def test_comments_are_those_that_python_sees():
+    tricky = (
+        "a = '#' + \"it's\"  # one\nb = r'\\'#'\n# two\n"
+        'c = """\n# in a \\""" string \' """  # three\n'
+        "d = ('x'  # four\n'#')\n"
+    )
+    for text in (tricky, Path(__file__).read_text("utf-8")):
+        seen = [
+            token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT
+        ]
+        assert len(seen) >= 4
+        assert comments(text) == [
+            (token.start[0], token.string.lstrip("#").strip(), not token.line[: token.start[1]].strip())
+            for token in seen
+        ]
 
 
 def test_prose_is_no_code(tmp_path):

@@ -65,6 +65,16 @@ def test_an_unreachable_cluster_is_one_line():
         open_cluster("ray://localhost:10001", cpus=1)
 
 
+def test_another_server_at_that_address_is_one_line(monkeypatch):
+    """Ray itself would try for minutes, and warn all the while."""
+    monkeypatch.setattr("whet.dist.ray_cluster.REACH_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(WhetError, match="what listens there is no Ray head; give the address"):
+            open_cluster(f"127.0.0.1:{silent.getsockname()[1]}", cpus=1)
+
+
 def test_too_few_processors_and_devices_are_one_line():
     require_room({"CPU": 4.0, "GPU": 1.0}, cpus=4, gpus=1, address="auto")
     with pytest.raises(WhetError, match="the Ray cluster at auto has 4 CPUs and the run needs 5"):

@@ -49,7 +49,10 @@ def whole(tmp_path_factory):
     return left_behind(folder / "run")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGKILL, -signal.SIGKILL), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
 def test_no_program_outlives_its_trainer_and_the_run_resumes_to_the_same_bytes(
     whole, tmp_path: Path, number: int, code: int
 ) -> None:

@@ -49,6 +49,13 @@ CASES = {
 }
 
 
+# of two that keep the same kind of memory one is run with every commit
+SLOW = {
+    *("critic on the policy's trunk", "critic's warm-up and imitation", "doubling controller", "moving reference"),
+    *("groups drawn until mixed", "group and running mean", "greedy completions", "several passes"),
+}
+
+
 def content(folder):
     """Everything but wall-clock times."""
     last = folder / "checkpoints" / f"step-{STEPS:06d}"
@@ -60,7 +67,7 @@ def content(folder):
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES])
 def test_the_run_goes_on_exactly(case, tmp_path):
     method, changes, noted = CASES[case]
     layers = {**BASE, **{key: {**BASE.get(key, {}), **value} for key, value in changes.items()}}

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from os import _exit  # kept from here on: while a reward is called, `os._exit` is refused to everybody
 from typing import Any
 
 from whet.dist.crew import package_versions
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 INSTALL = "pip install 'whet[ray]'"
 REACH_SECONDS = 5.0
 PROBE_SECONDS = 60.0  # for the first process on a machine to start and answer
+# a Ray head speaks gRPC, which is HTTP/2: each side's first frame is of the type SETTINGS (RFC 9113, 3.4 and 6.5)
+HTTP2_SETTINGS = b"\x04"
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + HTTP2_SETTINGS + b"\x00\x00\x00\x00\x00"
 LEAST_STORE = 78 * 2**20  # bytes: less is refused by Ray
 OWN_STORE = 512 * 2**20  # bytes of the store of a cluster that the run starts
 WATCH_SECONDS = 0.2
@@ -141,7 +145,7 @@ def _watch_memory(limit: int) -> None:
     while True:
         time.sleep(WATCH_SECONDS)
         if resident_bytes() > limit:
-            os._exit(1)
+            _exit(1)
 
 
 class RayCluster:
@@ -302,7 +306,8 @@ def _connected(address: str) -> RayCluster:
         _require_reachable(address)
     _quiet()
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with _native_warnings_held():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise WhetError(
             f"scale.address={address}: no Ray cluster answers ({_first_line(error).split('. ')[0]}); start one with "
@@ -318,17 +323,54 @@ def _connected(address: str) -> RayCluster:
     return RayCluster(is_own=True)
 
 
+@contextlib.contextmanager
+def _native_warnings_held() -> Iterator[None]:
+    """What C code prints meanwhile, shown only where something unexpected is raised.
+
+    Ray's client warns on standard error for each attempt at a cluster that does not answer: some twenty lines before
+    the one that says what is wrong.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        unexpected = False
+        try:
+            yield
+        except (ConnectionError, RuntimeError):
+            raise
+        except BaseException:
+            unexpected = True
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            if unexpected:
+                file.seek(0)
+                os.write(2, file.read())
+
+
 def _require_reachable(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit():
         raise WhetError(f"scale.address={address}: expected auto, or host:port such as localhost:6379")
     try:
-        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+        with socket.create_connection((host, int(port)), timeout=REACH_SECONDS) as connection:
+            connection.sendall(HTTP2_GREETING)
+            answer = connection.recv(9)
+    except TimeoutError:
+        answer = b""
     except (OSError, OverflowError) as error:
         raise WhetError(
             f"scale.address={address}: no Ray cluster answers there ({error}); start one with `ray start --head "
             f"--port={port}`, correct the address, or drop scale.address"
         ) from error
+    if answer[3:4] != HTTP2_SETTINGS:  # Ray itself would try for minutes
+        raise WhetError(
+            f"scale.address={address}: what listens there is no Ray head; give the address that `ray start --head` "
+            "prints, or drop scale.address"
+        )
 
 
 def require_room(resources: Mapping[str, float], cpus: int, gpus: float, address: str) -> None:
