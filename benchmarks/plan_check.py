@@ -253,7 +253,7 @@ def planned(asked: Mapping[str, Any], shape: Any, room: Any, found: Mapping[str,
     needed = (plan.memory.total if room.is_cpu else plan.memory.allocated) / GIB
     lines: dict[str, float] = {}
     for line in plan.memory.lines:
-        when = "" if line.phases == PHASES else f" [{', '.join(line.phases)}]"
+        when = "" if line.phases == PHASES else f" [{', '.join(line.phases) or 'at another moment'}]"
         lines[f"{line.name}{when}"] = line.bytes / GIB
     return {
         "plan_GiB": needed,

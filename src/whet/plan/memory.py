@@ -354,7 +354,11 @@ def _training(work: Workload, copies: Sequence[MemoryLine]) -> tuple[list[Memory
         return grown + sum(size for _, size, _ in moment.parts)
 
     largest = max(_moments(work, gradients), key=needed)
-    return [MemoryLine(name, size, words, ("train",)) for name, size, words in largest.parts], largest.grown
+    lines = [MemoryLine(name, size, words, ("train",)) for name, size, words in largest.parts]
+    if work.has_head and not any(line.name.startswith("head: a chunk") for line in lines):
+        parts = _head(work, True, work.actions(work.pass_tokens, *work.update_rows))
+        lines += [MemoryLine(name, size, words, ()) for name, size, words in parts]  # at another moment
+    return lines, largest.grown
 
 
 def _forward(work: Workload, tokens: float) -> tuple[float, str]:
