@@ -104,6 +104,7 @@ def main() -> None:
     add_results_flag(parser, "asynchrony_cpu")
     options = parser.parse_args()
     found: dict[str, Any] = {"real": "two processes on one device above 0, one process at 0; nothing is simulated"}
+    found["shape"] = {"prompts": options.prompts, "group": options.group, "tokens": options.tokens}
     with tempfile.TemporaryDirectory() as place:
         for lag in map(int, options.lags.split(",")):
             found[f"lag_{lag}"] = one_run(options, lag, Path(place) / f"lag{lag}")
