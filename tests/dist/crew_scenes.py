@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 from whet.dist import crew as crews
 from whet.dist.crew import OtherRankEnded, meet
 from whet.dist.launch import launched
+from whet.reward.user_code import user_code
 from whet.types import WhetError
 
 LAUNCH = launched()
@@ -50,15 +51,19 @@ def agreeing() -> None:
 
 
 def standing_still() -> None:
-    """Rank 1 is gone while the main thread of rank 0 is in a call that nothing interrupts."""
+    """Rank 1 is gone while the main thread of rank 0 is in a call that nothing interrupts.
+
+    It is a reward, during which nobody may end the process; and the last words never end.
+    """
     crew = meet(LAUNCH, 2)
     crew.exchange("names", "")
     crew.note("in step 7")
     time.sleep(1)
     if LAUNCH.rank == 1:
         os._exit(9)
-    crew.heart.last_words = lambda cause: print("last words:", cause)
-    time.sleep(300)
+    crew.heart.last_words = lambda cause: (print("last words:", cause, flush=True), time.sleep(300))
+    with user_code("a reward"):
+        time.sleep(300)
 
 
 if __name__ == "__main__":

@@ -91,48 +91,70 @@ def test_a_killed_rank_ends_the_run_and_a_signal_to_one_rank_stops_all_at_one_st
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_ends_the_run_after_the_timeout(tmp_path):
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_ends_the_run_after_the_timeout_and_is_ended_itself(tmp_path, stopped):
+    """The first rank keeps the store that the others ask: while it is stopped nobody answers them."""
     ranks = start_ranks(2, COMMAND, tmp_path)
     try:
         wait_for(lambda: has_checkpoint(tmp_path) or ranks[0].poll() is not None)
-        os.kill(ranks[1].pid, signal.SIGSTOP)
+        os.kill(ranks[stopped].pid, signal.SIGSTOP)
         began = time.monotonic()
-        assert ranks[0].wait(TIMEOUT + SLACK) == 1, said(tmp_path, 0)
+        codes = ended(ranks, TIMEOUT + SLACK)
         assert time.monotonic() - began >= TIMEOUT - 1
-        os.kill(ranks[1].pid, signal.SIGCONT)  # it finds that it is alone
-        assert ranks[1].wait(TIMEOUT + SLACK) == 1, said(tmp_path, 1)
     finally:
         end(ranks)
+    assert codes[stopped] == -signal.SIGKILL and codes[1 - stopped] == 1, said(tmp_path, 0)
     line = said(tmp_path, 0).splitlines()[-1]
-    assert line.startswith(f"whet: rank 1: no sign of life for {TIMEOUT} s"), said(tmp_path, 0)
-    assert f"`whet resume run` goes on from {last_checkpoint(tmp_path)}" in line
+    if stopped == 1:
+        assert line.startswith(f"whet: rank 1: no sign of life for {TIMEOUT} s"), said(tmp_path, 0)
+        assert f"`whet resume run` goes on from {last_checkpoint(tmp_path)}" in line
+    else:
+        assert "the process is gone without a word" in line, said(tmp_path, 0)
+        assert f"for {TIMEOUT} s: rank 0 hangs" in (tmp_path / "run" / "rank-1.log").read_text()
     assert said(tmp_path, 1) == ""
-    assert (tmp_path / "run" / "rank-1.log").read_text()
 
 
-REWARDS = """
-import os, time
+# twelve calls, and then one rank never answers again: in Python, or in C with the interpreter held
+HANGING = """
+import ctypes, os, time
 
-def hanging(prompt, completion):
-    while os.environ["RANK"] == "1":
-        time.sleep(0.5)
-    return float(len(completion) % 2)
+calls = 0
+
+def sleeping(prompt, completion):
+    return hanging(lambda: time.sleep(1000))
+
+def holding(prompt, completion):
+    return hanging(lambda: ctypes.PyDLL(None).sleep(1000))
+
+def hanging(sleep):
+    global calls
+    calls += 1
+    while calls > 12 and os.environ["RANK"] == os.environ["HANGS"]:
+        sleep()
+    return float(calls % 2)
 """
 
 
 @pytest.mark.slow
-def test_a_rank_whose_reward_never_answers_is_named_with_the_place(tmp_path):
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    command = [*COMMAND, "--reward", "rewards.py:hanging", "--set", "reward.timeout=600"]
-    ranks = start_ranks(2, command, tmp_path)
+@pytest.mark.parametrize(("hangs", "reward"), [(1, "sleeping"), (0, "sleeping"), (1, "holding")])
+def test_a_rank_whose_reward_never_answers_is_named_and_no_process_is_left(tmp_path, hangs, reward):
+    (tmp_path / "rewards.py").write_text(HANGING)
+    command = [*COMMAND, "--reward", f"rewards.py:{reward}", "--set", "reward.timeout=600"]
+    ranks = start_ranks(2, command, tmp_path, HANGS=str(hangs))
     try:
-        codes = ended(ranks, 600)
+        wait_for(lambda: has_checkpoint(tmp_path) or ranks[0].poll() is not None)
+        codes = ended(ranks, 60 + TIMEOUT + SLACK)
     finally:
         end(ranks)
-    assert codes == [1, 1]
     line = said(tmp_path, 0).splitlines()[-1]
-    assert line.startswith(f"whet: rank 1: it kept the others waiting for {TIMEOUT} s, while in step 1 at "), line
-    assert "/reward" in line  # where its main thread waits for the reward, or the reward itself
+    assert codes == [1, -signal.SIGKILL if reward == "holding" else 1], said(tmp_path, 0)
+    if reward == "sleeping":
+        start = f"whet: rank {hangs}: it kept the others waiting for {TIMEOUT} s, while in step "
+        assert line.startswith(start) and "/rewards.py:" in line, said(tmp_path, 0)
+    else:
+        assert line.startswith(f"whet: rank 1: no sign of life for {TIMEOUT} s"), said(tmp_path, 0)
+    assert "`whet resume run` goes on from step-" in line
+    assert run_of(tmp_path)["status"] == "failed"
 
 
 @pytest.mark.slow

@@ -214,7 +214,12 @@ def heard_in_log(folder: Path, crew: Crew | None, takes_streams: bool) -> Iterat
             yield
     except BaseException as error:
         write_traceback(path, error)
-        raise
+        with signals_wait():
+            ended = explained(crew, error)
+        if ended is error:
+            raise
+        logging.getLogger("whet").warning("%s", ended)  # what broke here is only what came of it
+        raise ended from error
     finally:
         logging.getLogger("whet").removeHandler(handler)
         logging.getLogger("whet").propagate = True

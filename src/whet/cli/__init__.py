@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from os import _exit  # kept from here on: while a reward is called, `os._exit` is refused to everybody
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -202,4 +203,4 @@ def _leave_without(threads: list[threading.Thread], code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    os._exit(code)
+    _exit(code)

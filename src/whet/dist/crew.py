@@ -10,12 +10,12 @@ import atexit
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from os import _exit  # kept from here on: while a reward is called, `os._exit` is refused to everybody
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import distributed
 
 from whet.dist.heartbeat import Heartbeat, Post, interval_of
 from whet.dist.launch import Launch
+from whet.dist.process import ProcessPlace
 from whet.dist.ranks import Ranks
 from whet.types import WhetError
 
@@ -79,6 +80,7 @@ class Crew:
         self.launch, self._post, self._timeout = launch, post, timeout
         self._has_group = self._uses_nccl = False
         self.heart = Heartbeat(post.another(), timeout)
+        self.heart.host = None if launch.meets_elsewhere else 0
         self.heart.start()
 
     @property
@@ -141,6 +143,8 @@ class Crew:
         """The process group. From here on `timeout` is how long a rank may be silent or keep the others waiting."""
         self._timeout = timeout
         self.heart.timeout = timeout
+        places = self.exchange("processes", json.dumps(ProcessPlace.here().words()))
+        self.heart.places = {rank: ProcessPlace.from_words(json.loads(words)) for rank, words in enumerate(places)}
         cuda = device.type == "cuda"
         # the heartbeat comes before NCCL's watchdog, which ends a process without a word about the run
         longest = timedelta(seconds=2 * timeout + 60 if cuda else timeout + 2)
@@ -178,6 +182,8 @@ class Crew:
 
         `in_order`: all ranks are there. Without that NCCL may wait for them for ever: it is left to the process's end.
         """
+        if not in_order:
+            self.heart.bury()
         self.heart.stop()
         if self._has_group and distributed.is_initialized():
             if in_order or not self._uses_nccl:
@@ -188,18 +194,21 @@ class Crew:
             self._post.put(f"left/{self.launch.rank}", "")
             if self.is_first and not self.launch.meets_elsewhere:
                 until = time.monotonic() + HEARD
-                names = [f"left/{rank}" for rank in range(self.launch.size)]
-                while not all(self._post.has(name) for name in names) and time.monotonic() < until:
+                while not all(map(self._has_left, range(self.launch.size))) and time.monotonic() < until:
                     time.sleep(POLL)
         except RuntimeError:
             pass
+
+    def _has_left(self, rank: int) -> bool:
+        place = self.heart.places.get(rank)
+        return self._post.has(f"left/{rank}") or (place is not None and place.has_ended())
 
 
 def _end_at_once() -> None:
     """Without clearing away what other ranks would have to help with."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(1)
+    _exit(1)
 
 
 class OtherRankEnded(Exception):

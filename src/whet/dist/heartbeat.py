@@ -2,9 +2,11 @@
 
 A thread of each rank writes a beat into the store and reads those of the others: the first rank everybody's, the others
 the first's. A rank that says nothing for `timeout` seconds is lost; so is one that keeps another waiting inside a
-collective for as long. Whoever finds it writes the cause into the store; everybody reads it there. The main thread gets
-a moment to come out of its collective by itself. If it cannot, because NCCL cannot be interrupted, the thread says
-the run's last words and ends the process.
+collective for as long. Whoever finds it writes the cause into the store; everybody reads it there.
+
+A second thread talks to nobody, since a store whose process is stopped never answers: it sees how long the first has
+been waiting. Once there is a cause it gives the main thread a moment to come out of its collective by itself. If that
+cannot, because NCCL or a reward cannot be interrupted, it says the run's last words and ends the process.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from os import _exit  # kept from here on: while a reward is called, `os._exit` is refused to everybody
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +26,12 @@ from typing import Any
 import torch
 from torch import distributed
 
-GRACE = 5.0  # seconds that the main thread has to end by itself
+from whet.dist.process import ProcessPlace
+
+GRACE = 4.0  # seconds that the main thread has to come out of what it is in; gloo's own limit is 2 after ours
+LAST_WORDS = 5.0  # seconds for status, report and line of a run whose process is ended
+CLEARING = 60.0  # seconds that a main thread which came out has until the process group is left
+BURIAL = 2.0  # seconds after its grace in which a lost rank must have ended, before others end it
 LEFT = "left"
 TORCH = str(Path(torch.__file__).parent)
 PACKAGE = Path(__file__).parent.parent
@@ -75,9 +82,6 @@ class Post:
         found = json.loads(self.take("failed"))
         return int(found["rank"]), str(found["line"])
 
-    def set_timeout(self, seconds: float) -> None:
-        self._store.set_timeout(timedelta(seconds=seconds))
-
 
 class Heartbeat(threading.Thread):
     """Beats, watches, and ends the process where the main thread cannot."""
@@ -89,13 +93,18 @@ class Heartbeat(threading.Thread):
         self.doing = "starting"  # in words, for the others
         self.has_reported = False  # this rank has said itself why it ends
         self.last_words: Callable[[str], object] | None = None  # called with the cause before the process is ended
+        self.places: dict[int, ProcessPlace] = {}  # the ranks' processes, as far as they are known
+        self.host: int | None = None  # the rank that keeps the store; None: the launcher
         self._post, self._stopped = post, threading.Event()
         self._spared = threading.Event()  # the main thread has come out by itself
         self._main, self._pulse = threading.current_thread(), 0  # the thread that trains
+        self._rounds = 0  # beats for which the store has answered everything
+        self._lost: tuple[int, float] | None = None  # a rank that this one found lost, and when
         self._stood: tuple[tuple[int, int], ...] = ()  # where the main thread was seen, and since when
         self._stood_since = time.monotonic()
         self._seen: dict[int, tuple[str, float]] = {}  # the last beat of each rank, and when it came
         self._beat()
+        self._talker = threading.Thread(target=self._talk, name="whet beats", daemon=True)
 
     def stop(self) -> None:
         """This rank ends in good order: nobody is to wait for its beats."""
@@ -105,8 +114,17 @@ class Heartbeat(threading.Thread):
         self._spared.set()
         if self.is_alive() and threading.current_thread() is not self:
             self.join(timeout=2 * interval_of(self.timeout) + 1)
-        with contextlib.suppress(RuntimeError):
-            self._post.put(f"beat/{self._post.rank}", LEFT)
+            self._talker.join(timeout=2 * interval_of(self.timeout) + 1)
+        if not self._talker.is_alive():  # else it still waits for an answer, and so would this
+            with contextlib.suppress(RuntimeError):
+                self._post.put(f"beat/{self._post.rank}", LEFT)
+
+    def bury(self) -> None:
+        """End the process of a rank that this one found lost, if it is on this machine and cannot end itself."""
+        if self._lost is None or self._lost[0] not in self.places or self._lost[0] == self._post.rank:
+            return
+        rank, found = self._lost
+        self.places[rank].end(found + GRACE + BURIAL - time.monotonic())
 
     def find_cause(self) -> str | None:
         """The cause, after a wait in which a rank that is gone cannot have been only slow. For the main thread."""
@@ -122,19 +140,35 @@ class Heartbeat(threading.Thread):
         return gone(silent[0], self._seen[silent[0]][0]) if silent else None
 
     def run(self) -> None:
+        self._talker.start()
+        interval = interval_of(self.timeout)
+        silence, rounds, last = 0.0, self._rounds, time.monotonic()
+        while self.cause is None and not self._stopped.wait(interval):
+            now = time.monotonic()
+            # where this process was stopped itself, that is nobody's silence
+            silence = silence + min(now - last, 2 * interval) if self._rounds == rounds else 0.0
+            rounds, last, interval = self._rounds, now, interval_of(self.timeout)
+            if silence > self.timeout:
+                self._lost = (self.host, now) if self.host is not None else None
+                self.cause = f"nobody answers where the ranks met, for {self.timeout:g} s: {_keeper(self.host)} hangs"
+        if self.cause is None:
+            return
+        came_out = self._spared.wait(GRACE)
+        if self._stopped.wait(CLEARING if came_out else 0.0):
+            return
+        self._end(silently=came_out)
+
+    def _talk(self) -> None:
         try:
             while not self._stopped.wait(interval_of(self.timeout)):
                 self._beat()
                 self._listen()
+                self._rounds += 1
                 if self.cause is not None:
                     break
         except RuntimeError as error:  # of the store
-            if not self._stopped.is_set():
-                self.cause = (
-                    f"nobody answers where the ranks met ({_first_line(error)}): rank 0 or the launcher is gone"
-                )
-        if self.cause is not None and not self._spared.wait(GRACE) and not self._stopped.is_set():
-            self._end()
+            if not self._stopped.is_set() and self.cause is None:
+                self.cause = f"nobody answers where the ranks met ({_first_line(error)}): {_keeper(self.host)} is gone"
 
     def _beat(self) -> None:
         self._pulse += 1
@@ -168,6 +202,7 @@ class Heartbeat(threading.Thread):
             lost = self._lost_rank()
             if lost is None:
                 return
+            self._lost = (lost[0], time.monotonic())
             post.fail(*lost)
             failure = post.failure() or lost
         rank, line = failure
@@ -206,17 +241,29 @@ class Heartbeat(threading.Thread):
         beat = beats[late]
         return late, f"it kept the others waiting for {self.timeout:g} s, while {beat['doing']} at {beat['place']}"
 
-    def _end(self) -> None:
+    def _end(self, silently: bool) -> None:
         """The last resort: the main thread is inside a call that nothing interrupts."""
-        cause = self.cause or ""
-        try:
-            if self.last_words is not None:
-                self.last_words(cause)
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError, AttributeError):
-                    stream.flush()
-            os._exit(1)
+        if self.last_words is not None and not silently:
+            # the main thread may hold a lock that they need
+            words = threading.Thread(target=self.last_words, args=(self.cause or "",), daemon=True)
+            words.start()
+            words.join(LAST_WORDS)
+        with contextlib.suppress(Exception):
+            self.bury()
+        flushing = threading.Thread(target=_flush, daemon=True)
+        flushing.start()
+        flushing.join(1.0)
+        _exit(1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def _keeper(host: int | None) -> str:
+    return "the launcher" if host is None else f"rank {host}"
 
 
 def gone(rank: int, beat: str) -> str:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from os import _exit  # kept from here on: while a reward is called, `os._exit` is refused to everybody
 from typing import Any
 
 from whet.dist.crew import package_versions
@@ -144,7 +145,7 @@ def _watch_memory(limit: int) -> None:
     while True:
         time.sleep(WATCH_SECONDS)
         if resident_bytes() > limit:
-            os._exit(1)
+            _exit(1)
 
 
 class RayCluster:
