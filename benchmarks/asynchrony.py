@@ -79,6 +79,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "reward_first_quarter": fmean(rewards[:quarter]),
         "reward_last_quarter": fmean(rewards[-quarter:]),
         "accuracy": {str(line["step"]): line["result"].get("accuracy", 0.0) for line in evals},
+        "accuracy_end": evals[-1]["result"].get("accuracy", 0.0) if evals else None,
         "rewards": rewards,
     }
 
