@@ -33,7 +33,7 @@ class Weights(torch.nn.Module):
         self.total = torch.nn.Parameter(torch.zeros(1))
 
     def save_pretrained(self, path, state_dict):
-        save_file(dict(state_dict), Path(path) / "model.safetensors")
+        save_file(dict(state_dict or self.state_dict()), Path(path) / "model.safetensors")
 
 
 class NoTokens:
