@@ -79,6 +79,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "reward_first_quarter": fmean(rewards[:quarter]),
         "reward_last_quarter": fmean(rewards[-quarter:]),
         "accuracy": {str(line["step"]): line["result"].get("accuracy", 0.0) for line in evals},
+        "accuracy_end": evals[-1]["result"].get("accuracy", 0.0) if evals else None,
         "rewards": rewards,
     }
 
@@ -103,6 +104,7 @@ def main() -> None:
     add_results_flag(parser, "asynchrony_cpu")
     options = parser.parse_args()
     found: dict[str, Any] = {"real": "two processes on one device above 0, one process at 0; nothing is simulated"}
+    found["shape"] = {"prompts": options.prompts, "group": options.group, "tokens": options.tokens}
     with tempfile.TemporaryDirectory() as place:
         for lag in map(int, options.lags.split(",")):
             found[f"lag_{lag}"] = one_run(options, lag, Path(place) / f"lag{lag}")

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
@@ -18,6 +19,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from results_file import add_results_flag, write_results
 
 from whet.api.cluster_demo import NODES, WORKERS, cluster_demo
+
+
+def step_means(folder: Path) -> dict[str, float]:
+    """Of the run's steps, without the first, in which processes start: what `benchmarks/simulate_check.py` compares."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps = [line for line in lines if "metrics" in line]
+    timed = steps[1:] or steps
+    return {
+        "steps": len(timed),
+        "seconds": fmean(sum(line["seconds"].values()) for line in timed),
+        "rollout_s": fmean(line["seconds"].get("rollout", 0.0) for line in timed),
+        "samples": fmean(line["counts"]["samples"] for line in timed),
+        "groups": fmean(line["counts"]["prompts"] for line in timed),
+        "tokens": fmean(line["counts"]["tokens"] for line in timed),
+    }
 
 
 def measured(folder: str, method: str, steps: int) -> dict[str, Any]:
@@ -37,6 +53,7 @@ def measured(folder: str, method: str, steps: int) -> dict[str, Any]:
         "ranks": WORKERS,
         "seconds": seconds,
         "tokens": summary["tokens"],
+        "step": step_means(run.folder),
         "processes": rows,
         "left_behind": len(left),
     }

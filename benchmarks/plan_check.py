@@ -4,10 +4,12 @@
     python benchmarks/plan_check.py --cpu --results              # results/plan_check_cpu.json
     python benchmarks/plan_check.py --only 1.5b-grpo,7b-lora     # some of them
     python benchmarks/plan_check.py --tiny                       # the GPU's list, tiny, on a CPU: does it run?
+    python benchmarks/plan_check.py --recheck                    # today's planner beside the peaks recorded there
 
 Weights are random, of a real model's shape, made on the device. A configuration runs two steps of the loop's own
 trainer; its peak is torch's (allocated, reserved) on a GPU and the resident memory of the process on a CPU. `ratio` is
-plan over peak.
+plan over peak. `--recheck` measures nothing: peaks, their date, commit and machine stay as they are, the plans are made
+anew, and `estimate` says by which commit.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from results_file import add_results_flag, write_results
+from results_file import RESULTS, ROOT, add_results_flag, commit_of, shortened, write_results
 
 GIB = 2**30
 GPU_SHAPES = {
@@ -191,10 +194,8 @@ def measured(asked: Mapping[str, Any], shape: Any, device_name: str) -> dict[str
     import whet.build.runtime as runtime_module
     from whet.bench import meter
     from whet.bench.benchmark import begin_peak, peak_memory, synchronize
-    from whet.build.planning import workload
     from whet.metrics.timer import PhaseTimer
     from whet.plan.machines import CARDS, Devices
-    from whet.plan.plan import plan_for
 
     device = torch.device(device_name)
     on_cpu = device.type == "cpu"
@@ -227,22 +228,85 @@ def measured(asked: Mapping[str, Any], shape: Any, device_name: str) -> dict[str
             "peak_GiB": peak / GIB,
             "reserved_GiB": reserved / GIB,
             "outside_GiB": (total - free - torch.cuda.memory_reserved(device)) / GIB,
+            "device_GiB": total / GIB,
         }
-    prompt, _ = asked["tokens"]
-    work = replace(workload(config, shape, prompt, on_cpu=on_cpu), full_rows=not asked["ragged"])
+    if (critic := getattr(runtime_critic(trainer), "trunk", None)) is not None:
+        found["critic_recompute"] = critic.recompute
+    return found | planned(asked, shape, room, found)
+
+
+def runtime_critic(trainer: Any) -> Any:
+    models = getattr(trainer, "_models", None)
+    return getattr(models, "critic", None)
+
+
+def planned(asked: Mapping[str, Any], shape: Any, room: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan for a configuration beside the peak in `found`."""
+    from whet.build.planning import workload
+    from whet.plan.memory import PHASES
+    from whet.plan.plan import plan_for
+
+    config, (prompt, _) = run_config(asked, "cpu" if room.is_cpu else "cuda"), asked["tokens"]
+    work = workload(config, shape, prompt, on_cpu=room.is_cpu)
+    work = replace(work, full_rows=not asked["ragged"], critic_recompute=found.get("critic_recompute"))
     plan = plan_for(work, room)
-    planned = plan.memory.total if on_cpu else plan.memory.allocated
-    found |= {
-        "plan_GiB": planned / GIB,
+    needed = (plan.memory.total if room.is_cpu else plan.memory.allocated) / GIB
+    lines: dict[str, float] = {}
+    for line in plan.memory.lines:
+        when = "" if line.phases == PHASES else f" [{', '.join(line.phases) or 'at another moment'}]"
+        lines[f"{line.name}{when}"] = line.bytes / GIB
+    return {
+        "plan_GiB": needed,
         "plan_device_GiB": plan.memory.total / GIB,
-        "ratio": planned / peak,
+        "ratio": needed / found["peak_GiB"],
         "phase": plan.memory.peak_phase,
         "plan_seconds": {each.name: each.seconds for each in plan.time.phases},
         "weights_M": shape.weights / 1e6,
-        "lines": {line.name: line.bytes / GIB for line in plan.memory.lines},
-        "by_phase": {phase: plan.memory.of(phase) / GIB for phase in ("rollout", "scores", "train")},
+        "lines": lines,
+        "by_phase": {phase: plan.memory.of(phase) / GIB for phase in PHASES},
     }
-    return found
+
+
+def rechecked(record: Mapping[str, Any], on_cpu: bool) -> dict[str, Any]:
+    """The record with the plans of today's planner."""
+    from whet.plan.machines import CARDS, Devices
+
+    every, results = cases(tiny=False, cpu=on_cpu), {}
+    for name, old in record["values"]["cases"].items():
+        if "peak_GiB" not in old or name not in every:
+            results[name] = old
+            continue
+        asked = every[name]
+        if asked["method"] == "ppo" and "critic_recompute" not in old:
+            old = {**old, "critic_recompute": "none"}  # before this was recorded, critics kept all of their activations
+        room = Devices(1, 64e9, is_cpu=True)
+        if not on_cpu:
+            card = CARDS["h200"]
+            room = Devices(1, old["device_GiB"] * GIB if "device_GiB" in old else card.memory, card)
+        results[name] = {**old, **planned(asked, chosen_shape(asked["shape"], False), room, old)}
+    return {**record, "values": {"cases": results, "summary": summary(results), "estimate": estimate()}}
+
+
+def estimate() -> dict[str, Any]:
+    return {"date": datetime.now(UTC).strftime("%Y-%m-%d"), **commit_of(ROOT)}
+
+
+def summary(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    ratios = [each["ratio"] for each in results.values() if "ratio" in each]
+    worst = max((abs(each - 1) for each in ratios), default=0.0)
+    return {"count": len(ratios), "within_10": sum(abs(each - 1) <= 0.1 for each in ratios), "worst": worst}
+
+
+def recheck(name: str, on_cpu: bool) -> None:
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        raise SystemExit(f"--recheck: results/{name}.json is not there; measure first, with --results {name}")
+    record = rechecked(json.loads(path.read_text(encoding="utf-8")), on_cpu)
+    for each, found in record["values"]["cases"].items():
+        print(line_of(each, found))
+    said = record["values"]["summary"]
+    print(f"{said['within_10']} of {said['count']} within 10%, the worst {said['worst']:.1%}")
+    path.write_text(json.dumps(shortened(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def described(asked: Mapping[str, Any]) -> str:
@@ -276,7 +340,11 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     on_cpu = "--cpu" in sys.argv or "--tiny" in sys.argv
     add_results_flag(parser, "plan_check_cpu" if on_cpu else "gpu_plan_check")
+    parser.add_argument("--recheck", action="store_true", help="plan anew for what was measured, on no device")
     chosen = parser.parse_args()
+    if chosen.recheck:
+        recheck(chosen.results or ("plan_check_cpu" if on_cpu else "gpu_plan_check"), on_cpu)
+        return
     every = cases(chosen.tiny, chosen.cpu)
     names = [each for each in chosen.only.split(",") if each] or list(every)
     unknown = [each for each in names if each not in every]
@@ -297,13 +365,13 @@ def main() -> None:
             continue
         results[name] = one_in_a_process(name, chosen, on_cpu) | {"what": described(every[name])}
         print(line_of(name, results[name]), flush=True)
-    ratios = [each["ratio"] for each in results.values() if "ratio" in each]
-    worst = max((abs(each - 1) for each in ratios), default=0.0)
-    within = sum(abs(each - 1) <= 0.1 for each in ratios)
-    print(f"{within} of {len(ratios)} within 10%, the worst {worst:.1%}; {time.monotonic() - begun:.0f} s")
+    said = summary(results)
+    print(
+        f"{said['within_10']} of {said['count']} within 10%, the worst {said['worst']:.1%}; "
+        f"{time.monotonic() - begun:.0f} s"
+    )
     if chosen.results:
-        summary = {"count": len(ratios), "within_10": within, "worst": worst}
-        write_results(chosen.results, {"cases": results, "summary": summary})
+        write_results(chosen.results, {"cases": results, "summary": said, "estimate": estimate()})
 
 
 def one_in_a_process(name: str, chosen: argparse.Namespace, on_cpu: bool) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
     python benchmarks/asynchrony.py --results && python benchmarks/simulate_check.py --results
     whet cluster-demo --folder runs/demo && python benchmarks/simulate_check.py --run runs/demo
+    python benchmarks/cluster_run.py --steps 6 --results && python benchmarks/simulate_check.py --results
 
 `--asynchrony` reads results/asynchrony_cpu.json: how long trainer and engine work in a step is taken from the run
-with the least staleness above 0; the steps of all others are predicted. `--run` reads a run on engines of their own
-(`whet cluster-demo`): the rate of the engines and the training time are taken from it, the whole step is predicted.
+with the least staleness above 0; the steps of all others are predicted. `--cluster` reads results/cluster_run.json,
+`--run` the folder of a run on engines of their own (`whet cluster-demo`): the rate of the engines and the time outside
+of rollouts are taken from it, the whole step is predicted. Times of processes that share a device are those of sharing
+it: where they slow each other down, a step with staleness 0 is predicted too slow by that much.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from cluster_run import step_means
 from results_file import RESULTS, add_results_flag, write_results
 
 from whet.plan.simulate import ClusterModel, Lengths, simulate
@@ -58,47 +62,59 @@ def check_asynchrony(values: dict[str, Any], prompts: int, group: int) -> dict[s
             "staleness_simulated": said.staleness_mean,
             "calibrated": lag == known,
         }
-    return {"train_s": train, "write_s": write, "tokens_per_step": tokens, **found}
+    return {"calibrated_on": known, "train_s": train, "write_s": write, "tokens_per_step": tokens, **found}
 
 
-def check_run(folder: Path) -> dict[str, Any]:
-    """One run on engines of their own, each step waiting for its completions."""
-    summary = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    engines = [each for each in summary.get("processes", ()) if "tokens" in each]
-    if not engines:
-        raise SystemExit(f"{folder}: this run had no engines of their own; give one of whet cluster-demo")
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps = [line for line in steps if "metrics" in line][1:]
-    real = fmean(sum(line["seconds"].values()) for line in steps)
-    rollout = fmean(line["seconds"].get("rollout", 0.0) for line in steps)
-    completions = fmean(line["counts"]["samples"] for line in steps)
-    tokens = fmean(line["counts"]["tokens"] for line in steps) / completions
+def check_cluster(engines: Sequence[Mapping[str, Any]], step: Mapping[str, float]) -> dict[str, Any]:
+    """A run on engines of their own, each step waiting for its completions: the rate of the engines and the time
+    outside of rollouts are taken from it, the length of a step is predicted."""
     busy = sum(each["seconds"] for each in engines) / sum(each["tokens"] for each in engines)
-    group = int(summary.get("group_size", 8))
+    tokens, group = step["tokens"] / step["samples"], max(1, round(step["samples"] / step["groups"]))
+    outside = step["seconds"] - step["rollout_s"]
     model = ClusterModel(
         engines=len(engines),
-        rows_per_engine=round(completions),
-        prompts_per_step=max(1, round(completions / group)),
+        rows_per_engine=round(step["samples"]),
+        prompts_per_step=max(1, round(step["groups"])),
         group_size=group,
         lengths=Lengths(tokens, 10 * round(tokens) + 1, 0.3),
         token_seconds=lambda rows: rows * busy,
-        train_seconds=real - rollout,
+        train_seconds=outside,
     )
     said = simulate(model, 20)
     return {
         "engines": len(engines),
+        "steps": step["steps"],
         "seconds_per_token": busy,
-        "train_s": real - rollout,
-        "real_s": real,
+        "train_s": outside,
+        "rollout_s": step["rollout_s"],
+        "rollout_simulated_s": said.seconds_per_step - outside,
+        "real_s": step["seconds"],
         "simulated_s": said.seconds_per_step,
-        "ratio": said.seconds_per_step / real,
+        "ratio": said.seconds_per_step / step["seconds"],
     }
+
+
+def check_run(folder: Path) -> dict[str, Any]:
+    """`check_cluster` of a run folder."""
+    summary = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    engines = [each for each in summary.get("processes", ()) if "tokens" in each]
+    if not engines:
+        raise SystemExit(f"{folder}: this run had no engines of their own; give one of whet cluster-demo")
+    return check_cluster(engines, step_means(folder))
+
+
+def check_demo(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`check_cluster` of what benchmarks/cluster_run.py wrote."""
+    if "step" not in values:
+        raise SystemExit("the file does not say how long a step took; write it anew with benchmarks/cluster_run.py")
+    return check_cluster([each for each in values["processes"].values() if "tokens" in each], values["step"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asynchrony", default=str(RESULTS / "asynchrony_cpu.json"))
-    parser.add_argument("--prompts", type=int, default=16, help="per step, of the runs in that file")
+    parser.add_argument("--cluster", default=str(RESULTS / "cluster_run.json"))
+    parser.add_argument("--prompts", type=int, default=16, help="per step, of the runs in a file that does not say it")
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--run", type=Path, help="a run on engines of their own")
     add_results_flag(parser, "simulate_check")
@@ -106,9 +122,14 @@ def main() -> None:
     found: dict[str, Any] = {}
     if chosen.run is not None:
         found["cluster"] = check_run(chosen.run)
+    elif Path(chosen.cluster).is_file():
+        found["cluster"] = check_demo(json.loads(Path(chosen.cluster).read_text(encoding="utf-8"))["values"])
     if Path(chosen.asynchrony).is_file():
         values = json.loads(Path(chosen.asynchrony).read_text(encoding="utf-8"))["values"]
-        found["asynchrony"] = check_asynchrony(values, chosen.prompts, chosen.group)
+        shape = values.get("shape", {})
+        found["asynchrony"] = check_asynchrony(
+            values, shape.get("prompts", chosen.prompts), shape.get("group", chosen.group)
+        )
     if not found:
         raise SystemExit(
             f"{Path(chosen.asynchrony).name} is not there; write it with benchmarks/asynchrony.py, or give --run"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import whet
+from tests.commands import finished
 from whet.api import tables
 from whet.api.inputs import data_rows, model_name
 from whet.model.load import BUILTIN
@@ -66,8 +67,7 @@ def test_a_model_object_is_resumed_from_the_shell_to_the_same_bytes(tmp_path, lo
     model, tokenizer = loaded
     whole = train(tmp_path / "whole", model=model, tokenizer=tokenizer, steps=4)
     broken = train(tmp_path / "broken", model=model, tokenizer=tokenizer, steps=2)
-    command = [sys.executable, "-m", "whet", "resume", str(broken.folder), "--steps", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = finished("resume", str(broken.folder), "--steps", "4")
     assert done.returncode == 0, done.stderr
     weights = [(each.model / "model.safetensors").read_bytes() for each in (whole, broken)]
     assert weights[0] == weights[1] and lines(whole.folder)[-1]["reward"] == lines(broken.folder)[-1]["reward"]
@@ -271,8 +271,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["began", "2.0"]
     assert whet.load(tmp_path / "run").config["reward"]["parts"][0]["reward"] == f"{script}:mine"
-    command = [sys.executable, "-m", "whet", "resume", str(tmp_path / "run"), "--steps", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = finished("resume", str(tmp_path / "run"), "--steps", "2")
     assert done.returncode == 2 and '`if __name__ == "__main__":`' in done.stderr and done.stderr.count("\n") == 1
     assert whet.load(tmp_path / "run").steps == 1
 

@@ -180,7 +180,7 @@ def test_a_mistake_is_one_line_with_its_fix(name, settings, complaint):
 def test_other_prompts_and_splits_are_refused():
     with pytest.raises(WhetError, match="'gym_answer' judges prompts of gym:NAME, and prompt 'x' has no column `gym`"):
         gym_answer(Prompt("x", (), "How many?", answer="3"), "<answer>3</answer>")
-    with pytest.raises(WhetError, match="give one of train, held_out"):
+    with pytest.raises(WhetError, match="give one of train, eval"):
         gym_prompts("gcd", 1, 0, {}, "test")
 
 

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 # measured on a GPU, or taking long: a page may name them before they are there
-LATER = ("gpu_", "agents_", "real_", "soak", "moe_")
+LATER = ("gpu_", "agents_", "real_", "soak", "moe_", "asynchrony_", "simulate_check")
 BLOCK = re.compile(
     r"^(?P<open>[ ]*<!-- results\n(?P<template>.*?)\n[ ]*-->\n)(?P<shown>.*?)(?P<close>^[ ]*<!-- results: end -->)$",
     re.S | re.M,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
+from tests.commands import finished
 from tests.envs.scripted import ScriptedEngine, tool_tokenizer
 from tests.envs.test_agent import exact, prompts
 from whet.envs.serve.agent import AgentLimits, AgentRunner
@@ -44,7 +46,14 @@ def test_the_commands_train_the_example(tmp_path):
     shutil.copy(ROOT / "examples" / "agent.py", tmp_path)
     commands = [line for line in SHELL[0].splitlines() if line]
     assert [line.split()[1] for line in commands] == ["sample", "train", "eval"]
-    said = [run(f"{line} {SMALL.get(line.split()[1], '')}", tmp_path) for line in commands]
+    said = []
+    for line in commands:
+        words = shlex.split(f"{line} {SMALL.get(line.split()[1], '')}")
+        done = finished(
+            *words[1:], folder=tmp_path, PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        said.append(done.stdout)
     assert "assistant: " in said[0] and "accuracy" in said[2]
     metrics = [json.loads(line) for line in (tmp_path / "runs/grpo-001/metrics.jsonl").read_text().splitlines()]
     assert metrics[1]["counts"]["agent_calls"] >= 16 and "calls" in metrics[0]["result"]

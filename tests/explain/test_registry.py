@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import whet
+from tests.commands import finished
 from whet import registry
 from whet.explain import catalogue
 from whet.explain.tables import axes_table, component_table, explanation_with_plot, overview
@@ -332,8 +333,7 @@ def plugin(tmp_path):
 
 
 def command(plugin, tmp_path, *words):
-    program = [sys.executable, "-m", "whet", *words]
-    return subprocess.run(program, cwd=tmp_path, env=plugin, capture_output=True, text=True, timeout=300)
+    return finished(*words, folder=tmp_path, PYTHONPATH=plugin["PYTHONPATH"])
 
 
 def test_a_package_adds_methods_components_and_rewards(plugin, tmp_path):
@@ -357,7 +357,8 @@ def test_a_package_adds_methods_components_and_rewards(plugin, tmp_path):
         warned = "warning: the whet plugin 'broken' of whet-thin 1.2 was not loaded: ModuleNotFoundError: No module"
         assert warned in done.stderr
     assert "thin_clip" in (tmp_path / "grpo" / "config.toml").read_text()
-    assert "| thin_grpo" in command(plugin, tmp_path, "algorithms").stdout
+    program = [sys.executable, "-m", "whet", "algorithms"]  # and in a process that starts from nothing
+    assert "| thin_grpo" in subprocess.run(program, cwd=tmp_path, env=plugin, capture_output=True, text=True).stdout
     assert "clip       thin_clip(low=0.05, high=0.05)" in command(plugin, tmp_path, "explain", "thin_grpo").stdout
     typo = command(plugin, tmp_path, "train", "thin_grp")
     assert typo.returncode == 2 and "did you mean 'thin_grpo'?" in typo.stderr

@@ -1,5 +1,7 @@
 """The critic: a scalar head on a trunk of its own or on the policy's, from the policy or from a reward model."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -108,3 +110,8 @@ def test_a_start_that_cannot_work_is_a_mistake_with_its_fix(policy, make_judge, 
         make_judge(**settings).save_pretrained(folder)
     with pytest.raises(WhetError, match=words):
         critic_on(policy, shared=shared, start=str(folder))
+
+
+def test_a_trunk_of_its_own_recomputes_as_the_policy_does(policy):
+    for recompute in ("none", "wide", "layers"):
+        assert critic_on(replace(policy, recompute=recompute), shared=False).trunk.recompute == recompute

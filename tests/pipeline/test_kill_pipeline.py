@@ -4,11 +4,10 @@ import hashlib
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+from tests.commands import Command, started
 from whet.config.config import from_settings
 from whet.pipeline.runner import resume_pipeline, run_pipeline
 
@@ -27,10 +26,6 @@ SETTINGS = [
 ]
 
 
-def whet(*words: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-m", "whet", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
 def content(folder: Path) -> dict[str, str]:
     """Everything two equal pipelines share: what the stages wrote and found, and the weights they left."""
     found = {}
@@ -42,7 +37,7 @@ def content(folder: Path) -> dict[str, str]:
     return found
 
 
-def wait_for(process: subprocess.Popen, folder: Path, pattern: str) -> None:
+def wait_for(process: Command, folder: Path, pattern: str) -> None:
     deadline = time.monotonic() + 300
     while process.poll() is None and not list(folder.glob(pattern)):
         assert time.monotonic() < deadline, pattern
@@ -54,23 +49,23 @@ def test_interrupted_killed_and_resumed_comes_to_the_same_bytes(tmp_path):
     run = run_pipeline("spin", from_settings([*SETTINGS, f"folder={unbroken}"]))
     assert run.status == "finished" and len(run.stages) == 7
 
-    process = whet(
+    process = started(
         "pipeline", "spin", "--folder", str(broken), *(word for each in SETTINGS for word in ("--set", each))
     )
     wait_for(process, broken, "*round1-train/run/metrics.jsonl")
     process.send_signal(signal.SIGINT)
-    printed = process.communicate(timeout=300)[0].decode()
-    assert process.returncode == 130, printed
+    assert process.wait() == 130, process.stderr
+    printed = process.stdout + process.stderr
     assert f"next  whet resume {broken}" in printed and "Traceback" not in printed
     assert "interrupted" in (broken / "pipeline.html").read_text()
     assert not list(broken.glob("*round1-train/stage.json"))
 
-    process = whet("resume", str(broken))
+    process = started("resume", str(broken))
     wait_for(process, broken, "*round1-imitate/run/config.toml")
     time.sleep(random.Random(11).uniform(0, 0.2))
     process.send_signal(signal.SIGKILL)
-    printed = process.communicate(timeout=300)[0].decode()
-    assert process.returncode == -signal.SIGKILL and "done before" in printed, printed
+    assert process.wait() == -signal.SIGKILL, process.stderr
+    assert "done before" in process.stdout + process.stderr
     assert not list(broken.glob("*round1-imitate-eval/stage.json"))
 
     assert resume_pipeline(broken).status == "finished"

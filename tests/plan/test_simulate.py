@@ -30,6 +30,22 @@ def test_ahead_the_slower_side_is_the_limit():
     assert write_bound.staleness_most == 1
 
 
+def test_on_one_device_time_in_turns_gains_nothing_and_bounds_enclose():
+    """One engine of a device that training needs too: work is conserved at 0.5, the slower side is the limit at 1."""
+    alone = replace(PLAIN, engines=1, rows_per_engine=96)  # 1 s of writing and 1 s of training
+    waits = simulate(alone).seconds_per_step
+    turns, between, free = (
+        simulate(replace(alone, max_staleness=1, both_busy=share), 20).seconds_per_step for share in (0.5, 0.75, 1.0)
+    )
+    assert waits == pytest.approx(2.0, rel=1e-6) and turns == pytest.approx(waits, rel=0.02)
+    assert free == pytest.approx(1.0, rel=0.02) and free < between < turns
+    assert simulate(replace(alone, both_busy=0.5)) == simulate(alone)  # with staleness 0 nobody works at once
+    slow = simulate(replace(alone, max_staleness=2, both_busy=0.5, train_seconds=3.0), 20)
+    assert slow.seconds_per_step == pytest.approx(4.0, rel=0.02) and slow.staleness_most <= 2
+    with pytest.raises(WhetError, match="both_busy is 0"):
+        replace(alone, both_busy=0.0)
+
+
 def test_staleness_is_never_more_than_promised():
     ragged = replace(PLAIN, lengths=Lengths(100, 1000, 1.0), prompts_per_step=16)
     for most in (0, 1, 2, 4):

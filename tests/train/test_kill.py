@@ -5,16 +5,15 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.commands import finished, started
 from whet.report import read_metrics
 
-METHODS = ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reinforce", "ppo", "sft"))]
+METHODS = ["grpo", pytest.param("reinforce", marks=pytest.mark.slow), "ppo", "sft"]
 STEPS = 8
 
 
@@ -42,10 +41,6 @@ def arguments(method: str, folder: Path) -> list[str]:
     if method == "grpo":
         batch += ["batch.updates_per_step=2", "batch.micro_batch_tokens=300"]
     return ["train", method, *common, *(word for each in batch for word in ("--set", each))]
-
-
-def whet(*words: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-m", "whet", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def content(folder: Path) -> dict[str, object]:
@@ -76,17 +71,15 @@ def status(folder: Path) -> str:
 @pytest.fixture(scope="module", params=METHODS)
 def unbroken(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken") / "run"
-    process = whet(*arguments(request.param, folder))
-    output = process.communicate(timeout=300)[0].decode()
-    assert process.returncode == 0, output
+    done = finished(*arguments(request.param, folder))
+    assert done.returncode == 0, done.stderr
     assert f"step-{STEPS:06d}" in os.listdir(folder / "checkpoints")
     return request.param, folder
 
 
 def test_two_equal_runs_are_equal(unbroken, tmp_path):
     method, folder = unbroken
-    process = whet(*arguments(method, tmp_path / "run"))
-    assert process.wait(timeout=300) == 0
+    assert finished(*arguments(method, tmp_path / "run")).returncode == 0
     assert content(tmp_path / "run") == content(folder)
 
 
@@ -94,7 +87,7 @@ def test_killed_at_random_moments_and_resumed(unbroken, tmp_path):
     method, folder = unbroken
     stream = random.Random(f"{method}/5")
     broken = tmp_path / "run"
-    process, kills, attempts = whet(*arguments(method, broken)), 0, 0
+    process, kills, attempts = started(*arguments(method, broken)), 0, 0
     while attempts < 12:
         attempts += 1
         killed_at = stream.uniform(0.0, 0.35) * training_seconds(folder)
@@ -110,13 +103,13 @@ def test_killed_at_random_moments_and_resumed(unbroken, tmp_path):
             time.sleep(0.002)
         if process.returncode == 0:
             break
-        assert process.returncode == -signal.SIGKILL, process.stdout.read().decode()
+        assert process.returncode == -signal.SIGKILL, process.stderr
         if status(broken) == "finished":
             break  # killed after its last word: there is nothing left to do
-        process = whet("resume", str(broken))
-        if attempts >= 3:
-            process.wait(timeout=300)
-    assert process.wait(timeout=300) in (0, -signal.SIGKILL) and status(broken) == "finished"
+        process = started("resume", str(broken))
+        if attempts >= 4:
+            process.wait()
+    assert process.wait() in (0, -signal.SIGKILL) and status(broken) == "finished"
     assert kills >= 2
     assert content(broken) == content(folder)
 
@@ -124,8 +117,8 @@ def test_killed_at_random_moments_and_resumed(unbroken, tmp_path):
 def test_a_finished_run_has_nothing_to_resume(unbroken):
     _, folder = unbroken
     before = content(folder)
-    process = whet("resume", str(folder))
-    output = process.communicate(timeout=300)[0].decode()
-    assert process.returncode == 2
+    done = finished("resume", str(folder))
+    assert done.returncode == 2
+    output = done.stdout + done.stderr
     assert "nothing to do" in output and "--steps" in output and len(output.strip().splitlines()) == 1
     assert content(folder) == before

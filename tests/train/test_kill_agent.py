@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
+from tests.commands import finished
 from tests.envs.test_agent import CLIENT, alive
-from tests.train.test_kill_episodes import left_behind, whet
+from tests.train.test_kill_episodes import left_behind
 
 # two branches; in the second step each one ends its trainer, where the file `die` says how, and stays with a child
 PROGRAM = (
@@ -44,26 +45,23 @@ COMMAND = [
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     (folder / "program.py").write_text(PROGRAM)
-    run = whet(folder, *COMMAND, "--folder", "run")
+    run = finished(*COMMAND, "--folder", "run", folder=folder)
     assert run.returncode == 0, run.stderr
     return left_behind(folder / "run")
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGKILL, -signal.SIGKILL), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_no_program_outlives_its_trainer_and_the_run_resumes_to_the_same_bytes(
     whole, tmp_path: Path, number: int, code: int
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "die").write_text(str(int(number)))
-    broken = whet(tmp_path, *COMMAND, "--folder", "broken")
+    broken = finished(*COMMAND, "--folder", "broken", folder=tmp_path)
     assert broken.returncode == code, broken.stderr
     left = (tmp_path / "pids").read_text().split()
     assert left and not [pid for pid in left if alive(int(pid))]
     (tmp_path / "die").unlink()
-    resumed = whet(tmp_path, "resume", "broken")
+    resumed = finished("resume", "broken", folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     again = left_behind(tmp_path / "broken")
     assert whole.keys() == again.keys() and [name for name in whole if whole[name] != again[name]] == []

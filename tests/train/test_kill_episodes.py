@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.commands import finished
 
 ENVIRONMENT = '''
 import itertools, os, signal
@@ -40,11 +39,6 @@ COMMAND = [
 ]
 
 
-def whet(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "whet", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=dict(os.environ))
-
-
 def left_behind(folder: Path) -> dict[str, object]:
     """Weights, samples and metrics of a run; without seconds."""
     found: dict[str, object] = {
@@ -58,14 +52,14 @@ def left_behind(folder: Path) -> dict[str, object]:
 
 def test_a_run_killed_within_a_batch_of_episodes_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "echo.py").write_text(ENVIRONMENT)
-    whole = whet(tmp_path, *COMMAND, "--folder", "whole")
+    whole = finished(*COMMAND, "--folder", "whole", folder=tmp_path)
     assert whole.returncode == 0, whole.stderr
     # an evaluation has 4 episodes of 3 calls, a step 8 of them: this is the second turn of the second step
     (tmp_path / "die").write_text(str(4 * 3 + 8 * 3 + 12))
-    killed = whet(tmp_path, *COMMAND, "--folder", "killed")
+    killed = finished(*COMMAND, "--folder", "killed", folder=tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (tmp_path / "die").unlink()
-    resumed = whet(tmp_path, "resume", "killed")
+    resumed = finished("resume", "killed", folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     one, other = left_behind(tmp_path / "whole"), left_behind(tmp_path / "killed")
     assert one.keys() == other.keys()

@@ -32,8 +32,8 @@ class Weights(torch.nn.Module):
         super().__init__()
         self.total = torch.nn.Parameter(torch.zeros(1))
 
-    def save_pretrained(self, path):
-        save_file(self.state_dict(), Path(path) / "model.safetensors")
+    def save_pretrained(self, path, state_dict):
+        save_file(dict(state_dict or self.state_dict()), Path(path) / "model.safetensors")
 
 
 class NoTokens:

@@ -15,7 +15,6 @@ from whet.config.config import Config, PolicyConfig, PreferenceConfig, RewardMod
 from whet.explain import catalogue
 from whet.hub import hub_file
 from whet.plan.machines import CARDS, GIGA, Devices
-from whet.plan.memory import PHASES
 from whet.plan.plan import Plan, plan_for
 from whet.plan.shapes import NAMED, ModelShape, folder_shape, named_shape, shape_from_config
 from whet.plan.workload import Recompute, Workload
@@ -200,7 +199,7 @@ def refuse_too_large(config: Config, room: Devices, ranks: int = 1) -> None:
     plan = device_plan(config, room, 1, ranks)
     if plan is None:
         return
-    standing = [line for line in plan.memory.lines if line.phases == PHASES and not line.name.startswith("sampler")]
+    standing = [line for line in plan.memory.lines if line.stands and not line.name.startswith("sampler")]
     total = sum(line.bytes for line in standing)
     if total <= room.memory:
         return

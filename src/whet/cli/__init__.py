@@ -198,6 +198,8 @@ def _leave(code: int) -> NoReturn:
 def _leave_without(threads: list[threading.Thread], code: int) -> None:
     time.sleep(PATIENCE)
     names = [each.name for each in threads if each.is_alive()]
+    if not names:  # the process ends by itself
+        return
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     _print_error(f"whet: ended without waiting for threads that a reward or callback left running ({shown})")
     for stream in (sys.stdout, sys.stderr):

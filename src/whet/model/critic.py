@@ -91,7 +91,7 @@ def critic_on(
 def _own_trunk(policy: CausalLM, shares_weights: bool) -> CausalLM:
     twin: Any = model_copy(policy.model, shares_weights)
     twin.train(policy.model.training)
-    return causal_lm(twin, policy.dtype)
+    return causal_lm(twin, policy.dtype, policy.recompute)
 
 
 def _from_reward_model(folder: str, policy: CausalLM) -> Critic:
@@ -117,7 +117,9 @@ def _from_reward_model(folder: str, policy: CausalLM) -> Critic:
     with torch.no_grad():
         head.weight.copy_(layer.weight)
         head.bias.zero_()
-    trunk = CausalLM(judge, judge.base_model, _no_logits, False, policy.takes_positions, policy.dtype)
+    if getattr(policy.model, "is_gradient_checkpointing", False):  # its own layers recompute, and so do the critic's
+        judge.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    trunk = CausalLM(judge, judge.base_model, _no_logits, False, policy.takes_positions, policy.dtype, policy.recompute)
     return Critic(head, trunk)
 
 

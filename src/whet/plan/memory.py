@@ -5,12 +5,15 @@ training pass, A of them with a loss.
 
 A run goes through three phases: completions are written (rollout), scored without a gradient (scores), learned from
 (train). What it needs is the largest of the three.
+
+Gradients are dropped when an update begins, grow in the backward pass of its first micro-batch, and stay until the next
+update begins. So an update has moments of its own (`_moments`), and the largest counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
@@ -18,6 +21,7 @@ from whet.plan.machines import GIGA, Devices
 from whet.plan.workload import Workload
 
 Phase = Literal["rollout", "scores", "train"]
+Part = tuple[str, float, str]  # of a moment: what, bytes, formula
 PHASES: tuple[Phase, ...] = ("rollout", "scores", "train")
 
 # Constants of the code that allocates; a test holds them together.
@@ -28,11 +32,17 @@ GPU_ROWS, CPU_ROWS = 1024, 512  # whet.rollout.torch_engine: completions side by
 SMALLEST = 16  # whet.rollout.cuda_decode
 KEPT_SHARE, USED_SHARE = 1 / 16, 0.6
 BLOCK = 64  # tokens that a prompt's place is rounded up to
+GRADIENTS = ": gradients, "  # in the name of a line
 
-# Measured (benchmarks/plan_check.py).
-CONTEXT_BYTES = 0.6e9  # CUDA context, kernels and libraries, outside torch's allocator
-SLACK = 0.04  # of what the allocator hands out, held besides: rounding and gaps
-CPU_PROCESS = 0.42e9  # resident before a model is there: Python, torch, transformers
+# CUDA context, kernels and libraries, outside torch's allocator: measured 0.81 GiB in most configurations of
+# results/gpu_plan_check.json (`outside_GiB`: 0.74 to 0.81 GiB, once 1.28; H200, torch 2.11). Of one card alone.
+CONTEXT_BYTES = 0.813 * 2**30
+# Held by the allocator beyond its tensors, rounding and gaps, as a share of them: the median of the same file
+# (`reserved_GiB` over `peak_GiB`; 2% to 8% in 13 configurations and 20% in one). It is no bound.
+SLACK = 0.05
+# Resident beside the tensors on a CPU: Python, torch, transformers. Measured: 0.393 to 0.399 GiB at the peak of runs of
+# tiny models (`benchmarks/plan_check.py --cpu --tiny`, aarch64, torch 2.13).
+CPU_PROCESS = 0.396 * 2**30
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,11 @@ class MemoryLine:
     @property
     def gigabytes(self) -> float:
         return self.bytes / GIGA
+
+    @property
+    def stands(self) -> bool:
+        """Between updates too."""
+        return {"rollout", "scores"} <= set(self.phases)
 
 
 @dataclass(frozen=True)
@@ -92,8 +107,11 @@ class MemoryPlan:
 
 def memory_plan(work: Workload, devices: Devices) -> MemoryPlan:
     """The plan for one of the devices."""
-    lines = [*_weights(work), *_others(work), *_gathered(work), *_training(work), *_scoring(work)]
-    standing = sum(line.bytes for line in lines if line.phases == PHASES)
+    models = [*_weights(work), *_others(work)]
+    training, grown = _training(work, models)
+    lines = [_outside_training(line) if GRADIENTS in line.name and line.name not in grown else line for line in models]
+    lines += [*_gathered(work), *training, *_scoring(work)]
+    standing = sum(line.bytes for line in lines if line.stands)
     wanted, rows = 0, 0
     if work.samples:
         wanted = _wanted_rows(work)
@@ -105,6 +123,11 @@ def memory_plan(work: Workload, devices: Devices) -> MemoryPlan:
     plan = MemoryPlan(kept, rows, wanted, devices.memory, loading=loading)
     outside = CPU_PROCESS if work.on_cpu else CONTEXT_BYTES + SLACK * plan.allocated
     return MemoryPlan(kept, rows, wanted, devices.memory, outside, loading)
+
+
+def _outside_training(line: MemoryLine) -> MemoryLine:
+    """Not yet there at the largest moment of an update."""
+    return replace(line, phases=("rollout", "scores"))
 
 
 def _millions(count: float) -> str:
@@ -218,21 +241,23 @@ def kept_per_token(work: Workload) -> tuple[float, str]:
     shape, size = work.shape, _product_bytes(work)
     width, heads = shape.hidden, shape.heads * shape.head_size
     side_by_side = (shape.heads + 2 * shape.key_heads) * shape.head_size
+    padded, padded_words = 2 * size * (heads + side_by_side), f" + {2 * size} (2 H + 2 K) D for padded rows"
     if work.recompute == "layers":
-        return (4 + size) * width, f"{4 + size} W"
+        # without kernels for ragged rows the graph of attention is no saved tensor, which a second pass would replace
+        return (4 + size) * width + padded * work.on_cpu, f"{4 + size} W{padded_words * work.on_cpu}"
     total: float = 8 * width + size * heads + size * side_by_side + 4 * shape.heads
     words = f"8 W + {size} H D + {size} (H + 2 K) D + 4 H"
     if shape.head_norms:
         total, words = total + size * side_by_side, f"{words} + {size} (H + 2 K) D for the norms of heads"
     if work.on_cpu:  # attention without kernels for ragged rows keeps padded copies of its inputs and its output
-        total, words = total + 2 * size * (heads + side_by_side), f"{words} + {2 * size} (2 H + 2 K) D for padded rows"
+        total, words = total + padded, f"{words}{padded_words}"
     if work.recompute == "none":
         total, words = total + 2 * size * shape.inner, f"{words} + {2 * size} F"
     return total, words
 
 
-def _layer_backward(work: Workload) -> tuple[float, str]:
-    """Bytes at work while one layer's gradient is computed."""
+def _layer_backward(work: Workload, tokens: int) -> tuple[float, str]:
+    """Bytes at work while one layer's gradient is computed, in a pass over S tokens."""
     shape, size = work.shape, _product_bytes(work)
     side_by_side = (shape.heads + 2 * shape.key_heads) * shape.head_size
     wide = 5 if work.recompute != "none" else 3
@@ -240,17 +265,11 @@ def _layer_backward(work: Workload) -> tuple[float, str]:
     token += (12 + 5 * size) * shape.hidden
     again = 0.0
     if work.recompute == "layers":
-        again, _ = kept_per_token(_kept_wide(work))
+        again, _ = kept_per_token(replace(work, recompute="wide"))
     grads = 0 if work.lora_rank else (2 if work.weights == "bfloat16" else 4) * shape.layer_weights
-    found = work.pass_tokens * (token + again) + grads
+    found = tokens * (token + again) + grads
     words = f"S ({wide * size} F + {size} (2 H + 2 K) D + {12 + 5 * size} W) + 4 bytes x a layer's weights"
     return found, words
-
-
-def _kept_wide(work: Workload) -> Workload:
-    from dataclasses import replace
-
-    return replace(work, recompute="wide")
 
 
 def chunk_rows(work: Workload) -> int:
@@ -259,10 +278,10 @@ def chunk_rows(work: Workload) -> int:
     return rows if work.on_cpu else rows * KERNEL_CHUNKS
 
 
-def _head(work: Workload, learns: bool) -> Iterator[tuple[str, float, str]]:
-    """The vocabulary head on A states: (what, bytes, formula)."""
+def _head(work: Workload, learns: bool, actions: int) -> Iterator[Part]:
+    """The vocabulary head on A states."""
     shape, size = work.shape, _product_bytes(work)
-    rows = min(work.pass_actions, chunk_rows(work))
+    rows = min(actions, chunk_rows(work))
     copies = 1 + learns if size == 2 and not work.on_cpu else int(size == 2)
     shares = 2 if work.on_cpu else 1
     trains = learns and not work.lora_rank
@@ -274,26 +293,72 @@ def _head(work: Workload, learns: bool) -> Iterator[tuple[str, float, str]]:
         words = [f"{copies} copies of the weight x {size} bytes"] if copies else []
         words += ["its gradient x 4 bytes, and one product"] if trains else []
         yield "head: weight and gradient", buffers, f"V W x ({' + '.join(words)})"
-    states = (8 + 4 * learns + copies * size) * work.pass_actions * shape.hidden
+    if work.on_cpu:  # measured on aarch64: a product packs the weight, and the entropy multiplies a chunk by another
+        packed = max(size * weight, size * rows * shape.vocabulary)
+        yield "head: within a product", packed, f"V x the larger of W and {rows:,} tokens x {size} bytes"
+    states = (8 + 4 * learns + copies * size) * actions * shape.hidden
     yield "head: states and their gradients", states, f"A W x {8 + 4 * learns + copies * size} bytes"
 
 
-def _training(work: Workload) -> Iterator[MemoryLine]:
-    shape, tokens = work.shape, work.pass_tokens
+@dataclass(frozen=True)
+class _Moment:
+    """Of an update: what it has at work, and the names of the gradients that are there in full."""
+
+    parts: tuple[Part, ...]
+    grown: frozenset[str]
+
+
+def _moments(work: Workload, gradients: Sequence[MemoryLine]) -> Iterator[_Moment]:
+    """Those that may be the largest. The critic's trunk is walked back before the policy's."""
+    shape, pairs = work.shape, work.update_rows
+    every = frozenset(line.name for line in gradients)
+    of_critic = frozenset(name for name in every if name.startswith("critic"))
+    apart = work.has_critic and work.critic == "own"
+    critic = replace(work, recompute=work.critic_recompute or work.recompute)
+    learns = work.has_head and not work.lora_rank
+    matrix, words = 4.0 * shape.vocabulary_weights, "V W x 4 bytes"
+    waiting: Part = ("gradient of the tied head, waiting for the embedding's", matrix * (learns and shape.tied), words)
+    for tokens, follows in zip(work.passes, (False, True), strict=True):
+        if not tokens:
+            continue
+        there, actions = every if follows else frozenset(), work.actions(tokens, *pairs)
+        held = _activations(work, "", tokens)
+        layer = ("backward pass of a layer", *_layer_backward(work, tokens))
+        if apart:
+            known = work.updates == 1  # then it was taken in the forward pass
+            early: Part = ("head: its gradient, waiting", matrix * (learns and known), words)
+            again = ("backward pass of a layer", *_layer_backward(critic, tokens))
+            yield _Moment((held, _activations(critic, "critic: ", tokens), again, early), there)
+        new: Part = ("gradient of the head", matrix * (learns and not shape.tied and not follows), words)
+        if work.has_head:
+            yield _Moment((held, *_head(work, True, actions)), there | of_critic)
+        yield _Moment((held, layer, waiting, new), there | of_critic)
+        last: Part = ("gradient of the embedding, not yet added", matrix * (not work.lora_rank), words)
+        yield _Moment((layer,), every)
+        yield _Moment((last, waiting) if follows else (waiting,), every)
+
+
+def _activations(work: Workload, whose: str, tokens: int) -> Part:
     kept, words = kept_per_token(work)
-    formula = f"S = {tokens:,} tokens x L = {shape.layers} x ({words} = {kept:,.0f} bytes)"
-    yield MemoryLine(f"activations, recompute={work.recompute}", tokens * shape.layers * kept, formula, ("train",))
-    if work.has_critic and work.critic == "own":
-        yield MemoryLine("critic: activations", tokens * shape.layers * kept, "as the policy's", ("train",))
-    head = list(_head(work, learns=True)) if work.has_head else []
-    layer, layer_words = _layer_backward(work)
-    waiting = 4 * shape.vocabulary_weights if shape.tied and work.has_head and not work.lora_rank else 0
-    if sum(size for _, size, _ in head) >= layer + waiting:
-        for name, size, words in head:
-            yield MemoryLine(name, size, words, ("train",))
-    else:
-        yield MemoryLine("backward pass of a layer", layer, layer_words, ("train",))
-        yield MemoryLine("gradient of the tied head, waiting for the embedding's", waiting, "V W x 4 bytes", ("train",))
+    layers = work.shape.layers
+    formula = f"S = {tokens:,} tokens x L = {layers} x ({words} = {kept:,.0f} bytes)"
+    return f"{whose}activations, recompute={work.recompute}", tokens * layers * kept, formula
+
+
+def _training(work: Workload, copies: Sequence[MemoryLine]) -> tuple[list[MemoryLine], frozenset[str]]:
+    """The largest moment of an update, and the gradients that are there in full."""
+    gradients = [line for line in copies if GRADIENTS in line.name]
+
+    def needed(moment: _Moment) -> float:
+        grown = sum(line.bytes for line in gradients if line.name in moment.grown)
+        return grown + sum(size for _, size, _ in moment.parts)
+
+    largest = max(_moments(work, gradients), key=needed)
+    lines = [MemoryLine(name, size, words, ("train",)) for name, size, words in largest.parts]
+    if work.has_head and not any(line.name.startswith("head: a chunk") for line in lines):
+        parts = _head(work, True, work.actions(work.pass_tokens, *work.update_rows))
+        lines += [MemoryLine(name, size, words, ()) for name, size, words in parts]  # at another moment
+    return lines, largest.grown
 
 
 def _forward(work: Workload, tokens: float) -> tuple[float, str]:
@@ -309,8 +374,9 @@ def _scoring(work: Workload) -> Iterator[MemoryLine]:
     """Passes without a gradient: the reference, the policy as it was, the critic's values."""
     if not (work.needs_reference or work.has_critic or work.updates > 1):
         return
-    forward, words = _forward(work, work.pass_tokens)
-    head = list(_head(work, learns=False))
+    forward, words = _forward(work, work.score_tokens)
+    rows = work.prompts_per_rank * work.group_size
+    head = list(_head(work, False, work.actions(work.score_tokens, work.prompts_per_rank, rows)))
     if sum(size for _, size, _ in head) > forward:
         for name, size, words in head:
             yield MemoryLine(name, size, words, ("scores",))

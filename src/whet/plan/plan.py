@@ -208,7 +208,7 @@ def plan_text(plan: Plan) -> str:
     width = max(len(line.name) for line in memory.lines)
     lines.append("memory of a device, GB")
     for line in memory.lines:
-        when = "" if line.phases == PHASES else f"   [{', '.join(line.phases)}]"
+        when = "" if line.phases == PHASES else f"   [{', '.join(line.phases) or 'at another moment'}]"
         lines.append(f"  {line.gigabytes:8.2f}  {line.name:{width}}  {line.formula}{when}")
     lines.append(f"  {memory.outside / GIGA:8.2f}  {_outside_words(work):{width}}")
     by_phase = ", ".join(f"{phase} {(memory.of(phase) + memory.outside) / GIGA:.1f}" for phase in _phases(work))

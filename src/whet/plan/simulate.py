@@ -3,6 +3,9 @@
 Engines advance all their rows together, the slower the more rows they have. Groups are admitted, passed and trained on
 by the window of the real collector (`whet.rollout.window`). A trained step makes a version; with staleness 0 everybody
 waits for it, else engines go on writing, take the new weights in between and read again what their rows hold.
+
+Where a writer and the trainer share a device, each goes on at `both_busy` of its own speed while the other works too:
+1 is no slowdown, 0.5 is time in turns.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class ClusterModel:
     reward_seconds: float = 0.0  # of a completion
     reward_workers: int = 0  # 0: no queue for rewards, all are scored at once
     slow_engines: float = 0.0  # share of the engines that take twice the time
+    both_busy: float = 1.0  # speed of writing and of training while both go on
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,6 +68,8 @@ class ClusterModel:
             raise WhetError(
                 f"a cluster of {self.engines} engines of {self.rows_per_engine} rows; give 1 or more of each"
             )
+        if not 0 < self.both_busy <= 1:
+            raise WhetError(f"both_busy is {self.both_busy}; give a share of the speed, above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,8 @@ class _Simulation:
         self._tokens: dict[int, int] = {}  # of a completion
         self._next = 0
         self._training = False
+        self._left, self._left_at, self._pace = 0.0, 0.0, 1.0  # of a step's training: seconds at full speed, when known
+        self._train_epoch = 0
         self._taken: list[int] = []
         self._workers = [0.0] * model.reward_workers
         self._reward_busy = 0.0
@@ -132,6 +140,9 @@ class _Simulation:
         self._admit()
         while len(self.done) < self._steps and self._events:
             self._now, _, kind, who, epoch = heapq.heappop(self._events)
+            if kind == "trained" and epoch != self._train_epoch:
+                continue
+            self._advance_training()
             if kind == "engine":
                 engine = self._engines[who]
                 if epoch == engine.epoch:
@@ -140,6 +151,36 @@ class _Simulation:
                 self._scored(who)
             else:
                 self._trained()
+            self._pace_training()
+
+    def _advance_training(self) -> None:
+        """What is left of the step's training, now."""
+        self._left -= (self._now - self._left_at) * self._pace
+        self._left_at = self._now
+
+    def _pace_training(self) -> None:
+        """When the training ends, where the engine has begun or stopped since it was said."""
+        busy = any(engine.rows for engine in self._engines)
+        pace = self._model.both_busy if busy else 1.0
+        if self._training and pace != self._pace:
+            self._pace = pace
+            self._train_epoch += 1
+            self._push(self._now + max(0.0, self._left) / pace, "trained", 0, self._train_epoch)
+
+    def _pace_engines(self, training: bool) -> None:
+        """Begin or end the training; on a shared device everybody's speed changes with it."""
+        if self._model.both_busy == 1.0:
+            self._training = training
+            return
+        for number in range(len(self._engines)):
+            self._advance(number)
+        self._training = training
+        for number in range(len(self._engines)):
+            self._fill(number)
+
+    def _token_seconds(self, engine: _Machine) -> float:
+        share = self._model.both_busy if self._training else 1.0
+        return engine.speed * self._model.token_seconds(len(engine.rows)) / share
 
     def _push(self, time: float, kind: str, who: int, epoch: int = 0) -> None:
         self._order += 1
@@ -169,7 +210,7 @@ class _Simulation:
         start = max(engine.at, min(engine.resumes, self._now))
         paused, ran = start - engine.at, self._now - start
         if engine.rows:
-            engine.clock += ran / (engine.speed * self._model.token_seconds(len(engine.rows)))
+            engine.clock += ran / self._token_seconds(engine)
             engine.paused += paused
             engine.row_seconds += ran * len(engine.rows)
         else:
@@ -185,8 +226,8 @@ class _Simulation:
         engine.epoch += 1
         if engine.rows:
             left = max(0.0, engine.rows[0][0] - engine.clock)
-            each = engine.speed * self._model.token_seconds(len(engine.rows))
-            self._push(max(self._now, engine.resumes) + left * each, "engine", number, engine.epoch)
+            wait = left * self._token_seconds(engine)
+            self._push(max(self._now, engine.resumes) + wait, "engine", number, engine.epoch)
 
     def _finish_rows(self, number: int) -> None:
         self._advance(number)
@@ -237,15 +278,18 @@ class _Simulation:
                 return
             self._taken.append(found.number)
             self.passed = max(self.passed, found.passed)
-        self._training = True
+        self._pace_engines(training=True)
         self.staleness.append([self._version - self._admitted.pop(group) for group in self._taken])
         self.done.append((math.inf, self._now - self._free_since))
-        self._push(self._now + self._model.train_seconds, "trained", 0)
+        self._left, self._left_at, self._pace = self._model.train_seconds, self._now, 1.0
+        self._train_epoch += 1
+        self._push(self._now + self._left, "trained", 0, self._train_epoch)
 
     def _trained(self) -> None:
         model = self._model
         self._version += 1
-        self._training, self._taken = False, []
+        self._pace_engines(training=False)
+        self._taken = []
         self._window.trained()
         self.done[-1] = (self._now, self.done[-1][1])
         self._free_since = self._now

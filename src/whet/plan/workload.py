@@ -40,6 +40,7 @@ class Workload:
     base: Literal["float32", "bfloat16", "4bit"] = "bfloat16"  # that adapters stand on
     reference: Literal["memory", "reload", "stored"] = "memory"
     critic: Literal["own", "shared"] = "own"
+    critic_recompute: Recompute | None = None  # of a trunk of its own; None: as the policy's
     reward_model: ModelShape | None = None
     ranks: int = 1  # that each hold a shard and write their share of the completions
     engines: int = 0  # devices that only write; 0: the ranks do
@@ -74,23 +75,48 @@ class Workload:
         return -(-self.prompts_per_step // self.ranks)
 
     @property
-    def pass_tokens(self) -> int:
-        """Tokens that the largest training pass computes; rows that share a prompt stay together where they fit."""
-        own = max(self.completion_tokens - 1, 0)  # nothing is predicted from a row's last token
-        most, prompt = self.micro_batch_tokens, self.prompt_tokens
-        step = self.prompts_per_rank * (prompt + self.group_size * own)
-        if not self.full_rows:
-            return min(step, max(most, prompt + own))
-        rows = self.group_size if prompt + self.group_size * own <= most else max(1, (most - prompt) // max(own, 1))
-        block = prompt + min(rows, self.group_size) * own
-        blocks = self.prompts_per_rank * -(-self.group_size // max(1, min(rows, self.group_size)))
-        return min(step, block * max(1, min(blocks, most // block)))
+    def update_rows(self) -> tuple[int, int]:
+        """Prompts and completions of a rank's part of an update. Several updates share a shuffle of the step's rows, in
+        which few rows of an update have the same prompt."""
+        per_epoch = max(1, self.updates // self.epochs)
+        if per_epoch == 1:
+            return self.prompts_per_rank, self.prompts_per_rank * self.group_size
+        rows = -(-self.prompts_per_step * self.group_size // per_epoch)
+        return -(-min(self.prompts_per_step, rows) // self.ranks), -(-rows // self.ranks)
 
     @property
-    def pass_actions(self) -> int:
-        """Of them, those that reach the vocabulary head."""
-        row = self.prompt_tokens + self.group_size * self.completion_tokens
-        return max(1, round(self.pass_tokens * self.group_size * self.completion_tokens / row))
+    def passes(self) -> tuple[int, int]:
+        """Tokens of the largest pass of an update, and of the largest that comes after another one, when gradients are
+        there already; 0: none does."""
+        return self._cut(*self.update_rows)
+
+    @property
+    def pass_tokens(self) -> int:
+        return self.passes[0]
+
+    @property
+    def score_tokens(self) -> int:
+        """Of the largest pass without a gradient, over the rows of a step as they came."""
+        return self._cut(self.prompts_per_rank, self.prompts_per_rank * self.group_size)[0]
+
+    def actions(self, tokens: int, prompts: int, rows: int) -> int:
+        """Of a pass over so many tokens, those that reach the vocabulary head."""
+        own = rows * self.completion_tokens
+        return max(1, round(tokens * own / (prompts * self.prompt_tokens + own)))
+
+    def _cut(self, prompts: int, rows: int) -> tuple[int, int]:
+        """As `passes`, of so many completions; those that share a prompt stay together where they fit."""
+        own = max(self.completion_tokens - 1, 0)  # nothing is predicted from a row's last token
+        most, prompt = self.micro_batch_tokens, self.prompt_tokens
+        every = prompts * prompt + rows * own
+        if not self.full_rows:
+            first = min(every, max(most, prompt + own))
+            return first, min(first, every - first)
+        family = -(-rows // prompts)
+        fitting = family if prompt + family * own <= most else min(family, max(1, (most - prompt) // max(own, 1)))
+        block, blocks = prompt + fitting * own, prompts * -(-family // fitting)
+        at_once = max(1, min(blocks, most // block))
+        return min(every, block * at_once), min(every, block * min(at_once, blocks - at_once))
 
     @property
     def kept(self) -> Literal["float32", "bfloat16", "4bit"]:
