@@ -130,14 +130,14 @@ class Heartbeat(threading.Thread):
         """The cause, after a wait in which a rank that is gone cannot have been only slow. For the main thread."""
         self._spared.set()
         interval = interval_of(self.timeout)
-        until = time.monotonic() + 4 * interval + 0.2
-        pulses = {rank: pulse for rank, (pulse, _) in self._seen.items()}
+        # the last beat of a rank that is gone may be read one interval after its end
+        until = time.monotonic() + 6 * interval + 0.2
         while time.monotonic() < until and self.cause is None:
+            for rank, (beat, since) in list(self._seen.items()):
+                if beat != LEFT and time.monotonic() - since > 4 * interval:
+                    return gone(rank, beat)
             time.sleep(interval / 4)
-        if self.cause is not None:
-            return self.cause
-        silent = [rank for rank, (pulse, _) in self._seen.items() if pulse == pulses.get(rank) and pulse != LEFT]
-        return gone(silent[0], self._seen[silent[0]][0]) if silent else None
+        return self.cause
 
     def run(self) -> None:
         self._talker.start()
