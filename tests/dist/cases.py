@@ -156,7 +156,8 @@ def policy_case(name: str, model: CausalLM) -> tuple[Any, TokenBatch]:
 def policies(world: World, names: Sequence[str], tied: bool = True) -> dict[str, Gradients]:
     lm = causal_lm(tiny(tied=tied))
     cases = {name: policy_case(name, lm) for name in names}
-    critics = {"": critic_on(lm, shared=False), " shared": critic_on(lm, shared=True)}
+    own = critic_on(lm, shared=False, shares_weights=world.shards is not None)
+    critics = {"": own, " shared": critic_on(lm, shared=True)}
     reference = CopiedReference(causal_lm(tiny(seed=7, tied=tied)))
     stream = torch.Generator().manual_seed(3)
     for critic in critics.values():

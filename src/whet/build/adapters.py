@@ -44,14 +44,14 @@ def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torc
 
 
 def first_policy(
-    config: Config, policy: CausalLM, rule: str, needs: Collection[str] = ()
+    config: Config, policy: CausalLM, rule: str, needs: Collection[str] = (), shares_weights: bool = False
 ) -> CopiedReference | AdapterFreeReference:
     """The reference of a policy: a copy in memory, or with adapters the policy without them.
 
-    `rule` says whether it moves, `needs` are the objective's.
+    `rule` says whether it moves, `needs` are the objective's. `shares_weights`: until both are cut into shards.
     """
     if not config.model.lora.rank:
-        return CopiedReference(policy)
+        return CopiedReference(policy, shares_weights)
     if rule != "frozen":
         raise WhetError(
             f"objective.reference={rule} moves the reference, and with model.lora it is the base, which stays; "

@@ -158,7 +158,8 @@ def _models(
         families = [row.family for row in rows]
         reference = stored_reference(policy, families, batch.micro_batch_tokens, file, batch.packed, ranks)
     else:
-        first = first_policy(config, policy, objective.reference.name)
+        is_cut = inputs.runtime.shards is not None
+        first = first_policy(config, policy, objective.reference.name, shares_weights=is_cut)
         reference = LiveReference(first, batch.micro_batch_tokens, batch.packed, ranks)
     shards = inputs.runtime.shards
     if shards is not None:

@@ -143,7 +143,13 @@ def build_rl_trainer(
     critic = None
     if "value" in needs:
         shared, start = config.critic.trunk == "shared", config.critic.start
-        critic = critic_on(runtime.policy, shared=shared, start=start, tokenizer=runtime.tokenizer)
+        critic = critic_on(
+            runtime.policy,
+            shared=shared,
+            start=start,
+            tokenizer=runtime.tokenizer,
+            shares_weights=runtime.shards is not None,
+        )
     check_replay(config, runtime)
     reference = build_reference(config, runtime, objective) if "ref_logp" in needs else None
     policy, shards = runtime.policy, runtime.shards
@@ -214,7 +220,8 @@ def build_collector(
 def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:
     """The policy before the first step: a copy in memory, what adapters stand on, or its source to read again."""
     if config.model.reference == "memory":
-        return first_policy(config, runtime.policy, objective.reference.name, objective.needs())
+        rule, is_cut = objective.reference.name, runtime.shards is not None
+        return first_policy(config, runtime.policy, rule, objective.needs(), is_cut)
     device, kept = runtime.policy.device, next(runtime.policy.model.parameters()).dtype
 
     def load() -> CausalLM:

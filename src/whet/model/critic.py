@@ -5,7 +5,6 @@ The value that belongs to an action is that of the state before it: it may not h
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.lora import adapter_factors
-from whet.model.placement import laid_out_like
+from whet.model.placement import laid_out_like, model_copy
 from whet.model.pretrained import first_line, quiet_transformers
 from whet.model.token_logp import states_before
 from whet.types import WhetError
@@ -63,11 +62,14 @@ class Critic:
         )
 
 
-def critic_on(policy: CausalLM, *, shared: bool, start: str = "", tokenizer: Any = None) -> Critic:
+def critic_on(
+    policy: CausalLM, *, shared: bool, start: str = "", tokenizer: Any = None, shares_weights: bool = False
+) -> Critic:
     """A critic that starts as the policy with a head of zeros (every state is worth 0), or as a reward model.
 
     `start` is the folder of a sequence-classification model with one label, such as a reward model; it reads the
-    policy's own tokens, so a `tokenizer` of the policy's that numbers them otherwise is an error.
+    policy's own tokens, so a `tokenizer` of the policy's that numbers them otherwise is an error. `shares_weights`: a
+    trunk of its own lies in the policy's memory until both are cut into shards.
     """
     if policy.whole:
         raise WhetError("this model's trunk cannot be told from its head, so a critic has nothing to stand on")
@@ -83,11 +85,11 @@ def critic_on(policy: CausalLM, *, shared: bool, start: str = "", tokenizer: Any
     nn.init.zeros_(head.bias)
     if shared:
         return Critic(head, None)
-    return Critic(head, _own_trunk(policy))
+    return Critic(head, _own_trunk(policy, shares_weights))
 
 
-def _own_trunk(policy: CausalLM) -> CausalLM:
-    twin: Any = copy.deepcopy(policy.model)
+def _own_trunk(policy: CausalLM, shares_weights: bool) -> CausalLM:
+    twin: Any = model_copy(policy.model, shares_weights)
     twin.train(policy.model.training)
     return causal_lm(twin, policy.dtype, policy.recompute)
 

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def model_copy(model: Model, shares_weights: bool = False) -> Model:
+    """A second model. `shares_weights`: in the memory of the first, for as long as nobody writes into either.
+
+    That is enough for a model that is cut into shards next: they get memory of their own.
+    """
+    known = {}
+    if shares_weights:
+        known = {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in model.parameters()}
+    return copy.deepcopy(model, known)
 
 
 def laid_out_like(value: Tensor, target: Tensor) -> Tensor:

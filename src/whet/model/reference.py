@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
@@ -12,14 +11,17 @@ from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.lora import adapters_off
-from whet.model.placement import fill
+from whet.model.placement import fill, model_copy
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def frozen_copy(model: Model) -> Model:
-    """A copy with memory of its own, in eval mode, that can neither learn nor be changed by training the original."""
-    reference = copy.deepcopy(model)
+def frozen_copy(model: Model, shares_weights: bool = False) -> Model:
+    """A copy in eval mode, that can neither learn nor be changed by training the original.
+
+    `shares_weights`: until both are cut into shards (`whet.model.placement.model_copy`).
+    """
+    reference = model_copy(model, shares_weights)
     reference.eval()
     reference.requires_grad_(False)
     return reference
@@ -28,8 +30,9 @@ def frozen_copy(model: Model) -> Model:
 class CopiedReference:
     """A second copy in memory. It may be moved towards the policy."""
 
-    def __init__(self, policy: CausalLM) -> None:
-        self._copy = causal_lm(frozen_copy(policy.model), policy.dtype)
+    def __init__(self, policy: CausalLM, shares_weights: bool = False) -> None:
+        """`shares_weights`: with the policy, until both are cut into shards."""
+        self._copy = causal_lm(frozen_copy(policy.model, shares_weights), policy.dtype)
 
     @contextmanager
     def open(self) -> Iterator[CausalLM]:
