@@ -522,7 +522,7 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
     shared = load_runtime(resolved_evaluation({}, {"model": {"name": "whetstone"}}))
     counted: list[tuple[int, int, int]] = []
 
-    def runtime(config: Any) -> Any:
+    def runtime(config: Any, *_: Any) -> Any:
         from whet.model import device_choice
         from whet.model.load import local_folder
 

@@ -43,7 +43,7 @@ SHORT_WORDS = {"adv", "agg", "cfg", "est", "ctl"}
 
 NOTE = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 MACHINE_PATH = re.compile(r"(?<![\w./~-])(/(?:root|work)(?![\w-])|/(?:home|Users)/\w+|[A-Z]:\\Users\\\w+)")
-URL_HOST = re.compile(r"\b[a-z][a-z+]*://(?:[\w.-]+@)?([\w.-]*\w)")
+URL_HOST = re.compile(r"\b[a-z][a-z+]*://(?:[\w.:-]+@)?([\w.-]*\w)")
 MIRROR = re.compile(
     r"(?i)(?<![\w.-])("
     r"(?:[\w-]+\.)*(?:artifactory|nexus|devpi|mirrors?|registry|hf-mirror|pypi|pythonhosted)(?:\.[\w-]+)*"

@@ -8,7 +8,6 @@ import typer
 
 from whet.cli.options import APP_SETTINGS
 from whet.config.bounds import MOST_STEPS
-from whet.types import RunFailed
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -26,6 +25,7 @@ def cluster_demo(
     """
     from whet.api.cluster_demo import cluster_demo as demo
     from whet.explain import catalogue
+    from whet.types import RunFailed
 
     known = catalogue.methods("policy").items()
     of_groups = next(name for name, each in known if each.components["baseline"].name == "group_mean")

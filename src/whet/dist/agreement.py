@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from whet.dist.crew import disagreement
 from whet.dist.ranks import Ranks
@@ -67,7 +66,7 @@ def step_facts(model: Any, report: StepReport, samples: Sequence[tuple[Prompt, S
     for prompt, sample in samples:
         rows.update(f"{prompt.id} {sample.reward}".encode())
         rows.update(sample.tokens.cpu().numpy().tobytes())
-    whole = [(name, each) for name, each in model.named_parameters() if not isinstance(each, DTensor)]
+    whole = [(name, each) for name, each in model.named_parameters() if not hasattr(each, "to_local")]
     replicated = hashlib.sha256(repr([(name, _bits(each)) for name, each in whole]).encode())
     facts = {"policy version": str(report.policy_version)}
     facts |= {"prompts, completions and rewards": rows.hexdigest()[:8], "weights": replicated.hexdigest()[:8]}

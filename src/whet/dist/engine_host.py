@@ -137,7 +137,7 @@ class _AheadThread:
         self._results: queue.Queue[bytes] = queue.Queue()
         self._session: Session
         self.value = 0.0  # seconds without anything to write
-        self._seconds, self._told_seconds, self._seen = 0.0, 0.0, time.monotonic()
+        self._seconds, self._reported_seconds, self._seen = 0.0, 0.0, time.monotonic()
         self._error: BaseException | None = None
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="whet rollouts", daemon=True)
@@ -164,9 +164,9 @@ class _AheadThread:
                 found.append(self._results.get(block=False))
             except queue.Empty:
                 break
-        before, self._told_seconds = self._told_seconds, self._seconds
+        before, self._reported_seconds = self._reported_seconds, self._seconds
         quiet = time.monotonic() - self._seen
-        return WrittenAhead(found, self._told_seconds - before, self.value, quiet)
+        return WrittenAhead(found, self._reported_seconds - before, self.value, quiet)
 
     def close(self) -> None:
         self.tell("close")

@@ -68,9 +68,9 @@ class RemoteEngine:
 
         None while a session is open, and where only a part of the weights is sent.
         """
-        told = [each.arrived for each in self.usable()]
-        known = [each for each in told if each is not None]
-        if self._frozen or self._session is not None or not known or len(known) < len(told):
+        states = [each.arrived for each in self.usable()]
+        known = [each for each in states if each is not None]
+        if self._frozen or self._session is not None or not known or len(known) < len(states):
             return None
         first = known[0]
         other = {name: value for each in known for name, value in each.items() if first.get(name) != value}
