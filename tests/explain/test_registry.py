@@ -369,6 +369,7 @@ def test_a_known_method_loads_no_plugin(plugin, tmp_path):
     assert done.returncode == 0 and "warning" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_example_trains_with_its_own_clip_rule(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     program = [sys.executable, str(ROOT / "examples" / "own_clip_rule.py")]

@@ -87,6 +87,7 @@ def arguments(data: Path, model: Path, folder: Path, *more: str) -> list[str]:
     return [*words, "--set", "batch.group_size=2", "--set", "sampling.max_new_tokens=8", *more]
 
 
+@pytest.mark.slow
 def test_one_command_runs_both_arms_and_measures_both_ways(
     recipe: Recipe,
     word_problems: Path,

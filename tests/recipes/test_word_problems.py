@@ -91,6 +91,7 @@ def arguments(data: Path, folder: Path, *more: str) -> list[str]:
     return [*words, "--set", "batch.group_size=2", "--set", "sampling.max_new_tokens=8", *more]
 
 
+@pytest.mark.slow
 def test_one_command_runs_the_chain_and_goes_on(
     recipe: Recipe, word_problems: Path, tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
