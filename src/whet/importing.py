@@ -21,6 +21,8 @@ from whet.types import WhetError, did_you_mean
 Guard = Callable[[str], AbstractContextManager[Any]]
 """Around the import of a source: puts back what it changed in the process."""
 
+OF_A_FILE = "whet_reward:"  # begins the names of modules that are files given by their path
+DOT = "\u2024"  # stands for a dot there: pickle takes what is before a dot for a package
 _importing: list[str] = []  # files being imported, the innermost last
 
 
@@ -51,6 +53,16 @@ def imported(name_or_path: str, what: str, guard: Guard = nullcontext) -> Any:
             f"it has: {', '.join(_defined(module, what)) or 'no functions'}"
         )
     return getattr(module, attribute)
+
+
+def import_file(path: str) -> None:
+    """Import a file under the name that another process of this run knows it by."""
+    _file_module(path, "reward", nullcontext)
+
+
+def file_of_module(name: str) -> str | None:
+    """The path of a module that is a file given by its path; None for all others."""
+    return name.removeprefix(OF_A_FILE).replace(DOT, ".") if name.startswith(OF_A_FILE) else None
 
 
 def module_file(thing: Any) -> str | None:
@@ -98,7 +110,7 @@ def _file_module(source: str, what: str, guard: Guard) -> ModuleType:
     main = sys.modules.get("__main__")
     if main is not None and Path(getattr(main, "__file__", None) or "/").resolve() == path:
         return main  # the running script: imported a second time it would train again
-    name = f"whet_reward:{path}"
+    name = OF_A_FILE + str(path).replace(".", DOT)
     if name in sys.modules:  # two parts may come from one file
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -199,7 +199,7 @@ def test_a_killed_driver_leaves_no_process_and_a_run_that_goes_on(tmp_path):
         time.sleep(0.2)
     driver.kill()
     driver.wait()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while workers_of(f"WHET_TEST={os.getpid()}", "") and time.monotonic() < until:
         time.sleep(0.5)
     assert not workers_of(f"WHET_TEST={os.getpid()}", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,9 @@ def marked(monkeypatch):
     """Every process that a test starts can be told from those of others, and none is left."""
     monkeypatch.setenv("WHET_TEST", str(os.getpid()))
     yield
+    until = time.monotonic() + 120  # agents of a node that was killed end when they notice
+    while ray_processes() and time.monotonic() < until:
+        time.sleep(0.5)
     assert not ray_processes()
 
 

@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from os import _exit  # kept from here on: while a reward is called, `os._exit` is refused to everybody
-from typing import Any
+from typing import Any, cast
 
 from whet.dist.crew import package_versions
 from whet.dist.workers import WorkerLost
+from whet.importing import file_of_module, import_file
 from whet.types import RunFailed, WhetError
 
 logger = logging.getLogger(__name__)
@@ -120,8 +121,9 @@ class _Begun:
 class _WorkerHost:
     """What runs in a worker's process."""
 
-    def __init__(self, make: Callable[[], Any], folder: str, memory: int) -> None:
-        self._make, self._memory, self._held = make, memory, None
+    def __init__(self, make: Callable[[], Any] | bytes, files: Sequence[str], folder: str, memory: int) -> None:
+        """`make` is packed where it comes from `files`, which are imported here first."""
+        self._make, self._files, self._memory, self._held = make, files, memory, None
         with contextlib.suppress(OSError):
             os.chdir(folder)  # files are named as the run's process sees them
         if memory:
@@ -129,10 +131,19 @@ class _WorkerHost:
 
     def call(self, method: str, *arguments: Any) -> Any:
         if method == "begin":
-            self._held = self._make()
+            self._held = self._unpacked()()
             node = _ray().get_runtime_context().get_node_id()
             return _Begun(f"{platform.node()}/{node[:6]} (process {os.getpid()})", (node, os.getpid()))
         return getattr(self._held, method)(*arguments)
+
+    def _unpacked(self) -> Callable[[], Any]:
+        if not isinstance(self._make, bytes):
+            return self._make
+        from ray import cloudpickle
+
+        for file in self._files:
+            import_file(file)
+        return cast("Callable[[], Any]", cloudpickle.loads(self._make))
 
 
 def resident_bytes() -> int:
@@ -160,7 +171,7 @@ class RayCluster:
         self, name: str, make: Callable[[], Any], *, cpus: float = 1.0, gpus: float = 0.0, memory: int = 0
     ) -> RayWorker:
         ray = _ray()
-        _send_by_value(make)
+        files = _send_by_value(make)
         options: dict[str, Any] = {
             "num_cpus": cpus,
             "num_gpus": gpus,
@@ -170,7 +181,7 @@ class RayCluster:
         }
         host = ray.remote(_WorkerHost).options(**options)
         try:
-            actor = host.remote(make, os.getcwd(), memory)
+            actor = host.remote(ray.cloudpickle.dumps(make) if files else make, files, os.getcwd(), memory)
         except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
             raise WhetError(
                 f"{name} cannot be sent to another process ({_first_line(error)}); give it by the name of a file"
@@ -232,13 +243,22 @@ def open_cluster(address: str, *, cpus: int, gpus: float = 0.0) -> RayCluster:
     return cluster
 
 
-def _send_by_value(value: Any) -> None:
-    """Functions of files that no machine can import by their name, such as rewards of a file.py, travel as code."""
+def _send_by_value(value: Any) -> list[str]:
+    """The files that a value's functions were imported from by path, which are imported again where they are called.
+
+    Their state stays here: what a reward has cached or leaked does not travel. Functions of other modules that no
+    machine can import by their name travel as code.
+    """
     from ray import cloudpickle
 
+    files: list[str] = []
     for module in _modules_of(value):
-        if module.__name__ != "__main__" and not _is_importable(module.__name__):
+        file = file_of_module(module.__name__)
+        if file is not None:
+            files.append(file)
+        elif module.__name__ != "__main__" and not _is_importable(module.__name__):
             cloudpickle.register_pickle_by_value(module)
+    return list(dict.fromkeys(files))
 
 
 def _is_importable(name: str) -> bool:
