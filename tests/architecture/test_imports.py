@@ -32,7 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "reward": ("types", "registry", "importing", "remote", "protocols", "data", "model", "metrics", "sandbox"),
     "rollout": ("types", "registry", "importing", "remote", "protocols", "data", "model", "metrics"),
     "envs": ("types", "registry", "importing", "syntax", "protocols", "data", "sandbox", "reward", "rollout"),
-    "dist": ("types", "protocols", "model", "reward", "rollout"),
+    "dist": ("types", "importing", "protocols", "model", "reward", "rollout"),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout", "dist"),
     "explain": ("types", "registry", "objective", "report"),
     "plan": ("types", "report", "rollout"),
