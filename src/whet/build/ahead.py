@@ -6,17 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
+from whet.build.engines import writing_policy
 from whet.build.runtime import Runtime
-from whet.build.threads import thread_choice
 from whet.build.weights import weights_choice
 from whet.config.config import PolicyConfig
 from whet.dist.background import ProcessSession
 from whet.dist.ranks import ALONE
-from whet.model import device_choice, dtype_choice, load_model
-from whet.model.causal_lm import causal_lm
-from whet.model.narrow import widen_vectors
+from whet.model import device_choice, dtype_choice
 from whet.protocols import Engine, Session
 from whet.rollout.ahead import BackgroundSession
 from whet.rollout.engines import build_engine
@@ -52,19 +48,11 @@ def ahead_fact(config: PolicyConfig) -> str:
 
 
 def open_session_ahead(config: PolicyConfig, sampling: Sampling, shape: SessionShape) -> Session:
-    """Runs in the engine's own process: the policy as the config describes it, and a session of its engine.
-
-    Adapters are in the weights that the trainer sends: there are none here.
-    """
+    """Runs in the engine's own process: its policy, and a session of its engine."""
     device = device_choice(config.model.device)
     dtype, _ = dtype_choice(config.model.precision, device)
     kept, _ = weights_choice(config, device, dtype, ALONE)
-    loaded = load_model(config.model.name, kept, str(device))
-    if kept.itemsize < 4:
-        widen_vectors(loaded.model)
-    threads, _ = thread_choice(config.model.threads, sum(each.numel() for each in loaded.model.parameters()))
-    torch.set_num_threads(threads)
-    policy = causal_lm(loaded.model, dtype, "none")
+    policy, loaded = writing_policy(config, kept)
     engine: Engine
     if config.sampling.engine == "torch":
         engine = TorchEngine(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context, owns_weights=True)

@@ -15,6 +15,7 @@ from whet.dist.remote_engine import RemoteEngine
 from whet.dist.workers import WorkerPool
 from whet.model import device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.load import LoadedModel
 from whet.model.lora import adapted_layers
 from whet.model.narrow import widen_vectors
 from whet.protocols import Engine
@@ -23,10 +24,10 @@ from whet.rollout.engines import check_settings
 from whet.rollout.torch_engine import TorchEngine
 
 
-def engine_host(config: Config, maker: Callable[..., Engine], kept: torch.dtype) -> EngineHost:
-    """Runs in the engine's own process: the policy as the config describes it, and its engine.
+def writing_policy(config: Config, kept: torch.dtype) -> tuple[CausalLM, LoadedModel]:
+    """The policy as the config describes it, in a process that only writes; weights are kept in the trainer's type.
 
-    `kept` is how the trainer keeps its weights. Adapters are in the weights that it sends: there are none here.
+    Adapters are in the weights that the trainer sends: there are none here.
     """
     device = device_choice(config.model.device)
     dtype, _ = dtype_choice(config.model.precision, device)
@@ -35,7 +36,12 @@ def engine_host(config: Config, maker: Callable[..., Engine], kept: torch.dtype)
         widen_vectors(loaded.model)
     threads, _ = thread_choice(config.model.threads, sum(each.numel() for each in loaded.model.parameters()))
     torch.set_num_threads(threads)
-    policy = causal_lm(loaded.model, dtype, "none")
+    return causal_lm(loaded.model, dtype, "none"), loaded
+
+
+def engine_host(config: Config, maker: Callable[..., Engine], kept: torch.dtype) -> EngineHost:
+    """Runs in the engine's own process: its policy and its engine. `kept` is how the trainer keeps its weights."""
+    policy, loaded = writing_policy(config, kept)
     settings = dict(config.sampling.engine_settings)
     owns_weights = maker is TorchEngine
     if owns_weights:
