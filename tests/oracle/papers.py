@@ -49,6 +49,7 @@ from papers_credit import (
     vtrace_paper,
     vtraced,
 )
+from papers_teacher import iw_opd, opd
 
 # without a critic
 
@@ -460,6 +461,8 @@ PAPERS = {
     "rloo_turns": rloo_turns,
     "echo": echo,
     "rae": rae,
+    "opd": opd,
+    "iw_opd": iw_opd,
 }
 
 CRITICS = {

@@ -4,7 +4,7 @@ The only room of the package where methods have names. Adding a method made of k
 """
 
 from whet.objective.policy import Objective
-from whet.objective.presets import agents, far, group, variants
+from whet.objective.presets import agents, far, group, teacher, variants
 from whet.objective.presets.preset import Preset
 
 EVERY = (
@@ -16,6 +16,7 @@ EVERY = (
     *(far.PPO, far.PPO_DUAL, far.PPO_PENALTY, far.VAPO, far.VTRACE),
     *(variants.GDPO, variants.SPO, far.GRPO_PROCESS, far.GIGPO),
     *(agents.RLOO_TURNS, agents.ECHO, agents.RAE),
+    *(teacher.OPD, teacher.IW_OPD),
 )
 
 # every policy method by the name that the command line takes
