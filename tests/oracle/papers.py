@@ -49,7 +49,8 @@ from papers_credit import (
     vtrace_paper,
     vtraced,
 )
-from papers_teacher import iw_opd, opd
+from papers_off_policy import OFF_POLICY
+from papers_teacher import TEACHER
 
 # without a critic
 
@@ -461,8 +462,8 @@ PAPERS = {
     "rloo_turns": rloo_turns,
     "echo": echo,
     "rae": rae,
-    "opd": opd,
-    "iw_opd": iw_opd,
+    **OFF_POLICY,
+    **TEACHER,
 }
 
 CRITICS = {

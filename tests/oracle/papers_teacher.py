@@ -22,3 +22,6 @@ def iw_opd(case, *, gain=0.5):
         weights = [1 + gain * (1 - sum(abs(gap) for gap in row[:t]) / total) if total else 1 for t in range(len(row))]
         weighted.append([weight * gap for weight, gap in zip(weights, row, strict=True)])
     return token_mean(score_function(case, weighted))
+
+
+TEACHER = {"opd": opd, "iw_opd": iw_opd}

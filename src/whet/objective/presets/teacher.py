@@ -43,3 +43,5 @@ IW_OPD = Preset(
     run=SINGLE,
     small_run=SMALL_SINGLE,
 )
+
+EVERY = (OPD, IW_OPD)
