@@ -104,7 +104,7 @@ class RLHFSettings(PairSettings):
         description=f"{SELECT}: at most this n; less where the budget is spent on the judged prompts before",
     )
     most_epochs: float = Field(
-        4.0,
+        2.0,
         ge=0,
         le=1000,
         description="passes over the pairs that a method which learns from pairs makes at most, though it then spends "
