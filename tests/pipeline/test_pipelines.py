@@ -173,9 +173,6 @@ def test_more_rounds_continue_from_the_last(made):
         for stage, start in (("round2-train", "round1-train"), ("round2-imitate", "round1-imitate")):
             config = (more.stages[stage].folder / "run" / "config.toml").read_text()
             assert str(run.stages[start].folder / "run") in config
-        toml.write_text(text.replace("stop_share = 1.0", "stop_share = 0.5"))
-        with pytest.raises(WhetError, match="other settings"):
-            resume_pipeline(run.folder)
     finally:
         toml.write_text(text)
 
@@ -197,7 +194,8 @@ def test_own_completions_that_equal_the_data_end_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", list(PIPELINES))
 def test_settings_are_shown_as_they_are_read_back(name):
-    settings = resolve_settings(PIPELINES[name], COMMON, TINY.get(name, {}))
+    known = {key: value for key, value in COMMON.items() if key in PIPELINES[name].settings.model_fields}
+    settings = resolve_settings(PIPELINES[name], known, TINY.get(name, {}))
     import tomllib
 
     assert resolve_settings(PIPELINES[name], tomllib.loads(settings_toml(settings))) == settings
@@ -248,7 +246,7 @@ def test_a_mistake_in_the_first_stage_leaves_nothing_behind(tmp_path, capsys):
 
 def test_a_folder_is_never_mixed(made, tmp_path):
     run = made("iterative_dpo")
-    with pytest.raises(WhetError, match="already holds a pipeline; `whet resume"):
+    with pytest.raises(WhetError, match="already holds a pipeline 'iterative_dpo'; `whet resume"):
         run_pipeline("spin", COMMON, {"folder": str(run.folder)})
     (tmp_path / "own").write_text("mine")
     with pytest.raises(WhetError, match="is not a pipeline"):

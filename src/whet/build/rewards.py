@@ -143,6 +143,7 @@ def _part_of(part: RewardPartSection) -> RewardPart:
         part.normalise,
         part.penalty,
         part.settings,
+        part.rows,
     )
 
 

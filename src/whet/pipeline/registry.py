@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from whet.pipeline.constitutional import CONSTITUTIONAL
+from whet.pipeline.from_file import FROM_FILE
 from whet.pipeline.iterative_dpo import ITERATIVE_DPO
+from whet.pipeline.r1 import R1
 from whet.pipeline.rlaif import RLAIF
 from whet.pipeline.self_play import SELF_PLAY
 from whet.pipeline.self_rewarding import SELF_REWARDING
@@ -14,7 +16,8 @@ from whet.registry import load_plugins, open_shelf
 from whet.types import WhetError, did_you_mean
 
 PIPELINES: dict[str, Pipeline] = {
-    pipeline.name: pipeline for pipeline in (ITERATIVE_DPO, SELF_PLAY, RLAIF, SELF_REWARDING, CONSTITUTIONAL)
+    pipeline.name: pipeline
+    for pipeline in (R1, ITERATIVE_DPO, SELF_PLAY, RLAIF, SELF_REWARDING, CONSTITUTIONAL, FROM_FILE)
 }
 
 
