@@ -3,9 +3,11 @@
     python recipes/word_problem_data.py $WHET_DATA build/word_problems
 
 writes demonstrations.jsonl (GSM8K's solutions and, as --demonstrations says, ASDiv's formulas worked step by step),
-train.jsonl (ASDiv and MAWPS), eval.jsonl (SVAMP, GSM8K's test side, held-out ASDiv and MAWPS) and about.json. The
-folder given holds gsm8k/train.jsonl.gz and test.jsonl.gz, math/asdiv.jsonl.gz, mawps.jsonl.gz and svamp.jsonl.gz, each
-in its authors' columns.
+train.jsonl (ASDiv and MAWPS; with --gsm8k-questions also that many of GSM8K's training side), eval.jsonl (SVAMP,
+GSM8K's test side, held-out ASDiv and MAWPS) and about.json; with --general also general.jsonl, instructions of other
+kinds with their completions. The folder given holds gsm8k/train.jsonl.gz and test.jsonl.gz, math/asdiv.jsonl.gz,
+mawps.jsonl.gz and svamp.jsonl.gz, for --general sft/rasbt_instruction_data.jsonl.gz and
+self_instruct_user_oriented.jsonl.gz, each in its authors' columns. MAWPS has answers only, so nothing demonstrates it.
 
 SVAMP was written by changing questions of ASDiv, and both ASDiv and MAWPS ask some questions many times with other
 numbers. So two questions count as alike when half of what one says stands in the other, numbers aside: questions that
@@ -54,12 +56,21 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the files go")
     parser.add_argument("--demonstrations", default="gsm8k,asdiv", help="gsm8k, asdiv or both")
     parser.add_argument("--limit", type=int, default=0, help="rows of each file at most, for a trial; 0 is all")
+    parser.add_argument("--gsm8k-questions", type=int, default=0, help="of GSM8K's training side, to train on")
+    parser.add_argument("--general", action="store_true", help="write general.jsonl too")
     chosen = parser.parse_args()
     shown = chosen.demonstrations.split(",")
-    print(json.dumps(write_data(chosen.data, chosen.folder, shown, chosen.limit), indent=1))
+    about = write_data(chosen.data, chosen.folder, shown, chosen.limit, chosen.gsm8k_questions)
+    if chosen.general:
+        rows = general_rows(chosen.data)[: chosen.limit or None]
+        write_rows(chosen.folder / "general.jsonl", rows)
+        about["general"] = len(rows)
+    print(json.dumps(about, indent=1))
 
 
-def write_data(data: Path, folder: Path, sources: Sequence[str], limit: int = 0) -> dict[str, Any]:
+def write_data(
+    data: Path, folder: Path, sources: Sequence[str], limit: int = 0, gsm8k_questions: int = 0
+) -> dict[str, Any]:
     """Write the three files and about.json, the counts, which are returned; `sources` are those of demonstrations."""
     unknown = sorted(set(sources) - {"gsm8k", "asdiv"})
     if unknown:
@@ -72,6 +83,8 @@ def write_data(data: Path, folder: Path, sources: Sequence[str], limit: int = 0)
     kept, near = without_alike(train, [*tests, *held_out])
     solved, _ = without_alike(gsm8k, [*tests, *held_out])
     demonstrations = [each for each in (*solved, *kept) if each.solution and each.source in sources]
+    left_out = len(train) - len(kept)
+    kept = [*kept, *mixed(solved)[:gsm8k_questions]]
     sets = {"svamp": svamp, "held_out": held_out, "gsm8k": gsm8k_test}
     learned = {plain_text(each.text) for each in (*kept, *demonstrations)}
     leaked = [each.text for rows in sets.values() for each in rows if plain_text(each.text) in learned]
@@ -86,7 +99,7 @@ def write_data(data: Path, folder: Path, sources: Sequence[str], limit: int = 0)
             "held_out": len(held_out),
             "like_svamp": len(near["svamp"]),
             "like_gsm8k_test": len(near["gsm8k"]),
-            "left_out": len(train) - len(kept),
+            "left_out": left_out,
         },
         "gsm8k_train_left_out": len(gsm8k) - len(solved),
     }
@@ -133,9 +146,21 @@ def read_asdiv(data: Path) -> list[Question]:
     return found
 
 
+def general_rows(data: Path) -> list[dict[str, Any]]:
+    """Instructions of all kinds with a completion each."""
+    rows = read_json_lines(data / "sft" / "rasbt_instruction_data.jsonl.gz")
+    for task in read_json_lines(data / "sft" / "self_instruct_user_oriented.jsonl.gz"):
+        rows += [{"instruction": task["instruction"], **each} for each in task["instances"]]
+    found = []
+    for row in rows:
+        question = "\n\n".join(part for part in (row["instruction"], row["input"]) if part)
+        found.append({"prompt": [{"role": "user", "content": question}], "completion": row["output"]})
+    return sorted(found, key=lambda row: position(plain_text(row["prompt"][0]["content"])))
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
-        raise SystemExit(f"{path}: no such file; give the folder that holds gsm8k/ and math/ with --data")
+        raise SystemExit(f"{path}: no such file; give the folder that holds it with --data")
     with gzip.open(path, "rt", encoding="utf-8") as stream:
         return [json.loads(line) for line in stream]
 

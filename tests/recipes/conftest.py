@@ -56,6 +56,12 @@ def word_problems(tmp_path: Path) -> Path:
     write(tmp_path / "data/math/asdiv.jsonl.gz", asdiv)
     mawps = [{"input": f"{question('mawps', place)} Left?", "target": 1.0} for place in range(20)]
     write(tmp_path / "data/math/mawps.jsonl.gz", mawps)
+    write(
+        tmp_path / "data/sft/rasbt_instruction_data.jsonl.gz",
+        [{"instruction": question("tell", place), "input": "", "output": "Yes."} for place in range(3)],
+    )
+    told = [{"instruction": "Shorten.", "instances": [{"input": question("task", 0), "output": "No."}]}]
+    write(tmp_path / "data/sft/self_instruct_user_oriented.jsonl.gz", told)
     svamp = [{"Body": question("svamp", place), "Question": "Rest?", "Answer": 1.0} for place in range(20)]
     write(tmp_path / "data/math/svamp.jsonl.gz", svamp)
     return tmp_path / "data"

@@ -85,6 +85,26 @@ def test_the_files_are_the_same_every_time_and_do_not_overlap(
     assert not any("<<" in row["completion"] for row in rows["demonstrations"])
 
 
+def test_more_questions_to_train_on_are_not_tested_either(recipe: Recipe, word_problems: Path, tmp_path: Path) -> None:
+    data = recipe("word_problem_data")
+    without = data.write_data(word_problems, tmp_path / "one", ("gsm8k", "asdiv"))
+    about = data.write_data(word_problems, tmp_path / "two", ("gsm8k", "asdiv"), gsm8k_questions=5)
+    assert about["train"] == {**without["train"], "gsm8k": 5}
+    assert about["asdiv_and_mawps"] == without["asdiv_and_mawps"]
+    texts = [
+        {json.loads(line)["prompt"][0]["content"] for line in (tmp_path / "two" / f"{name}.jsonl").open()}
+        for name in ("train", "eval")
+    ]
+    assert not texts[0] & texts[1]
+
+
+def test_general_rows_are_instructions_with_their_input(recipe: Recipe, word_problems: Path) -> None:
+    rows = recipe("word_problem_data").general_rows(word_problems)
+    assert sorted(row["completion"] for row in rows) == ["No.", "Yes.", "Yes.", "Yes."]
+    (task,) = [row["prompt"][0]["content"] for row in rows if row["completion"] == "No."]
+    assert task.startswith("Shorten.\n\n")
+
+
 def arguments(data: Path, folder: Path, *more: str) -> list[str]:
     words = ["word_problems.py", "--data", str(data), "--model", "whetstone", "--folder", str(folder)]
     words += ["--methods", "grpo,rloo", "--epochs", "2", "--sft-steps", "2", "--prompts-per-step", "8", "--limit", "12"]
