@@ -135,7 +135,10 @@ def test_an_eval_set_inside_the_training_data_is_refused_unless_told(tmp_path):
         "reward": {"parts": [{"reward": "exact_answer"}]},
         "eval": {"source": named["test.jsonl"]},
     }
-    with pytest.raises(WhetError, match=r"stage 'rl' learns from .*train.jsonl.*allow_contamination=true"):
+    with pytest.raises(
+        WhetError,
+        match=r"stage 'rl': .*train.jsonl: 1 of its 7 prompts stand in the test set.*allow_contamination=true",
+    ):
         compose(settings(**given), [RLEntry(name="rl", steps=1)])
     assert len(compose(settings(**given, allow_contamination=True), [RLEntry(name="rl", steps=1)])) == 1
 

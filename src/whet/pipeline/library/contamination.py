@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 from whet.config.config import EvaluationConfig
 from whet.config.sections import DataSection
+from whet.data.contamination import require_clean
 from whet.data.source import parse_source
 from whet.pipeline.library.settings import ComposedSettings
-from whet.types import WhetError
+
+FIX = "leave them out (`whet data contamination` lists them), or give --set allow_contamination=true"
 
 
 def refuse_contamination(settings: ComposedSettings, trained_on: Mapping[str, str]) -> None:
@@ -17,21 +19,9 @@ def refuse_contamination(settings: ComposedSettings, trained_on: Mapping[str, st
     if settings.allow_contamination or not source or not settings.eval.prompts:
         return
     tests = _questions(settings, source)
-    known = {_plain(text) for text in tests}
     for trained, stage in trained_on.items():
-        if not parse_source(trained).is_stored:
-            continue
-        inside = [text for text in _questions(settings, trained) if _plain(text) in known]
-        if inside:
-            shown = " ".join(inside[0].split())[:60]
-            raise WhetError(
-                f"stage {stage!r} learns from {trained}, and {len(inside)} of its prompts stand in the eval set "
-                f"{source} too (such as {shown!r}); leave them out, or give --set allow_contamination=true"
-            )
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
+        if parse_source(trained).is_stored:
+            require_clean((f"stage {stage!r}: {trained}", _questions(settings, trained)), (source, tests), FIX)
 
 
 def _questions(settings: ComposedSettings, source: str) -> list[str]:
