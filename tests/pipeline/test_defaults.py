@@ -48,6 +48,14 @@ def test_the_sizes_of_the_published_feedback():
     assert written.revise == written.reward_model == {"batch": {"rows_per_step": 32}}
 
 
+def test_the_sizes_of_the_published_comparison():
+    rlhf = built_in("rlhf")
+    assert (rlhf.prompts, rlhf.completions, rlhf.steps, rlhf.most_n) == (1024, 4, 12, 16)
+    assert (rlhf.judged_prompts, rlhf.judged_completions, rlhf.sft_epochs) == (80, 4, 0.5)
+    phased = built_in("phased")
+    assert (phased.pairs, phased.prompts, phased.steps, phased.guard_kl) == ("task:lists", 1024, 15, 0.04)
+
+
 def test_a_larger_model_gets_the_numbers_of_the_papers():
     large = {name: built_in(name, model={"name": "smollm2"}) for name in PIPELINES}
     assert large["iterative_dpo"].prompts_per_round == large["self_rewarding"].prompts_per_round == 1024
