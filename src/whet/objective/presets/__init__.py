@@ -4,7 +4,7 @@ The only room of the package where methods have names. Adding a method made of k
 """
 
 from whet.objective.policy import Objective
-from whet.objective.presets import agents, far, group, off_policy, variants
+from whet.objective.presets import agents, far, group, off_policy, teacher, variants
 from whet.objective.presets.preset import Preset
 
 EVERY = (
@@ -17,6 +17,7 @@ EVERY = (
     *(variants.GDPO, variants.SPO, far.GRPO_PROCESS, far.GIGPO),
     *(off_policy.PMD_MEAN, off_policy.DRO, off_policy.PRIME_RL, off_policy.TOPR, off_policy.ASYM_RE),
     *(agents.RLOO_TURNS, agents.ECHO, agents.RAE),
+    *teacher.EVERY,
 )
 
 # every policy method by the name that the command line takes
