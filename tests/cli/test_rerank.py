@@ -135,7 +135,6 @@ MISTAKES = {
     ),
     "an unknown search": (["--rerank", "exact_answer", "--samples", "4", "--search", "stps"], "'none' or 'steps'"),
     "a search of nothing": (["--samples", "4", "--search", "steps"], "give --rerank RUN"),
-    "a page of nothing": (["--samples", "4", "--html", "x.html"], "give --rerank RUN"),
     "a page nowhere": (["--rerank", "exact_answer", "--samples", "4", "--html", "no/x.html"], "there is no folder no"),
     "beams without a search": (
         ["--rerank", "exact_answer", "--samples", "4", "--set", "rerank.beams=2"],
