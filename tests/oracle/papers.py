@@ -49,6 +49,7 @@ from papers_credit import (
     vtrace_paper,
     vtraced,
 )
+from papers_off_policy import OFF_POLICY
 
 # without a critic
 
@@ -460,6 +461,7 @@ PAPERS = {
     "rloo_turns": rloo_turns,
     "echo": echo,
     "rae": rae,
+    **OFF_POLICY,
 }
 
 CRITICS = {

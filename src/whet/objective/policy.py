@@ -256,9 +256,11 @@ class Objective:
         return value
 
     def _strayed(self, batch: TokenBatch, current: Tensor) -> Tensor:
-        """u = logp - ref_logp; 0 for a term that does not look at the reference."""
+        """u = logp - ref_logp, or - behavior_logp; 0 for a term that looks at neither."""
         if self.kl.to_old:
             return torch.zeros_like(current)
+        if self.kl.to_sampler:
+            return (current - self._sampled(batch)).masked_fill(~batch.action, 0.0)
         if batch.ref_logp is None:
             raise ValueError(f"the {self.kl.name} term needs ref_logp and the batch has none")
         return (current - batch.ref_logp).masked_fill(~batch.action, 0.0)
