@@ -51,9 +51,9 @@ def _verdict(report: EvalReport, task: str) -> str:
         for name, each in zip(names, evals, strict=True)
     ]
     sure = [test for test in report.pairs.get(task, ()) if test.corrected_p is not None and test.corrected_p < 0.05]
-    told = ""
+    compared = ""
     if report.pairs.get(task):
-        told = (
+        compared = (
             " No pair of them differs beyond noise."
             if not sure
             else " Beyond noise: "
@@ -64,7 +64,7 @@ def _verdict(report: EvalReport, task: str) -> str:
             )
             + "."
         )
-    return f"{head}{evals[0].summary.measure} {', '.join(texts)}.{told}"
+    return f"{head}{evals[0].summary.measure} {', '.join(texts)}.{compared}"
 
 
 def _section(report: EvalReport, task: str, command: str) -> dict[str, object]:
