@@ -50,6 +50,7 @@ from papers_credit import (
     vtraced,
 )
 from papers_off_policy import OFF_POLICY
+from papers_teacher import TEACHER
 
 # without a critic
 
@@ -462,6 +463,7 @@ PAPERS = {
     "echo": echo,
     "rae": rae,
     **OFF_POLICY,
+    **TEACHER,
 }
 
 CRITICS = {

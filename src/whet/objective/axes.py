@@ -32,6 +32,7 @@ from whet.objective import (
     select,
     shape,
     steps,
+    teacher,
     terms,
 )
 from whet.objective.component import Component, departures, with_number
@@ -92,7 +93,7 @@ POLICY = Family(
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
-            steps.AnchoredSteps,
+            *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap),
             main=True,
         ),
         "scale": _axis(
