@@ -123,8 +123,7 @@ def seed_values(folder: Path) -> dict[str, Any]:
     return {
         **models,
         "budget_forward_tokens": compared["budget"],
-        "start_tokens": start["measured"]["tokens"],
-        "start_truncated": start["measured"]["truncated"],
+        "start": start["measured"],
         "seconds": sum(each["seconds"] for each in stages.values()),
         "ways": ways,
         "findings": compared["findings"],
