@@ -87,7 +87,34 @@ class Training:
         return f"step {lines[-1]['step']}/{self.steps}" if lines else "starting"
 
 
-Stage = Evaluation | Training
+@dataclass(frozen=True)
+class PipelineRun:
+    """`whet pipeline`, or `whet resume` where its folder already holds the beginning; what is done is skipped there."""
+
+    name: str
+    folder: Path
+    words: tuple[str, ...]
+
+    def is_finished(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return False
+
+    def command(self) -> list[str]:
+        if (self.folder / "pipeline.toml").is_file():
+            return ["resume", str(self.folder)]
+        return ["pipeline", *self.words, "--folder", str(self.folder)]
+
+    def close(self, output: str) -> None:
+        pass
+
+    def progress(self) -> str:
+        done = len(list(self.folder.glob("*/stage.json")))
+        return f"{done} stages done"
+
+
+Stage = Evaluation | Training | PipelineRun
 
 
 @dataclass
