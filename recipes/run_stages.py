@@ -88,15 +88,16 @@ class Training:
 
 
 @dataclass(frozen=True)
-class PipelineRun:
-    """`whet pipeline`, or `whet resume` where its folder already holds the beginning; what is done is skipped there."""
+class WholePipeline:
+    """`whet pipeline`, or `whet resume` where its folder already holds the beginning."""
 
     name: str
     folder: Path
+    last: str  # its last stage
     words: tuple[str, ...]
 
     def is_finished(self) -> bool:
-        return False
+        return any(self.folder.glob(f"*-{self.last}/stage.json"))
 
     def is_running(self) -> bool:
         return False
@@ -114,7 +115,7 @@ class PipelineRun:
         return f"{done} stages done"
 
 
-Stage = Evaluation | Training | PipelineRun
+Stage = Evaluation | Training | WholePipeline
 
 
 @dataclass

@@ -1,11 +1,10 @@
-"""Whole pipelines on a real model: SmolLM2 through R1's four stages, through distillation, through RLHF.
+"""Pipelines of reasoning on a real model: SmolLM2 through R1's four stages, and what comes of it into a smaller model.
 
     python recipes/smollm2_pipelines.py r1 --data $WHET_DATA --seeds 3 --jobs 3
     python recipes/smollm2_pipelines.py distill --data $WHET_DATA --teacher runs/smollm2/r1-1
-    python recipes/smollm2_pipelines.py rlhf --data $WHET_DATA --seeds 3 --jobs 3
 
 Each is `whet pipeline NAME --config recipes/NAME_smollm2.toml`, once for each seed, on data that this script makes
-first (recipes/word_problem_data.py, recipes/split_pairs.py). The same command again skips what is done. `--results
+first (recipes/word_problem_data.py). The same command again skips what is done. `--results
 NAME` writes results/NAME.json: each eval of each seed, its mean and spread, and what each stage cost.
 """
 
@@ -20,19 +19,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from run_stages import PipelineRun, run_stages
-from split_pairs import split_pairs
+from run_stages import WholePipeline, run_stages
 from word_problem_data import general_rows, write_data, write_rows
 
 HERE = Path(__file__).resolve().parent
-PIPELINES = ("r1", "distill", "rlhf")
+PIPELINES = {"r1": "eval-final-rl", "distill": "comparison"}  # each with its last stage
 
 
 def main() -> None:
     chosen = arguments()
     began = time.monotonic()
     folder: Path = chosen.folder
-    files = make_pairs(chosen) if chosen.pipeline == "rlhf" else make_questions(chosen)
+    files = make_questions(chosen)
     words = [chosen.pipeline, "--config", str(HERE / f"{chosen.pipeline}_smollm2.toml")]
     words += [word for setting in (*files, *chosen.set) for word in ("--set", setting)]
     if chosen.model:
@@ -40,7 +38,7 @@ def main() -> None:
     if chosen.teacher:
         words += ["--set", f"teacher={last_policy(chosen.teacher)}"]
     runs = [
-        PipelineRun(
+        WholePipeline(
             f"{chosen.pipeline} seed {seed}", folder / f"{chosen.pipeline}-{seed}", (*words, "--seed", str(seed))
         )
         for seed in range(1, chosen.seeds + 1)
@@ -66,8 +64,8 @@ def main() -> None:
 
 def arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pipeline", choices=PIPELINES)
-    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/, math/, sft/ and preference/")
+    parser.add_argument("pipeline", choices=list(PIPELINES))
+    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/, math/ and sft/")
     parser.add_argument("--seeds", type=int, default=1, help="runs, with seeds 1, 2, ...")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, on the same device")
     parser.add_argument("--folder", type=Path, default=Path("runs/smollm2"), help="of everything")
@@ -75,7 +73,6 @@ def arguments() -> Any:
     parser.add_argument("--teacher", default="", help="of distill: a model, or a pipeline's folder")
     parser.add_argument("--limit", type=int, default=0, help="rows of each file at most, for a trial; 0 is all")
     parser.add_argument("--gsm8k-questions", type=int, default=1500, help="of GSM8K's training side, for RL")
-    parser.add_argument("--most-characters", type=int, default=2000, help="of a pair, for rlhf")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="any setting of the pipeline")
     parser.add_argument("--budget-seconds", type=float, default=0.0, help="stop then; the same command goes on")
     parser.add_argument("--results", metavar="NAME", help="also write results/NAME.json of the repository")
@@ -96,21 +93,9 @@ def make_questions(chosen: Any) -> list[str]:
     return [f"{key}={place / name}.jsonl" for key, name in named.items()]
 
 
-def make_pairs(chosen: Any) -> list[str]:
-    """Human pairs, split by prompt; the settings that name them."""
-    place: Path = chosen.folder / "pairs"
-    if not (place / "about.json").is_file():
-        source = str(chosen.data / "preference" / "human_pairs_unified.jsonl.gz")
-        most = {"train": chosen.limit, "held_out": chosen.limit}
-        counts = split_pairs(source, place, only="", most_characters=chosen.most_characters, share=0.17, most=most)
-        (place / "about.json").write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
-    return [f"pairs={place / 'train.jsonl'}", f"held_out_pairs={place / 'held_out.jsonl'}"]
-
-
 def about(chosen: Any) -> Any:
     """The counts of the data."""
-    place = chosen.folder / ("pairs" if chosen.pipeline == "rlhf" else "questions")
-    return json.loads((place / "about.json").read_text(encoding="utf-8"))
+    return json.loads((chosen.folder / "questions" / "about.json").read_text(encoding="utf-8"))
 
 
 def last_policy(teacher: str) -> str:
@@ -119,7 +104,7 @@ def last_policy(teacher: str) -> str:
     return str(found[-1].parent) if found else teacher
 
 
-def gathered(runs: Sequence[PipelineRun]) -> dict[str, Any]:
+def gathered(runs: Sequence[WholePipeline]) -> dict[str, Any]:
     """What the stages of every run came to, and the mean and spread of their evals over the seeds."""
     seeds = [stage_results(run.folder) for run in runs]
     names = list(dict.fromkeys(name for stages in seeds for name in stages))

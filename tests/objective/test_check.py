@@ -30,6 +30,9 @@ REFUSED = [
     ("dr_grpo", {"reference": "reset"}, GROUP, "give a KL such as objective.kl=k3, or objective.reference=frozen"),
     ("dr_grpo", {"reference": "ema"}, GROUP, "objective.reference=ema replaces a reference that nothing looks at"),
     ("ppo_penalty", {}, GROUP, "objective.kl=k3_old holds to the policy that wrote the batch"),
+    ("pmd_mean", {}, GROUP, "objective.kl=k2_old_completion holds to the policy that wrote the batch"),
+    ("dro", {"kl": "none"}, UPDATES, "give updates_per_step=1, or objective.clip=ppo_clip"),
+    ("dro", {}, {**UPDATES, "staleness": 1}, "give objective.mismatch=truncate"),
     ("kl_cov", {}, GROUP, "set batch.updates_per_step above 1"),
     ("grpo", {"control": "doubling"}, GROUP, "objective.control=doubling holds to the policy that wrote the batch"),
     ("grpo", {"control": "end_updates"}, GROUP, "objective.control=end_updates holds to the policy"),
@@ -80,6 +83,11 @@ def test_settings_that_cannot_work_are_refused_with_their_fix(name, changes, set
         ("vespo", {}, GROUP),
         ("dppo_tv", {"clip.low": 0.1}, GROUP),
         ("dppo_tv", {}, OLD),
+        ("pmd_mean", {}, UPDATES),
+        ("dro", {}, UPDATES),
+        ("prime_rl", {}, OLD),
+        ("topr", {}, {**OLD, **UPDATES}),
+        ("asym_re", {}, {**OLD, **UPDATES}),
         ("ppo", {"value.warmup": 19}, {**UPDATES, "steps": 20}),
         ("ppo_penalty", {}, UPDATES),
         ("kl_cov", {}, UPDATES),
@@ -105,6 +113,6 @@ def test_settings_that_work_are_let_through(name, changes, setting):
 def test_every_method_works_in_some_run(name):
     """With updates where it needs them, or none where it ignores the ratio."""
     objective = PRESETS[name].objective
-    updates = 4 if objective.clip.uses_ratio else 1
+    updates = 4 if objective.clip.uses_ratio or objective.kl.to_old else 1
     setting = RunSetting(8, updates, num_parts=2, has_steps=True, steps=1000, has_turns=PRESETS[name].episodes)
     check_setting(objective, setting, {})

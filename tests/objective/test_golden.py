@@ -19,10 +19,11 @@ from whet.objective.advantage import (
     MixedMean,
     PartwiseGroup,
     PromptTracker,
+    ShiftedMean,
     on_actions,
 )
 from whet.objective.aggregate import FixedLength, LearnedLength, SequenceMean, SequenceSum, TokenMean
-from whet.objective.clip import Cap, DualClip, OnPolicy, PPOClip, Unclipped
+from whet.objective.clip import Cap, DualClip, OnPolicy, PPOClip, Tapered, Unclipped
 from whet.objective.gates import DivergenceMask, GammaGate, GeometricMean, SoftGate, VariationMask
 from whet.objective.kl import (
     K2,
@@ -33,7 +34,10 @@ from whet.objective.kl import (
     Full,
     K1Immediate,
     K1Reward,
+    K2Old,
+    K2OldCompletion,
     K2Reward,
+    K2Sampler,
     K3Corrected,
     K3Old,
     K3Reward,
@@ -71,6 +75,14 @@ def test_group_mean():
     batch = batch_of(1.0, 0.0, 5.0, 2.0, groups=[7, 7, 3, 3])
     assert GroupMean()(batch, {}).tolist() == [0.5, 0.5, 3.5, 3.5]
     assert GroupMean().remembered(batch, {"other": 1.0}) == {"other": 1.0}
+
+
+def test_shifted_mean_stays_below_the_group():
+    batch = batch_of(1.0, 0.0, 0.5, 0.5, groups=[0, 0, 1, 1])
+    centred = batch.reward - ShiftedMean(-0.25)(batch, {})
+    assert centred.tolist() == pytest.approx([0.75, -0.25, 0.25, 0.25])
+    with pytest.raises(ValueError, match="baseline=group_mean"):
+        ShiftedMean(0.0)
 
 
 def test_group_moments_leave_the_unscorable_out():
@@ -291,6 +303,12 @@ def test_cap_holds_the_weight_and_drops_nothing():
     assert Cap(5.0).surrogate(ratio, torch.full_like(ratio, 2.0), **EVERY).tolist() == near([[0.2, 2.0, 10.0]])
 
 
+def test_tapered_imitates_the_good_and_lets_go_of_the_bad():
+    ratio, advantage = double([0.1, 9.0, 0.1, 9.0]), double([2.0, 2.0, -2.0, -2.0])
+    assert Tapered()(ratio, advantage, **EVERY).tolist() == near([[1.0, 1.0, 0.1, 1.0]])
+    assert Tapered().surrogate(ratio, advantage, **EVERY).tolist() == near([[2.0, 2.0, -0.2, -2.0]])
+
+
 def test_soft_gate_by_hand():
     """sigmoid(1) = 0.7310586: 4 p (1 - p) r at r = 2, tau 1; and tau 1.05 where A < 0."""
     ratio, advantage = double([1.0, 2.0, 2.0]), double([1.0, 1.0, -1.0])
@@ -414,7 +432,7 @@ def test_step_totals_count_what_is_trained():
 # kl
 
 
-@pytest.mark.parametrize("kind", [K2, K3, K3Corrected, Absolute, K3Old, AbsoluteOld])
+@pytest.mark.parametrize("kind", [K2, K3, K3Corrected, Absolute, K3Old, AbsoluteOld, K2Old, K2Sampler])
 def test_the_kl_weight_is_the_derivative_of_its_value(kind):
     logp = double(-1.5, -1e-4, 0.0, 0.2, 3.0).requires_grad_()
     ref, old = double(0.1, 0.2, 0.3, 0.5, 0.2), double(0.2, -0.4, 0.1, -0.3, 2.0)
@@ -439,6 +457,27 @@ def test_kl_values():
     assert K3Old(0.1).weight(u, ratio).tolist() == pytest.approx([0.0, 0.1, -0.05])
     assert K3Old().value(u, ratio).tolist() == pytest.approx([0.0, 1 - math.log(2), -0.5 + math.log(2)])
     assert AbsoluteOld(0.1).weight(u, ratio).tolist() == pytest.approx([0.0, 0.1, -0.1])
+    assert K2Old(0.1).weight(u, ratio).tolist() == pytest.approx([0.0, 0.1 * math.log(2), -0.1 * math.log(2)])
+    whole = double([1.0, 2.0, 4.0], [1.0, 0.5, 2.0])  # log r of the completions: 3 log 2, and 0
+    assert K2OldCompletion(0.1).weight(u, whole).tolist() == near([[0.3 * math.log(2)] * 3, [0.0] * 3])
+    assert K2OldCompletion().value(u, whole)[0].tolist() == pytest.approx([4.5 * math.log(2) ** 2] * 3)
+
+
+def test_a_term_to_the_sampler_looks_at_the_sampler_alone():
+    """v = log(pi / mu) is 1 on every action here, whatever the reference and the policy before the updates say."""
+    objective = replace(PRESETS["grpo"].objective, kl=K2Sampler(0.3), aggregate=TokenMean())
+    batch = batch_of(
+        *(1.0, 1.0),
+        action=ACTION,
+        old_logp=torch.full((2, 3), -7.0).double(),
+        behavior_logp=-torch.ones(2, 3).double(),
+        ref_logp=torch.full((2, 3), 9.0).double(),
+    )
+    logp = torch.zeros(2, 3).double().requires_grad_()
+    loss = objective.loss(objective.advantage(batch, {})[0], logp, TOTALS)
+    loss.value.backward()
+    assert logp.grad[ACTION].tolist() == pytest.approx([0.1] * 3)  # 0.3 v / M
+    assert loss.metrics["kl"] == pytest.approx(0.5)
 
 
 def sampled_batch():

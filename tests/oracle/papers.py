@@ -49,6 +49,8 @@ from papers_credit import (
     vtrace_paper,
     vtraced,
 )
+from papers_off_policy import OFF_POLICY
+from papers_teacher import TEACHER
 
 # without a critic
 
@@ -460,6 +462,8 @@ PAPERS = {
     "rloo_turns": rloo_turns,
     "echo": echo,
     "rae": rae,
+    **OFF_POLICY,
+    **TEACHER,
 }
 
 CRITICS = {

@@ -58,6 +58,7 @@ from papers_credit import (
     vtrace_paper,
     vtraced,
 )
+from papers_off_policy import asym_re, topr_by_tokens
 
 
 @dataclass(frozen=True)
@@ -312,6 +313,16 @@ def capped_divergence(case):
     return dppo_kl(case, cap=1.1)
 
 
+@varied("tapered tokens", "topr", {"ratio": "sampler_token"})
+def tapered_tokens(case):
+    return topr_by_tokens(case)
+
+
+@varied("shifted up", "asym_re", {"baseline.shift": 0.3})
+def shifted_up(case):
+    return asym_re(case, shift=0.3)
+
+
 @varied("dual clip of the group", "grpo", {"clip": "dual_clip", "kl": "none"}, drift=1.0)
 def dual_clip(case):
     advantage = standardised(case)
@@ -342,6 +353,8 @@ tied("k3_corrected", lambda case, i, t: ratio(case, i, t) * k3(strayed(case, i, 
 tied("abs", lambda case, i, t: strayed(case, i, t).abs())
 tied("full", lambda case, i, t: case.divergence[i][t])
 tied("k3_old", lambda case, i, t: (ratio(case, i, t) - 1) - torch.log(ratio(case, i, t)))
+tied("k2_old", lambda case, i, t: (case.logp[i][t] - case.old[i][t]) ** 2 / 2)
+tied("k2_sampler", lambda case, i, t: (case.logp[i][t] - case.behavior[i][t]) ** 2 / 2)
 tied("abs_old", lambda case, i, t: (case.logp[i][t] - case.old[i][t]).abs())
 
 

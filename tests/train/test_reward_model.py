@@ -11,10 +11,10 @@ from whet.data.families import ClassifierRow
 from whet.data.pairs import PreferencePair
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_labelled, task_preferences, task_rankings, task_stepped
+from whet.metrics.calibration import calibration_of
 from whet.metrics.correlation import pearson
 from whet.metrics.reward_model import (
     area_under_curve,
-    calibration_error,
     outcome_metrics,
     pair_metrics,
     step_metrics,
@@ -271,7 +271,7 @@ def test_outcome_and_step_metrics_by_hand():
     assert steps["step_accuracy"] == pytest.approx(4 / 6)
     assert area_under_curve([1, 1, 0], [True, False, False]) == pytest.approx(0.75)
     assert area_under_curve([1, 2], [True, True]) is None
-    assert calibration_error([0.9, 0.9, 0.6], [1, 0, 1]) == pytest.approx((0.8 + 0.4) / 3)
+    assert calibration_of([0.9, 0.9, 0.6], [1, 0, 1]).error == pytest.approx((0.8 + 0.4) / 3)
     assert pearson([1, 2, 3], [6, 4, 2]) == pytest.approx(-1)
 
 

@@ -446,6 +446,37 @@ class CriticSection(Section):
     )
 
 
+class TeacherSection(Section):
+    """Whom the policy learns from, where the method learns from a teacher."""
+
+    name: str = Field("", description="the teacher: a model as in model.name, a run folder")
+    device: str = Field("", description="where the teacher computes; empty: on the policy's device")
+    base_url: str = Field(
+        "",
+        description="instead of name: a server that gives log-probabilities of given tokens, http://localhost:8000/v1",
+    )
+    model: str = Field("", description="what the server calls the teacher; empty: the only one it has")
+    key_variable: str = Field("", description="environment variable with the server's key; empty: it wants none")
+    timeout: float = Field(600.0, ge=0.001, le=86400, description="seconds of one call to the server")
+    concurrency: int = Field(16, ge=1, le=1000, description="calls to the server at a time")
+    temperature: float = Field(1.0, ge=COLDEST, le=1000, description="the teacher's logits are divided by this")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.name and self.base_url:
+            raise ValueError("name and base_url are two teachers; give one of them")
+        fields = type(self).model_fields
+        if not self.base_url:
+            for key in ("model", "key_variable", "timeout", "concurrency"):
+                if getattr(self, key) != fields[key].default:
+                    raise ValueError(f"{key} is of a server and has no effect without base_url; drop it")
+        elif self.device:
+            raise ValueError("device has no effect on a server, which computes where it is; drop it")
+        elif self.temperature != 1:
+            raise ValueError("temperature: a server gives log-probabilities at temperature 1; drop it, or give name")
+        return self
+
+
 class ScorerChoice(Section):
     reward: str = Field(description="run or checkpoint of a reward model, or a reward by name, as in reward.parts")
     settings: Table = Field({}, description="settings of the reward, by name")

@@ -11,9 +11,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from whet.metrics.calibration import calibration_of
 from whet.metrics.correlation import pearson, ranks
-
-BINS = 10
 
 
 def pair_metrics(
@@ -87,28 +86,15 @@ def step_metrics(scores: Sequence[Sequence[float]], labels: Sequence[Sequence[fl
     return result
 
 
-def calibration_error(sureness: Sequence[float], right: Sequence[float]) -> float:
-    """SUM over bins of share * |mean sureness - mean right|."""
-    gaps = [abs(sum(sure for sure, _ in each) - sum(hit for _, hit in each)) for each in _tenths(sureness, right)]
-    return sum(gaps) / len(right)
-
-
 def calibration(sureness: Sequence[float], right: Sequence[float]) -> dict[str, float]:
     """The expected error, and of each tenth that holds rows: how many, how sure, how often right."""
-    result = {"calibration_error": calibration_error(sureness, right)}
-    for number, rows in enumerate(_tenths(sureness, right)):
-        if rows:
-            result[f"calibration/{number}/rows"] = float(len(rows))
-            result[f"calibration/{number}/sure"] = fmean([sure for sure, _ in rows])
-            result[f"calibration/{number}/right"] = fmean([hit for _, hit in rows])
+    found = calibration_of(sureness, right)
+    result = {"calibration_error": found.error}
+    for each in found.bins:
+        result[f"calibration/{each.tenth}/rows"] = float(each.rows)
+        result[f"calibration/{each.tenth}/sure"] = each.sure
+        result[f"calibration/{each.tenth}/right"] = each.right
     return result
-
-
-def _tenths(sureness: Sequence[float], right: Sequence[float]) -> list[list[tuple[float, float]]]:
-    bins: list[list[tuple[float, float]]] = [[] for _ in range(BINS)]
-    for sure, hit in zip(sureness, right, strict=True):
-        bins[min(int(sure * BINS), BINS - 1)].append((sure, hit))
-    return bins
 
 
 def area_under_curve(scores: Sequence[float], truth: Sequence[bool]) -> float | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean, variance
+
+NORMAL = 1.959963984540054  # of a 95% interval
 
 
 def incomplete_beta(x: float, a: float, b: float) -> float:
@@ -36,6 +39,18 @@ def _off_zero(value: float) -> float:
 def two_sided_p(t: float, freedom: float) -> float:
     """P(|T| >= |t|) of Student's t = I_{f / (f + t^2)}(f / 2, 1 / 2)."""
     return incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+
+
+@lru_cache(maxsize=256)
+def t_quantile(share: float, freedom: float) -> float:
+    """The t below which Student's distribution has this share, above 1/2; by bisection on `two_sided_p`."""
+    low, high = 0.0, 1.0
+    while two_sided_p(high, freedom) > 2 * (1 - share):
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided_p(middle, freedom) > 2 * (1 - share) else (low, middle)
+    return (low + high) / 2
 
 
 def welch_p(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -82,7 +97,7 @@ def shares_p(first: float, second: float, count: int) -> float:
     return math.erfc(abs(shares_apart(first, second, count)) / math.sqrt(2))
 
 
-def share_interval(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
+def share_interval(share: float, count: float, z: float = NORMAL) -> tuple[float, float]:
     """Wilson's 95% interval of a share of `count` trials: never outside [0, 1], and never empty at 0 or 1."""
     scale = 1 + z * z / count
     middle = (share + z * z / (2 * count)) / scale

@@ -109,6 +109,32 @@ class GroupMean(GroupBaseline):
 
 
 @dataclass(frozen=True)
+class ShiftedMean(GroupBaseline):
+    """b_i = mean_{j in group(i)} R_j + shift. Arnal 2025 (2506.20520): with a shift below 0 what is better than the
+    group is learned with more force than what is worse, which holds without any ratio.
+
+    A group of equal rewards has A = -shift: what it does anyway becomes likelier.
+    """
+
+    shift: float = -0.1
+    name: ClassVar[str] = "shifted_mean"
+
+    def __post_init__(self) -> None:
+        if self.shift == 0:
+            raise ValueError("baseline.shift is 0: it would have no effect; give a number, or baseline=group_mean")
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        return GroupMean()(batch, memory) + self.shift
+
+    def words(self) -> str:
+        side = "below" if self.shift < 0 else "above"
+        return f"compare each completion with {abs(self.shift):g} {side} the mean of its group"
+
+    def symbols(self) -> str:
+        return f"R - mean_g(R) {'+' if self.shift < 0 else '-'} {abs(self.shift):g}"
+
+
+@dataclass(frozen=True)
 class BatchRunningMean(CompletionBaseline):
     """b = bias-corrected moving average of past mean rewards. Williams 1992, section 7 (reinforcement comparison).
 

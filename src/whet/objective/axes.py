@@ -32,6 +32,7 @@ from whet.objective import (
     select,
     shape,
     steps,
+    teacher,
     terms,
 )
 from whet.objective.component import Component, departures, with_number
@@ -85,13 +86,14 @@ POLICY = Family(
     {
         "baseline": _axis(
             *("compared with what?", advantage.Baseline),
-            *(advantage.GroupMean, advantage.LeaveOneOut, advantage.LengthWeightedMean, advantage.BatchRunningMean),
+            *(advantage.GroupMean, advantage.ShiftedMean, advantage.LeaveOneOut, advantage.LengthWeightedMean),
+            advantage.BatchRunningMean,
             advantage.RunningRoleMean,
             *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
-            steps.AnchoredSteps,
+            *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap),
             main=True,
         ),
         "scale": _axis(
@@ -107,7 +109,7 @@ POLICY = Family(
         ),
         "clip": _axis(
             *("the factor in front of grad logp", clip.Clip),
-            *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, gates.SoftGate),
+            *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, clip.Tapered, gates.SoftGate),
             *(gates.GeometricMean, gates.GammaGate, gates.VariationMask, gates.DivergenceMask),
             main=True,
         ),
@@ -120,7 +122,7 @@ POLICY = Family(
         "kl": _axis(
             *("tied to the reference, or to the policy that wrote the batch, how?", kl.KL),
             *(kl.NoKL, kl.K2, kl.K3, kl.K3Corrected, kl.Absolute, kl.Full, kl.K1Reward, kl.K2Reward, kl.K3Reward),
-            *(kl.AbsoluteReward, kl.K1Immediate, kl.K3Old, kl.AbsoluteOld),
+            *(kl.AbsoluteReward, kl.K1Immediate, kl.K3Old, kl.AbsoluteOld, kl.K2Old, kl.K2OldCompletion, kl.K2Sampler),
             main=True,
         ),
         "shape": _axis(

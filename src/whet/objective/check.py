@@ -108,10 +108,19 @@ def _without_turns(objective: Objective, setting: RunSetting) -> Iterator[str]:
             )
 
 
+# components that hold a method together without a ratio, while the policy leaves the one that wrote the batch
+WITHOUT_RATIO = {"baseline": ("shifted_mean",), "kl": ("k2_old", "k2_old_completion", "k2_sampler")}
+
+
+def _holds_without_ratio(objective: Objective) -> bool:
+    return any(getattr(objective, axis).name in names for axis, names in WITHOUT_RATIO.items())
+
+
 def _pointless(objective: Objective, setting: RunSetting) -> Iterator[str]:
     if not setting.has_turns:
         yield from _without_turns(objective, setting)
-    if setting.updates > 1 and not objective.clip.uses_ratio and not objective.mismatch.needs:
+    ignores = not objective.clip.uses_ratio and not objective.mismatch.needs
+    if setting.updates > 1 and ignores and not _holds_without_ratio(objective):
         yield (
             f"updates_per_step is {setting.updates} but objective.clip={objective.clip.name} ignores how far the "
             "policy has moved; give updates_per_step=1, or objective.clip=ppo_clip"
@@ -174,7 +183,8 @@ def _pointless(objective: Objective, setting: RunSetting) -> Iterator[str]:
             f"{getattr(objective.keep, 'max_staleness', 0):g} versions: nothing would be left; "
             f"lower {setting.stale_by} or raise keep.max_staleness"
         )
-    corrected = objective.mismatch.needs or "behavior_logp" in objective.ratio.needs | objective.baseline.needs
+    looks = objective.ratio.needs | objective.baseline.needs | objective.kl.needs
+    corrected = objective.mismatch.needs or "behavior_logp" in looks or objective.baseline.name == "shifted_mean"
     if setting.staleness and not corrected:
         yield (
             f"{setting.stale_by} is {setting.staleness}: completions are those of an older policy, which this method "

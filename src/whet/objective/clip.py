@@ -162,3 +162,27 @@ class Unclipped(Component):
 
     def symbols(self) -> str:
         return "r A"
+
+
+@dataclass(frozen=True)
+class Tapered(Component):
+    """weight = 1 where A >= 0, min(r, 1) where A < 0. Le Roux 2025 (2503.14286), eq. 8.
+
+    Good completions are imitated whatever their ratio; a bad one is let go as the policy leaves it, so that nothing is
+    pushed down without end.
+    """
+
+    name: ClassVar[str] = "tapered"
+    uses_ratio: ClassVar[bool] = True
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        return torch.where(advantage < 0, ratio.clamp(max=1.0), 1.0)
+
+    def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        return self(ratio, advantage, action, logp) * advantage
+
+    def words(self) -> str:
+        return "imitate what was better; let go of what was worse as its probability falls"
+
+    def symbols(self) -> str:
+        return "sg[1 if A >= 0 else min(r, 1)] A log pi"

@@ -21,6 +21,7 @@ class KL(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
     to_old: ClassVar[bool]  # True: the term is to the policy before the updates, not to the reference
+    to_sampler: ClassVar[bool]  # True: u is log(pi / sampler), not to the reference
     immediate: ClassVar[bool]  # True: the cost is taken off each token's advantage, not off the reward
     in_reward: ClassVar[bool]  # True: the cost is taken off the reward
 
@@ -43,6 +44,7 @@ class NoKL(Component):
 
     name: ClassVar[str] = "none"
     to_old: ClassVar[bool] = False
+    to_sampler: ClassVar[bool] = False
     immediate: ClassVar[bool] = False
     in_reward: ClassVar[bool] = False
 
@@ -328,3 +330,79 @@ class AbsoluteOld(_ToOld):
 
     def symbols(self) -> str:
         return f" - {self.beta:g} |log r|"
+
+
+@dataclass(frozen=True)
+class K2Old(_ToOld):
+    """beta (log r)^2 / 2, kl_weight = beta log r, token by token. Exactly 0 at the first update of a batch.
+
+    With a weight of 1 the token's gradient is (A - beta log r): it stops where log r = A / beta.
+    """
+
+    beta: float = 0.05
+    name: ClassVar[str] = "k2_old"
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.beta * ratio.log()
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return 0.5 * ratio.log() ** 2
+
+    def words(self) -> str:
+        return f"hold the policy near the one that wrote the batch, with {self.beta:g} times half the squared log r"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} (log r)^2/2"
+
+
+@dataclass(frozen=True)
+class K2OldCompletion(_ToOld):
+    """beta (log r(completion))^2 / 2, kl_weight = beta SUM_t log r_t on each token. Kimi 2025 (2501.12599), eq. 3.
+
+    The whole completion is one action: with a weight of 1 its gradient is (A - beta log r(completion)), that of the
+    regression (A - beta log r(completion))^2 / (2 beta).
+    """
+
+    beta: float = 0.01
+    name: ClassVar[str] = "k2_old_completion"
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.beta * self._strayed(ratio)
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return 0.5 * self._strayed(ratio) ** 2
+
+    def _strayed(self, ratio: Tensor) -> Tensor:
+        # the ratio is 1 where there is no action
+        return ratio.log().sum(-1, keepdim=True).expand_as(ratio)
+
+    def words(self) -> str:
+        return f"hold each completion's probability near what it was, with {self.beta:g} times half its squared log r"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} (log r(completion))^2/2"
+
+
+@dataclass(frozen=True)
+class K2Sampler(_Tied):
+    """beta v^2 / 2, kl_weight = beta v, v = log(pi / sampler): staleness and mismatch are both in it.
+
+    Unlike a term to the policy before the updates it acts with one update per batch too.
+    """
+
+    beta: float = 2e-3
+    name: ClassVar[str] = "k2_sampler"
+    to_sampler: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.beta * u
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return 0.5 * u**2
+
+    def words(self) -> str:
+        return f"hold the policy near the one that sampled, with {self.beta:g} times half the squared log-ratio"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} v^2/2, v = log(pi/mu)"

@@ -83,6 +83,12 @@ class Objective:
         needed = frozenset().union(*(component.needs for component in components))
         return needed | {self.ratio.against} if self.clip.uses_ratio else needed
 
+    @property
+    def needs_reward(self) -> bool:
+        """False where nothing the method does depends on what a completion earned: then a run may have no reward."""
+        verdicts = {"parts", "step_reward", "greedy_reward", "drawn"} & self.needs()
+        return self.baseline.sees_reward or bool(verdicts) or self.keep.refills or self.keep.grows
+
     def tuned(self, memory: Memory) -> Objective:
         """The method of this step: with the coefficients its controllers have arrived at."""
         kl, weight = self.kl, self.entropy.coefficient(memory)
@@ -256,9 +262,11 @@ class Objective:
         return value
 
     def _strayed(self, batch: TokenBatch, current: Tensor) -> Tensor:
-        """u = logp - ref_logp; 0 for a term that does not look at the reference."""
+        """u = logp - ref_logp, or - behavior_logp; 0 for a term that looks at neither."""
         if self.kl.to_old:
             return torch.zeros_like(current)
+        if self.kl.to_sampler:
+            return (current - self._sampled(batch)).masked_fill(~batch.action, 0.0)
         if batch.ref_logp is None:
             raise ValueError(f"the {self.kl.name} term needs ref_logp and the batch has none")
         return (current - batch.ref_logp).masked_fill(~batch.action, 0.0)

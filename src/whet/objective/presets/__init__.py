@@ -4,7 +4,7 @@ The only room of the package where methods have names. Adding a method made of k
 """
 
 from whet.objective.policy import Objective
-from whet.objective.presets import agents, far, group, variants
+from whet.objective.presets import agents, far, group, off_policy, teacher, variants
 from whet.objective.presets.preset import Preset
 
 EVERY = (
@@ -15,7 +15,9 @@ EVERY = (
     *(far.DPPO_TV, far.DPPO_KL, far.VESPO, far.CLIP_COV, far.KL_COV),
     *(far.PPO, far.PPO_DUAL, far.PPO_PENALTY, far.VAPO, far.VTRACE),
     *(variants.GDPO, variants.SPO, far.GRPO_PROCESS, far.GIGPO),
+    *(off_policy.PMD_MEAN, off_policy.DRO, off_policy.PRIME_RL, off_policy.TOPR, off_policy.ASYM_RE),
     *(agents.RLOO_TURNS, agents.ECHO, agents.RAE),
+    *teacher.EVERY,
 )
 
 # every policy method by the name that the command line takes

@@ -1,0 +1,190 @@
+"""Texts as runs of words, for telling whether two of them say the same.
+
+What counts as a word: letters in lower case (accents and width forms composed, NFKC), a number without the commas of
+its thousands, one character of a script that writes without spaces, an operator. Punctuation does not count. Numbers,
+operators and LaTeX commands are symbols: they tell two formulas apart, not two sentences.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Hashes = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+SPACELESS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"  # kana, Han, Thai
+OTHERS = r"\d+(?:\.\d+)?|\\[a-z]+|[+*/=<>^%]|(?<![^\W\d])-(?=\s*(?:[\d(\\$]|[a-z]\b))"
+WORD = re.compile(rf"[{SPACELESS}]|[^\W\d_{SPACELESS}]+|{OTHERS}")
+ASCII_WORD = re.compile(rf"[a-z]+|{OTHERS}", re.ASCII)
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+ONES = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+TENS = "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand"
+NUMERALS = frozenset(f"{ONES} {TENS}".split())
+NUMBER = "#"
+OPERATORS = frozenset("+*/=<>^%-")
+MOST_KNOWN = 1_000_000  # different words that are remembered at a time
+_PRIME = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying loses nothing modulo 2**64
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, numbers as written."""
+    if text.isascii():
+        pattern = ASCII_WORD
+    else:
+        pattern, text = WORD, unicodedata.normalize("NFKC", text)
+    if "," in text:
+        text = THOUSANDS.sub("", text)
+    return pattern.findall(text.lower())
+
+
+def masked(word: str) -> str:
+    """The word; of every number the same one."""
+    return NUMBER if word[0].isdecimal() or word in NUMERALS else word
+
+
+def numbers_of(words: Sequence[str]) -> list[str]:
+    """The numbers among the words, in order."""
+    return [word for word in words if masked(word) == NUMBER]
+
+
+def is_symbol(word: str) -> bool:
+    """A number, an operator or a LaTeX command."""
+    return word in OPERATORS or word[0] == "\\" or masked(word) == NUMBER
+
+
+def plain_text(text: str) -> str:
+    """What two texts have in common that differ in case, white space and punctuation only.
+
+    A text without a word, such as a row of emoji, stands for itself.
+    """
+    return " ".join(words_of(text)) or text.strip()
+
+
+def text_key(text: str) -> bytes:
+    """16 bytes that equal texts share, and others in practice never do."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class WordTable:
+    """What is known of each word that was seen: hashes that are the same in every process, and whether it is a symbol.
+
+    It forgets all words when there are too many, so that its memory stays bounded.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._known = 0
+        self._written = np.zeros(1024, np.uint64)
+        self._masked = np.zeros(1024, np.uint64)
+        self._symbols = np.zeros(1024, np.bool_)
+
+    def block(self, texts: Sequence[str]) -> TextBlock:
+        """Texts side by side."""
+        if len(self._numbers) > MOST_KNOWN:
+            self._forget()
+        numbers: list[int] = []
+        starts = np.zeros(len(texts) + 1, np.int64)
+        for at, text in enumerate(texts):
+            words = words_of(text)
+            try:
+                numbers += [self._numbers[word] for word in words]
+            except KeyError:
+                numbers += [self._number(word) for word in words]
+            starts[at + 1] = len(numbers)
+        at_words = np.array(numbers, np.int64)
+        written = self._written[at_words]
+        keys = [
+            hashlib.blake2b(written[start:stop].tobytes(), digest_size=16).digest() if stop > start else text_key(text)
+            for start, stop, text in zip(starts[:-1].tolist(), starts[1:].tolist(), map(str.strip, texts), strict=True)
+        ]
+        return TextBlock(written, self._masked[at_words], self._symbols[at_words], starts, keys)
+
+    def _number(self, word: str) -> int:
+        number = self._numbers.get(word)
+        if number is not None:
+            return number
+        number = self._numbers[word] = self._known
+        self._known += 1
+        if number == len(self._written):
+            self._written = np.concatenate([self._written, np.zeros_like(self._written)])
+            self._masked = np.concatenate([self._masked, np.zeros_like(self._masked)])
+            self._symbols = np.concatenate([self._symbols, np.zeros_like(self._symbols)])
+        self._written[number] = _word_hash(word)
+        self._masked[number] = _word_hash(masked(word))
+        self._symbols[number] = is_symbol(word)
+        return number
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    """The words of N texts, one text after the other."""
+
+    written: Hashes  # [W] a hash per word
+    masked: Hashes  # [W] the same, every number being one word
+    symbols: Flags  # [W]
+    starts: Integers  # [N + 1] where the words of a text begin; the last is W
+    keys: Sequence[bytes]  # [N] the same for texts that differ in case, white space and punctuation only
+
+    @property
+    def sizes(self) -> Integers:
+        """Words per text. [N]"""
+        return np.diff(self.starts)
+
+    @property
+    def formulas(self) -> Flags:
+        """Texts of which more than half are symbols: they look alike whatever they ask. [N]"""
+        counts = np.concatenate([[0], np.cumsum(self.symbols)])
+        return 2 * np.diff(counts[self.starts]) > self.sizes
+
+    def runs(self, size: int, mask_numbers: bool = True) -> tuple[Integers, Integers, Hashes]:
+        """The text, the first word and the hash of every run of `size` words. A shorter text is one run."""
+        words = self.masked if mask_numbers else self.written
+        owners = np.repeat(np.arange(len(self.starts) - 1, dtype=np.int64), self.sizes)
+        count = len(words) - size + 1
+        if count > 0:
+            total = np.zeros(count, np.uint64)
+            for offset in range(size):
+                total = total * _PRIME + words[offset : offset + count]
+            at = np.flatnonzero(owners[:count] == owners[size - 1 :])
+            found = owners[at], at, mixed_bits(total[at])
+        else:
+            found = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        short = np.flatnonzero((self.sizes < size) & (self.sizes > 0))
+        if not len(short):
+            return found
+        whole = [_whole_hash(words[self.starts[each] : self.starts[each + 1]]) for each in short]
+        rows = np.concatenate([found[0], short])
+        order = np.argsort(rows, kind="stable")
+        at = np.concatenate([found[1], self.starts[short]])
+        return rows[order], at[order], np.concatenate([found[2], np.array(whole, np.uint64)])[order]
+
+    def wordy(self, at: Integers, size: int) -> Flags:
+        """Whether at least half of the words of each run are no symbols."""
+        counts = np.concatenate([[0], np.cumsum(self.symbols)])
+        return 2 * (counts[np.minimum(at + size, len(self.symbols))] - counts[at]) <= size
+
+
+def mixed_bits(values: Hashes) -> Hashes:
+    """Each value spread over all 64 bits (the finaliser of SplitMix64)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _word_hash(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _whole_hash(words: Hashes) -> int:
+    return int.from_bytes(hashlib.blake2b(words.tobytes(), digest_size=8).digest(), "little")

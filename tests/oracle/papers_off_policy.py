@@ -1,0 +1,85 @@
+"""Methods for batches that an older policy wrote, as in `papers`."""
+
+from math import exp
+
+import torch
+from naive import (
+    centred,
+    each_token,
+    mean,
+    on_tokens,
+    sampler_ratio,
+    score_function,
+    sequence_sum,
+    token_mean,
+)
+
+
+def pmd_mean(case, *, tau=0.01):
+    """2602.05933, the authors' code: -1/N SUM_i tau/2 (A/tau - log pi(y)/pi_old(y))^2 / n_i, A by leaving one out."""
+    total = 0.0
+    for i in case.completions():
+        others = [case.reward[j] for j in case.others(i)]
+        alone = case.reward[i] is None or not others
+        advantage = 0.0 if alone else case.reward[i] - mean(others)
+        moved = sum(case.logp[i][t] - case.old[i][t] for t in case.tokens(i))
+        total = total - tau / 2 * (advantage / tau - moved) ** 2 / len(case.logp[i])
+    return total / case.count
+
+
+def dro(case, *, beta=0.05):
+    """verl's dro: A log pi - beta/2 (log pi - log pi_old)^2, the mean over tokens."""
+    advantage = centred(case)
+
+    def term(i, t):
+        return advantage[i] * case.logp[i][t] - beta / 2 * (case.logp[i][t] - case.old[i][t]) ** 2
+
+    return token_mean(each_token(case, term))
+
+
+def prime_rl(case, *, mask=0.2, tau=1e-3):
+    """prime-rl's default loss: masked by how far the probability moved, and tau (log pi/mu)^2 on every token."""
+    advantage = centred(case)
+
+    def term(i, t):
+        moved = exp(float(case.logp[i][t].detach())) - exp(case.behavior[i][t])
+        dropped = moved > mask if advantage[i] > 0 else moved < -mask
+        gain = 0.0 if dropped else sampler_ratio(case, i, t) * advantage[i]
+        return gain - tau * (case.logp[i][t] - case.behavior[i][t]) ** 2
+
+    return token_mean(each_token(case, term))
+
+
+def topr(case):
+    """TOPR (2503.14286): good completions as they are, bad ones by their ratio, at most 1, which is stopped."""
+    advantage = centred(case)
+
+    def factor(i):
+        if advantage[i] >= 0:
+            return 1.0
+        return min(exp(sum(float(case.logp[i][t].detach()) - case.behavior[i][t] for t in case.tokens(i))), 1.0)
+
+    return sum(factor(i) * advantage[i] * sum(case.logp[i]) for i in case.completions()) / case.count
+
+
+def topr_by_tokens(case):
+    """The form of Trinity-RFT: each token by its own ratio."""
+    advantage = centred(case)
+
+    def term(i, t):
+        factor = 1.0 if advantage[i] >= 0 else torch.clamp(sampler_ratio(case, i, t).detach(), max=1.0)
+        return factor * advantage[i] * case.logp[i][t]
+
+    return sequence_sum(each_token(case, term))
+
+
+def asym_re(case, *, shift=-0.1):
+    """AsymRE (2506.20520): (R - mean - dV) log pi(y), no ratio."""
+    advantage = []
+    for i in case.completions():
+        middle = mean([case.reward[j] for j in case.members(i)]) if case.members(i) else 0.0
+        advantage.append(0.0 if case.reward[i] is None else case.reward[i] - (middle + shift))
+    return sequence_sum(score_function(case, on_tokens(case, advantage)))
+
+
+OFF_POLICY = {"pmd_mean": pmd_mean, "dro": dro, "prime_rl": prime_rl, "topr": topr, "asym_re": asym_re}
