@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from whet.config.bounds import MOST_ROWS
 from whet.config.sections import Section
+from whet.objective.presets import PRESETS
 from whet.pipeline.library import (
     ComposedSettings,
     EvalEntry,
@@ -28,6 +29,7 @@ from whet.pipeline.stages import Stage
 from whet.types import WhetError, did_you_mean
 
 STUDENT, TAUGHT, TRACES, KEPT = "student", "warm-student", "traces", "kept-traces"
+GRADED = next(name for name, each in PRESETS.items() if each.objective.baseline.name == "teacher_gap")
 WAYS = ("traces", "on_policy", "self", "rl")  # the first sets the budget of the others
 
 
@@ -57,7 +59,7 @@ class DistillSettings(ComposedSettings):
     )
     traces: RejectionChoice = Field(RejectionChoice(), description="what the teacher writes, and what of it is kept")
     imitate: SFTChoice = Field(SFTChoice(), description="the student learns from the traces")
-    on_policy: RLChoice = Field(RLChoice(method="opd"), description="the teacher grades the student's own tokens")
+    on_policy: RLChoice = Field(RLChoice(method=GRADED), description="the teacher grades the student's own tokens")
     self_teaching: RLChoice = Field(RLChoice(method="sdft"), description="the student, shown the demonstration, grades")
     rl: RLChoice = Field(RLChoice(), description="the student learns from the reward alone")
 
