@@ -20,6 +20,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from run_stages import WholePipeline, run_stages
+from split_pairs import split_pairs
 from word_problem_data import general_rows, write_data, write_rows
 
 HERE = Path(__file__).resolve().parent
@@ -65,7 +66,7 @@ def main() -> None:
 def arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pipeline", choices=list(PIPELINES))
-    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/, math/ and sft/")
+    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/, math/, sft/ and preference/")
     parser.add_argument("--seeds", type=int, default=1, help="runs, with seeds 1, 2, ...")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, on the same device")
     parser.add_argument("--folder", type=Path, default=Path("runs/smollm2"), help="of everything")
@@ -80,16 +81,20 @@ def arguments() -> Any:
 
 
 def make_questions(chosen: Any) -> list[str]:
-    """Word problems with their answers and solutions, and instructions of other kinds; the settings that name them."""
+    """Word problems with answers and solutions, instructions of other kinds, human pairs; the settings that name them."""
     place: Path = chosen.folder / "questions"
     if not (place / "about.json").is_file():
         write_data(chosen.data, place, ("gsm8k", "asdiv"), chosen.limit, chosen.gsm8k_questions)
         general = general_rows(chosen.data)[: chosen.limit or None]
         write_rows(place / "general.jsonl", general)
         write_rows(place / "general_prompts.jsonl", ({"prompt": row["prompt"]} for row in general))
+        source = str(chosen.data / "preference" / "human_pairs_unified.jsonl.gz")
+        most = {"train": chosen.limit, "held_out": 0}
+        split_pairs(source, place / "human", only="", most_characters=2000, share=0.0, most=most)
+        (place / "human" / "train.jsonl").replace(place / "pairs.jsonl")
     named = {"data.source": "train", "demonstrations": "demonstrations", "eval.source": "eval"}
     if chosen.pipeline == "r1":
-        named["general"] = "general"
+        named |= {"general": "general", "general_prompts": "general_prompts", "pairs": "pairs"}
     return [f"{key}={place / name}.jsonl" for key, name in named.items()]
 
 

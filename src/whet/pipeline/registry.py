@@ -21,8 +21,9 @@ from whet.types import WhetError, did_you_mean
 PIPELINES: dict[str, Pipeline] = {
     pipeline.name: pipeline
     for pipeline in (
-        R1, DISTILL, RLHF, PHASED, ITERATIVE_DPO, SELF_PLAY, RLAIF, SELF_REWARDING, CONSTITUTIONAL, FROM_FILE,
-    )  # fmt: skip
+        *(R1, DISTILL, RLHF, PHASED, ITERATIVE_DPO, SELF_PLAY, RLAIF, SELF_REWARDING, CONSTITUTIONAL),
+        FROM_FILE,
+    )
 }
 
 
