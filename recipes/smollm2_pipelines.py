@@ -39,9 +39,7 @@ def main() -> None:
     if chosen.teacher:
         words += ["--set", f"teacher={last_policy(chosen.teacher)}"]
     runs = [
-        WholePipeline(
-            f"{chosen.pipeline} seed {seed}", folder / f"{chosen.pipeline}-{seed}", (*words, "--seed", str(seed))
-        )
+        WholePipeline(f"{name} seed {seed}", folder / f"{name}-{seed}", PIPELINES[name], (*words, "--seed", str(seed)))
         for seed in range(1, chosen.seeds + 1)
     ]
 
@@ -81,7 +79,7 @@ def arguments() -> Any:
 
 
 def make_questions(chosen: Any) -> list[str]:
-    """Word problems with answers and solutions, instructions of other kinds, human pairs; the settings that name them."""
+    """Word problems, instructions of other kinds, human pairs; the settings that name the files."""
     place: Path = chosen.folder / "questions"
     if not (place / "about.json").is_file():
         write_data(chosen.data, place, ("gsm8k", "asdiv"), chosen.limit, chosen.gsm8k_questions)
