@@ -38,6 +38,7 @@ def main() -> None:
         words += ["--model", chosen.model]
     if chosen.teacher:
         words += ["--set", f"teacher={last_policy(chosen.teacher)}"]
+    name = chosen.pipeline
     runs = [
         WholePipeline(f"{name} seed {seed}", folder / f"{name}-{seed}", PIPELINES[name], (*words, "--seed", str(seed)))
         for seed in range(1, chosen.seeds + 1)
