@@ -20,6 +20,7 @@ from whet.pipeline.library.entry import (
     entry_values,
     input_digests_of,
 )
+from whet.pipeline.library.settings import own_data
 from whet.pipeline.library.trainings import Done, RLEntry, trained_result, training_cost
 from whet.pipeline.stages import Stage, StagePlan, read_json_lines, stage_result
 from whet.pipeline.training import RUN, check_training, total_steps, train_run
@@ -124,7 +125,7 @@ class MatchedEntry(RLEntry):
             batch = self.resolved(settings, name or known).batch
             per_step = batch.prompts_per_step * batch.group_size * tokens
             steps = max(1, round(budget / arithmetic.of_own(round(per_step), frozen, epochs, scores_itself)))
-            data, model = settings.data.model_dump(exclude_defaults=True), start.model(done)
+            data, model = own_data(settings), start.model(done)
             for _ in range(MOST_EXTENSIONS):
                 config = self.plain(name, steps).whole_config(settings, model, data, "", steps)
                 train_run(folder, self.method, config)
@@ -160,7 +161,7 @@ class MatchedEntry(RLEntry):
 
     def resolved(self, settings: Any, teacher: str) -> Any:
         entry = self.plain(teacher, 1)
-        values = entry.config(settings, settings.model.name, settings.data.model_dump(exclude_defaults=True), 1)
+        values = entry.config(settings, settings.model.name, own_data(settings), 1)
         return check_training(entry.method_name(), values, f"stage {self.name!r}: train")
 
     def passes(self, settings: Any, arithmetic: Arithmetic, teacher: str) -> tuple[int, float, bool]:
