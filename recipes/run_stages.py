@@ -87,7 +87,35 @@ class Training:
         return f"step {lines[-1]['step']}/{self.steps}" if lines else "starting"
 
 
-Stage = Evaluation | Training
+@dataclass(frozen=True)
+class WholePipeline:
+    """`whet pipeline`, or `whet resume` where its folder already holds the beginning."""
+
+    name: str
+    folder: Path
+    last: str  # its last stage
+    words: tuple[str, ...]
+
+    def is_finished(self) -> bool:
+        return any(self.folder.glob(f"*-{self.last}/stage.json"))
+
+    def is_running(self) -> bool:
+        return False
+
+    def command(self) -> list[str]:
+        if (self.folder / "pipeline.toml").is_file():
+            return ["resume", str(self.folder)]
+        return ["pipeline", *self.words, "--folder", str(self.folder)]
+
+    def close(self, output: str) -> None:
+        pass
+
+    def progress(self) -> str:
+        done = len(list(self.folder.glob("*/stage.json")))
+        return f"{done} stages done"
+
+
+Stage = Evaluation | Training | WholePipeline
 
 
 @dataclass

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the two files go")
     parser.add_argument("--only", default="", help="COLUMN=VALUE of the rows to take")
     parser.add_argument("--most-characters", type=int, default=0, help="of prompt and longer completion; 0 is no limit")
+    parser.add_argument("--most-completion", type=int, default=0, help="characters of the longer completion; 0: any")
     parser.add_argument("--share", type=float, default=0.25, help="of the prompts that are held out")
     parser.add_argument("--train", type=int, default=0, help="pairs at most; 0 is all")
     parser.add_argument("--held-out", type=int, default=0, help="pairs at most; 0 is all")
@@ -37,6 +38,7 @@ def main() -> None:
         most_characters=chosen.most_characters,
         share=chosen.share,
         most={"train": chosen.train, "held_out": chosen.held_out},
+        most_completion=chosen.most_completion,
     )
     for name in ("train", "held_out"):
         print(f"{chosen.folder / name}.jsonl: {counts[name]} pairs")
@@ -44,7 +46,14 @@ def main() -> None:
 
 
 def split_pairs(
-    source: str, folder: Path, *, only: str, most_characters: int, share: float, most: dict[str, int]
+    source: str,
+    folder: Path,
+    *,
+    only: str,
+    most_characters: int,
+    share: float,
+    most: dict[str, int],
+    most_completion: int = 0,
 ) -> dict[str, Any]:
     """Write train.jsonl and held_out.jsonl; returns how many pairs each has and, in words, what was left out."""
     column, _, value = only.partition("=")
@@ -53,6 +62,9 @@ def split_pairs(
         raise SystemExit(f"no row of {source} has {only}; give --only COLUMN=VALUE of some of its rows")
     pairs = usable(rows, preferences_from, drop=True)
     fitting = [pair for pair in pairs if not most_characters or size(pair) <= most_characters]
+    long = len(pairs) - len(fitting)
+    short = [pair for pair in fitting if not most_completion or longer_completion(pair) <= most_completion]
+    cut, fitting = len(fitting) - len(short), short
     sides: dict[str, list[tuple[float, PreferencePair]]] = {"train": [], "held_out": []}
     for pair in fitting:
         place = position(pair)
@@ -65,8 +77,11 @@ def split_pairs(
         text = "".join(f"{json.dumps(row(pair), ensure_ascii=False)}\n" for pair in kept)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
         counts[name] = len(kept)
-    longer = f"{len(pairs) - len(fitting)} longer than {most_characters} characters"
-    told = [longer if most_characters else "", left_out_words(pairs.left_out)]
+    told = [
+        f"{long} longer than {most_characters} characters" if most_characters else "",
+        f"{cut} with a completion longer than {most_completion} characters" if most_completion else "",
+        left_out_words(pairs.left_out),
+    ]
     return {**counts, "left_out": "; ".join(each for each in told if each) or "none"}
 
 
@@ -76,7 +91,11 @@ def prompt_of(pair: PreferencePair) -> Any:
 
 def size(pair: PreferencePair) -> int:
     opening = pair.prompt.text if pair.prompt.text is not None else "".join(m["content"] for m in pair.prompt.messages)
-    return len(opening) + max(len(pair.chosen), len(pair.rejected))
+    return len(opening) + longer_completion(pair)
+
+
+def longer_completion(pair: PreferencePair) -> int:
+    return max(len(pair.chosen), len(pair.rejected))
 
 
 def position(pair: PreferencePair) -> float:

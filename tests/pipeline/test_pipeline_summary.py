@@ -3,7 +3,7 @@
 import pytest
 
 from whet.report.pipeline_page import pipeline_html
-from whet.report.pipeline_summary import PipelineSummary, StageSummary, aligned, rounds_table, verdict
+from whet.report.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
 
 
 def told(*marks, who="the policy", num_prompts=200, start=0):
@@ -65,3 +65,33 @@ def test_the_page_shows_curve_stages_links_and_counts():
     assert "<svg viewBox" in page and "<td>7</td>" in page and 'class="todo"' in page and "whet pipeline name" in page
     assert "<script" not in page and "http:" not in page
     assert "<svg viewBox" not in pipeline_html(summary(StageSummary("a", "b")))
+
+
+def test_a_comparison_is_printed_with_what_it_says_and_is_the_verdict():
+    table = (("", "win rate", "KL"), ("one", "61.0%", "3.1"), ("another", "", "0.5"))
+    stage = StageSummary("compare", "side by side", "best: one", 1.0, table=table, findings=("one: too long",))
+    summary = PipelineSummary("mine", "", "finished", (stage,))
+    assert comparison_lines(summary) == [
+        "",
+        "         win rate   KL",
+        "one         61.0%  3.1",
+        "another            0.5",
+        "- one: too long",
+    ]
+    assert verdict(summary) == "Best: one."
+    page = pipeline_html(summary)
+    assert "Side by side" in page and "one: too long" in page and "61.0%" in page
+
+
+def test_samples_of_a_comparison_are_on_the_page_as_text():
+    sample = {
+        "way": "one",
+        "prompt": "a <b>",
+        "completion": "c",
+        "start": "s",
+        "judge_gap": 1.234,
+        "reward_model_gap": None,
+    }
+    stage = StageSummary("compare", "side by side", "", 1.0, samples=(sample,))
+    page = pipeline_html(PipelineSummary("mine", "", "finished", (stage,)))
+    assert "a &lt;b&gt;" in page and "+1.23" in page and "reward model" not in page

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from whet.config.sections import RewardSection
-from whet.data.source import parse_source
+from whet.data.source import SourceKind, parse_source
 from whet.model.checkpoint import MANIFEST, STATE
 from whet.model.load import local_folder
 from whet.reward.version import file_digest, files_digest
@@ -37,11 +37,13 @@ def input_digests(config: Inputs) -> dict[str, str]:
 
 def data_digest(source: str) -> str:
     """Of a file's bytes; a task, a gym dataset and a dataset of the hub count by their names."""
-    path = Path(source).expanduser()
-    if not parse_source(source).is_stored or not path.is_file():
+    parsed = parse_source(source)
+    path = Path(parsed.name).expanduser()
+    if parsed.kind is not SourceKind.FILE or not path.is_file():
         return source
     try:
-        return f"#{file_digest(path)}"
+        form = f"{parsed.benchmark.name}:" if parsed.benchmark else ""
+        return f"{form}#{file_digest(path)}"
     except OSError as error:
         raise WhetError(f"{source}: cannot be read ({error.strerror}); correct its permissions") from error
 

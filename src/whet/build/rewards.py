@@ -76,6 +76,8 @@ def build_reward_parts(
         named = (RewardPart(names.pop() if len(names) == 1 else TASK_ANSWER),)
     elif source.is_gym:
         named = (RewardPart("gym_answer"),)
+    elif source.benchmark is not None:
+        named = (RewardPart(source.benchmark.reward, settings=source.benchmark.settings),)
     elif wanted:
         raise WhetError(
             "no reward: data from a file or the hub needs one; give --reward NAME (exact_answer, math_answer, ...) "

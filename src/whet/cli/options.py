@@ -31,7 +31,8 @@ Rewards = Annotated[
     ),
 ]
 Data = Annotated[
-    str | None, typer.Option("--data", help="task:arithmetic (countdown, lists), a file, or hub:owner/name.")
+    str | None,
+    typer.Option("--data", help="task:arithmetic (countdown, lists), a file, gsm8k:FILE and such, or hub:owner/name."),
 ]
 Environment = Annotated[
     str | None,

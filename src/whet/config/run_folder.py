@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from whet.config.config import Config, differing_keys, read_toml, resolved, toml_text
 from whet.config.names import translated
 from whet.config.run_inputs import INPUTS, started_in
+from whet.data.benchmarks import BENCHMARKS
 from whet.types import WhetError
 
 CONFIG, ROWS, EVAL_ROWS = "config.toml", "data.jsonl", "eval.jsonl"
@@ -82,6 +83,8 @@ def _find_paths(values: dict[str, Any], start: Path) -> None:
 
     def found(text: Any) -> Any:
         path, colon, function = text.partition(":") if isinstance(text, str) else ("", "", "")
+        if path in BENCHMARKS and colon:  # gsm8k:PATH
+            return f"{path}:{found(function)}"
         if not path or Path(path).expanduser().is_absolute() or not (start / path).exists():
             return text
         return f"{start / path}{colon}{function}"

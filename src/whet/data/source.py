@@ -1,7 +1,8 @@
 """Where rows come from: a built-in task, a reasoning-gym dataset, seeds, a file or a hub dataset, as one parsed value.
 
-A user writes `task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name` or the path of a file. `parse_source` is the
-only place that looks at the prefix; everybody else asks the `DataSource` what it has and reads its rows through it.
+A user writes `task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name`, the path of a file, or `gsm8k:PATH` for a file
+of a benchmark in its authors' columns. `parse_source` is the only place that looks at the prefix; everybody else asks
+the `DataSource` what it has and reads its rows through it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from whet.data.benchmarks import BENCHMARKS, BenchmarkFormat, benchmark_row
 from whet.data.rows import Row, file_rows, hub_rows
 from whet.types import Prompt, WhetError, did_you_mean
 
@@ -59,10 +62,11 @@ class DataSource:
     name: str  # without the prefix: task names joined by +, a gym dataset, a number, a path, or owner/name of the hub
     config: str | None = None  # of a hub dataset, where it has several
     split: str = TRAIN  # of a hub dataset
+    benchmark: BenchmarkFormat | None = None  # of a file in the columns of its authors
 
     def __str__(self) -> str:
         if self.kind is SourceKind.FILE:
-            return self.name
+            return f"{self.benchmark.name}:{self.name}" if self.benchmark else self.name
         config = f"/{self.config}" if self.config else ""
         split = f":{self.split}" if self.kind is SourceKind.HUB and self.split != TRAIN else ""
         return f"{self.kind}:{self.name}{config}{split}"
@@ -147,8 +151,12 @@ class DataSource:
 
 
 def parse_source(text: str) -> DataSource:
-    """`task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name[/config][:split]`, or the path of a file."""
+    """`task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name[/config][:split]`, a path, or `BENCHMARK:PATH`."""
     prefix, colon, name = text.partition(":")
+    if colon and prefix in BENCHMARKS:
+        if not name:
+            raise WhetError(f"{text}: names no file; give its path, as in {prefix}:test.jsonl")
+        return DataSource(SourceKind.FILE, name, benchmark=BENCHMARKS[prefix])
     if not colon or prefix not in (SourceKind.TASK, SourceKind.GYM, SourceKind.SEEDS, SourceKind.HUB):
         return DataSource(SourceKind.FILE, text)
     if prefix != SourceKind.HUB:
@@ -173,7 +181,11 @@ def read_rows(text: str, limit: int | None = None, faulty: bool = False) -> list
     source = parse_source(text)
     if source.kind is SourceKind.HUB:
         stored = hub_rows(text, source.name, source.config, source.split)
+    elif source.benchmark is not None:
+        form = source.benchmark
+        stored = (benchmark_row(row, form) for row in file_rows(source.name))
     else:
+        _refuse_unknown_prefix(text)
         stored = file_rows(text)
     rows = list(islice(stored, limit))
     if not rows:
@@ -182,3 +194,14 @@ def read_rows(text: str, limit: int | None = None, faulty: bool = False) -> list
     if fault is not None and not faulty:
         raise fault
     return rows
+
+
+def _refuse_unknown_prefix(text: str) -> None:
+    """`gms8k:test.jsonl` is no path: what follows the colon is."""
+    prefix, colon, name = text.partition(":")
+    if colon and prefix.isidentifier() and not Path(text).exists() and Path(name).expanduser().is_file():
+        known = (*(kind for kind in SourceKind if kind is not SourceKind.FILE), *BENCHMARKS)
+        raise WhetError(
+            f"{text}: no kind of data is called {prefix!r}{did_you_mean(prefix, known)}; there are {', '.join(known)}; "
+            "a plain file is given by its path alone"
+        )

@@ -6,7 +6,9 @@ from typing import Any
 
 from whet.pipeline.constitutional import CONSTITUTIONAL
 from whet.pipeline.iterative_dpo import ITERATIVE_DPO
+from whet.pipeline.phased import PHASED
 from whet.pipeline.rlaif import RLAIF
+from whet.pipeline.rlhf import RLHF
 from whet.pipeline.self_play import SELF_PLAY
 from whet.pipeline.self_rewarding import SELF_REWARDING
 from whet.pipeline.settings import Pipeline, PipelineSettings
@@ -14,7 +16,8 @@ from whet.registry import load_plugins, open_shelf
 from whet.types import WhetError, did_you_mean
 
 PIPELINES: dict[str, Pipeline] = {
-    pipeline.name: pipeline for pipeline in (ITERATIVE_DPO, SELF_PLAY, RLAIF, SELF_REWARDING, CONSTITUTIONAL)
+    pipeline.name: pipeline
+    for pipeline in (ITERATIVE_DPO, SELF_PLAY, RLAIF, RLHF, PHASED, SELF_REWARDING, CONSTITUTIONAL)
 }
 
 

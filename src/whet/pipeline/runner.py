@@ -21,7 +21,7 @@ from whet.pipeline.registry import find_pipeline
 from whet.pipeline.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
 from whet.pipeline.training import RUN
 from whet.report.pipeline_page import write_pipeline_page
-from whet.report.pipeline_summary import PipelineSummary, StageSummary, aligned, rounds_table, verdict
+from whet.report.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
 from whet.report.run_page import REPORT
 from whet.types import WhetError
 
@@ -159,7 +159,7 @@ def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path) -> PipelineR
         page = draw(printer.finished, status)
     summary = _story(pipeline, stages, folder, printer.finished, status)
     print_line("")
-    for line in aligned(rounds_table(summary)):
+    for line in [*aligned(rounds_table(summary)), *comparison_lines(summary)]:
         print_line(line)
     print_line(f"\n{status}: {verdict(summary)}")
     print_line(f"page  {page}")
@@ -198,6 +198,9 @@ def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> Stage
         int(result.get("eval_prompts", 0)),
         str(result.get("stop_reason", "")),
         report.relative_to(folder).as_posix() if report.is_file() else "",
+        tuple(tuple(map(str, row)) for row in result.get("table", ())),
+        tuple(result.get("findings", ())),
+        tuple(result.get("samples", ())),
     )
 
 

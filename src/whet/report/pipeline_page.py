@@ -36,6 +36,8 @@ def pipeline_html(summary: PipelineSummary) -> str:
         tiles=_tiles(summary),
         figure=_figure(summary),
         rounds=PageTable(tuple(head), tuple(tuple(cell or ABSENT for cell in row) for row in body)) if head else None,
+        comparisons=[_comparison(stage) for stage in summary.stages if stage.table],
+        samples=[each for stage in summary.stages for each in stage.samples],
         stages=[_stage(stage) for stage in summary.stages],
         counted=[
             (stage.name, [(words(name), quantity(count)) for name, count in stage.counts.items()])
@@ -80,6 +82,12 @@ def _figure(summary: PipelineSummary) -> Figure | None:
     )
     wide, narrow = (line_chart(series, f"{title} by round", size, unit) for size in ((1060, 300), (340, 220)))
     return Figure(title, "by round, greedy completions", wide, narrow=narrow, legend=legend)
+
+
+def _comparison(stage: StageSummary) -> dict[str, object]:
+    head, *rows = stage.table
+    cells = tuple(tuple(cell or ABSENT for cell in row) for row in rows)
+    return {"about": stage.about, "table": PageTable(head, cells), "findings": stage.findings}
 
 
 def _stage(stage: StageSummary) -> dict[str, object]:

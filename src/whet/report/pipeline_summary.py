@@ -25,6 +25,9 @@ class StageSummary:
     num_prompts: int = 0  # held-out prompts behind the metrics
     over: str = ""  # why the stages after it were not done
     report: str = ""  # link to the page of its run
+    table: tuple[tuple[str, ...], ...] = ()  # a comparison: its head, then rows that begin with a name
+    findings: tuple[str, ...] = ()  # what that table says
+    samples: tuple[Mapping[str, object], ...] = ()  # completions beside those of the policy they are compared with
 
     @property
     def is_done(self) -> bool:
@@ -72,6 +75,15 @@ def _value(stage: StageSummary, metric: str) -> str:
     return metric_text(metric, stage.metrics[metric])
 
 
+def comparison_lines(summary: PipelineSummary) -> list[str]:
+    """Every comparison as text, with its findings."""
+    lines: list[str] = []
+    for stage in summary.stages:
+        if stage.table:
+            lines += ["", *aligned([list(row) for row in stage.table]), *(f"- {each}" for each in stage.findings)]
+    return lines
+
+
 def aligned(rows: list[list[str]]) -> list[str]:
     """A table as lines of text, numbers to the right."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))] if rows else []
@@ -90,6 +102,9 @@ def verdict(summary: PipelineSummary) -> str:
     left = sum(not stage.is_done for stage in summary.stages)
     if left and not ended:
         ended = f" {left} of {len(summary.stages)} stages are still to do."
+    compared = next((stage for stage in reversed(summary.stages) if stage.table), None)
+    if compared is not None:
+        return f"{compared.outcome[:1].upper()}{compared.outcome[1:]}.{ended}"
     if metric is None:
         return f"Nothing was measured: there are no held-out prompts with a reward to score them.{ended}"
     by_model = metrics_by_round(summary, metric)

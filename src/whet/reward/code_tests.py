@@ -246,7 +246,7 @@ def _opening(prompt: Prompt) -> str:
     entry = entry_point(prompt)
     if not entry:
         return ""
-    for text in (prompt.meta.get("prompt"), prompt.text, prompt.question()):
+    for text in (prompt.meta.get("prompt"), prompt.meta.get("starter_code"), prompt.text, prompt.question()):
         if isinstance(text, str) and f"def {entry}" in text and _is_code(text):
             return text
     return ""

@@ -32,6 +32,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "environment": ("environment",),
     "format": ("agent_format",),
     "gym": ("gym_answer",),
+    "instructions": ("instructions",),
     "judge": ("judge",),
     "language": ("language",),
     "learned": ("learned", "learned_steps"),
