@@ -27,7 +27,6 @@ from whet.objective.aggregate import FixedLength, InverseLength, LearnedLength, 
 from whet.objective.bands import FutureDrift, InverseRatio, KeptEdges, ProbabilityBand, fading_sum
 from whet.objective.clip import Cap, DualClip, OnPolicy, PPOClip, Tapered, Unclipped
 from whet.objective.credit import discounted_sum
-from whet.objective.entropic import EntropicGroup
 from whet.objective.gates import DivergenceMask, GammaGate, GeometricMean, SoftGate, VariationMask
 from whet.objective.kl import (
     K2,
@@ -65,6 +64,7 @@ from whet.objective.scale import (
     WhitenTokens,
 )
 from whet.objective.statistics import STD_FLOOR, group_moments, spread
+from whet.objective.tilt import EntropicGroup
 from whet.types import Totals, WhetError
 
 sys.path.insert(0, str(Path(__file__).parent))

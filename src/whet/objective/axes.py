@@ -22,7 +22,6 @@ from whet.objective import (
     clip,
     control,
     credit,
-    entropic,
     gates,
     keep,
     kl,
@@ -35,6 +34,7 @@ from whet.objective import (
     shape,
     steps,
     terms,
+    tilt,
 )
 from whet.objective.component import Component, departures, with_number
 from whet.objective.policy import Objective
@@ -91,7 +91,7 @@ POLICY = Family(
             advantage.BatchRunningMean,
             advantage.RunningRoleMean,
             *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker),
-            *(advantage.RevisitedGroup, entropic.EntropicGroup),
+            *(advantage.RevisitedGroup, tilt.EntropicGroup),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),

@@ -8,12 +8,12 @@ from whet.objective.advantage import GroupMean, RevisitedGroup
 from whet.objective.aggregate import InverseLength, SequenceMean, SequenceSum, TokenMean
 from whet.objective.bands import FutureDrift, InverseRatio, KeptEdges, ProbabilityBand
 from whet.objective.clip import PPOClip, Unclipped
-from whet.objective.entropic import EntropicGroup
 from whet.objective.kl import K1Immediate, NoKL
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import SamplerTokenRatio, TokenRatio
 from whet.objective.scale import GroupStd, NoScale
+from whet.objective.tilt import EntropicGroup
 
 CE_GPPO = Preset(
     Objective("ce_gppo", GroupMean(), GroupStd(), TokenRatio(), KeptEdges(0.2, 0.28, 0.75, 1.0), TokenMean(), NoKL()),
