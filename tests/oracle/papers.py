@@ -51,6 +51,7 @@ from papers_credit import (
     vtraced,
 )
 from papers_off_policy import OFF_POLICY
+from papers_teacher import TEACHER
 
 # without a critic
 
@@ -464,6 +465,7 @@ PAPERS = {
     "rae": rae,
     **OFF_POLICY,
     **BANDS,
+    **TEACHER,
 }
 
 CRITICS = {

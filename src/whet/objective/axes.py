@@ -33,6 +33,7 @@ from whet.objective import (
     select,
     shape,
     steps,
+    teacher,
     terms,
     tilt,
 )
@@ -95,7 +96,7 @@ POLICY = Family(
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
-            steps.AnchoredSteps,
+            *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap),
             main=True,
         ),
         "scale": _axis(
