@@ -159,9 +159,10 @@ def verdict(summary: PipelineSummary) -> str:
     left = sum(not stage.is_done for stage in summary.stages)
     if left and not ended:
         ended = f" {left} of {len(summary.stages)} stages are still to do."
-    table = next((stage for stage in reversed(summary.stages) if stage.table), None)
-    if table is not None and not any(stage.sets for stage in summary.stages):
-        return f"{table.outcome[:1].upper()}{table.outcome[1:]}.{ended}"
+    outcome = next((stage.outcome for stage in reversed(summary.stages) if stage.table), "")
+    conclusion = f"{outcome[:1].upper()}{outcome[1:]}." if outcome else ""
+    if conclusion and not any(stage.sets for stage in summary.stages):
+        return f"{conclusion}{ended}"
     if metric is None:
         return f"Nothing was measured: there are no held-out prompts with a reward to score them.{ended}"
     by_model = metrics_by_round(summary, metric)
@@ -174,8 +175,9 @@ def verdict(summary: PipelineSummary) -> str:
         text = f"Held-out {name}: {_value(first, metric)} before, {_value(last, metric)} after {last.label}, "
         worse = fallen(summary.policies)
         text += f"{_difference(first, last, metric)}.{_peak(by_round, metric)}"
-        told = "" if table is None else f" {table.outcome[:1].upper()}{table.outcome[1:]}."
-        return text + (f" Worse: {'; '.join(worse)}." if worse else "") + told + ended
+        return (
+            text + (f" Worse: {'; '.join(worse)}." if worse else "") + (f" {conclusion}" if conclusion else "") + ended
+        )
     text = f"Held-out {name} of {who}: {_value(first, metric)} to {_value(last, metric)}"
     text += f" in {max(by_round)} round{'s' if max(by_round) > 1 else ''}, {_difference(first, last, metric)}."
     text += _peak(by_round, metric)

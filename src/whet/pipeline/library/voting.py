@@ -37,9 +37,9 @@ class VoteEntry(StageEntry):
         found = composition.rows(self, "completions", self.completions, ("completions",))
 
         def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            labelled, told = voted_labels(read_json_lines(Path(found.location(done))), self.least_share)
+            labelled, result = voted_labels(read_json_lines(Path(found.location(done))), self.least_share)
             write_rows(folder / OUTPUT_FILES["rows"], labelled)
-            return told
+            return result
 
         return Stage(
             self.name,
