@@ -52,6 +52,7 @@ class RemoteServer:
     first_wait: float = 1.0  # seconds; doubled after each attempt
     who: str = "the server"
     settings: str = "its settings"
+    most_bytes: int = LARGEST_ANSWER  # of an answer
 
     def url(self, path: str) -> str:
         return f"{self.base_url.rstrip('/')}{path}"
@@ -65,7 +66,7 @@ class RemoteServer:
         request = urllib.request.Request(self.url(path), json.dumps(body).encode(), headers)
         try:
             with _OPENER.open(request, timeout=self.timeout) as response:
-                return _read(response, time.monotonic() + self.timeout)
+                return _read(response, time.monotonic() + self.timeout, self.most_bytes)
         except urllib.error.HTTPError as error:
             raise self._refused(error, key, path) from None
         except (OSError, http.client.HTTPException) as error:
@@ -159,14 +160,14 @@ def asked(
     raise trouble
 
 
-def _read(response: Any, deadline: float) -> bytes:
+def _read(response: Any, deadline: float, most_bytes: int = LARGEST_ANSWER) -> bytes:
     """The whole body; a server that drips it, or never ends it, is one that did not answer."""
     pieces, size = [], 0
     while piece := response.read1(65536):
         pieces.append(piece)
         size += len(piece)
-        if size > LARGEST_ANSWER:
-            raise Retryable(f"an answer of more than {LARGEST_ANSWER} bytes")
+        if size > most_bytes:
+            raise Retryable(f"an answer of more than {most_bytes} bytes")
         if time.monotonic() > deadline:
             raise Retryable("the answer did not end in time")
     return b"".join(pieces)

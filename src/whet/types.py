@@ -295,6 +295,7 @@ class TokenBatch:
     behavior_logp: Tensor | None = None  # [N, T], of the sampler
     old_logp: Tensor | None = None  # [N, T], of the trainer before the first update of this batch
     ref_logp: Tensor | None = None  # [N, T], of the reference
+    teacher_logp: Tensor | None = None  # [N, T], of the teacher, which may have seen another context
     support: Tensor | None = None  # int32 [N, T, S], ids the sampler could draw, -1 padding
     entropy: Tensor | None = None  # [N, T], of the policy before the first update of this batch
     value: Tensor | None = None  # [N, T], the critic's, of the state before the token, before the first update
@@ -363,6 +364,7 @@ class TokenBatch:
 # the fields of a TokenBatch that have a token axis, their second
 TOKEN_FIELDS = (
     *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
+    "teacher_logp",
     *("segment", "observed", "truncated", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
     *("routed_experts", "old_experts"),
 )

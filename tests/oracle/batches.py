@@ -31,6 +31,7 @@ def random_batch(
     sampler is `mismatch` away from the trainer, a tenth of the tokens three times as far. `binary` rewards are 0 or 1.
     """
     stream = torch.Generator().manual_seed(seed)
+    apart = torch.Generator().manual_seed(9000 + seed)  # of what came later: the rest stays as it was drawn
     num_rows = num_groups * group_size
 
     def uniform(*shape):
@@ -61,6 +62,7 @@ def random_batch(
         behavior_logp=-(old_logp - mismatch * far * noise(*shape)).abs() - 1e-3,
         old_logp=old_logp,
         ref_logp=logp + 0.7 * noise(*shape),
+        teacher_logp=-(logp + 0.9 * torch.randn(shape, generator=apart, dtype=torch.float64)).abs() - 1e-3,
         entropy=2 * uniform(*shape),
         value=0.5 + 0.6 * noise(*shape),
         parts=parts,

@@ -17,6 +17,7 @@ class Case:
     old: list
     behavior: list
     ref: list
+    teacher: list
     reward: list  # [completion], None where unscorable
     groups: list  # [completion]
     budget: int
@@ -93,6 +94,7 @@ def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learn
         old=cut(batch.old_logp),
         behavior=cut(batch.behavior_logp),
         ref=cut(batch.ref_logp),
+        teacher=cut(batch.teacher_logp),
         reward=[None if reward != reward else reward for reward in batch.reward.tolist()],
         groups=batch.group.tolist(),
         budget=batch.max_new_tokens,

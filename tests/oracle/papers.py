@@ -36,6 +36,7 @@ from naive import (
     whitened,
     whitened_completions,
 )
+from papers_bands import BANDS
 from papers_credit import (
     gigpo,
     grpo_process,
@@ -50,6 +51,7 @@ from papers_credit import (
     vtraced,
 )
 from papers_off_policy import OFF_POLICY
+from papers_teacher import TEACHER
 
 # without a critic
 
@@ -462,6 +464,8 @@ PAPERS = {
     "echo": echo,
     "rae": rae,
     **OFF_POLICY,
+    **BANDS,
+    **TEACHER,
 }
 
 CRITICS = {

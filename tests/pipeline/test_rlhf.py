@@ -91,7 +91,7 @@ def test_policies_start_from_the_imitating_one_and_learn_from_the_reward_model_a
 
 
 def test_the_budget_is_one_and_what_was_spent_is_counted(run):
-    plan = run.stages["sft-judged"].result
+    plan = {**run.stages["sft-judged"].result, **run.stages["compare"].result}
     sequence, budget = plan["sequence"], plan["budget"]
     # one step of 4 completions: sampled, read by reference, reward model, critic and (4 updates) the policy, both learn
     assert budget == pytest.approx(4 * 11 * sequence)

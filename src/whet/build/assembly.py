@@ -49,7 +49,8 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     kind = kind_of(config)
     draws, evaluates = kind.draws_completions(config), kind.scores_eval_prompts(config)
-    parts = build_reward_parts(config, draws, rewards) if draws or evaluates else []
+    wanted = draws and kind.learns_from_reward(config)
+    parts = build_reward_parts(config, wanted, rewards) if draws or evaluates else []
     title, objective = kind.describe(config, parts)
     prompts = scorable_prompts(load_prompts(config, evaluation=False) if draws else [], parts, config.data)
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []

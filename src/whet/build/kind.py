@@ -49,4 +49,5 @@ class TrainingKind:
     build: Callable[[Any, BuildInputs], Built]
     draws_completions: Callable[[Any], bool]  # in training: prompts and a reward are needed
     scores_eval_prompts: Callable[[Any], bool]  # an evaluation draws completions to eval prompts
+    learns_from_reward: Callable[[Any], bool] = lambda config: True  # False: completions that are drawn need none
     try_it: str = "whet sample {run}{prompt}"  # the next command; {prompt} is empty where the run has eval prompts

@@ -107,6 +107,7 @@ def workload(
         "base": _base(model.lora.base, compute if model.precision == "auto" else model.precision, on_cpu),
         "reference": model.reference,
         "reward_model": _reward_model(config),
+        "teacher": _teacher(config),
         "engines": config.scale.engines,
         "offload": config.scale.offload,
         "on_cpu": on_cpu,
@@ -152,6 +153,14 @@ def _reward_model(config: Config) -> ModelShape | None:
         shapes += [_folder_or_none(each) for each in folders if isinstance(each, str)]
     known = [each for each in shapes if each is not None]
     return max(known, key=lambda each: each.weights, default=None)
+
+
+def _teacher(config: Config) -> ModelShape | None:
+    """The teacher, where it stands on the policy's device."""
+    section = getattr(config, "teacher", None)
+    if section is None or not section.name or section.device not in ("", config.model.device):
+        return None
+    return _folder_or_none(section.name)
 
 
 def _folder_or_none(name: str) -> ModelShape | None:

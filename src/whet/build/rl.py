@@ -23,6 +23,7 @@ from whet.build.rewards import (
 )
 from whet.build.rows import column_facts
 from whet.build.runtime import Runtime, decode_facts, fitting_prompts, optimizer_settings, sampling_fact, sampling_from
+from whet.build.teacher import build_teacher, check_teacher
 from whet.config.config import PolicyConfig, flattened
 from whet.dist.ranks import ALONE, Ranks
 from whet.dist.shard import sharded, sharded_critic, sharded_reference
@@ -42,13 +43,18 @@ from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.window import GroupWindow
 from whet.train.evaluate import Evaluator
 from whet.train.rl import RLModels, RLSettings, RLTrainer
-from whet.types import Prompt, Sample, WhetError
+from whet.train.teacher import Teacher
+from whet.types import Prompt, Sample, StopReason, WhetError
+
+
+def build_plain_objective(config: PolicyConfig) -> Objective:
+    """The method with the config's changes."""
+    return with_changes(preset_named(config.method).objective, flattened(config.objective))
 
 
 def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> Objective:
     """The method's objective with the config's changes, checked against the rest of the config and its rewards."""
-    changes = flattened(config.objective)
-    objective = with_changes(preset_named(config.method).objective, changes)
+    changes, objective = flattened(config.objective), build_plain_objective(config)
     batch = config.batch
     setting = RunSetting(
         batch.group_size,
@@ -61,6 +67,7 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
         "scale.max_staleness" if config.scale.max_staleness else "batch.staleness",
     )
     check_setting(objective, setting, changes)
+    check_teacher(config, objective)
     if config.model.reference == "reload" and objective.reference.name != "frozen":
         raise WhetError(
             f"model.reference=reload reads the first policy anew, but objective.reference={objective.reference.name} "
@@ -81,16 +88,25 @@ def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
     prompts, tokens = fitting_prompts(runtime, inputs.prompts, sampling, config.data)
     dataset = PromptDataset(prompts, tokens)
     reward_at = build_reward_at(config, inputs, objective)
-    trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator)
+    teacher, taught = build_teacher(config, runtime, objective, sampling, tokens)
+    trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator, teacher)
     data = data_summary(config, prompts, inputs.eval_prompts)
     facts = {
         "data": data,
         **column_facts(prompts, inputs.eval_prompts),
-        "reward": reward_summary(inputs.parts),
+        **taught,
+        "reward": reward_fact(objective, inputs.parts),
     }
     ahead = {"asynchrony": ahead_fact(config)} if config.scale.max_staleness else {}
     facts = {**decode_facts(runtime, sampling, tokens), **facts, **ahead}
     return Built(trainer, facts, sampling_fact(sampling, tokens), close=trainer.close)
+
+
+def reward_fact(objective: Objective, parts: Sequence[RewardPart]) -> str:
+    """The reward in words, and whether anything is learned from it."""
+    if not parts:
+        return f"none: {objective.name} learns without one"
+    return reward_summary(parts) + ("" if objective.needs_reward else " (measured only: nothing is learned from it)")
 
 
 def build_reward_at(
@@ -98,6 +114,8 @@ def build_reward_at(
 ) -> Callable[[float], RewardContext]:
     """How completions are scored, by the share of the training that is done."""
     parts, tokenizer = inputs.parts, inputs.runtime.tokenizer
+    if not parts:
+        return lambda progress: RewardContext(without_reward)
     steps_scorer = step_scorer(parts)
     ranks = inputs.runtime.ranks
     scorer_at = build_scorer_at(config, parts, inputs.failures, ranks)
@@ -113,6 +131,11 @@ def build_reward_at(
         return RewardContext(score, part_weights_at(config, parts, progress), noted)
 
     return reward_at
+
+
+def without_reward(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
+    """For a method that looks at no reward: every completion earns nothing, and counts."""
+    return [sample.scored({}, None if sample.stop is StopReason.FAILED else 0.0) for sample in samples]
 
 
 def score_with_steps(
@@ -137,6 +160,7 @@ def build_rl_trainer(
     dataset: PromptDataset,
     reward_at: Callable[[float], RewardContext],
     evaluator: Evaluator | None,
+    teacher: Teacher | None = None,
 ) -> RLTrainer:
     batch, needs = config.batch, objective.needs()
     sampling = replace(sampling_from(config.sampling), keeps_support=True)
@@ -157,7 +181,7 @@ def build_rl_trainer(
         policy = sharded(policy, shards)
         critic = None if critic is None else sharded_critic(critic, shards)
         reference = None if reference is None else sharded_reference(reference, policy, shards)
-    models = RLModels(policy, runtime.tokenizer, reference, critic, config.critic.learning_rate)
+    models = RLModels(policy, runtime.tokenizer, reference, critic, config.critic.learning_rate, teacher)
     spec = RolloutSpec(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
@@ -240,4 +264,5 @@ KIND = TrainingKind(
     build_rl,
     draws_completions=lambda config: True,
     scores_eval_prompts=lambda config: True,
+    learns_from_reward=lambda config: build_plain_objective(config).needs_reward,
 )

@@ -34,6 +34,9 @@ def train(
     env: Environment = None,
     tool: Tools = None,
     agent: Agent = None,
+    teacher: Annotated[
+        str | None, typer.Option("--teacher", help="Whom a distilling method learns from: a model or a run folder.")
+    ] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps.")] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random in the run.")
@@ -59,6 +62,8 @@ def train(
 
       whet train grpo --model smollm2 --data train.jsonl --reward math_answer --tool calculator
 
+      whet train opd --teacher runs/grpo-1
+
     `whet config METHOD` shows every key that --set takes, with its default.
     """
     from whet import api
@@ -69,6 +74,7 @@ def train(
     }
     values = merged(read_toml(config) if config else {}, from_settings(settings or []))
     values = merged(values, environment_settings(env, tool, agent))
+    values = merged(values, {"teacher": {"name": teacher}} if teacher is not None else {})
     if seeds > 1:
         from whet.experiments.ensemble import train_ensemble
 

@@ -42,6 +42,7 @@ from whet.config.sections import (
     SandboxSection,
     ScaleSection,
     Section,
+    TeacherSection,
 )
 from whet.data.files import readable_file, reading
 from whet.explain import catalogue
@@ -50,6 +51,7 @@ from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
 RATE, CRITIC_RATE = "optimizer.learning_rate", "critic.learning_rate"
+OF_TEACHER = frozenset(("teacher_logp",))  # needs of a method that a teacher answers
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 Validated = TypeVar("Validated", bound=BaseModel)
 _NOTHING_SAMPLED = "has no effect: without eval prompts nothing is sampled or scored; drop it"
@@ -123,6 +125,7 @@ class PolicyConfig(RunConfig):
     data: PromptSection = PromptSection()
     batch: BatchSection = BatchSection()
     critic: CriticSection = CriticSection()
+    teacher: TeacherSection = TeacherSection()
     objective: ObjectiveChanges = Field({}, description="changes to the method's preset: clip.high, kl, kl.beta, ...")
 
     def samples(self) -> bool:
@@ -131,8 +134,16 @@ class PolicyConfig(RunConfig):
     def trains_critic(self) -> bool:
         return "value" in self.objective or "value" in catalogue.method(self.method).needs
 
+    def has_teacher(self) -> bool:
+        """True where the method learns from a teacher, or was changed to."""
+        chosen = (change.get("kind") if isinstance(change, Mapping) else change for change in self.objective.values())
+        asks = any(isinstance(each, str) and each.endswith("teacher_gap") for each in chosen)
+        return asks or bool(OF_TEACHER & set(catalogue.method(self.method).needs))
+
     def idle(self) -> dict[str, str]:
         idle = super().idle()
+        if not self.has_teacher():
+            idle["teacher"] = f"has no effect: {self.method} has no teacher; drop it"
         if not self.trains_critic():
             idle["critic"] = f"has no effect: {self.method} trains no critic; drop it"
         if self.scale.max_staleness < 2:

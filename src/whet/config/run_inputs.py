@@ -22,11 +22,18 @@ REWARD = "reward"
 # settings that do not decide what is trained, only how long, how fast, and what is kept of it
 FREE = (
     "steps", "folder", "report", "eval.every", "batch.micro_batch_tokens", "model.threads", "model.device",
-    "model.recompute", "reward.ledger", "reward.timeout", "reward.on_error", "reward.most_failures",
+    "model.recompute", "teacher.device", "teacher.timeout", "teacher.concurrency",
+    "reward.ledger", "reward.timeout", "reward.on_error", "reward.most_failures",
     "scale.workers", "scale.engines", "scale.reward_workers", "scale.address", "scale.offload", "scale.timeout",
 )  # fmt: skip
 # settings that name what has a digest: where it lies does not matter
-PLACES = {"data.source": "data", "eval.source": "eval data", "model.name": "model", "preference.store": ""}
+PLACES = {
+    "data.source": "data",
+    "eval.source": "eval data",
+    "model.name": "model",
+    "preference.store": "",
+    "teacher.name": "teacher",
+}
 
 
 @dataclass(frozen=True)

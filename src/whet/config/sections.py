@@ -23,7 +23,7 @@ from whet.config.bounds import (
 )
 from whet.config.hostile import leaves, shown
 from whet.data.source import DEFAULT_DIFFICULTY, DataSource, parse_source
-from whet.reward.combine import Normalise, Over, part_description
+from whet.reward.combine import Normalise, Over, Rows, part_description
 
 Weight = Annotated[float, Field(ge=-MOST_WEIGHT, le=MOST_WEIGHT)]
 
@@ -202,6 +202,7 @@ class RewardPartSection(Section):
     cap: tuple[Weight, ...] = Field((), max_length=2, description=part_description("cap"))
     normalise: Normalise = Field("off", description=part_description("normalise"))
     penalty: bool = Field(False, description=part_description("penalty"))
+    rows: Rows = Field("all", description=part_description("rows"))
 
 
 class RewardSection(Section):
@@ -444,6 +445,37 @@ class CriticSection(Section):
         le=1000,
         description="learning rate of the critic; the default depends on the model too; 0: the policy's",
     )
+
+
+class TeacherSection(Section):
+    """Whom the policy learns from, where the method learns from a teacher."""
+
+    name: str = Field("", description="the teacher: a model as in model.name, a run folder")
+    device: str = Field("", description="where the teacher computes; empty: on the policy's device")
+    base_url: str = Field(
+        "",
+        description="instead of name: a server that gives log-probabilities of given tokens, http://localhost:8000/v1",
+    )
+    model: str = Field("", description="what the server calls the teacher; empty: the only one it has")
+    key_variable: str = Field("", description="environment variable with the server's key; empty: it wants none")
+    timeout: float = Field(600.0, ge=0.001, le=86400, description="seconds of one call to the server")
+    concurrency: int = Field(16, ge=1, le=1000, description="calls to the server at a time")
+    temperature: float = Field(1.0, ge=COLDEST, le=1000, description="the teacher's logits are divided by this")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.name and self.base_url:
+            raise ValueError("name and base_url are two teachers; give one of them")
+        fields = type(self).model_fields
+        if not self.base_url:
+            for key in ("model", "key_variable", "timeout", "concurrency"):
+                if getattr(self, key) != fields[key].default:
+                    raise ValueError(f"{key} is of a server and has no effect without base_url; drop it")
+        elif self.device:
+            raise ValueError("device has no effect on a server, which computes where it is; drop it")
+        elif self.temperature != 1:
+            raise ValueError("temperature: a server gives log-probabilities at temperature 1; drop it, or give name")
+        return self
 
 
 class ScorerChoice(Section):

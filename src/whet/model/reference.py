@@ -73,6 +73,19 @@ class ReloadedReference:
         yield loaded
 
 
+class KeptModel:
+    """A model of its own that stays as it is: a teacher."""
+
+    def __init__(self, lm: CausalLM) -> None:
+        lm.model.eval()
+        lm.model.requires_grad_(False)
+        self._lm = lm
+
+    @contextmanager
+    def open(self) -> Iterator[CausalLM]:
+        yield self._lm
+
+
 class AdapterFreeReference:
     """The policy itself with its adapters off: the model it began as, bit for bit, and no second copy.
 

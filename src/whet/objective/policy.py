@@ -83,6 +83,12 @@ class Objective:
         needed = frozenset().union(*(component.needs for component in components))
         return needed | {self.ratio.against} if self.clip.uses_ratio else needed
 
+    @property
+    def needs_reward(self) -> bool:
+        """False where nothing the method does depends on what a completion earned: then a run may have no reward."""
+        verdicts = {"parts", "step_reward", "greedy_reward", "drawn"} & self.needs()
+        return self.baseline.sees_reward or bool(verdicts) or self.keep.refills or self.keep.grows
+
     def tuned(self, memory: Memory) -> Objective:
         """The method of this step: with the coefficients its controllers have arrived at."""
         kl, weight = self.kl, self.entropy.coefficient(memory)

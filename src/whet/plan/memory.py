@@ -215,7 +215,7 @@ def _states(work: Workload, whose: str, trained: int) -> Iterator[MemoryLine]:
 
 
 def _others(work: Workload) -> Iterator[MemoryLine]:
-    """Reference, critic and reward model."""
+    """Reference, critic, teacher and reward model."""
     shape, count = work.shape, work.shape.weights
     if work.needs_reference and not work.lora_rank and work.reference != "stored":
         phases: tuple[Phase, ...] = PHASES if work.reference == "memory" else ("scores",)
@@ -226,6 +226,9 @@ def _others(work: Workload) -> Iterator[MemoryLine]:
         learns = work.trained_weights if work.lora_rank else count - (0 if shape.tied else shape.vocabulary_weights)
         yield from _model(work, "critic", False)
         yield from _states(work, "critic", learns)
+    if work.teacher is not None:
+        size, held = _product_bytes(work), work.teacher.weights
+        yield MemoryLine(f"teacher ({work.teacher.name})", size * held, _times(held, size))
     if work.reward_model is not None:
         size = 4 if work.on_cpu else 2
         held = work.reward_model.weights
@@ -371,7 +374,10 @@ def _forward(work: Workload, tokens: float) -> tuple[float, str]:
 
 
 def _scoring(work: Workload) -> Iterator[MemoryLine]:
-    """Passes without a gradient: the reference, the policy as it was, the critic's values."""
+    """Passes without a gradient: the reference, the policy as it was, the critic's values, the teacher."""
+    if work.teacher is not None:
+        forward, words = _forward(replace(work, shape=work.teacher), work.score_tokens)
+        yield MemoryLine("teacher: forward pass, nothing kept", forward, words, ("scores",))
     if not (work.needs_reference or work.has_critic or work.updates > 1):
         return
     forward, words = _forward(work, work.score_tokens)

@@ -53,6 +53,9 @@ def time_plan(work: Workload, devices: Devices, memory: MemoryPlan) -> TimePlan:
     tokens = f"{rollout.shared:,} tokens"
     if work.needs_reference and work.reference != "stored":
         phases.append(Duration("reference", forward, f"a forward pass over {tokens}"))
+    if work.teacher is not None:
+        asked = scoring_seconds(work.teacher, rollout, known)
+        phases.append(Duration("teacher", asked, f"a forward pass over {tokens} of {work.teacher.name}"))
     if work.updates > 1:
         phases.append(Duration("log-probabilities before the first update", forward, f"a forward pass over {tokens}"))
     if work.has_critic and work.critic == "own":

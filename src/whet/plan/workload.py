@@ -42,6 +42,7 @@ class Workload:
     critic: Literal["own", "shared"] = "own"
     critic_recompute: Recompute | None = None  # of a trunk of its own; None: as the policy's
     reward_model: ModelShape | None = None
+    teacher: ModelShape | None = None  # on the policy's device
     ranks: int = 1  # that each hold a shard and write their share of the completions
     engines: int = 0  # devices that only write; 0: the ranks do
     offload: bool = False  # shards and moments in CPU memory

@@ -41,7 +41,16 @@ from whet.report.trajectory import turn_cards
 from whet.types import StepReport, StopReason
 
 REPORT = "report.html"
-PHASE_TONES = {"rollout": 0, "reward": 1, "train": 2, "save": 3, "evaluate": 4, "reference": 5, "start_up": 6}
+PHASE_TONES = {
+    "rollout": 0,
+    "reward": 1,
+    "train": 2,
+    "save": 3,
+    "evaluate": 4,
+    "reference": 5,
+    "start_up": 6,
+    "teacher": 7,
+}
 TENTHS = "calibration/"  # in the name of a metric; "step_" may stand before it
 BY_LENGTH = (
     ("all pairs", "accuracy"),

@@ -15,7 +15,7 @@ RATES = frozenset(
 )
 NATS = frozenset({"kl", "kl_old", "kl_completion", "entropy", "drift", "sampler_gap", "sampler_gap_max"})
 COUNTS = frozenset({"prompts", "pairs", "rows"})
-PHASES = ("start_up", "rollout", "reward", "reference", "train", "evaluate", "save")
+PHASES = ("start_up", "rollout", "reward", "reference", "teacher", "train", "evaluate", "save")
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.:-=+*#"
 

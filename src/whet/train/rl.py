@@ -47,8 +47,10 @@ from whet.train.step_metrics import (
     reward_company,
     role_rewards,
     sampler_metrics,
+    teacher_metrics,
     uniform_share,
 )
+from whet.train.teacher import Teacher
 from whet.train.update import (
     RoutingReplay,
     TrainState,
@@ -97,6 +99,7 @@ class RLModels:
     reference: ReferencePolicy | None = None
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
+    teacher: Teacher | None = None
 
 
 class RLTrainer:
@@ -114,6 +117,8 @@ class RLTrainer:
     ) -> None:
         if "ref_logp" in objective.needs() and models.reference is None:
             raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
+        if "teacher_logp" in objective.needs() and models.teacher is None:
+            raise ValueError(f"the objective {objective.name} needs a teacher and got none")
         if "value" in objective.needs() and models.critic is None:
             raise ValueError(f"the objective {objective.name} needs a critic and got none")
         self._models, self._objective, self._collector, self._settings = models, objective, collector, settings
@@ -173,11 +178,12 @@ class RLTrainer:
                 **metrics,
                 **{name: self._memory[name] for name in TUNED if name in self._memory},
                 **critic_metrics(batch),
+                **teacher_metrics(batch),
                 **rollout.notes,
                 **reward_company(batch),
                 **environment_metrics(groups),
                 **role_rewards(groups),
-                "uniform_groups": uniform_share(groups),
+                **({"uniform_groups": uniform_share(groups)} if self._objective.needs_reward else {}),
                 "learning_rate": rate,
             },
         )
@@ -228,6 +234,9 @@ class RLTrainer:
             with timer.phase("reference"), models.reference.open() as reference:
                 ref_logp = token_scores(reference, batch, temperature, micro_batch_tokens, self._ranks).logp
                 batch = replace(batch, ref_logp=ref_logp)
+        if "teacher_logp" in needs and models.teacher is not None:
+            with timer.phase("teacher"):
+                batch = replace(batch, teacher_logp=models.teacher.logp(batch))
         has_moved = settings.updates > 1 or settings.staleness > 0
         replay = batch.routed_experts if settings.routing_replay == "sampler" else None
         with timer.phase("train"):

@@ -144,3 +144,11 @@ def critic_metrics(batch: TokenBatch) -> dict[str, float]:
     target, value = batch.target[batch.action], batch.value[batch.action].to(batch.target.dtype)
     variance = target.var()
     return {"critic_explains": float(1 - (target - value).var() / variance)} if variance > 0 else {}
+
+
+def teacher_metrics(batch: TokenBatch) -> dict[str, float]:
+    """How far the policy is from its teacher, in nats per token of its own: an estimate of KL(policy, teacher)."""
+    sampled = batch.old_logp if batch.old_logp is not None else batch.behavior_logp
+    if batch.teacher_logp is None or sampled is None or not bool(batch.action.any()):
+        return {}
+    return {"teacher_kl": float((sampled - batch.teacher_logp)[batch.action].double().mean())}

@@ -1,0 +1,47 @@
+"""Methods that learn from a teacher: another model, or the policy itself with more in its context."""
+
+from __future__ import annotations
+
+from whet.objective.aggregate import TokenMean
+from whet.objective.clip import OnPolicy, Unclipped
+from whet.objective.kl import NoKL
+from whet.objective.policy import Objective
+from whet.objective.presets.preset import Preset
+from whet.objective.ratio import TokenRatio
+from whet.objective.scale import NoScale
+from whet.objective.teacher import EarlyTeacherGap, TeacherGap
+
+SINGLE = {"batch": {"group_size": 1, "prompts_per_step": 64}}
+SMALL_SINGLE = {"batch": {"group_size": 1, "prompts_per_step": 128}}
+
+OPD = Preset(
+    Objective("opd", TeacherGap(), NoScale(), TokenRatio(), Unclipped(), TokenMean(), NoKL()),
+    title="OPD",
+    paper="Lu and Thinking Machines Lab 2025, On-Policy Distillation; after Agarwal et al. 2023, arXiv 2306.13649",
+    formula="A_t = log teacher(a_t) - log pi_old(a_t),  J = 1/M SUM r_t A_t",
+    fixes="one bit of reward per completion: a teacher grades every token, where the student really goes",
+    breaks="needs a teacher that knows the student's tokens; what the teacher lacks cannot be learned",
+    deviations=(
+        "the ratio is not clipped, as in the authors' importance-sampling loss; with one update it is 1",
+        "no sum to go: each token answers for its own gap (the authors' discount of 0)",
+        "the teacher's temperature is 1 unless teacher.temperature says otherwise",
+    ),
+    unverified="the authors' text; the formula is that of prime-rl, verl and TRL",
+    run=SINGLE,
+    small_run=SMALL_SINGLE,
+)
+
+IW_OPD = Preset(
+    Objective("iw_opd", EarlyTeacherGap(0.5), NoScale(), TokenRatio(), OnPolicy(), TokenMean(), NoKL()),
+    title="IW-OPD",
+    paper="IW-OPD 2026, arXiv 2606.22600",
+    formula="A_t = (1 + g (1 - SUM_(s<t) |d_s| / SUM |d|)) d_t,  d = log(teacher/pi_old),  g = 0.5",
+    fixes="late tokens stand on prefixes that the teacher would never have written: its verdict there is noise",
+    breaks="weights of 1 to 1 + g: a longer step, unless the rate is lowered",
+    deviations=("as TRL's trainer has it: no ratio, no clip, the mean over the step's tokens",),
+    unverified="the paper itself; its formula was read in TRL's iw_opd trainer and in a test that derives it",
+    run=SINGLE,
+    small_run=SMALL_SINGLE,
+)
+
+EVERY = (OPD, IW_OPD)

@@ -1,0 +1,121 @@
+"""Learning from a teacher: the numbers it gives, what a run without a reward does, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.commands import finished
+from tests.train.test_kill import content
+from whet import api
+from whet.data.tasks import TASKS, prompts
+from whet.model import load_model
+from whet.model.causal_lm import causal_lm
+from whet.model.reference import KeptModel
+from whet.model.vocabulary import vocabulary_refusal
+from whet.report import read_metrics
+from whet.train.teacher import ModelTeacher
+from whet.types import TokenBatch, WhetError
+
+SMALL = {
+    "eval": {"every": 0, "prompts": 12},
+    "data": {"count": 40},
+    "sampling": {"max_new_tokens": 32},
+    "batch": {"prompts_per_step": 32},
+    "report": {"save_every": 2},
+    "seed": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """The built-in model after a few demonstrations: near enough to agree, far enough to teach."""
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    config = {"folder": str(folder), "eval": {"every": 0, "prompts": 0}, "report": {"save_every": 1000}}
+    return str(api.train("sft", steps=12, config=config, console=False).folder)
+
+
+def prompts_file(folder: Path) -> str:
+    asked = prompts(TASKS["arithmetic"], "train", 40, 0, 3)
+    rows = [{"prompt": [dict(message) for message in prompt.messages]} for prompt in asked]
+    path = folder / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+def test_a_teacher_scores_the_tokens_as_its_softmax_says(teacher):
+    loaded = load_model(teacher)
+    stream = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, 40, (3, 12), generator=stream)
+    action = torch.zeros_like(tokens, dtype=torch.bool)
+    action[:, 4:] = torch.rand(3, 8, generator=stream) < 0.7
+    batch = TokenBatch(tokens, action, torch.arange(3), torch.zeros(3))
+    found = ModelTeacher(KeptModel(causal_lm(loaded.model, torch.float32)), 1.5, 20).logp(batch)
+    with torch.no_grad():
+        logits = loaded.model.double()(tokens).logits / 1.5
+    expected = logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+    torch.testing.assert_close(found[:, 1:][action[:, 1:]].double(), expected[action[:, 1:]], rtol=1e-4, atol=1e-5)
+    assert (found[~action] == 0).all()
+
+
+def test_a_run_needs_no_reward_and_comes_nearer_to_its_teacher(teacher, tmp_path):
+    config = {**SMALL, "folder": str(tmp_path / "run"), "teacher": {"name": teacher}}
+    config |= {"optimizer": {"learning_rate": 3e-4}, "data": {}}
+    run = api.train("opd", data=prompts_file(tmp_path), steps=8, config=config, console=False)
+    gaps = [line["metrics"]["teacher_kl"] for line in read_metrics(run.folder) if "teacher_kl" in line["metrics"]]
+    assert len(gaps) == 8 and gaps[0] > 0.01 and sum(gaps[-3:]) < 0.7 * sum(gaps[:3])
+    facts = json.loads((Path(run.folder) / "run.json").read_text())
+    assert "none: opd learns without one" in json.dumps(facts)
+    with pytest.raises(WhetError, match="no reward"):
+        api.train(
+            "grpo", data=prompts_file(tmp_path), steps=1, config={"folder": str(tmp_path / "other")}, console=False
+        )
+
+
+def test_a_resumed_run_ends_in_the_same_bytes(teacher, tmp_path):
+    def words(folder, steps):
+        settings = [
+            *("report.save_every=2", "eval.every=4", "eval.prompts=12", "data.count=40", "model.threads=1"),
+            *("sampling.max_new_tokens=24", "batch.prompts_per_step=6", "report.keep_checkpoints=9"),
+        ]
+        flags = [f"--steps={steps}", "--seed=3", f"--folder={folder}", f"--teacher={teacher}"]
+        return ["train", "opd", *flags, *(word for each in settings for word in ("--set", each))]
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert finished(*words(whole, 8)).returncode == 0
+    assert finished(*words(broken, 4)).returncode == 0
+    assert finished("resume", str(broken), "--steps=8").returncode == 0
+    assert content(broken) == content(whole)
+
+
+def test_a_teacher_with_other_tokens_is_refused_with_the_fix(teacher, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(Path(load_model(teacher).source), other)
+    file = other / "tokenizer.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = stored["model"]["vocab"]
+    first, second = sorted(vocabulary, key=vocabulary.get)[20:22]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(stored), encoding="utf-8")
+    (other / "manifest.json").unlink(missing_ok=True)
+    config = {**SMALL, "folder": str(tmp_path / "run"), "teacher": {"name": str(other)}}
+    with pytest.raises(WhetError, match=r"another vocabulary.*2 of .*whet label completions"):
+        api.train("opd", steps=1, config=config, console=False)
+    with pytest.raises(WhetError, match="none is given; add --teacher"):
+        api.train("opd", steps=1, config={**SMALL, "folder": str(tmp_path / "none")}, console=False)
+
+
+class Words:
+    def __init__(self, *words):
+        self._words = words
+
+    def get_vocab(self):
+        return {word: number for number, word in enumerate(self._words)}
+
+
+def test_vocabularies_are_compared_by_what_we_have():
+    assert vocabulary_refusal(Words("a", "b"), Words("a", "b", "padding")) == ""
+    assert "1 of 3" in vocabulary_refusal(Words("a", "b", "c"), Words("a", "b"))
+    assert "'a' is 0 here and 1 there" in vocabulary_refusal(Words("a", "b"), Words("b", "a"))
