@@ -14,7 +14,7 @@ from whet.data.contamination import contamination
 from whet.data.conversion import convert
 from whet.data.near import Sketches
 from whet.data.shingles import words_of
-from whet.data.spool import RowReader, RowWriter, Spool
+from whet.data.spool import StoredRows, RowWriter, Spool
 from whet.types import WhetError
 
 LUCY = "Lucy has 212 fish. How many more fish does she need to buy to have 280 fish?"
@@ -306,5 +306,5 @@ def test_a_spool_gives_back_every_row() -> None:
 def test_convert_from_python() -> None:
     save("a.jsonl", {"prompt": "q", "chosen": "a", "rejected": "b", "margin": 0.5})
     stream = io.BytesIO()
-    convert(RowReader("a.jsonl"), RowWriter(stream), "pairs")
+    convert(StoredRows("a.jsonl"), RowWriter(stream), "pairs")
     assert json.loads(stream.getvalue()) == {"prompt": "q", "chosen": "a", "rejected": "b", "margin": 0.5}

@@ -13,7 +13,7 @@ from whet.cli.options import APP_SETTINGS, AsJson, finite, print_json
 from whet.config.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_WEIGHT
 
 if TYPE_CHECKING:
-    from whet.data.spool import RowReader, RowWriter
+    from whet.data.spool import StoredRows, RowWriter
 
 data_app = typer.Typer(
     name="data", help="Clean, mix, split and convert data files, and see what they hold.", **APP_SETTINGS
@@ -131,8 +131,8 @@ def keep(
 ) -> None:
     """Keep rows whose pass rate, or any number, lies between two bounds.
 
-    Prompts that a model always or never solves teach GRPO nothing: --least 0.1 --most 0.9. `whet data difficulty`
-    measures the pass rate.
+    A prompt that a model always or never solves has no better and worse completions to learn from: --least 0.1 --most
+    0.9. `whet data difficulty` measures the pass rate.
     """
     from whet.data import cleaning
 
@@ -313,13 +313,13 @@ def stats(
     _tell(statistics(_reader(file, unusable), near, encode), None, as_json)
 
 
-def _reader(source: str, unusable: str, reread: bool = False) -> RowReader:
-    from whet.data.spool import STANDARD, RowReader
+def _reader(source: str, unusable: str, reread: bool = False) -> StoredRows:
+    from whet.data.spool import STANDARD, StoredRows
     from whet.types import WhetError
 
     if reread and source == STANDARD:
         raise WhetError("-: the file is read twice; save it first, and give its path")
-    return RowReader(source, unusable == "drop")
+    return StoredRows(source, unusable == "drop")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpy as np
 from whet.data.contamination import COPIES, DEFAULT_RULE, ORDER, ContaminationIndex, Overlap, OverlapKind, OverlapRule
 from whet.data.near import CHUNK, Sketches
 from whet.data.rows import BadRow, Row
-from whet.data.spool import RowReader, RowWriter, Spool
+from whet.data.spool import StoredRows, RowWriter, Spool
 from whet.types import WhetError
 
 Summary = dict[str, Any]
@@ -27,7 +27,7 @@ STAGE = "stage"
 
 
 def dedup(
-    reader: RowReader, writer: RowWriter, by: str = "all", similarity: float | None = 0.8, mask_numbers: bool = False
+    reader: StoredRows, writer: RowWriter, by: str = "all", similarity: float | None = 0.8, mask_numbers: bool = False
 ) -> Summary:
     """Write the first row of each group of duplicates; `similarity` None: exact ones only."""
     with Spool() as spool:
@@ -45,7 +45,7 @@ def dedup(
     return {**found, "largest_group": int(sizes.max()), **_left_out(reader)}
 
 
-def _sketched(reader: RowReader, spool: Spool, by: str, near: bool, mask_numbers: bool) -> Sketches:
+def _sketched(reader: StoredRows, spool: Spool, by: str, near: bool, mask_numbers: bool) -> Sketches:
     """Every row in the spool, and what is needed to tell duplicates."""
     sketches = Sketches(mask_numbers)
     waiting: list[str] = []
@@ -61,8 +61,8 @@ def _sketched(reader: RowReader, spool: Spool, by: str, near: bool, mask_numbers
 
 
 def decontaminate(
-    reader: RowReader,
-    tests: Sequence[RowReader],
+    reader: StoredRows,
+    tests: Sequence[StoredRows],
     writer: RowWriter | None,
     kinds: Sequence[OverlapKind] = COPIES,
     rule: OverlapRule = DEFAULT_RULE,
@@ -109,7 +109,7 @@ def decontaminate(
     }
 
 
-def _looked_up(reader: RowReader, index: ContaminationIndex, by: str) -> Iterator[tuple[Row, str, list[Overlap]]]:
+def _looked_up(reader: StoredRows, index: ContaminationIndex, by: str) -> Iterator[tuple[Row, str, list[Overlap]]]:
     """Rows in small batches, each with its overlaps."""
     waiting: list[tuple[Row, str]] = []
 
@@ -128,7 +128,7 @@ def _looked_up(reader: RowReader, index: ContaminationIndex, by: str) -> Iterato
 
 
 def keep_between(
-    reader: RowReader, writer: RowWriter, column: str, least: float | None, most: float | None, missing: str = "stop"
+    reader: StoredRows, writer: RowWriter, column: str, least: float | None, most: float | None, missing: str = "stop"
 ) -> Summary:
     """Write the rows whose column lies between two bounds, both included."""
     if least is None and most is None:
@@ -151,7 +151,7 @@ def keep_between(
 
 
 def order_by_difficulty(
-    reader: RowReader, writer: RowWriter, column: str, stages: int = 1, hard_first: bool = False, seed: int = 0
+    reader: StoredRows, writer: RowWriter, column: str, stages: int = 1, hard_first: bool = False, seed: int = 0
 ) -> Summary:
     """Write the rows from the easiest to the hardest; with several `stages` each row says which is its own.
 
@@ -192,7 +192,7 @@ def order_by_difficulty(
     return {"rows": reader.rows, "kept": writer.rows, "by": column, "stages": bounds, **_left_out(reader)}
 
 
-def _difficulties(reader: RowReader, column: str) -> Iterator[tuple[Row, float]]:
+def _difficulties(reader: StoredRows, column: str) -> Iterator[tuple[Row, float]]:
     if column == "length":
         for row, text in reader.texts("all"):
             yield row, float(len(text))
@@ -203,7 +203,7 @@ def _difficulties(reader: RowReader, column: str) -> Iterator[tuple[Row, float]]
             yield row, -value
 
 
-def _value_of(reader: RowReader, row: Row, column: str, may_lack: bool) -> float | None:
+def _value_of(reader: StoredRows, row: Row, column: str, may_lack: bool) -> float | None:
     value = row.values.get(column)
     if isinstance(value, str):  # of a table without types
         with suppress(ValueError):
@@ -221,7 +221,7 @@ def _value_of(reader: RowReader, row: Row, column: str, may_lack: bool) -> float
 
 
 def mix(
-    readers: Sequence[tuple[RowReader, float]],
+    readers: Sequence[tuple[StoredRows, float]],
     writer: RowWriter,
     rows: int | None = None,
     seed: int = 0,
@@ -279,7 +279,7 @@ def _apportioned(total: int, shares: Any) -> Any:
 
 
 def split_by_prompt(
-    reader: RowReader,
+    reader: StoredRows,
     writers: Mapping[str, RowWriter],
     shares: Mapping[str, float],
     seed: int = 0,
@@ -323,7 +323,7 @@ def _place_key(text: str, seed: int) -> bytes:
     return hashlib.sha256(f"{seed}\n{' '.join(text.split())}".encode("utf-8", "surrogatepass")).digest()[:8]
 
 
-def _left_out(*readers: RowReader) -> Summary:
+def _left_out(*readers: StoredRows) -> Summary:
     total: Counter[str] = sum((each.left_out for each in readers), Counter())
     return {"left_out": dict(total)} if total else {}
 

@@ -22,7 +22,7 @@ from whet.data.prompts import LabelledCompletion, demonstrations_from, labelled_
 from whet.data.rows import Row, mistake
 from whet.data.shapes import completion_row, holds_completion, holds_pair, holds_ranking, holds_steps
 from whet.data.shingles import text_key
-from whet.data.spool import RowReader, RowWriter, Spool, prompt_text
+from whet.data.spool import StoredRows, RowWriter, Spool, prompt_text
 from whet.data.step_rows import LabelledSteps, outcomes_from, stepped_from
 from whet.types import Prompt, WhetError
 
@@ -53,7 +53,7 @@ def kind_of(row: Row) -> str:
 
 
 def convert(
-    reader: RowReader, writer: RowWriter, target: str, right_from: float = 1.0, separator: str = "\n\n"
+    reader: StoredRows, writer: RowWriter, target: str, right_from: float = 1.0, separator: str = "\n\n"
 ) -> dict[str, Any]:
     """Write the rows in another format; returns what was read, written and lost."""
     if target not in TARGETS:
@@ -129,7 +129,7 @@ def _prompt_values(prompt: Prompt) -> Values:
     return values
 
 
-def _prompts(reader: RowReader, kind: str, lost: Lost) -> Iterator[Values]:
+def _prompts(reader: StoredRows, kind: str, lost: Lost) -> Iterator[Values]:
     """Each prompt once."""
     seen: set[bytes] = set()
     for row, prompt in reader.prompts():
@@ -226,7 +226,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _paired(reader: RowReader, kind: str, right_from: float, lost: Lost) -> Iterator[Values]:
+def _paired(reader: StoredRows, kind: str, right_from: float, lost: Lost) -> Iterator[Values]:
     """Pairs of prompts with good and bad completions: each completion in one pair; by score the best with the worst."""
     read = _labelled if kind == "labels" else lambda rows: [_scored(row, right_from) for row in rows]
     sides: dict[bytes, list[tuple[float, int]]] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.data.prompts import prompts_from
 from whet.data.shingles import text_key
-from whet.data.spool import RowReader, RowWriter
+from whet.data.spool import StoredRows, RowWriter
 from whet.types import WhetError
 
 PASS_RATE = "pass_rate"
@@ -28,7 +28,7 @@ def rows_with_pass_rates(
             unscored.add(key)
         else:
             right.setdefault(key, []).append(float(each["reward"]) >= right_from)
-    reader, never, always = RowReader(source, drop=True), 0, 0
+    reader, never, always = StoredRows(source, drop=True), 0, 0
     missing = 0
     for row, found in reader.read(lambda rows: prompts_from(rows)):
         key = text_key(found[0].question())

@@ -34,7 +34,7 @@ LEVEL = 4  # of compression: near the best size, in a third of its time
 
 
 @dataclass
-class RowReader:
+class StoredRows:
     """The rows of a source. With `drop` those that cannot be read are left out and counted; else the first stops."""
 
     source: str

@@ -14,7 +14,7 @@ import numpy as np
 from whet.data.conversion import kind_of
 from whet.data.near import CHUNK, Sketches
 from whet.data.rows import Row
-from whet.data.spool import COMPLETIONS, RowReader, prompt_text
+from whet.data.spool import COMPLETIONS, StoredRows, prompt_text
 from whet.types import Prompt
 
 MOST_COLUMNS = 40
@@ -24,7 +24,7 @@ LOOKED_AT = 400  # characters of a text whose script is told
 Encode = Callable[[str], Sequence[int]]
 
 
-def statistics(reader: RowReader, similarity: float | None = None, encode: Encode | None = None) -> dict[str, Any]:
+def statistics(reader: StoredRows, similarity: float | None = None, encode: Encode | None = None) -> dict[str, Any]:
     """Counts over all rows, in one pass; `encode` counts tokens, `similarity` near duplicates of prompts."""
     columns: dict[str, Counter[str]] = {}
     kinds: Counter[str] = Counter()
