@@ -447,7 +447,7 @@ class PartwiseGroup(GroupBaseline):
 class GroupLabels(GroupBaseline):
     """A = G / (1 + n_good) where R is above the group's mean, -G / (1 + n_bad) elsewhere; 0 where the group agrees.
 
-    Rewards as labels, 2602.05630 (2026): how good does not count, and each side's pull shrinks with its number.
+    2602.05630 (2026): how good does not count, and each side's pull shrinks with its number.
     """
 
     name: ClassVar[str] = "group_labels"

@@ -153,14 +153,14 @@ class GroupSoftmax(StepClip):
         if batch.row_weight is not None:
             counted = counted * batch.row_weight
         index, count = group_index(2 * compared_apart(batch).group + (side > 0))
-        lag = (-side * moved / self.tau).exp()
-        size, total = (sums_by(index, count, each)[index] for each in (counted, counted * lag))
-        weight = (1 + size) * lag / (1 + total)
+        pull = (-side * moved / self.tau).exp()
+        size, total = (sums_by(index, count, each)[index] for each in (counted, counted * pull))
+        weight = (1 + size) * pull / (1 + total)
         return weight[:, None].expand_as(ratio).to(ratio.dtype)
 
     def weight(self, ratio: Tensor, advantage: Tensor, action: Tensor, counts: Tensor) -> Tensor:
-        lag = (-advantage.sign() * ratio.log() / self.tau).exp()
-        return 2 * lag / (1 + lag)
+        pull = (-advantage.sign() * ratio.log() / self.tau).exp()
+        return 2 * pull / (1 + pull)
 
     def words(self) -> str:
         return "weigh a completion by how far it lags behind the others of its group that were right, or wrong, too"
