@@ -23,7 +23,7 @@ from whet.build.rewards import (
 )
 from whet.build.rows import column_facts
 from whet.build.runtime import Runtime, decode_facts, fitting_prompts, optimizer_settings, sampling_fact, sampling_from
-from whet.build.teacher import build_teacher, check_teacher
+from whet.build.teacher import build_teacher, check_teacher, lessons
 from whet.config.config import PolicyConfig, flattened
 from whet.dist.ranks import ALONE, Ranks
 from whet.dist.shard import sharded, sharded_critic, sharded_reference
@@ -181,7 +181,9 @@ def build_rl_trainer(
         policy = sharded(policy, shards)
         critic = None if critic is None else sharded_critic(critic, shards)
         reference = None if reference is None else sharded_reference(reference, policy, shards)
-    models = RLModels(policy, runtime.tokenizer, reference, critic, config.critic.learning_rate, teacher)
+    models = RLModels(
+        policy, runtime.tokenizer, reference, critic, config.critic.learning_rate, teacher, lessons(config)
+    )
     spec = RolloutSpec(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )

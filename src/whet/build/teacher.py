@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whet.build.runtime import Runtime
-from whet.config.config import PolicyConfig
+from whet.config.config import OF_TEACHER, PolicyConfig
 from whet.model import device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.narrow import widen_vectors
@@ -13,25 +13,40 @@ from whet.model.reference import KeptModel
 from whet.model.vocabulary import vocabulary_refusal
 from whet.objective import Objective
 from whet.rollout.logp_server import LogpServer, logp_server, probed
-from whet.train.teacher import ModelTeacher, ServerTeacher, Teacher
+from whet.train.teacher import LessonSettings, ModelTeacher, ServerTeacher, Teacher
 from whet.types import Sampling, WhetError
 
 
 def check_teacher(config: PolicyConfig, objective: Objective) -> None:
     """Refuse a method without the teacher it learns from, before anything is read."""
     section = config.teacher
-    if "teacher_logp" in objective.needs() and not (section.name or section.base_url):
+    if OF_TEACHER & objective.needs() and not (section.name or section.base_url):
         raise WhetError(
             f"{config.method} learns from a teacher and none is given; add --teacher FOLDER (a model or a run), or "
             "--set teacher.base_url=http://localhost:8000/v1"
         )
+    if "teacher_divergence" in objective.needs() and section.base_url and not section.top_k:
+        raise WhetError(
+            f"{config.method} compares whole distributions, of which a server gives the likeliest tokens; give "
+            "teacher.top_k, such as 20"
+        )
+    if objective.reference.name != "frozen" and "ref_logp" not in objective.needs():
+        raise WhetError(
+            f"objective.reference={objective.reference.name} moves a reference that nothing looks at: the teacher is "
+            "another model; give objective.reference=frozen"
+        )
+
+
+def lessons(config: PolicyConfig) -> LessonSettings:
+    section = config.teacher
+    return LessonSettings(section.top_k, section.top_of == "policy", section.temperature)
 
 
 def build_teacher(
     config: PolicyConfig, runtime: Runtime, objective: Objective, sampling: Sampling, prompts: Sequence[Sequence[int]]
 ) -> tuple[Teacher | None, dict[str, str]]:
     """The teacher that the objective needs, and what to say about it; None where it needs none."""
-    if "teacher_logp" not in objective.needs():
+    if not OF_TEACHER & objective.needs():
         return None, {}
     section = config.teacher
     longest = max(map(len, prompts), default=0) + sampling.max_new_tokens
@@ -44,7 +59,9 @@ def build_teacher(
             f"{longest}; lower sampling.max_new_tokens, or take a teacher with a longer context"
         )
     size = sum(parameter.numel() for parameter in lm.model.parameters())
-    teacher = ModelTeacher(KeptModel(lm), section.temperature, config.batch.micro_batch_tokens, runtime.ranks)
+    teacher = ModelTeacher(
+        KeptModel(lm), section.temperature, config.batch.micro_batch_tokens, runtime.ranks, section.top_k
+    )
     return teacher, {"teacher": f"{section.name} ({size / 1e6:.1f}M weights, frozen, {where})"}
 
 
@@ -85,8 +102,8 @@ def _server(config: PolicyConfig, runtime: Runtime, sampling: Sampling) -> tuple
 
     def found() -> tuple[LogpServer, str]:
         asked = logp_server(section.base_url, section.model, section.key_variable, section.timeout, section.concurrency)
-        return probed(asked, runtime.tokenizer, 0)
+        return probed(asked, runtime.tokenizer, section.top_k)
 
     server, said = runtime.ranks.first(found)
     fact = f"{section.model or 'the model'} at {section.base_url} ({said})"
-    return ServerTeacher(server, runtime.ranks), {"teacher": fact}
+    return ServerTeacher(server, runtime.ranks, section.top_k), {"teacher": fact}

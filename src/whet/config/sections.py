@@ -460,6 +460,10 @@ class TeacherSection(Section):
     timeout: float = Field(600.0, ge=0.001, le=86400, description="seconds of one call to the server")
     concurrency: int = Field(16, ge=1, le=1000, description="calls to the server at a time")
     temperature: float = Field(1.0, ge=COLDEST, le=1000, description="the teacher's logits are divided by this")
+    top_k: int = Field(
+        0, ge=0, le=65536, description="tokens that whole distributions are compared on, and the rest; 0: all of them"
+    )
+    top_of: Literal["teacher", "policy"] = Field("teacher", description="whose likeliest tokens those are")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -472,6 +476,8 @@ class TeacherSection(Section):
                     raise ValueError(f"{key} is of a server and has no effect without base_url; drop it")
         elif self.device:
             raise ValueError("device has no effect on a server, which computes where it is; drop it")
+        elif self.top_of == "policy":
+            raise ValueError("top_of=policy: a server names its own likeliest tokens only; drop it, or give name")
         elif self.temperature != 1:
             raise ValueError("temperature: a server gives log-probabilities at temperature 1; drop it, or give name")
         return self

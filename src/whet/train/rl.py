@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -50,7 +50,7 @@ from whet.train.step_metrics import (
     teacher_metrics,
     uniform_share,
 )
-from whet.train.teacher import Teacher
+from whet.train.teacher import LessonSettings, Teacher
 from whet.train.update import (
     RoutingReplay,
     TrainState,
@@ -58,6 +58,7 @@ from whet.train.update import (
     critic_values,
     replayed_experts,
     token_scores,
+    top_scores,
     update,
 )
 from whet.types import Group, Prompt, RunFailed, Sample, Sampling, StepReport, TokenBatch
@@ -100,6 +101,7 @@ class RLModels:
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
     teacher: Teacher | None = None
+    lessons: LessonSettings = field(default_factory=LessonSettings)
 
 
 class RLTrainer:
@@ -117,7 +119,7 @@ class RLTrainer:
     ) -> None:
         if "ref_logp" in objective.needs() and models.reference is None:
             raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
-        if "teacher_logp" in objective.needs() and models.teacher is None:
+        if {"teacher_logp", "teacher_divergence"} & objective.needs() and models.teacher is None:
             raise ValueError(f"the objective {objective.name} needs a teacher and got none")
         if "value" in objective.needs() and models.critic is None:
             raise ValueError(f"the objective {objective.name} needs a critic and got none")
@@ -234,9 +236,9 @@ class RLTrainer:
             with timer.phase("reference"), models.reference.open() as reference:
                 ref_logp = token_scores(reference, batch, temperature, micro_batch_tokens, self._ranks).logp
                 batch = replace(batch, ref_logp=ref_logp)
-        if "teacher_logp" in needs and models.teacher is not None:
+        if models.teacher is not None:
             with timer.phase("teacher"):
-                batch = replace(batch, teacher_logp=models.teacher.logp(batch))
+                batch = self._ask_teacher(batch, models.teacher)
         has_moved = settings.updates > 1 or settings.staleness > 0
         replay = batch.routed_experts if settings.routing_replay == "sampler" else None
         with timer.phase("train"):
@@ -251,6 +253,21 @@ class RLTrainer:
                 batch = replace(batch, value=value)
         return batch
 
+    def _ask_teacher(self, batch: TokenBatch, teacher: Teacher) -> TokenBatch:
+        """What the objective needs of the teacher before the first update."""
+        needs, lessons, settings = self._objective.needs(), self._models.lessons, self._settings
+        if "teacher_logp" in needs:
+            batch = replace(batch, teacher_logp=teacher.logp(batch))
+        if "teacher_divergence" in needs and lessons.top_k:
+            chosen = None
+            if lessons.of_policy:
+                tokens, temperature = settings.micro_batch_tokens, settings.sampling.temperature
+                policy = self._models.policy
+                chosen, _ = top_scores(policy, batch, temperature, tokens, lessons.top_k, None, self._ranks)
+            top, logp = teacher.top(batch, chosen)
+            batch = replace(batch, teacher_top=top, teacher_top_logp=logp)
+        return batch
+
     def _update(self, batch: TokenBatch, groups: Sequence[Group], number: int, rate: float) -> dict[str, float]:
         """Every update of the step; metrics are averaged over them."""
         self._set_learning_rates(rate)
@@ -262,9 +279,16 @@ class RLTrainer:
             minibatch = batch.select(rows)
             totals = step_totals(minibatch, self._settings.max_new_tokens)
             try:
-                with self._divergence_reference() as reference:
+                with self._divergence_reference() as reference, self._divergence_teacher() as teacher:
                     metrics, scores = update(
-                        self._train_state, objective, minibatch, totals, reference=reference, only_critic=only_critic
+                        self._train_state,
+                        objective,
+                        minibatch,
+                        totals,
+                        reference=reference,
+                        teacher=teacher,
+                        teacher_temperature=self._models.lessons.temperature,
+                        only_critic=only_critic,
                     )
             except UpdateRefused as error:
                 raise RunFailed(_failure(number, error, groups, rows)) from error
@@ -290,6 +314,13 @@ class RLTrainer:
         """The reference as a context, for an objective that compares whole distributions; else None."""
         if "divergence" in self._objective.needs() and self._models.reference is not None:
             return self._models.reference.open()
+        return nullcontext()
+
+    def _divergence_teacher(self) -> Any:
+        """The teacher as a context, where its whole distribution is compared; else None."""
+        models = self._models
+        if "teacher_divergence" in self._objective.needs() and models.teacher is not None and not models.lessons.top_k:
+            return models.teacher.open()
         return nullcontext()
 
     def _minibatches(self, num_rows: int, number: int) -> list[list[int]]:

@@ -9,7 +9,13 @@ from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import TokenRatio
 from whet.objective.scale import NoScale
-from whet.objective.teacher import EarlyTeacherGap, TeacherGap
+from whet.objective.teacher import (
+    EarlyTeacherGap,
+    JensenShannonToTeacher,
+    NoAdvantage,
+    TeacherGap,
+    TeacherReverseKL,
+)
 
 SINGLE = {"batch": {"group_size": 1, "prompts_per_step": 64}}
 SMALL_SINGLE = {"batch": {"group_size": 1, "prompts_per_step": 128}}
@@ -44,4 +50,50 @@ IW_OPD = Preset(
     small_run=SMALL_SINGLE,
 )
 
-EVERY = (OPD, IW_OPD)
+OPD_FULL = Preset(
+    Objective(
+        "opd_full",
+        NoAdvantage(),
+        NoScale(),
+        TokenRatio(),
+        OnPolicy(),
+        TokenMean(),
+        NoKL(),
+        teacher=TeacherReverseKL(1.0),
+    ),
+    title="OPD, whole distributions",
+    paper="after Agarwal et al. 2023, arXiv 2306.13649, and Gu et al. 2023, MiniLLM, arXiv 2306.08543",
+    formula="L = 1/M SUM KL(pi, teacher) over the whole vocabulary, at the policy's own tokens",
+    fixes="the noise of judging a state by the one token that was sampled there",
+    breaks="the teacher's logits at every pass, or its likeliest tokens (teacher.top_k); no gradient through sampling",
+    deviations=("MiniLLM's long-term part, its mixed sampling and its length norm are left out",),
+    run=SINGLE,
+    small_run=SMALL_SINGLE,
+)
+
+GKD = Preset(
+    Objective(
+        "gkd",
+        NoAdvantage(),
+        NoScale(),
+        TokenRatio(),
+        OnPolicy(),
+        TokenMean(),
+        NoKL(),
+        teacher=JensenShannonToTeacher(1.0, 0.5),
+    ),
+    title="GKD",
+    paper="Agarwal et al. 2023, On-Policy Distillation of Language Models, arXiv 2306.13649",
+    formula="L = 1/M SUM beta KL(teacher, m) + (1 - beta) KL(pi, m),  m = beta teacher + (1 - beta) pi",
+    fixes="a student that only ever saw prefixes of the teacher's, and a divergence that is too large for it",
+    breaks="two models in every pass; beta, lambda and the temperature depend on the task",
+    deviations=(
+        "beta 0.5 is TRL's default; at 0 and 1 the paper means the KLs: objective.teacher=forward_kl, reverse_kl",
+        "the mean over the step's tokens",
+        "every completion is the policy's own: the paper's lambda is 1",
+    ),
+    run=SINGLE,
+    small_run=SMALL_SINGLE,
+)
+
+EVERY = (OPD, IW_OPD, OPD_FULL, GKD)
