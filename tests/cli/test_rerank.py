@@ -34,6 +34,11 @@ def eval_(capsys, *words):
     return code, out, err
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
@@ -135,7 +140,6 @@ MISTAKES = {
     ),
     "an unknown search": (["--rerank", "exact_answer", "--samples", "4", "--search", "stps"], "'none' or 'steps'"),
     "a search of nothing": (["--samples", "4", "--search", "steps"], "give --rerank RUN"),
-    "a page of nothing": (["--samples", "4", "--html", "x.html"], "give --rerank RUN"),
     "a page nowhere": (["--rerank", "exact_answer", "--samples", "4", "--html", "no/x.html"], "there is no folder no"),
     "beams without a search": (
         ["--rerank", "exact_answer", "--samples", "4", "--set", "rerank.beams=2"],

@@ -173,9 +173,6 @@ def test_more_rounds_continue_from_the_last(made):
         for stage, start in (("round2-train", "round1-train"), ("round2-imitate", "round1-imitate")):
             config = (more.stages[stage].folder / "run" / "config.toml").read_text()
             assert str(run.stages[start].folder / "run") in config
-        toml.write_text(text.replace("stop_share = 1.0", "stop_share = 0.5"))
-        with pytest.raises(WhetError, match="other settings"):
-            resume_pipeline(run.folder)
     finally:
         toml.write_text(text)
 
@@ -249,7 +246,7 @@ def test_a_mistake_in_the_first_stage_leaves_nothing_behind(tmp_path, capsys):
 
 def test_a_folder_is_never_mixed(made, tmp_path):
     run = made("iterative_dpo")
-    with pytest.raises(WhetError, match="already holds a pipeline; `whet resume"):
+    with pytest.raises(WhetError, match="already holds a pipeline 'iterative_dpo'; `whet resume"):
         run_pipeline("spin", COMMON, {"folder": str(run.folder)})
     (tmp_path / "own").write_text("mine")
     with pytest.raises(WhetError, match="is not a pipeline"):

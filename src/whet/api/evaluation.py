@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.api.inputs import (
     check_tokenizer,
@@ -22,9 +22,6 @@ from whet.config.config import EvaluationConfig, merged, resolved_evaluation
 from whet.config.run_folder import ROWS, START, read_values, write_rows
 from whet.data.source import parse_source
 from whet.importing import refuse_while_importing
-
-if TYPE_CHECKING:
-    from whet.types import Group
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,7 @@ def evaluate(
     rewards, unless others are given.
     """
     from whet.evaluate.evaluation import evaluate_groups, group_metrics
+    from whet.evaluate.measure import completion_rows
 
     refuse_while_importing("whet.evaluate")
     check_tokenizer(model, tokenizer)
@@ -73,7 +71,7 @@ def evaluate(
             write_rows(Path(source), rows)
         config = evaluation_config(name, source, values)
         groups = evaluate_groups(config, samples, made_rewards(parts), facts.update)
-    return EvalResult(group_metrics(groups, samples, config.eval.by), tuple(_completions(groups)), facts)
+    return EvalResult(group_metrics(groups, samples, config.eval.by), tuple(completion_rows(groups)), facts)
 
 
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:
@@ -86,20 +84,3 @@ def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] 
         layer["data"] = {"source": data}
         layer["eval"] = {"source": "" if parse_source(data).is_generated else data}
     return resolved_evaluation(base, layer, dict(settings or {}))
-
-
-def _completions(groups: list[Group]) -> list[dict[str, Any]]:
-    return [
-        {
-            "prompt_id": group.prompt.id,
-            "prompt": group.prompt.question(),
-            "answer": group.prompt.answer,
-            "completion": sample.completion,
-            "reward": sample.reward,
-            "parts": dict(sample.parts),
-            "tokens": sample.num_actions,
-            "stop": str(sample.stop),
-        }
-        for group in groups
-        for sample in group.samples
-    ]

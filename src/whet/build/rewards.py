@@ -145,6 +145,7 @@ def _part_of(part: RewardPartSection) -> RewardPart:
         part.normalise,
         part.penalty,
         part.settings,
+        part.rows,
     )
 
 

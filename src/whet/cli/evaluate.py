@@ -25,18 +25,23 @@ from whet.cli.options import (
 from whet.config.bounds import MOST_ROWS, MOST_SAMPLES
 
 if TYPE_CHECKING:
+    from whet.evaluate.measure import EvalPlan, EvalProgress
+    from whet.evaluate.side_by_side import EvalCell
+    from whet.report.evaluation import EvalReport
     from whet.types import Sample
 
 commands = typer.Typer(**APP_SETTINGS)
 EVALS = "evals"  # in a run folder: the completions of its evaluations by hand
+EVAL_FOLDER = "eval"  # of several models, where --out names no other
+RESULT = "eval.json"  # in it: everything that was measured
 
 
 @dataclass(frozen=True)
 class EvalRequest:
     """The words of the command line."""
 
-    model: str
-    data: str | None
+    models: Sequence[str]
+    data: Sequence[str | None]
     samples: int
     rewards: Sequence[str]
     settings: Sequence[str]
@@ -46,12 +51,16 @@ class EvalRequest:
     out: str | None
     as_json: bool
     env: Mapping[str, Any]
+    server: str | None
+    options: Mapping[str, Any]  # of the plan
 
     def values(self) -> dict[str, Any]:
         """All of it as settings."""
         from whet.config.config import from_settings, merged
 
-        values = merged(from_settings(self.settings), _reward_settings(self.rewards))
+        asked = {"engine": "openai", "engine_settings": {"base_url": self.server}} if self.server is not None else {}
+        values = merged({"sampling": asked} if asked else {}, from_settings(self.settings))
+        values = merged(values, _reward_settings(self.rewards))
         choice: dict[str, Any] = {"scorers": [{"reward": each} for each in self.scorers]} if self.scorers else {}
         choice |= {"search": self.search} if self.search is not None else {}
         return merged(merged(values, self.env), {"rerank": choice} if choice else {})
@@ -59,8 +68,13 @@ class EvalRequest:
 
 @commands.command("eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Model or run folder.")] = "whetstone",
-    data: Data = None,
+    models: Annotated[list[str] | None, typer.Argument(help="Models or run folders; a server's names.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data", help="task:arithmetic (countdown, lists), gym:NAME, a file, hub:owner/name. Repeatable."
+        ),
+    ] = None,
     reward: Rewards = None,
     env: Environment = None,
     tool: Tools = None,
@@ -68,23 +82,67 @@ def evaluate(
     samples: Annotated[
         int, typer.Option("--samples", min=1, max=MOST_SAMPLES, help="Completions per prompt; 1 is greedy.")
     ] = 1,
+    counts: Annotated[
+        str | None, typer.Option("--k", help="k of pass@k and of votes: 1,8,32. Default: 1, 2, 4, ...")
+    ] = None,
+    shots: Annotated[int, typer.Option("--shots", min=0, max=1000, help="Worked examples before each question.")] = 0,
+    shots_from: Annotated[
+        str | None, typer.Option("--shots-from", help="File of training rows; default: the task's own.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain text, without the chat template.")] = False,
+    budget: Annotated[str | None, typer.Option("--budget", help="Accuracy at token budgets: 64,128,256.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Budget forcing: ask for the answer where the --budget ends a thought.")
+    ] = False,
+    wait: Annotated[
+        str, typer.Option("--wait", help="With --force: words that replace the end of a thought, as in s1: Wait.")
+    ] = "",
+    answer_text: Annotated[
+        str, typer.Option("--answer-text", help="With --force: words that open the answer. \\n is a new line.")
+    ] = "",
+    answer_tokens: Annotated[
+        int, typer.Option("--answer-tokens", min=1, max=100_000, help="With --force: room for the answer.")
+    ] = 32,
+    confidence: Annotated[
+        str | None, typer.Option("--confidence", help="Calibration by votes or tokens must be there; else an error.")
+    ] = None,
+    refusals: Annotated[bool, typer.Option("--refusals", help="How often the model refuses, also by eval.by.")] = False,
+    server: Annotated[
+        str | None, typer.Option("--server", help="OpenAI-compatible server: http://localhost:8000/v1.")
+    ] = None,
+    chunk: Annotated[
+        int, typer.Option("--chunk", min=0, max=MOST_ROWS, help="Prompts between two saves; 0: 256 completions.")
+    ] = 0,
     rerank: Annotated[list[str] | None, typer.Option(help="A reward model's run, or a reward. Repeatable.")] = None,
     search: Annotated[str | None, typer.Option(help="steps: search step by step, by the --rerank.")] = None,
-    page: Annotated[str | None, typer.Option("--html", help="Write the --rerank curves as a page.")] = None,
+    page: Annotated[str | None, typer.Option("--html", help="Write the curves as a page.")] = None,
     out: Annotated[
-        str | None, typer.Option("--out", help="File of the completions; default: evals/ in the run, or eval.jsonl.")
+        str | None,
+        typer.Option(
+            "--out", help="FILE.jsonl of the completions, or a folder; default: evals/ in the run, or eval.jsonl."
+        ),
     ] = None,
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """Metrics of a model on held-out prompts: accuracy, reward, completion length; pass@k with --samples.
+    """Metrics of models on held-out prompts, with intervals; several models are compared on the same prompts.
 
-    A run folder is measured on the held-out prompts of its own task. The completions are kept in a file. With --rerank:
-    best of n and votes for every n.
+    Accuracy, reward, length, format, calibration; pass@k and majority votes with --samples; accuracy against tokens
+    with --budget; best of n with --rerank. A run folder is measured on the held-out prompts of its own task. The
+    completions are kept in a file; the same command goes on where it was interrupted.
     """
     played = environment_settings(env, tool, agent)
-    choices = (reward or (), settings or (), rerank or (), search, page, out, as_json, played)
-    run_evaluation(EvalRequest(model, data, samples, *choices))
+    options = {
+        "counts": counts,
+        "style": (shots, shots_from or "", plain),
+        "budget": budget,
+        "forcing": (force, answer_text, wait, answer_tokens),
+        "confidence": confidence,
+        "refusals": refusals,
+        "chunk": chunk,
+    }
+    choices = (reward or (), settings or (), rerank or (), search, page, out, as_json, played, server, options)
+    run_evaluation(EvalRequest(models or ["whetstone"], data or [None], samples, *choices))
 
 
 @commands.command()
@@ -176,69 +234,154 @@ def _reward_settings(rewards: Sequence[str]) -> dict[str, Any]:
 
 def run_evaluation(request: EvalRequest) -> None:
     from whet import api
+    from whet.config.config import merged
+    from whet.evaluate.side_by_side import EvalCell, evaluate_cells
+    from whet.report.evaluation import eval_record
 
-    values = request.values()
-    if "rerank" in values or request.page is not None:
-        _run_reranking(request, values)
-        return
-    result = api.evaluate(request.model, request.data, samples=request.samples, settings=values)
-    kept = _keep(request, result)
+    plan, values = _plan(request), request.values()
+    page = _page_place(request)
+    choices = [(model, data) for model in request.models for data in request.data]
+    cells = []
+    for model, data in choices:
+        config = api.evaluation_config(model, data, merged(values, {}))
+        cells.append(EvalCell(config, _place(request, model, config.eval.source or config.data.source)))
+    report = evaluate_cells(cells, plan, _tell_progress, lambda line: typer.echo(line, err=True))
+    if _is_folder(request):
+        _write(Path(request.out or EVAL_FOLDER) / RESULT, json.dumps(eval_record(report), indent=2) + "\n")
+    if page is not None:
+        _write(page, _page(report))
     if request.as_json:
-        print_json(dict(result.metrics))
+        print_json(eval_record(report))
         return
-    _print_metrics(result.metrics)
-    for name, fact in result.facts.items():
-        typer.echo(f"{name:18} {fact}")
-    typer.echo(f"{'completions':18} {kept}")
+    _print_report(report, page)
 
 
-def _keep(request: EvalRequest, result: Any) -> Path:
-    """Write the completions: beside the run that was evaluated, or to --out."""
+def _plan(request: EvalRequest) -> EvalPlan:
+    from whet.evaluate.budget import BudgetForcing
+    from whet.evaluate.measure import EvalPlan
+    from whet.evaluate.prompting import PromptStyle
+    from whet.types import WhetError
+
+    options = request.options
+    force, answer, wait, answer_tokens = options["forcing"]
+    if (wait or answer) and not force:
+        raise WhetError("--wait and --answer-text are words of budget forcing; give --force, or drop them")
+    forcing = BudgetForcing(answer.replace("\\n", "\n"), wait.replace("\\n", "\n"), answer_tokens) if force else None
+    if options["confidence"] not in (None, "votes", "tokens"):
+        raise WhetError(f"--confidence {options['confidence']}: give votes or tokens")
+    return EvalPlan(
+        request.samples,
+        PromptStyle(*options["style"]),
+        _numbers("--budget", options["budget"]),
+        forcing,
+        options["confidence"] or "",
+        options["refusals"],
+        _numbers("--k", options["counts"]),
+        options["chunk"],
+    )
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    """`64,128,256`, ascending."""
+    from whet.types import WhetError
+
+    if text is None:
+        return ()
+    try:
+        numbers = sorted({int(each) for each in text.split(",")})
+    except ValueError:
+        raise WhetError(f"{option} {text}: give whole numbers with commas between them, such as 64,128,256") from None
+    if numbers[0] < 1 or numbers[-1] > 10_000_000:
+        raise WhetError(f"{option} {text}: give numbers from 1 to 10,000,000")
+    return tuple(numbers)
+
+
+def _is_folder(request: EvalRequest) -> bool:
+    """True where the completions of several models or tasks lie side by side."""
+    several = len(request.models) * len(request.data) > 1
+    return several or (request.out is not None and (Path(request.out).is_dir() or not Path(request.out).suffix))
+
+
+def _place(request: EvalRequest, model: str, task: str) -> Path:
+    """The file of a model's completions to a task: beside the run that was evaluated, or in --out."""
     from whet.config.run_folder import CONFIG
     from whet.types import WhetError
 
-    folder = Path(request.model)
+    if _is_folder(request):
+        folder = Path(request.out or EVAL_FOLDER)
+        if folder.suffix == ".jsonl":
+            raise WhetError(f"--out {folder} is one file, and several models or tasks are evaluated; give a folder")
+        return folder / f"{_file_name(model)}.{_file_name(task)}.jsonl"
     if request.out is not None:
-        place = Path(request.out)
-    elif (folder / CONFIG).is_file():
-        path = [int(each.stem) for each in (folder / EVALS).glob("*.jsonl") if each.stem.isdigit()]
-        place = folder / EVALS / f"{max(path, default=0) + 1:03d}.jsonl"
-        place.parent.mkdir(exist_ok=True)
-    else:
-        place = Path("eval.jsonl")
-    try:
-        place.write_text("".join(json.dumps(line) + "\n" for line in result.completions), encoding="utf-8")
-    except OSError as error:
-        raise WhetError(f"--out {place}: cannot write the completions there ({error.strerror})") from error
-    return place
+        return Path(request.out)
+    if (Path(model) / CONFIG).is_file():
+        folder = Path(model) / EVALS
+        numbers = [int(each.stem) for each in folder.glob("*.jsonl") if each.stem.isdigit()]
+        return folder / f"{max(numbers, default=0) + 1:03d}.jsonl"
+    return Path("eval.jsonl")
 
 
-def _print_metrics(metrics: Mapping[str, float]) -> None:
-    """In the words and units of `whet train`."""
-    from whet.report.text import metric_text, words
+def _file_name(text: str) -> str:
+    """A model or task as part of a file's name; long ones and odd characters by a digest."""
+    import hashlib
+    import re
 
-    for name, value in metrics.items():
-        typer.echo(f"{words(name):18} {metric_text(name, value)}")
+    plain = re.sub(r"[^\w.-]+", "-", text).strip("-.")[-60:]
+    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def _run_reranking(request: EvalRequest, values: dict[str, Any]) -> None:
-    """Print the metrics and the curves over n, and write the page."""
-    from whet import api
-    from whet.evaluate.reranking import rerank_completions
-    from whet.report.rerank import reranking_record, reranking_text
-    from whet.report.rerank_page import reranking_page
+def _page_place(request: EvalRequest) -> Path | None:
     from whet.types import WhetError
 
     place = Path(request.page) if request.page else None
     if place is not None and not place.parent.is_dir():
         raise WhetError(f"--html {place}: there is no folder {place.parent}; make it, or give another path")
-    metrics, reranking = rerank_completions(api.evaluation_config(request.model, request.data, values), request.samples)
-    if place is not None:
-        place.write_text(reranking_page(reranking), encoding="utf-8")
-    if request.as_json:
-        print_json({**metrics, "rerank": reranking_record(reranking)})
-        return
-    _print_metrics(metrics)
-    typer.echo("\n" + reranking_text(reranking))
-    if place is not None:
-        typer.echo(f"\npage: {place}")
+    return place
+
+
+def _write(place: Path, text: str) -> None:
+    from whet.types import WhetError
+
+    try:
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise WhetError(f"{place}: cannot be written ({error.strerror}); give another path") from error
+
+
+def _tell_progress(cell: EvalCell, now: EvalProgress) -> None:
+    """A line per chunk, beside the results, not among them."""
+    value = "" if now.value is None else f", {100 * now.value:.1f}% right so far"
+    if now.value is not None and not 0 <= now.value <= 1:
+        value = f", reward {now.value:.3g} so far"
+    speed = f"{now.tokens_per_second:,.0f} tokens/s"
+    typer.echo(f"{cell.model} on {cell.task}: {now.done} of {now.total} prompts, {speed}{value}", err=True)
+
+
+def _page(report: EvalReport) -> str:
+    from whet.cli.options import command_line
+    from whet.report.eval_page import eval_page
+    from whet.report.rerank_page import reranking_page
+
+    only = report.evals[0] if len(report.evals) == 1 else None
+    if only is not None and only.reranking is not None and not only.summary.budgets:
+        return reranking_page(only.reranking)
+    return eval_page(report, command_line())
+
+
+def _print_report(report: EvalReport, page: Path | None) -> None:
+    from whet.report.evaluation import eval_text
+    from whet.report.rerank import reranking_text
+
+    typer.echo(eval_text(report))
+    if len(report.evals) == 1:
+        for name, fact in report.evals[0].facts.items():
+            typer.echo(f"{name:18} {fact}")
+        typer.echo(f"{'completions':18} {report.evals[0].completions}")
+    else:
+        typer.echo(f"\ncompletions: {Path(report.evals[0].completions).parent}")
+    for each in report.evals:
+        if each.reranking is not None:
+            head = f"{each.model} on {each.task}\n" if len(report.evals) > 1 else ""
+            typer.echo("\n" + head + reranking_text(each.reranking))
+    if page is not None:
+        typer.echo(f"\npage: {page}")

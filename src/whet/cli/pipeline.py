@@ -20,7 +20,9 @@ pipeline_app = typer.Typer(
 
 @pipeline_app.command()
 def pipeline(
-    name: Annotated[str | None, typer.Argument(help="Which one; without a name they are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Which one, or a TOML file with stages; without a name they are listed.")
+    ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, max=MOST_REPEATS, help="How many rounds.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="The policy to start from, as in `whet train`.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="task:NAME, a file, or hub:owner/name.")] = None,
@@ -32,16 +34,18 @@ def pipeline(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any setting that --show lists. Repeatable.")
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Print every setting as TOML, and do nothing.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the plan and every setting as TOML, and do nothing.")
+    ] = False,
 ) -> None:
     """Run stages one after another: completions, pairs, training and evals by round, with one page at the end.
 
     Ctrl-C loses nothing: `whet resume FOLDER` continues.
     """
     from whet.config.config import from_settings, merged, read_toml
-    from whet.pipeline.registry import PIPELINES, find_pipeline
-    from whet.pipeline.runner import run_pipeline
-    from whet.pipeline.settings import resolve_settings, settings_toml
+    from whet.pipeline.from_file import NAME, is_pipeline_file, read_pipeline_file
+    from whet.pipeline.registry import PIPELINES
+    from whet.pipeline.runner import planned_text, run_pipeline
     from whet.registry import load_plugins
 
     if name is None:
@@ -59,9 +63,13 @@ def pipeline(
     for section, key in (("model", "name"), ("data", "source")):
         if section in flags:
             flags[section] = {key: flags[section]}
-    layer = merged(merged(read_toml(config) if config else {}, from_settings(settings or [])), flags)
+    base: dict[str, Any] = {}
+    if is_pipeline_file(name):
+        base, name = read_pipeline_file(name), NAME
+    base = merged(base, read_toml(config) if config else {})
+    layer = merged(merged(base, from_settings(settings or [])), flags)
     if show:
-        typer.echo(settings_toml(resolve_settings(find_pipeline(name), layer)), nl=False)
+        typer.echo(planned_text(name, layer), nl=False)
         return
     run = run_pipeline(name, layer, command=shlex.join(["whet", *sys.argv[1:]]))
     if run.status == "interrupted":

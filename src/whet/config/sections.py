@@ -23,7 +23,7 @@ from whet.config.bounds import (
 )
 from whet.config.hostile import leaves, shown
 from whet.data.source import DEFAULT_DIFFICULTY, DataSource, parse_source
-from whet.reward.combine import Normalise, Over, part_description
+from whet.reward.combine import Normalise, Over, Rows, part_description
 
 Weight = Annotated[float, Field(ge=-MOST_WEIGHT, le=MOST_WEIGHT)]
 
@@ -202,6 +202,7 @@ class RewardPartSection(Section):
     cap: tuple[Weight, ...] = Field((), max_length=2, description=part_description("cap"))
     normalise: Normalise = Field("off", description=part_description("normalise"))
     penalty: bool = Field(False, description=part_description("penalty"))
+    rows: Rows = Field("all", description=part_description("rows"))
 
 
 class RewardSection(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, scorable_prompts
@@ -10,6 +11,7 @@ from whet.build.rows import column_facts, left_out_phrases
 from whet.build.runtime import Runtime, build_evaluator, decode_facts, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
 from whet.data.usable import without
+from whet.evaluate.prompting import PromptStyle, examples_for, styled
 from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
 from whet.rollout.collect import Score
@@ -41,9 +43,16 @@ def evaluate_groups(
 
 
 def eval_setup(
-    config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None, scored: bool = True
+    config: EvaluationConfig,
+    rewards: Sequence[RewardPart] | None = None,
+    scored: bool = True,
+    style: PromptStyle | None = None,
+    runtime: Runtime | None = None,
 ) -> tuple[Runtime, Evaluator]:
-    """The model, and the held-out prompts with their judge."""
+    """The model, and the held-out prompts with their judge, who sees them without the examples of a `style`.
+
+    `runtime` is that of the same model on another task.
+    """
     prompts = load_prompts(config, evaluation=True)
     chosen: Sequence[Prompt] = without(prompts, range(min(len(prompts), config.eval.prompts)), {})
     if prompts and not config.eval.prompts:
@@ -54,12 +63,21 @@ def eval_setup(
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=scored, given=rewards)
     chosen = scorable_prompts(chosen, parts, config.data)
-    runtime = load_runtime(config)
+    style = style or PromptStyle()
+    examples = examples_for(config, style, prompts)
+    runtime = runtime or load_runtime(config)
     score: Score = _unscored
     if parts:
         score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
     sampling = sampling_from(config.sampling)
-    return runtime, build_evaluator(runtime, chosen, sampling, score, config.data, config.eval.by)
+    if not examples and not style.plain:
+        return runtime, build_evaluator(runtime, chosen, sampling, score, config.data, config.eval.by)
+    asked = without(styled(chosen, examples, style.plain), range(len(chosen)), getattr(chosen, "left_out", {}))
+    evaluator = build_evaluator(runtime, asked, sampling, score, config.data, config.eval.by)
+    bare = {prompt.id: prompt for prompt in chosen}
+    fitting = without(evaluator.prompts, range(len(evaluator.prompts)), {})
+    fitting[:] = [bare[prompt.id] for prompt in fitting]
+    return runtime, replace(evaluator, prompts=fitting)
 
 
 def _unscored(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:

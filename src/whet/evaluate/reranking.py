@@ -11,7 +11,6 @@ from whet.build.rewards import bind_judges, build_scorer, failure_policy, start_
 from whet.build.runtime import Runtime
 from whet.config.config import EvaluationConfig
 from whet.config.sections import RerankSection, ScorerChoice
-from whet.evaluate.evaluation import eval_setup, group_metrics, run_evaluator
 from whet.evaluate.search import SearchPlan, search_completions
 from whet.metrics.reranking import Pool, RerankerScores, SearchResult, choice_curves, search_result
 from whet.protocols import Reward
@@ -44,51 +43,59 @@ class Reranker:
         return len(model_folders(folder)) if folder else int(hasattr(self.reward, "needs_ask"))
 
 
-def rerank_completions(config: EvaluationConfig, num_samples: int) -> tuple[dict[str, float], Reranking]:
-    """The usual metrics, and what every way of choosing among the same completions would have scored."""
+@dataclass(frozen=True)
+class RerankPlan:
+    """Scorers that can be read, found out before a pool of completions is written for them."""
+
+    scorers: tuple[Reranker, ...]
+    separators: Mapping[str, str]  # of a search, by scorer
+
+
+def rerank_plan(config: EvaluationConfig, num_samples: int) -> RerankPlan:
+    """Refuse what cannot choose; a folder that is no reward model should not cost a pool of completions."""
     section = config.rerank
     _check(section, num_samples, config.sampling.temperature)
     scorers = scorers_of(section)
     start_sandbox([RewardPart(each.reward) for each in scorers], config.sandbox.require)
     for each in scorers:
-        # before anything is written: a folder that is no reward model should not cost a pool of completions
         prepare = getattr(each.reward, "prepare", None)
         if callable(prepare):
             prepare()
     separators = {each.name: _separator(section, each) for each in scorers} if section.search == "steps" else {}
-    runtime, evaluator = eval_setup(config)
-    engine, tokenizer = runtime.engine, runtime.loaded.tokenizer
-    scorers = [
-        Reranker(each.name, part.resolved_reward)
-        for each, part in zip(
-            scorers, bind_judges([RewardPart(each.reward) for each in scorers], engine, tokenizer), strict=True
-        )
-    ]
-    groups = run_evaluator(config, num_samples, runtime, evaluator)
+    return RerankPlan(tuple(scorers), separators)
+
+
+def rerank_groups(
+    config: EvaluationConfig, plan: RerankPlan, setup: tuple[Runtime, Evaluator], groups: Sequence[Group], measure: str
+) -> Reranking:
+    """What every way of choosing among the same completions would have scored."""
+    runtime = setup[0]
+    parts = [RewardPart(each.reward) for each in plan.scorers]
+    bound = bind_judges(parts, runtime.engine, runtime.loaded.tokenizer)
+    scorers = [Reranker(each.name, part.resolved_reward) for each, part in zip(plan.scorers, bound, strict=True)]
     pools = [_pool(group) for group in groups]
     by_scorer = [reranker_scores(config, each, groups) for each in scorers]
-    metrics = group_metrics(groups, num_samples, config.eval.by)
     reranking = Reranking(
         config.model.name,
         config.data.source,
-        "accuracy" if "accuracy" in metrics else "reward",
+        measure,
         len(groups),
-        num_samples,
+        len(groups[0].samples),
         config.sampling.temperature,
         choice_curves(pools, [each for several in by_scorer for each in several]),
     )
     searches = [
-        _search(config, each, separators[each.name], (runtime, evaluator), (pools, scores))
+        _search(config, each, plan.separators[each.name], setup, (pools, scores))
         for each, scores in zip(scorers, by_scorer, strict=True)
-        if each.name in separators
+        if each.name in plan.separators
     ]
-    return metrics, replace(reranking, searches=tuple(searches))
+    return replace(reranking, searches=tuple(searches))
 
 
 def _check(section: RerankSection, num_samples: int, temperature: float) -> None:
     if not section.scorers:
         raise WhetError(
-            "nothing to rerank by: --search, --html and rerank settings need a scorer; give --rerank RUN of a reward "
+            "nothing to rerank by: --search and rerank settings need a scorer; give --rerank RUN of a reward "
             "model, or --rerank REWARD"
         )
     if num_samples < 2:

@@ -104,11 +104,13 @@ def write_manifest(folder: Path, step: int, tensors: list[str]) -> None:
     files = {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": file_digest(path)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name not in (MANIFEST, f".{MANIFEST}")
     }
     content = {"step": step, "tensors": tensors, "files": files}
     manifest = {**content, "sha256": content_digest(content)}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    partial = folder / f".{MANIFEST}"
+    partial.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(partial, folder / MANIFEST)
 
 
 def file_digest(file: Path) -> str:
@@ -182,6 +184,19 @@ def prune_checkpoints(folder: Path, keep: int) -> list[Path]:
         hide(path)
         remove_folder(hidden_name(path))
     return surplus
+
+
+def drop_training_state(path: Path) -> None:
+    """Keep the model of a finished run and delete what only a resume would read: the optimizer's tensors.
+
+    A kill at any point leaves a folder that loads as a model, and doing it again comes to the same bytes.
+    """
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    if not manifest["tensors"]:
+        return
+    for name in manifest["tensors"]:
+        (path / tensors_file(name)).unlink(missing_ok=True)
+    write_manifest(path, manifest["step"], [])
 
 
 def verify_checkpoint(path: Path) -> None:

@@ -50,13 +50,19 @@ class ModelSampler:
         self, reward: RewardSection | None, prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]]
     ) -> Scores:
         """Rewards of completions; None: by the reward of the eval."""
+        return [[sample.reward for sample in samples] for samples in self.scored(reward, prompts, written)]
+
+    def scored(
+        self, reward: RewardSection | None, prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]]
+    ) -> list[Sequence[Sample]]:
+        """The completions with their rewards; None: by the reward of the config."""
         from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
         from whet.rollout.collect import score_groups
 
         config = self._config if reward is None else self._config.model_copy(update={"reward": reward})
         parts = build_reward_parts(config, wanted=True)
         scorer = build_scorer(config, bind_judges(parts, self.runtime.engine, self.runtime.loaded.tokenizer))
-        return [[sample.reward for sample in group.samples] for group in score_groups(prompts, written, scorer)]
+        return [group.samples for group in score_groups(prompts, written, scorer)]
 
 
 def write_completions(
@@ -87,9 +93,13 @@ def sampled_rows(
     items: Sequence[Any],
     size: int,
     rows_of: Callable[[ModelSampler, int, Sequence[Any]], list[Row]],
+    loaded: list[ModelSampler] | None = None,
 ) -> list[Row]:
-    """JSON rows that `rows_of(sampler, number of the chunk, its items)` makes, written chunk by chunk and read back."""
-    samplers: list[ModelSampler] = []
+    """JSON rows that `rows_of(sampler, number of the chunk, its items)` makes, written chunk by chunk and read back.
+
+    A stage that samples twice gives a list, `loaded`, in which the model stays.
+    """
+    samplers: list[ModelSampler] = [] if loaded is None else loaded
 
     def chunk_rows(number: int, chunk: Sequence[Any]) -> list[Row]:
         if not samplers:  # a stage that had only its result left to write needs no model

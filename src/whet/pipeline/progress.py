@@ -74,6 +74,9 @@ class ProgressPrinter:
         self.current = stage.name
         print_line(f"[{number}/{total}] {stage.name}: {stage.about}")
 
+    def stage_replaced(self, stage: Stage, kept: Path) -> None:
+        print_line(f"      {stage.name} was made of other inputs and runs again; what it had left is in {kept}")
+
     def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
         self.finished[stage.name] = done
         if is_old:

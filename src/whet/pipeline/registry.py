@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from whet.pipeline.constitutional import CONSTITUTIONAL
+from whet.pipeline.from_file import FROM_FILE
 from whet.pipeline.iterative_dpo import ITERATIVE_DPO
 from whet.pipeline.phased import PHASED
+from whet.pipeline.r1 import R1
 from whet.pipeline.rlaif import RLAIF
 from whet.pipeline.rlhf import RLHF
 from whet.pipeline.self_play import SELF_PLAY
@@ -17,7 +19,10 @@ from whet.types import WhetError, did_you_mean
 
 PIPELINES: dict[str, Pipeline] = {
     pipeline.name: pipeline
-    for pipeline in (ITERATIVE_DPO, SELF_PLAY, RLAIF, RLHF, PHASED, SELF_REWARDING, CONSTITUTIONAL)
+    for pipeline in (
+        *(R1, RLHF, PHASED, ITERATIVE_DPO, SELF_PLAY, RLAIF, SELF_REWARDING, CONSTITUTIONAL),
+        FROM_FILE,
+    )
 }
 
 

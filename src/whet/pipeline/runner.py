@@ -16,9 +16,11 @@ from whet.config.run_folder import LOCK, claimed_place, discard, locked
 from whet.config.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
 from whet.config.sections import RewardSection
 from whet.pipeline import FinishedStage, Stage, write_atomically
+from whet.pipeline.plan_table import plan_lines
 from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
 from whet.pipeline.registry import find_pipeline
 from whet.pipeline.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
+from whet.pipeline.stages import check_stages, unchanged_stages
 from whet.pipeline.training import RUN
 from whet.report.pipeline_page import write_pipeline_page
 from whet.report.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
@@ -45,7 +47,10 @@ def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> Pi
     pipeline = find_pipeline(name)
     settings = resolve_settings(pipeline, *layers)
     stages = pipeline.stages(settings)
+    check_stages(stages)
     start_pipeline_sandbox(settings)
+    if settings.folder and (Path(settings.folder) / SETTINGS).is_file():
+        return _run_again(pipeline, settings, stages, command)
     before = (INPUTS, f".{INPUTS}", COMMAND, f".{COMMAND}", f".{SETTINGS}")
     with claimed_place(settings.folder, pipeline.name, SETTINGS, before, _refuse_used) as folder:
         write_inputs(folder, pipeline_inputs(settings, RunInputs(os.getcwd(), command)))
@@ -57,6 +62,36 @@ def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> Pi
             if not _has_results(folder):  # an error found before anything was done leaves no folder behind
                 discard(folder)
                 raise
+            raise _with_next_step(error, folder) from error
+
+
+def planned_text(name: str, *layers: Mapping[str, Any]) -> str:
+    """What a pipeline would do, in lines that TOML skips, and its settings as TOML: a file for `--config`."""
+    pipeline = find_pipeline(name)
+    settings = resolve_settings(pipeline, *layers)
+    stages = pipeline.stages(settings)
+    check_stages(stages)
+    done = unchanged_stages(stages, Path(settings.folder)) if settings.folder else []
+    lines = [f"# {line}".rstrip() for line in (f"{pipeline.name}: {pipeline.about}", *plan_lines(stages, done))]
+    return "\n".join(lines) + f"\n\n{settings_toml(settings)}"
+
+
+def _run_again(pipeline: Pipeline, settings: PipelineSettings, stages: Sequence[Stage], command: str) -> PipelineRun:
+    """Run in the folder that an earlier run of this pipeline left: stages whose inputs are the same are skipped."""
+    folder = Path(settings.folder)
+    with locked(folder):
+        before = read_toml(folder / SETTINGS)
+        if before.get("pipeline") != pipeline.name:
+            raise WhetError(
+                f"{folder} already holds a pipeline {before.get('pipeline', before.get('recipe'))!r}; "
+                f"`whet resume {folder}`, or give another --folder"
+            )
+        write_inputs(folder, pipeline_inputs(settings, RunInputs(os.getcwd(), command)))
+        write_atomically(folder / COMMAND, f"{command}\n")
+        write_atomically(folder / SETTINGS, settings_toml(settings))
+        try:
+            return _run(pipeline, stages, folder)
+        except WhetError as error:
             raise _with_next_step(error, folder) from error
 
 
@@ -91,6 +126,7 @@ def resume_pipeline(
     resolved = resolve_settings(pipeline, {**values, "folder": str(place)})
     start_pipeline_sandbox(resolved)
     stages = pipeline.stages(resolved)
+    check_stages(stages)
     with locked(place):
         settle_inputs(place, resolved, accept_changes)
         try:

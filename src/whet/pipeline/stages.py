@@ -3,15 +3,22 @@
 A stage is finished when its folder holds `stage.json`, which is written last and atomically. A stage that was
 interrupted is started again in the same folder: work that takes long continues from what it left there.
 
+Each stage has a fingerprint: of its own settings, of the files it reads, and of the fingerprints of the stages it
+reads. A finished stage whose fingerprint is the same is skipped; any other runs again, and what it left before is moved
+into `replaced/`. So a change redoes what depends on it, and nothing else.
+
 What a stage returns is JSON, made by `stage_result`: `summary` is one line for the user, `metrics` are measurements on
-held-out data, `counts` say what was counted and dropped, `stop_reason` is why the stages after it are not worth doing.
+held-out data, `counts` say what was counted and dropped, `cost` what was spent, `stop_reason` is why the stages after
+it are not worth doing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +28,8 @@ from typing import Any, Protocol, TypeVar
 
 from whet.types import WhetError
 
-RESULT = "stage.json"
+RESULT, STARTED = "stage.json", "started.json"
+REPLACED = "replaced"  # folder of what stages left behind that ran again with other inputs
 Item = TypeVar("Item")
 
 
@@ -42,14 +50,43 @@ Work = Callable[[Path, Mapping[str, FinishedStage]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
+class StageCost:
+    """What a stage is expected to take. Tokens are at most: completions may end before their budget."""
+
+    updates: int = 0  # of an optimizer
+    trained_rows: int = 0
+    completions: int = 0  # to sample
+    sampled_tokens: int = 0
+    seconds: float | None = None  # None: nothing was measured that it could be told by
+    note: str = ""  # why a number is not known before
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What a plan says of a stage before it runs."""
+
+    inputs: Mapping[str, str] = field(default_factory=dict)  # what it reads -> the stage or the source
+    writes: str = ""
+    cost: StageCost = StageCost()
+
+
+def no_inputs() -> Mapping[str, str]:
+    """Of a stage that reads no file of the user's."""
+    return {}
+
+
+@dataclass(frozen=True)
 class Stage:
     """`work(folder, done)` gets its own folder and the finished stages by name, and returns its result as JSON."""
 
     name: str  # round1-pairs
     about: str  # one line for the user
     work: Work
-    settings: Mapping[str, Any] = field(default_factory=dict)  # JSON: a finished stage with others is refused
+    settings: Mapping[str, Any] = field(default_factory=dict)  # JSON: all that its outcome depends on
     measures: tuple[str, int] | None = None  # whose metrics it measures, after which round
+    reads: tuple[str, ...] | None = None  # the stages whose results it uses; None: every earlier one
+    inputs: Callable[[], Mapping[str, str]] = no_inputs  # digests of the files and models it reads, by name
+    plan: StagePlan | None = None
 
 
 def stage_result(
@@ -70,29 +107,77 @@ class StageObserver(Protocol):
 
     def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None: ...
 
+    def stage_replaced(self, stage: Stage, kept: Path) -> None:
+        """What it left before was made of other inputs, and lies in `kept` now."""
+
 
 def stage_folder(folder: Path, number: int, stage: Stage) -> Path:
-    return folder / f"{number:02d}-{stage.name}"
+    """Where a stage works: the folder it has, or a new one with its number. A stage before it that was added or dropped
+    does not move it."""
+    own = re.compile(rf"\d+-{re.escape(stage.name)}")
+    found = sorted(path for path in folder.iterdir() if own.fullmatch(path.name)) if folder.is_dir() else []
+    return found[0] if found else folder / f"{number:02d}-{stage.name}"
+
+
+def check_stages(stages: Sequence[Stage]) -> None:
+    """Refuse names that two stages share, and a stage that reads what no earlier one is called."""
+    known: set[str] = set()
+    for stage in stages:
+        if stage.name in known:
+            raise WhetError(f"two stages are called {stage.name!r}; give each a name of its own")
+        missing = next((name for name in stage.reads or () if name not in known), None)
+        if missing is not None:
+            raise WhetError(f"stage {stage.name!r} reads {missing!r}, and no stage before it is called that")
+        known.add(stage.name)
+
+
+def stage_fingerprints(stages: Sequence[Stage]) -> dict[str, str]:
+    """The fingerprint of each stage, by name: equal ones came of equal settings and inputs."""
+    found: dict[str, str] = {}
+    for stage in stages:
+        found[stage.name] = _fingerprint(stage, found)
+    return found
+
+
+def _fingerprint(stage: Stage, earlier: Mapping[str, str]) -> str:
+    read = earlier if stage.reads is None else {name: earlier[name] for name in stage.reads}
+    content = {"settings": stage.settings, "inputs": dict(stage.inputs()), "reads": dict(read)}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def unchanged_stages(stages: Sequence[Stage], folder: Path) -> list[str]:
+    """Names of the stages that are finished in the folder and would be skipped."""
+    prints = stage_fingerprints(stages)
+    places = {stage.name: stage_folder(folder, number, stage) for number, stage in enumerate(stages, 1)}
+    return [stage.name for stage in stages if _read_finished(places[stage.name], stage, prints[stage.name]) is not None]
 
 
 def run_stages(stages: Sequence[Stage], folder: Path, observer: StageObserver) -> dict[str, FinishedStage]:
     """Run the stages in order; what each came to, by name. A stage with a `stop_reason` is the last one."""
-    names = [stage.name for stage in stages]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two stages share a name: {names}")
+    check_stages(stages)
     finished: dict[str, FinishedStage] = {}
+    prints: dict[str, str] = {}
     for number, stage in enumerate(stages, 1):
         place = stage_folder(folder, number, stage)
-        done = _read_finished(place, stage)
+        fingerprint = prints[stage.name] = _fingerprint(stage, prints)
+        done = _read_finished(place, stage, fingerprint)
         is_old = done is not None
         if done is None:
+            kept = _cleared(place, fingerprint)
+            if kept is not None:
+                observer.stage_replaced(stage, kept)
             observer.stage_started(number, len(stages), stage)
             place.mkdir(parents=True, exist_ok=True)
+            write_atomically(place / STARTED, json.dumps({"fingerprint": fingerprint}) + "\n")
             start = time.monotonic()
             result = stage.work(place, dict(finished))
             done = FinishedStage(place, dict(result), time.monotonic() - start)
-            saved = {"name": stage.name, "settings": stage.settings, "result": done.result, "seconds": done.seconds}
+            saved = {
+                **{"name": stage.name, "fingerprint": fingerprint, "settings": stage.settings},
+                **{"result": done.result, "seconds": done.seconds},
+            }
             write_atomically(place / RESULT, json.dumps(saved, indent=2) + "\n")
+            (place / STARTED).unlink(missing_ok=True)
         finished[stage.name] = done
         observer.stage_finished(number, len(stages), stage, done, is_old)
         if done.result.get("stop_reason"):
@@ -100,18 +185,35 @@ def run_stages(stages: Sequence[Stage], folder: Path, observer: StageObserver) -
     return finished
 
 
-def _read_finished(place: Path, stage: Stage) -> FinishedStage | None:
+def _cleared(place: Path, fingerprint: str) -> Path | None:
+    """Move away what was made of other inputs; where it lies now, None where there is nothing to move."""
+    if not place.is_dir() or not any(place.iterdir()):
+        return None
+    if not (place / RESULT).exists():
+        try:
+            started = json.loads((place / STARTED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            started = {}
+        if isinstance(started, dict) and started.get("fingerprint") == fingerprint:
+            return None  # interrupted: it goes on
+    kept = place.parent / REPLACED / place.name
+    kept.parent.mkdir(exist_ok=True)
+    shutil.rmtree(kept, ignore_errors=True)
+    os.replace(place, kept)
+    return kept
+
+
+def _read_finished(place: Path, stage: Stage, fingerprint: str) -> FinishedStage | None:
+    """The finished stage, None where it is not finished or was made of other inputs."""
     try:
         saved = json.loads((place / RESULT).read_text(encoding="utf-8"))
-        name, settings, done = saved["name"], saved["settings"], FinishedStage(place, saved["result"], saved["seconds"])
+        name, done = saved["name"], FinishedStage(place, saved["result"], saved["seconds"])
+        made_of = saved.get("fingerprint")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WhetError(f"{place / RESULT} is damaged ({error}); remove {place} to run that stage again") from error
-    # through JSON and back: a tuple and a list are the same setting
-    if name != stage.name or settings != json.loads(json.dumps(stage.settings)):
-        raise WhetError(f"{place} was finished with other settings; give the same settings again, or another --folder")
-    return done
+    return done if name == stage.name and made_of == fingerprint else None
 
 
 def write_atomically(path: Path, text: str) -> Path:

@@ -201,16 +201,20 @@ def scatter_chart(points: Sequence[Point], label: str, tone: str, most: int = 60
     return frame.svg(label, dots)
 
 
-def calibration_chart(tenths: Sequence[tuple[float, float, int]]) -> str:
-    """(how sure, how often right, rows) of each tenth: on the diagonal a model means what it says."""
+def calibration_chart(tenths: Sequence[tuple[float, float, int]], least: float = 0.5) -> str:
+    """(how sure, how often right, rows) of each tenth: on the diagonal a model means what it says.
+
+    `least` is the smallest sureness there can be: one half of a choice between two.
+    """
     size = (340, 210)
     width, height = size
-    across = AxisScale(0.5, 1.0, 44, width - 12, ticks=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0))
+    steps = tuple(round(least + (1 - least) * step / 5, 2) for step in range(6))
+    across = AxisScale(least, 1.0, 44, width - 12, ticks=steps)
     up = AxisScale(0.0, 1.0, height - 24, 8, ticks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
     percents = [f"{100 * tick:.0f}%" for tick in up.ticks]
     frame = Plot(size, across, up, axes(up, across, percents, size, [f"{100 * tick:.0f}%" for tick in across.ticks]))
     most = max(rows for *_, rows in tenths)
-    parts = [f'<path class="raw s7" d="M{frame.at(0.5, 0.5)}L{frame.at(1, 1)}"/>']
+    parts = [f'<path class="raw s7" d="M{frame.at(least, least)}L{frame.at(1, 1)}"/>']
     if len(tenths) > 1:
         parts.append(frame.line([(sure, right) for sure, right, _ in tenths], "s0"))
     for sure, right, rows in tenths:
@@ -244,6 +248,35 @@ class Interval:
     low: float
     high: float
     title: str = ""
+
+
+def interval_chart(
+    rows: Sequence[tuple[str, float, float, float, str]], label: str, is_share: bool, size: tuple[int, int] = (460, 0)
+) -> str:
+    """(name, value, low, high, words) of each row: a dot with its interval, one below the other."""
+    width, height = size[0], size[1] or 40 + 40 * len(rows)
+    bounded = [end for _, value, low, high, _ in rows for end in (value, low, high) if math.isfinite(end)]
+    across = value_scale(bounded, (12, width - 12), is_share and max(bounded) > 0.5)
+    parts = []
+    for tick in across.ticks:
+        parts.append(f'<path class="grid" d="M{across(tick):.1f} 8V{height - 20}"/>')
+        text = f"{100 * tick:.0f}%" if is_share else tick_text(tick, across)
+        anchor = "start" if tick == across.ticks[0] else "end" if tick == across.ticks[-1] else "middle"
+        parts.append(f'<text class="tick {anchor}" x="{across(tick):.1f}" y="{height - 6}">{text}</text>')
+    for place, (name, value, low, high, words) in enumerate(rows):
+        y, tone = 36 + 40 * place, f"s{place % NUM_TONES}"
+        parts.append(f'<text class="tick" x="12" y="{y - 12}">{escape(name)}: {escape(words)}</text>')
+        if math.isfinite(low) and math.isfinite(high):
+            left, right = across(low), across(high)
+            parts.append(
+                f'<path class="reach {tone}" d="M{left:.1f} {y - 4}V{y + 4}M{left:.1f} {y}H{right:.1f}'
+                f'M{right:.1f} {y - 4}V{y + 4}"/>'
+            )
+        parts.append(
+            f'<circle class="dot {tone}" cx="{across(value):.1f}" cy="{y}" r="4"><title>{escape(words)}</title>'
+            "</circle>"
+        )
+    return svg_text(label, parts, (width, height))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from whet.types import WhetError, did_you_mean
 
 Normalise = Literal["off", "group", "batch"]
 Over = Literal["share", "steps"]
+Rows = Literal["all", "with_answer", "without_answer"]
 
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 STD_FLOOR = 1e-6
@@ -126,6 +127,10 @@ class RewardPart:
     settings: Mapping[str, Any] = field(
         default_factory=lambda: NO_SETTINGS, metadata={"description": "settings of the reward, by name"}
     )
+    rows: Rows = field(
+        default="all",
+        metadata={"description": "rows that the part scores: all, or those with or without a gold answer; 0 elsewhere"},
+    )
     adds_up: bool = True  # of a template: False for a penalty or a mere report, outside the sum of 1
 
     def __post_init__(self) -> None:
@@ -179,6 +184,10 @@ class RewardPart:
             return self.weight
         assert isinstance(self.weight, int | float)
         return Schedule(((0.0, float(self.weight)),))
+
+    def scores_row(self, has_answer: bool) -> bool:
+        """Whether the part is for rows with, or without, a gold answer; on others it counts 0."""
+        return self.rows == "all" or has_answer == (self.rows == "with_answer")
 
     @property
     def is_plain(self) -> bool:

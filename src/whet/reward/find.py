@@ -45,6 +45,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
         "self_grading",
     ),
     "defences.suspicion": ("suspect_sentences",),
+    "refusal": ("refusal",),
     "safety": ("safety",),
     "set_answer": ("set_answer",),
     "think_format": ("think_format",),

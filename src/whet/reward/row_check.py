@@ -33,6 +33,8 @@ class Unscorable(WhetError):
 def require_scorable(parts: Sequence[RewardPart], prompt: Prompt) -> None:
     """Raise where a part would stop the run when it meets this prompt: no answer, no tests, no such column."""
     for part in parts:
+        if not part.scores_row(prompt.answer is not None):
+            continue
         reward = part.resolved_reward
         try:
             _check(reward, prompt)

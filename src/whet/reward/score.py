@@ -161,9 +161,7 @@ def score(
         for number, sample in zip(judged, some, strict=True):
             scored[number] = sample
         return scored
-    by_part = {
-        part.name: _part_scores(part.resolved_reward, prompts, samples, timeout, failures, share) for part in parts
-    }
+    by_part = {part.name: _row_scores(part, prompts, samples, timeout, failures, share) for part in parts}
     totals = combined(by_part, parts, progress, [prompt.id for prompt in prompts])
     scored = [
         sample.scored({name: one for name, scores in by_part.items() if (one := scores[i]) is not None}, totals[i])
@@ -189,6 +187,24 @@ def _nothing_scored(prompts: Sequence[Prompt], scored: Sequence[Sample], failure
 def num_unscorable(samples: Iterable[Sample]) -> int:
     """How many scored samples stay out of training because a part could not judge them."""
     return sum(sample.reward is None for sample in samples)
+
+
+def _row_scores(
+    part: RewardPart,
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sample],
+    timeout: float,
+    failures: Failures,
+    share: Share | None,
+) -> list[float | None]:
+    """The scores of a part on the rows that it is for, and 0 on the others."""
+    chosen = [row for row, prompt in enumerate(prompts) if part.scores_row(prompt.answer is not None)]
+    theirs, written = [prompts[row] for row in chosen], [samples[row] for row in chosen]
+    found = _part_scores(part.resolved_reward, theirs, written, timeout, failures, share)
+    scores: list[float | None] = [0.0] * len(samples)
+    for row, value in zip(chosen, found, strict=True):
+        scores[row] = value
+    return scores
 
 
 def _part_scores(

@@ -23,4 +23,7 @@ EVERY = (
 # every policy method by the name that the command line takes
 PRESETS: dict[str, Preset[Objective]] = {preset.objective.name: preset for preset in EVERY}
 
-__all__ = ["PRESETS", "Preset"]
+# what a pipeline trains a policy by where nobody names another
+PLAIN_GROUP_METHOD = group.GRPO.objective.name
+
+__all__ = ["PLAIN_GROUP_METHOD", "PRESETS", "Preset"]

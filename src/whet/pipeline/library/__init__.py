@@ -1,0 +1,42 @@
+"""The stages that pipelines are made of: each an entry with a name, a few plain arguments and named inputs."""
+
+from whet.pipeline.library.compose import compose
+from whet.pipeline.library.entry import StageEntry
+from whet.pipeline.library.evaluation import EvalEntry, can_evaluate
+from whet.pipeline.library.sampling import MixEntry, MixSource, PairsEntry, RejectionEntry, SampleEntry
+from whet.pipeline.library.settings import ComposedSettings
+from whet.pipeline.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
+
+# every kind of stage by the name that a pipeline file takes
+STAGE_KINDS: dict[str, type[StageEntry]] = {
+    each.kind: each
+    for each in (
+        SFTEntry,
+        RLEntry,
+        PreferenceEntry,
+        RewardModelEntry,
+        SampleEntry,
+        RejectionEntry,
+        PairsEntry,
+        MixEntry,
+        EvalEntry,
+    )
+}
+
+__all__ = [
+    "STAGE_KINDS",
+    "ComposedSettings",
+    "EvalEntry",
+    "MixEntry",
+    "MixSource",
+    "PairsEntry",
+    "PreferenceEntry",
+    "RLEntry",
+    "RejectionEntry",
+    "RewardModelEntry",
+    "SFTEntry",
+    "SampleEntry",
+    "StageEntry",
+    "can_evaluate",
+    "compose",
+]
