@@ -47,4 +47,6 @@ TEACHER = {
     "iw_opd": iw_opd,
     "opd_full": whole_distributions,
     "gkd": whole_distributions,
+    "sdpo": sdpo,
+    "sdft": opd,
 }

@@ -450,7 +450,7 @@ class CriticSection(Section):
 class TeacherSection(Section):
     """Whom the policy learns from, where the method learns from a teacher."""
 
-    name: str = Field("", description="the teacher: a model as in model.name, a run folder")
+    name: str = Field("", description="the teacher: a model as in model.name, a run folder, or self: the policy")
     device: str = Field("", description="where the teacher computes; empty: on the policy's device")
     base_url: str = Field(
         "",
@@ -465,12 +465,23 @@ class TeacherSection(Section):
         0, ge=0, le=65536, description="tokens that whole distributions are compared on, and the rest; 0: all of them"
     )
     top_of: Literal["teacher", "policy"] = Field("teacher", description="whose likeliest tokens those are")
+    context: Literal["none", "sibling", "demonstration", "feedback"] = Field(
+        "none",
+        description="what the teacher reads besides the prompt: a right sibling, or a column of the row",
+    )
+    template: str = Field("", description="how it is written, with {prompt} and {text}; empty: as the papers do")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.name and self.base_url:
             raise ValueError("name and base_url are two teachers; give one of them")
         fields = type(self).model_fields
+        if self.template and self.context == "none":
+            raise ValueError("template has no effect without context; give sibling, demonstration or feedback")
+        if self.template and ("{prompt}" not in self.template or "{text}" not in self.template):
+            raise ValueError("template lacks {prompt} or {text}; write both where they belong")
+        if self.name == "self" and self.device:
+            raise ValueError("device has no effect on name=self: the teacher is the policy; drop it")
         if not self.base_url:
             for key in ("model", "key_variable", "timeout", "concurrency"):
                 if getattr(self, key) != fields[key].default:

@@ -50,7 +50,7 @@ from whet.train.step_metrics import (
     teacher_metrics,
     uniform_share,
 )
-from whet.train.teacher import LessonSettings, Teacher
+from whet.train.teacher import LessonSettings, Teacher, taught_rows
 from whet.train.update import (
     RoutingReplay,
     TrainState,
@@ -152,6 +152,11 @@ class RLTrainer:
         return self._models.tokenizer
 
     @property
+    def taught_by(self) -> str:
+        """The teacher in words; empty where there is none."""
+        return "" if self._models.teacher is None else self._models.teacher.said
+
+    @property
     def ended_early(self) -> str | None:
         return self._objective.control.ends_run(self._memory)
 
@@ -161,7 +166,7 @@ class RLTrainer:
         for failure in rollout.played.failures[:SHOWN_FAILURES]:
             logger.warning("step %d: %s; it is left out", number, failure)
         groups = self._select(rollout, number)
-        batch = self._annotate(self._pack(groups, rollout.part_weights), timer)
+        batch = self._annotate(self._pack(groups, rollout.part_weights), groups, timer)
         batch, self._memory = self._objective.advantage(batch, self._memory)
         rate = scheduled_rate(self._optimizer_settings, number, self._settings.steps)
         with timer.phase("train"):
@@ -173,6 +178,7 @@ class RLTrainer:
                 **group_counts(groups),
                 **episode_counts(groups, rollout.played),
                 **collection_counts(rollout, groups),
+                **self._untaught_count(batch),
             },
             reward=mean_rewards(groups),
             spread=reward_spread(groups),
@@ -228,7 +234,7 @@ class RLTrainer:
         anchor = with_states(anchors(batch.tokens, batch.group, segment), samples)
         return replace(batch, segment=segment, anchor=anchor)
 
-    def _annotate(self, batch: TokenBatch, timer: PhaseTimer) -> TokenBatch:
+    def _annotate(self, batch: TokenBatch, groups: Sequence[Group], timer: PhaseTimer) -> TokenBatch:
         """What the objective needs. While the policy is the one that sampled, old_logp would only repeat logp."""
         needs, settings, models = self._objective.needs(), self._settings, self._models
         temperature, micro_batch_tokens = settings.sampling.temperature, settings.micro_batch_tokens
@@ -238,7 +244,7 @@ class RLTrainer:
                 batch = replace(batch, ref_logp=ref_logp)
         if models.teacher is not None:
             with timer.phase("teacher"):
-                batch = self._ask_teacher(batch, models.teacher)
+                batch = self._ask_teacher(batch, groups, models.teacher)
         has_moved = settings.updates > 1 or settings.staleness > 0
         replay = batch.routed_experts if settings.routing_replay == "sampler" else None
         with timer.phase("train"):
@@ -253,18 +259,32 @@ class RLTrainer:
                 batch = replace(batch, value=value)
         return batch
 
-    def _ask_teacher(self, batch: TokenBatch, teacher: Teacher) -> TokenBatch:
-        """What the objective needs of the teacher before the first update."""
+    def _ask_teacher(self, batch: TokenBatch, groups: Sequence[Group], teacher: Teacher) -> TokenBatch:
+        """What the objective needs of the teacher before the first update.
+
+        Where the teacher reads more than the prompt, samples about which there is nothing to read are not trained on:
+        they leave numerators and denominators, as any row without an action does.
+        """
         needs, lessons, settings = self._objective.needs(), self._models.lessons, self._settings
+        told = None
+        if lessons.context != "none":
+            told = taught_rows(batch, groups, lessons)
+            batch = replace(batch, action=batch.action & False if told is None else told.places)
+            if told is None:
+                return _untaught(batch, needs, lessons)
+        seen = batch if told is None else told.batch
         if "teacher_logp" in needs:
-            batch = replace(batch, teacher_logp=teacher.logp(batch))
+            logp = teacher.logp(seen)
+            batch = replace(batch, teacher_logp=logp if told is None else told.back(logp))
         if "teacher_divergence" in needs and lessons.top_k:
             chosen = None
             if lessons.of_policy:
                 tokens, temperature = settings.micro_batch_tokens, settings.sampling.temperature
                 policy = self._models.policy
                 chosen, _ = top_scores(policy, batch, temperature, tokens, lessons.top_k, None, self._ranks)
-            top, logp = teacher.top(batch, chosen)
+            top, logp = teacher.top(seen, chosen if told is None or chosen is None else told.forth(chosen))
+            if told is not None:
+                top, logp = told.back(top), told.back(logp)
             batch = replace(batch, teacher_top=top, teacher_top_logp=logp)
         return batch
 
@@ -303,6 +323,12 @@ class RLTrainer:
         if not only_critic:
             self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, batch.num_sequences)
         return means
+
+    def _untaught_count(self, batch: TokenBatch) -> dict[str, int]:
+        """Samples that were left out because the teacher had nothing to read about them."""
+        if self._models.lessons.context == "none":
+            return {}
+        return {"untaught": int((batch.lengths == 0).sum())}
 
     def _set_learning_rates(self, rate: float) -> None:
         state, highest = self._train_state, self._optimizer_settings.learning_rate
@@ -377,6 +403,17 @@ class RLTrainer:
             restore_optimizer(models.critic.modules(), critic_optimizer, tensors["critic_optimizer"])
         if "reference" in tensors and isinstance(models.reference, CopiedReference):
             models.reference.restore(tensors["reference"])
+
+
+def _untaught(batch: TokenBatch, needs: frozenset[str], lessons: LessonSettings) -> TokenBatch:
+    """A step in which there is nothing to learn: the fields are there, and no action."""
+    none = torch.zeros(batch.action.shape)
+    wide = torch.zeros((*batch.action.shape, lessons.top_k))
+    if "teacher_logp" in needs:
+        batch = replace(batch, teacher_logp=none)
+    if "teacher_divergence" in needs:
+        batch = replace(batch, teacher_top=wide.int(), teacher_top_logp=wide)
+    return batch
 
 
 class _ExpertUse:
