@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import calculator_agent
+import rlhf_smollm2
 
 import whet
 from whet.config.config import merged
@@ -147,6 +148,33 @@ def overoptimization(folder: Path) -> dict[str, Any]:
     return {str(number): {key: each[key] for key in each if key != "points"} for number, each in enumerate(found)}
 
 
+def rlhf(folder: Path) -> dict[str, Any]:
+    """`whet pipeline rlhf`: the reward models, and every way against the imitating policy."""
+    return rlhf_smollm2.seed_values(piped("rlhf", folder))
+
+
+def phased(folder: Path) -> dict[str, Any]:
+    """`whet pipeline phased`: both metrics after each phase, and what was kept."""
+    stages = rlhf_smollm2.results_of(piped("phased", folder))
+    found: dict[str, Any] = {}
+    for name, stage in stages.items():
+        if name.endswith("-measured"):
+            rates = {key: stage["measured"][key] for key in ("pair_accuracy", "win_rate", "kl")}
+            task = {"value": stage["task_value"], "prompts": stage["eval_prompts"]}
+            found[name.removesuffix("-measured").replace("-", "_")] = {**rates, stage["task_metric"]: task}
+    found["judge"] = {**stages["judge-model"]["metrics"], "interval": stages["judge-model"]["interval"]}
+    return {**found, "findings": stages["check"]["findings"]}
+
+
+def piped(name: str, folder: Path) -> Path:
+    """The folder of a finished pipeline with its own settings; what is done in it is kept."""
+    from whet.pipeline.runner import run_pipeline
+
+    place = folder / name
+    run_pipeline(name, merged(THREAD, {"folder": str(place)}))
+    return place
+
+
 AGENT_SEEDS = (0, 1, 2)
 GAME = {
     "env": {"name": f"{ROOT / 'examples' / 'guessing.py'}:Guessing", "max_tokens": 64},
@@ -227,6 +255,8 @@ PARTS = {
     "preferences": preferences,
     "rerank": rerank,
     "overoptimization": overoptimization,
+    "rlhf": rlhf,
+    "phased": phased,
     "agents": agents,
     "calls": calls,
 }

@@ -6,6 +6,7 @@ import re
 
 # a minus behind a number subtracts: "9-3" ends in 3
 NUMBER = re.compile(r"(?<![\d.,])(?<!\d\s)(-?)\$?(\d[\d,]*(?:\.\d+)?|\.\d+)|(\d[\d,]*(?:\.\d+)?)")
+ANSWER_LINE = re.compile(r"(?:^|\n)#### -?\$?[\d,.]+\s*$")
 TOLERANCE = 0.005  # the data rounds amounts of money and thirds
 
 
@@ -13,6 +14,11 @@ def last_number(completion: str, answer: str) -> float:
     """1 where the last number of the completion is the gold answer, else 0."""
     found = read_last_number(completion)
     return float(found is not None and abs(found - float(answer)) < TOLERANCE)
+
+
+def answer_line(completion: str, answer: str) -> float:
+    """1 where the completion ends in a line of its own for the answer, as GSM8K's solutions do, else 0."""
+    return float(ANSWER_LINE.search(completion) is not None)
 
 
 def stated_number(completion: str, answer: str) -> float:

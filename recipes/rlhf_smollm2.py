@@ -106,11 +106,11 @@ def results_of(folder: Path) -> dict[str, dict[str, Any]]:
 
 def seed_values(folder: Path) -> dict[str, Any]:
     stages = results_of(folder)
-    start = stages["sft-judged"]
+    start, compared = stages["sft-judged"], stages["compare"]
     ways = {}
-    for name, steps in start["steps"].items():
+    for name, steps in compared["steps"].items():
         judged, training = stages[f"{name}-judged"], stages.get(f"{name}-train")
-        spent = (training or judged)["spent"] / start["budget"]
+        spent = (training or judged)["spent"] / compared["budget"]
         seconds = judged["seconds"] + (training["seconds"] if training else 0.0)
         ways[name] = {"steps": steps, "spent": spent, "seconds": seconds, **judged["measured"]}
         if "curve" in judged:
@@ -122,12 +122,11 @@ def seed_values(folder: Path) -> dict[str, Any]:
         models[name] = {**stages[stage]["metrics"], "interval": stages[stage]["interval"]}
     return {
         **models,
-        "budget_forward_tokens": start["budget"],
-        "start_tokens": start["measured"]["tokens"],
-        "start_truncated": start["measured"]["truncated"],
+        "budget_forward_tokens": compared["budget"],
+        "start": start["measured"],
         "seconds": sum(each["seconds"] for each in stages.values()),
         "ways": ways,
-        "findings": stages["compare"]["findings"],
+        "findings": compared["findings"],
     }
 
 

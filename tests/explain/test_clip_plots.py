@@ -51,7 +51,7 @@ def test_a_picture_is_a_drawing_with_both_signs_of_the_advantage(name):
     root = ElementTree.fromstring(plots.clip_plot(name))
     said = [element.text for element in root.iter() if element.text]
     assert {name, "A > 0", "A < 0", "ratio"} <= set(said)
-    panels = 3 if name in ("variation_mask", "divergence_mask") else 1
+    panels = 3 if name in ("variation_mask", "divergence_mask", "probability_band") else 1
     titles = [text for text in said if text.startswith("old probability")]
     assert titles == (["old probability 0.05", "old probability 0.5", "old probability 0.9"] if panels == 3 else [])
     assert any("prefers-color-scheme:dark" in text for text in said)
@@ -86,7 +86,7 @@ def test_the_range_is_chosen_from_the_rule():
 def test_what_a_rule_looks_at_is_found_out():
     kinds = {name: kind() for name, kind in AXES["clip"].items()}
     likely = {name for name, rule in kinds.items() if plots.looks_at_probability(rule)}
-    assert likely == {"variation_mask", "divergence_mask"}
+    assert likely == {"variation_mask", "divergence_mask", "probability_band"}
     assert {name for name, rule in kinds.items() if plots.looks_at_completion(rule)} == {"geometric_mean"}
 
 

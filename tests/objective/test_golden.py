@@ -19,11 +19,14 @@ from whet.objective.advantage import (
     MixedMean,
     PartwiseGroup,
     PromptTracker,
+    RevisitedGroup,
     ShiftedMean,
     on_actions,
 )
-from whet.objective.aggregate import FixedLength, LearnedLength, SequenceMean, SequenceSum, TokenMean
+from whet.objective.aggregate import FixedLength, InverseLength, LearnedLength, SequenceMean, SequenceSum, TokenMean
+from whet.objective.bands import FutureDrift, InverseRatio, KeptEdges, ProbabilityBand, fading_sum
 from whet.objective.clip import Cap, DualClip, OnPolicy, PPOClip, Tapered, Unclipped
+from whet.objective.credit import discounted_sum
 from whet.objective.gates import DivergenceMask, GammaGate, GeometricMean, SoftGate, VariationMask
 from whet.objective.kl import (
     K2,
@@ -61,6 +64,7 @@ from whet.objective.scale import (
     WhitenTokens,
 )
 from whet.objective.statistics import STD_FLOOR, group_moments, spread
+from whet.objective.tilt import EntropicGroup
 from whet.types import Totals, WhetError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -335,6 +339,72 @@ def test_gamma_gate_by_hand():
     assert GammaGate().surrogate(ratio, advantage, **EVERY)[0, 2] == -found[0, 2]
 
 
+def test_kept_edges_hold_the_weight_where_a_clip_would_drop_it():
+    ratio, advantage = double([0.5, 2.0, 0.5, 2.0]), double([1.0, 1.0, -1.0, -1.0])
+    assert KeptEdges(0.2, 0.25, 0.5, 2.0)(ratio, advantage, **EVERY).tolist() == near([[0.5, 2.5, 0.4, 2.0]])
+    with pytest.raises(ValueError, match="clip=ppo_clip"):
+        KeptEdges(share_low=0.0, share_high=0.0)
+
+
+def test_the_probability_band_is_wider_for_rare_tokens():
+    """high 0.2: for q = 0.8 r <= (1 + sqrt 2) / 2 = 1.207, for q = 0.01 (1 + 9) / 2 = 5; low 0.2, q = 0.8: r >= 1/2."""
+    rule, old = ProbabilityBand(0.2, 0.2, 10.0), double([0.8, 0.8, 0.01, 0.01, 0.8, 0.8])
+    ratio, advantage = double([1.2, 1.21, 4.9, 5.1, 0.51, 0.49]), double([1.0, 1.0, 1.0, 1.0, -1.0, -1.0])
+    found = rule(ratio, advantage, EVERY["action"], (ratio * old).log())
+    assert found.tolist() == near([[1.2, 0.0, 4.9, 0.0, 0.51, 0.0]])
+
+
+def test_the_inverse_ratio_turns_the_weight_of_good_tokens_round():
+    ratio, advantage = double([0.5, 0.1, 1.3, 0.5, 2.0, 9.0]), double([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
+    assert InverseRatio(0.2, 0.2, 3.0)(ratio, advantage, **EVERY).tolist() == near([[2.0, 3.0, 0.0, 0.0, 2.0, 3.0]])
+
+
+def test_future_drift_looks_at_the_tokens_that_follow():
+    """log r = 0.1, 0.2 of the trained tokens, half-life 1: 0.1 + 0.2 / 2 ahead of the first."""
+    ratio, advantage = double([5.0, 0.1, 3.0, 0.2]).exp(), double([0.0, 1.0, 0.0, 1.0])
+    action = torch.tensor([[False, True, False, True]])
+    found = FutureDrift(low=0.9, high=0.9, ceiling=9.0, half_life=1.0, reach=0.21)(ratio, advantage, action, ratio)
+    assert found[action].tolist() == near([[math.exp(0.1) * 1.21, math.exp(0.2) * 1.21]])[0]
+    found = FutureDrift(low=0.9, high=0.9, ceiling=9.0, half_life=1.0, reach=9.0)(ratio, advantage, action, ratio)
+    assert found[action].tolist() == near([[math.exp(0.1 + 0.2), math.exp(0.2 + 0.2)]])[0]
+
+
+@pytest.mark.parametrize("half_life", [0.01, 0.7, 32.0])
+def test_the_sum_of_the_future_is_the_same_in_stretches(half_life):
+    stream = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 40, generator=stream, dtype=torch.float64)
+    action = torch.rand(3, 40, generator=stream) < 0.7
+    expected = discounted_sum(torch.where(action, values, 0.0), 2 ** (-1 / half_life), action)
+    found = fading_sum(values, action, half_life)
+    torch.testing.assert_close(torch.where(action, found, 0.0), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_the_entropic_advantage_spends_its_nats():
+    """Four rewards, the best alone: q = softmax(beta R) with KL(q, uniform) = ln 2."""
+    batch = batch_of(3.0, 1.0, 0.0, 0.5, groups=[0, 0, 0, 0])
+    found = EntropicGroup().centred(batch, {})[:, -1]
+    share = (found + 1) / (found + 4)  # w = 3 q / (1 - q)
+    assert float(share.sum()) == pytest.approx(1)
+    assert float((share * share.log()).sum()) + math.log(4) == pytest.approx(math.log(2))
+    # three of four are the best: no beta spends ln 2, and they alone count
+    batch = batch_of(1.0, 1.0, 1.0, 0.0, groups=[0, 0, 0, 0])
+    found = EntropicGroup().centred(batch, {})[:, -1].tolist()
+    assert found == pytest.approx([0.5, 0.5, 0.5, -1.0])
+
+
+def test_a_revisited_group_remembers_its_prompt():
+    """First visit: the group alone. Second: mean 0.75, variance (0.25 + 0 + 1/2 (1 - 0.5)^2) / 2."""
+    batch = replace(batch_of(1.0, 1.0, groups=[0, 0]), prompt=torch.tensor([5, 5]))
+    assert (RevisitedGroup().centred(batch, {}) == 0).all()
+    memory = {"visited/5/role/0/visits": 1.0, "visited/5/role/0/mean": 0.5, "visited/5/role/0/std": 0.5}
+    spread = math.sqrt((0.25 + 0.0 + 0.5 * 0.25) / 2)
+    expected = 0.5 * (1 - 0.75) / (spread + STD_FLOOR)  # half of it is the group's own, which agrees
+    assert float(RevisitedGroup().centred(batch, memory)[0, -1]) == pytest.approx(expected)
+    seen = RevisitedGroup().remembered(batch, memory)
+    assert seen["visited/5/role/0/visits"] == 2 and seen["visited/5/role/0/mean"] == 0.75
+    assert seen["visited/5/role/0/std"] == pytest.approx(spread)
+
+
 def test_variation_mask_looks_at_probabilities():
     """mu 0.5 -> pi 0.7 is 0.2 of probability; 0.01 -> 0.05 is five times but only 0.04."""
     policy, sampler = double([0.7, 0.05, 0.7, 0.3, 0.3]), double([0.5, 0.01, 0.5, 0.5, 0.5])
@@ -371,7 +441,16 @@ def test_shares():
     assert found["sequence_sum"] == [[0, 0.5, 0.5], [0, 0.5, 0]]
     assert found["learned_length"] == near([[0, 0.5 / 3, 0.5 / 3], [0, 1.5 / 3, 0]])
     assert found["turn_mean"] == [[0, 0.25, 0.25], [0, 0.5, 0]]
-    assert len(found) == 6
+    assert found["inverse_length"] == near([[0, 0.0625, 0.0625], [0, 0.1875, 0]])
+    assert len(found) == 7
+
+
+def test_inverse_length_by_hand():
+    """Completions of 2 and 1 tokens: 1/2 and 1 over their mean 3/4."""
+    batch = batch_of(1.0, 0.0, action=ACTION)
+    assert InverseLength(1.0).importance(batch, {})[:, 0].tolist() == pytest.approx([2 / 3, 4 / 3])
+    root = 2**-0.5
+    assert InverseLength(0.5).importance(batch, {})[0, 0] == pytest.approx(root / ((root + 1) / 2))
 
 
 def test_the_turns_of_an_episode_count_alike_whatever_their_length():

@@ -14,10 +14,13 @@ MEMORY = {
     **{"running_sum": 0.3, "running_mass": 0.5, "length_power": 0.7, "beta": 0.6},
     **{"prompt/3/role/0/w": 2.0, "prompt/3/role/0/l": 0.5, "prompt/10/role/0/w": 0.4, "prompt/10/role/0/l": 1.7},
     **{"prompt/3/role/1/w": 0.7, "prompt/3/role/1/l": 3.0},
+    **{"visited/3/role/0/visits": 3.0, "visited/3/role/0/mean": 0.9, "visited/3/role/0/std": 0.4},
+    **{"visited/10/role/1/visits": 1.0, "visited/10/role/1/mean": 0.2, "visited/10/role/1/std": 0.0},
     **{"entropy_weight": 0.04, "entropy_low": 1.0, "role/0": 0.35, "role/1": -0.2},
 }
 # drifts at which the rule of a method binds often enough to be checked
 DRIFT = {"gspo": 0.02, "gspo_token": 0.02, "luspo": 0.02, "cispo": 1.2, "grpo_r1": 1.5, "ppo_dual": 0.8}
+DRIFT |= {"dcpo": 0.8, "aspo": 0.8, "fipo": 1.2}
 STEPS = ("grpo_process", "gigpo", "rloo_turns")  # methods about process rewards
 LARGE = {"pass_at_k": {"group_size": 9}}  # smaller groups are solved by every four of their completions
 METHODS = {

@@ -36,6 +36,7 @@ from naive import (
     whitened,
     whitened_completions,
 )
+from papers_bands import BANDS
 from papers_credit import (
     gigpo,
     grpo_process,
@@ -463,6 +464,7 @@ PAPERS = {
     "echo": echo,
     "rae": rae,
     **OFF_POLICY,
+    **BANDS,
     **TEACHER,
 }
 

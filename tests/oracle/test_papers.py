@@ -211,7 +211,7 @@ def test_the_critics_error_is_held_in_these_batches():
 
 
 # a stopped ratio in front of log pi has no surrogate of its own: there the value reported is weight A
-STOPPED = ("cap", "gamma_gate", "tapered")
+STOPPED = ("cap", "gamma_gate", "tapered", "inverse_ratio")
 BESIDE = {"entropy": "none", "imitate": "none", "teacher": "none"}  # what the surrogate leaves out
 
 

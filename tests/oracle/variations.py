@@ -41,6 +41,7 @@ from papers import (
     sequence_ratio,
     simko,
 )
+from papers_bands import ce_gppo, dcpo, delta_l, entropic, fipo
 from papers_credit import (
     compared_turns,
     earned,
@@ -312,6 +313,35 @@ def capped_variation(case):
 @varied("capped divergence", "dppo_kl", {"clip.ceiling": 1.1})
 def capped_divergence(case):
     return dppo_kl(case, cap=1.1)
+
+
+@varied("edges kept unevenly", "ce_gppo", {"clip.low": 0.1, "clip.share_low": 0.0, "clip.share_high": 0.5})
+def uneven_edges(case):
+    return ce_gppo(case, low=0.1, below=0.0, above=0.5)
+
+
+@varied(
+    "narrow probability band",
+    "dcpo",
+    {"clip.low": 0.01, "clip.high": 0.02, "clip.ceiling": 1.4, "baseline": "group_mean", "scale": "group_std"},
+)
+def narrow_band(case):
+    return dcpo(case, low=0.01, high=0.02, ceiling=1.4, advantage=standardised(case))
+
+
+@varied("short memory of the future", "fipo", {"clip.half_life": 1.5, "clip.reach": 2.0, "clip.safe": 1.5})
+def short_future(case):
+    return fipo(case, half_life=1.5, reach=2.0, safe=1.5)
+
+
+@varied("half the inverse length", "delta_l", {"aggregate.power": 0.5})
+def half_length(case):
+    return delta_l(case, power=0.5)
+
+
+@varied("gentle tilt", "entropic", {"baseline.nats": 0.1, "kl.beta": 0.3})
+def gentle_tilt(case):
+    return entropic(case, nats=0.1, lam=0.3)
 
 
 @varied("tapered tokens", "topr", {"ratio": "sampler_token"})

@@ -115,6 +115,7 @@ def test_the_other_order_checks_the_reward():
     assert phases(settings) == [Phase("rl", "rl"), Phase("preference", "preference", "rl")]
 
 
+@pytest.mark.slow
 def test_the_other_order_runs(tmp_path):
     run = run_pipeline("phased", TINY, {"order": "rl_first", "folder": str(tmp_path / "run")})
     (words,) = run.stages["check"].result["findings"]

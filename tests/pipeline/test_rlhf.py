@@ -1,6 +1,7 @@
 """RLHF from pairs to the comparison, tiny: halves that never meet, one budget, two judges, one-line refusals."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_policies_start_from_the_imitating_one_and_learn_from_the_reward_model_a
 
 
 def test_the_budget_is_one_and_what_was_spent_is_counted(run):
-    plan = run.stages["sft-judged"].result
+    plan = {**run.stages["sft-judged"].result, **run.stages["compare"].result}
     sequence, budget = plan["sequence"], plan["budget"]
     # one step of 4 completions: sampled, read by reference, reward model, critic and (4 updates) the policy, both learn
     assert budget == pytest.approx(4 * 11 * sequence)
@@ -299,3 +300,20 @@ def test_pairs_of_a_file_and_the_words_of_a_rate(tmp_path):
     assert "truth" not in rows(run, "dpo-judged", "judged.jsonl")[0]
     assert compared(resolve_settings(RLHF, tiny, layer), run.stages)["ranked"] == ["dpo"]
     assert not WinRate(0.5, 0.4, 0.6, 3).differs
+
+
+def test_the_recipe_sums_the_seeds_up(run, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "recipes"))
+    import rlhf_smollm2
+    from run_stages import WholePipeline
+
+    seed = WholePipeline("seed 0", run.folder, "compare", ())
+    assert seed.is_finished() and seed.command() == ["resume", str(run.folder)]
+    values = rlhf_smollm2.outcome({"train": 9, "held_out": 3}, [seed])
+    assert list(values["ways"]) == ["ppo", "dpo", "grpo", "best_of_n"] and list(values["seeds"]) == ["0"]
+    measured = run.stages["ppo-judged"].result["measured"]
+    assert values["ways"]["ppo"]["win_rate"]["mean"] == measured["win_rate"]["value"]
+    assert values["seeds"]["0"]["ways"]["best_of_n"]["curve"].keys() == {"1", "2"}
+    text = rlhf_smollm2.summary_text(values)
+    assert "| ppo | " in text and "seed 0: accuracy on held-out pairs: reward model " in text
+    assert json.loads(json.dumps(values, allow_nan=False)) == values

@@ -297,8 +297,9 @@ AGREE = [
     for name in PRESET_METHODS
     if PRESETS[name].objective.baseline.smallest_group > 1
     and not PRESETS[name].objective.kl.name.endswith("_reward")
+    and not PRESETS[name].objective.kl.immediate
     and name not in ("gigpo", "rloo_turns")  # their steps have returns of their own
-    and name != "asym_re"  # its baseline is below the group's mean on purpose
+    and name not in ("asym_re", "dcpo")  # one is below the group's mean on purpose, one remembers other groups
 ]
 
 

@@ -63,11 +63,14 @@ def new_weights(model: PreTrainedModel, layers: int, seed: int, keep: list[int] 
 
 
 def save_smaller(source: str, folder: Path, layers: int, from_scratch: bool = False, seed: int = 0) -> tuple[int, int]:
-    """Write the smaller model and its tokenizer to a folder, all or nothing; weights before and after."""
+    """Write the smaller model and its tokenizer to a folder, all or nothing; weights before and after.
+
+    0 layers are all of them.
+    """
     loaded = load_model(source)
     model = loaded.model
-    total = model.config.num_hidden_layers
-    chosen = kept_layers(total, layers)
+    layers = layers or model.config.num_hidden_layers
+    chosen = kept_layers(model.config.num_hidden_layers, layers)
     smaller = new_weights(model, layers, seed) if from_scratch else fewer_layers(model, chosen)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -78,3 +81,8 @@ def save_smaller(source: str, folder: Path, layers: int, from_scratch: bool = Fa
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
     return model.num_parameters(), smaller.num_parameters()
+
+
+def count_weights(source: str) -> int:
+    """Of a model by name or folder."""
+    return load_model(source).model.num_parameters()

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from whet.objective.component import Component
-from whet.objective.statistics import episode_mean, episode_weight, group_index, group_moments, sums_by
+from whet.objective.statistics import (
+    STD_FLOOR,
+    episode_mean,
+    episode_weight,
+    group_index,
+    group_moments,
+    sums_by,
+)
 from whet.types import TokenBatch, WhetError
 
 Memory = Mapping[str, float]  # what a method remembers from step to step; saved with every checkpoint
@@ -434,3 +441,62 @@ class PartwiseGroup(GroupBaseline):
 
     def symbols(self) -> str:
         return "SUM_k w_k (R_k - mean_g(R_k)) / std_g(R_k)"
+
+
+@dataclass(frozen=True)
+class RevisitedGroup(GroupBaseline):
+    """A = the smaller in size of (1 - 1/i) z + z_all / i and z / i + (1 - 1/i) z_all, at the i-th visit of the prompt.
+
+    Yang 2025 (2509.02333), eq. 9 to 11. z standardises a reward by its group, z_all by all groups of the prompt so far,
+    this one included; each visit counts the same. A group that agrees still learns from what the prompt earned before.
+    The roles of a prompt are remembered apart.
+    """
+
+    name: ClassVar[str] = "revisited_group"
+    needs: ClassVar[frozenset[str]] = frozenset({"prompt"})
+
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        moments = group_moments(batch.reward, batch.group, episode_weight(batch))
+        own = torch.where(moments.constant, 0.0, batch.reward - moments.mean) / (moments.std + STD_FLOOR)
+        pairs = zip(_visit_keys(batch), moments.mean.tolist(), moments.std.tolist(), strict=True)
+        past = [_visited(memory, key, mean, std) for key, mean, std in pairs]
+        visits, mean, std = (batch.reward.new_tensor(each) for each in zip(*past, strict=True))
+        # a spread within float noise is none
+        every = torch.where(std > STD_FLOOR, (batch.reward - mean) / (std + STD_FLOOR), 0.0)
+        every = torch.where(visits == 1, own, every)
+        one, two = ((1 - 1 / visits) * a + b / visits for a, b in ((own, every), (every, own)))
+        return on_actions(torch.where(one.abs() < two.abs(), one, two), batch)
+
+    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        moments = group_moments(batch.reward, batch.group, episode_weight(batch))
+        rows = zip(_visit_keys(batch), batch.group.tolist(), range(len(batch.group)), strict=True)
+        groups = {(key, group): row for key, group, row in rows if moments.count[row] > 0}
+        fresh = dict(memory)
+        for (key, _), row in sorted(groups.items()):
+            found = _visited(fresh, key, float(moments.mean[row]), float(moments.std[row]))
+            fresh |= {f"{key}/{part}": number for part, number in zip(("visits", "mean", "std"), found, strict=True)}
+        return fresh
+
+    def words(self) -> str:
+        return "compare each completion with its group and with all that its prompt earned before, in their spreads"
+
+    def symbols(self) -> str:
+        return "smooth((R - mean_g(R)) / std_g(R), (R - mean_seen(R)) / std_seen(R))"
+
+
+def _visit_keys(batch: TokenBatch) -> list[str]:
+    if batch.prompt is None:
+        raise ValueError("revisited_group needs the prompt's number and the batch has none")
+    roles = [0] * len(batch.group) if batch.role is None else batch.role.tolist()
+    return [f"visited/{number}/role/{role}" for number, role in zip(batch.prompt.tolist(), roles, strict=True)]
+
+
+def _visited(memory: Memory, key: str, mean: float, std: float) -> tuple[float, float, float]:
+    """Visits, mean and std of all rewards of a prompt, with those of a new group in it."""
+    before = memory.get(f"{key}/visits", 0.0)
+    if not before:
+        return 1.0, mean, std
+    visits, past = before + 1, memory[f"{key}/mean"]
+    between = before / visits * (mean - past) ** 2
+    variance = (before * memory[f"{key}/std"] ** 2 + std**2 + between) / visits
+    return visits, (before * past + mean) / visits, variance**0.5

@@ -168,6 +168,44 @@ class SequenceSum(_FixedShare):
 
 
 @dataclass(frozen=True)
+class InverseLength(_FixedShare):
+    """share = f_i / (N L), f_i = n_i^-power / mean_j n_j^-power over the collected batch, L the generation budget.
+    He 2025 (2509.07558).
+
+    Unbiased up to a constant whatever the power; of the least variance at 1 if the variance of a completion's gradient
+    grows with its length. Below 1 long completions count for more.
+    """
+
+    power: float = 1.0
+    name: ClassVar[str] = "inverse_length"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.power <= 1:
+            raise ValueError(f"aggregate.power is {self.power}; give a number in (0, 1], or aggregate=fixed_length")
+
+    def importance(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        length = batch.lengths.double()
+        counted = (length > 0) & ~batch.reward.isnan()
+        weight = episode_weight(batch, counted)
+        one = counted.double() if weight is None else weight
+        inverse = length.clamp(min=1) ** -self.power
+        mean = (one * inverse).sum() / one.sum().clamp(min=1)
+        factor = torch.where(counted, inverse / torch.where(mean > 0, mean, 1.0), 1.0)
+        return torch.stack([factor, torch.zeros_like(factor)], dim=1)
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
+        if batch.importance is None:
+            raise ValueError("shares by inverse length need the whole step: call Objective.advantage on it first")
+        return FixedLength()(batch, totals) * batch.importance[:, :1]
+
+    def words(self) -> str:
+        return f"every completion counts by its length to the power of -{self.power:g}, tokens within it alike"
+
+    def symbols(self) -> str:
+        return f"1/(N L) SUM_i n_i^-{self.power:g}/mean(n^-{self.power:g}) SUM_t"
+
+
+@dataclass(frozen=True)
 class LearnedLength(Component):
     """share = f_i / M, f_i = G softmax_g(h^lambda)_i, h_i = 1 + spread * z_i, z the completion's standardised length.
 

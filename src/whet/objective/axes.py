@@ -18,6 +18,7 @@ from whet import registry
 from whet.objective import (
     advantage,
     aggregate,
+    bands,
     clip,
     control,
     credit,
@@ -34,6 +35,7 @@ from whet.objective import (
     steps,
     teacher,
     terms,
+    tilt,
 )
 from whet.objective.component import Component, departures, with_number
 from whet.objective.policy import Objective
@@ -90,6 +92,7 @@ POLICY = Family(
             advantage.BatchRunningMean,
             advantage.RunningRoleMean,
             *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker),
+            *(advantage.RevisitedGroup, tilt.EntropicGroup),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
@@ -111,12 +114,13 @@ POLICY = Family(
             *("the factor in front of grad logp", clip.Clip),
             *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, clip.Tapered, gates.SoftGate),
             *(gates.GeometricMean, gates.GammaGate, gates.VariationMask, gates.DivergenceMask),
+            *(bands.KeptEdges, bands.ProbabilityBand, bands.InverseRatio, bands.FutureDrift),
             main=True,
         ),
         "aggregate": _axis(
             *("who counts how much?", aggregate.Aggregate),
             *(aggregate.TokenMean, aggregate.SequenceMean, aggregate.FixedLength, aggregate.SequenceSum),
-            *(aggregate.TurnMean, aggregate.LearnedLength),
+            *(aggregate.TurnMean, aggregate.InverseLength, aggregate.LearnedLength),
             main=True,
         ),
         "kl": _axis(

@@ -18,7 +18,7 @@ from whet.config.config import PolicyConfig, PreferenceConfig, config_kind, merg
 from whet.config.sections import RewardSection, Table
 from whet.metrics.significance import share_interval, shares_apart
 from whet.metrics.win_rate import WinRate, change_with_interval, mean_with_interval, win_shares
-from whet.objective.presets import PRESETS
+from whet.objective.presets import PLAIN_GROUP_METHOD, PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.pipeline.evaluation import evaluate_model, evaluation_config, has_eval
 from whet.pipeline.generation import ModelSampler, write_rows
@@ -33,6 +33,8 @@ from whet.pipeline.judged_policies import (
     sample_pairs,
     with_known_scores,
 )
+from whet.pipeline.library.entry import StageInput
+from whet.pipeline.library.trainings import rl_inputs, trained_result
 from whet.pipeline.preference_stages import (
     HELD_OUT,
     JUDGE_SEED,
@@ -43,17 +45,18 @@ from whet.pipeline.preference_stages import (
     PairSettings,
     check_pairs,
     depends_on,
+    first_model,
     judge_completions,
+    judged_cost,
     newest,
     pairs_stage,
     reward_model_config,
     reward_model_stage,
 )
 from whet.pipeline.settings import TRAIN_KEYS, Pipeline
-from whet.pipeline.stages import Stage, read_json_lines, stage_result
+from whet.pipeline.stages import Stage, StageCost, StagePlan, no_inputs, read_json_lines, stage_result
 from whet.pipeline.training import (
     check_training,
-    run_summary,
     steps_for,
     train_run,
     trained_model,
@@ -63,11 +66,6 @@ from whet.report.text import headline, number, percent
 from whet.types import WhetError
 
 PAIR_WINS = "pair_wins.jsonl"
-IN_GROUPS = next(
-    name
-    for name, each in PRESETS.items()
-    if each.objective.baseline.name == "group_mean" and {"old_logp", "ref_logp"} <= each.objective.needs()
-)
 ALIGN, LEARN = "preference", "rl"
 UNGUARDED, REPLAY = "rl-unguarded", "replay"
 NOISE = 2.0  # standard errors
@@ -81,7 +79,7 @@ class PhasedSettings(PairSettings):
     method: str = Field(next(iter(PAIR_PRESETS)), description="of the phase on pairs: a preference method")
     epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the pairs of its half")
     preference: Table = Field({}, description=f"of the phase on pairs: {TRAIN_KEYS}")
-    rl_method: str = Field(IN_GROUPS, description="of the phase on rewards: a policy method with a KL term")
+    rl_method: str = Field(PLAIN_GROUP_METHOD, description="of the phase on rewards: a policy method with a KL term")
     steps: int = Field(100, ge=1, le=MOST_STEPS, description="of the phase on rewards")
     reward: RewardSection = Field(
         RewardSection(), description="of the phase on rewards, on the prompts of data; empty: the task's own"
@@ -220,20 +218,53 @@ def _phase_stage(settings: PhasedSettings, phase: Phase) -> Stage:
         count = done["pairs"].result["counts"]["own_pairs"]
         steps = steps_for(count, epochs, config.batch.rows_per_step)
         train_run(folder, settings.method, _pair_config(settings, start, rows, steps))
-        return stage_result(run_summary(folder), steps=steps)
+        return trained_result(folder, steps=steps)
 
     def learn(folder: Path, done: Done) -> Mapping[str, Any]:
         train_run(folder, settings.rl_method, _rl_config(settings, _start(settings, phase, done), phase.guard))
-        return stage_result(run_summary(folder), steps=settings.steps)
+        return trained_result(folder, steps=settings.steps)
 
     start = f"the policy of {phase.start}" if phase.start else "the first policy"
     if phase.kind == ALIGN:
         about = f"{settings.method} on its half of the pairs; starts from {start}, which is its reference"
-        return Stage(phase.name, about, align, depends_on(settings, "method", "epochs", "preference", "replay_epochs"))
+        epochs = settings.replay_epochs if phase.name == REPLAY else settings.epochs
+        cost = StageCost(note=f"as many updates as {epochs:g} passes over its half of the pairs take")
+        return Stage(
+            phase.name,
+            about,
+            align,
+            {"epochs": epochs, **depends_on(settings, "method", "preference")},
+            reads=("pairs", *_reads(phase)),
+            inputs=no_inputs if phase.start else first_model(settings),
+            plan=StagePlan({"pairs": OWN, "start": phase.start or settings.model.name}, "model", cost),
+        )
     tied = f"tied to it by a KL of {phase.guard:g}" if phase.guard else "not tied to it"
     about = f"{settings.rl_method} on {settings.data.source}, {settings.steps} steps; starts from {start}, {tied}"
-    keys = ("rl_method", "steps", "data", "reward", "sampling", "train", "guard_kl")
-    return Stage(phase.name, about, learn, depends_on(settings, *keys))
+    keys = ("rl_method", "steps", "data", "reward", "sampling", "train")
+    config = check_training(settings.rl_method, _rl_config(settings, settings.model.name, phase.guard))
+    count = settings.steps * config.batch.prompts_per_step * config.batch.group_size
+    updates = settings.steps * config.batch.updates_per_step * config.batch.epochs_per_batch
+    return Stage(
+        phase.name,
+        about,
+        learn,
+        {"guard": phase.guard, **depends_on(settings, *keys)},
+        reads=_reads(phase),
+        inputs=rl_inputs(
+            [StageInput(source=settings.data.source)],
+            [] if phase.start else [StageInput(source=settings.model.name)],
+            [settings.reward],
+        ),
+        plan=StagePlan(
+            {"prompts": settings.data.source, "start": phase.start or settings.model.name},
+            "model",
+            StageCost(updates, count, count, count * settings.sampling.max_new_tokens),
+        ),
+    )
+
+
+def _reads(phase: Phase) -> tuple[str, ...]:
+    return (phase.start,) if phase.start else ()
 
 
 def _measure_stage(settings: PhasedSettings, name: str, place: int) -> Stage:
@@ -268,7 +299,19 @@ def _measure_stage(settings: PhasedSettings, name: str, place: int) -> Stage:
 
     about = f"the policy {'of ' + name if name else 'to begin with'}: pairs, the judge and the reward"
     keys = ("sampling", "data", "eval", "judged_completions", "judged_prompts")
-    return Stage(stage_name(name), about, work, depends_on(settings, *keys), (name or "the first policy", place))
+    evals = [StageInput(source=each) for each in (settings.data.source, settings.eval.source) if each]
+    return Stage(
+        stage_name(name),
+        about,
+        work,
+        depends_on(settings, *keys),
+        (name or "the first policy", place),
+        reads=("pairs", "judge-model", *((stage_name(""), name) if name else ())),
+        inputs=rl_inputs(evals, [StageInput(source=settings.model.name)], [settings.eval.reward]),
+        plan=StagePlan(
+            {"policy": name or settings.model.name}, "metrics", judged_cost(settings, settings.judged_completions)
+        ),
+    )
 
 
 def stage_name(phase: str) -> str:
@@ -325,7 +368,15 @@ def _check_stage(settings: PhasedSettings) -> Stage:
         return checked(settings, done)
 
     about = "what each phase left of the one before it, with intervals"
-    return Stage("check", about, work, depends_on(settings, "tolerance", "order"))
+    measured = tuple(stage_name(name) for name in ("", *(phase.name for phase in phases(settings))))
+    return Stage(
+        "check",
+        about,
+        work,
+        {"tolerance": settings.tolerance, "order": settings.order},
+        reads=measured,
+        plan=StagePlan({"measured": ", ".join(measured)}, "metrics"),
+    )
 
 
 def checked(settings: PhasedSettings, done: Done) -> dict[str, Any]:

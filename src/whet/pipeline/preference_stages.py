@@ -16,13 +16,15 @@ from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.pipeline.evaluation import evaluation_config, has_eval
 from whet.pipeline.generation import train_prompts, write_completions, write_rows
 from whet.pipeline.judged_policies import Judgment, judged_prompts, write_judged
+from whet.pipeline.library.entry import StageInput, input_digests_of
+from whet.pipeline.library.settings import MACHINE_KEYS
+from whet.pipeline.library.trainings import trained_result
 from whet.pipeline.pair_split import PairRow, check_split, prompt_key, read_pairs, split_by_prompt
 from whet.pipeline.pairs import best_against_worst, prompt_row
 from whet.pipeline.settings import TRAIN_KEYS, PipelineSettings
-from whet.pipeline.stages import FinishedStage, Stage, stage_result
+from whet.pipeline.stages import FinishedStage, Stage, StageCost, StagePlan, no_inputs, stage_result
 from whet.pipeline.training import (
     check_training,
-    run_summary,
     steps_for,
     train_run,
     trained_model,
@@ -90,9 +92,15 @@ class PairSettings(PipelineSettings):
 
 
 def depends_on(settings: PipelineSettings, *names: str) -> dict[str, Any]:
-    """What a stage's outcome depends on: the keys named, and those that every stage shares."""
+    """What a stage's outcome depends on: the keys named, the seed and the model, wherever that runs."""
     values = settings.model_dump(mode="json")
-    return {name: values[name] for name in ("pipeline", "seed", "model", *names)}
+    values["model"] = {key: value for key, value in values["model"].items() if key not in MACHINE_KEYS}
+    return {name: values[name] for name in ("seed", "model", *names)}
+
+
+def first_model(settings: PipelineSettings) -> Callable[[], Mapping[str, str]]:
+    """Digest of the model that a stage starts from, where no stage made it."""
+    return input_digests_of([], [StageInput(source=settings.model.name)])
 
 
 def knows_truth(settings: PairSettings) -> bool:
@@ -139,7 +147,18 @@ def pairs_stage(settings: PairSettings) -> Stage:
     source = settings.pairs or f"{settings.prompts} prompts x {settings.completions} of the first policy's completions"
     keys = ("data", "sampling", "eval", "pairs", "held_out", "held_out_share", "prompts", "completions", "as_chat")
     about = f"preference pairs ({source}), split by prompt: two halves, and held-out ones"
-    return Stage("pairs", about, work, depends_on(settings, *keys, "columns", "unusable", "judged_prompts"))
+    count = 0 if settings.pairs else settings.prompts * settings.completions
+    cost = StageCost(completions=count, sampled_tokens=count * settings.sampling.max_new_tokens)
+    files = [StageInput(source=each) for each in (settings.pairs, settings.held_out) if each]
+    return Stage(
+        "pairs",
+        about,
+        work,
+        depends_on(settings, *keys, "columns", "unusable", "allow_overlap", "judged_prompts"),
+        reads=(),
+        inputs=input_digests_of(files, [StageInput(source=settings.model.name)]),
+        plan=StagePlan({"pairs": source}, "pairs", cost),
+    )
 
 
 def _is_longer(row: PairRow) -> float:
@@ -177,8 +196,10 @@ def _task_pairs(settings: PairSettings) -> list[PairRow]:
     return [{**row, "id": prompt_key(row)} for row in rows]
 
 
-def reward_model_stage(settings: PairSettings, name: str, about: str, half: str, start: Start, seed: int) -> Stage:
-    """A reward model on one half of the pairs, measured on the held-out ones."""
+def reward_model_stage(
+    settings: PairSettings, name: str, about: str, half: str, start: Start, seed: int, after: tuple[str, ...] = ()
+) -> Stage:
+    """A reward model on one half of the pairs, measured on the held-out ones. `after`: what made its start."""
 
     def work(folder: Path, done: Done) -> Mapping[str, Any]:
         pairs, held_out = (str((done["pairs"].folder / each).resolve()) for each in (half, HELD_OUT))
@@ -192,9 +213,21 @@ def reward_model_stage(settings: PairSettings, name: str, about: str, half: str,
         words = f"accuracy {percent(accuracy)} ({100 * low:.1f} to {100 * high:.1f}) on {num_pairs} held-out pairs"
         kept = ("accuracy", "accuracy_when_longer", "accuracy_when_shorter")
         metrics = {each: found["after"][each] for each in kept if each in found["after"]}
-        return stage_result(f"{run_summary(folder)}; {words}", metrics, steps=steps, interval=[low, high])
+        result = trained_result(folder, steps=steps, interval=[low, high])
+        return {**result, "summary": f"{result['summary']}; {words}", "metrics": metrics}
 
-    return Stage(name, about, work, depends_on(settings, "reward_model", "reward_model_epochs"))
+    note = f"as many updates as {settings.reward_model_epochs:g} passes over its half of the pairs take"
+    return Stage(
+        name,
+        about,
+        work,
+        {"half": half, "training seed": seed, **depends_on(settings, "reward_model", "reward_model_epochs")},
+        reads=("pairs", *after),
+        inputs=no_inputs if after else first_model(settings),
+        plan=StagePlan(
+            {"pairs": half, "start": after[0] if after else settings.model.name}, "reward model", StageCost(note=note)
+        ),
+    )
 
 
 def reward_model_config(
@@ -231,3 +264,9 @@ def judge_completions(
     judgment = Judgment(start, reward_models, knows_truth(settings))
     config = evaluation_config(settings, model)
     return write_judged(folder, config, read_judged_prompts(done), count, (settings.seed, 2, number), judgment)
+
+
+def judged_cost(settings: PairSettings, count: int) -> StageCost:
+    """Of `count` completions to every judged prompt, at most."""
+    completions = settings.judged_prompts * count
+    return StageCost(completions=completions, sampled_tokens=completions * settings.sampling.max_new_tokens)

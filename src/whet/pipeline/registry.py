@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from whet.pipeline.constitutional import CONSTITUTIONAL
+from whet.pipeline.distill import DISTILL
 from whet.pipeline.from_file import FROM_FILE
 from whet.pipeline.iterative_dpo import ITERATIVE_DPO
 from whet.pipeline.phased import PHASED
@@ -20,7 +21,7 @@ from whet.types import WhetError, did_you_mean
 PIPELINES: dict[str, Pipeline] = {
     pipeline.name: pipeline
     for pipeline in (
-        *(R1, RLHF, PHASED, ITERATIVE_DPO, SELF_PLAY, RLAIF, SELF_REWARDING, CONSTITUTIONAL),
+        *(R1, DISTILL, RLHF, PHASED, ITERATIVE_DPO, SELF_PLAY, RLAIF, SELF_REWARDING, CONSTITUTIONAL),
         FROM_FILE,
     )
 }

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 from whet.config.bounds import MOST_SAMPLES, MOST_STEPS
 from whet.config.config import SUPERVISED, PolicyConfig, PreferenceConfig, config_kind
 from whet.config.sections import RewardPartSection, RewardSection, Table
-from whet.objective.presets import PRESETS
+from whet.objective.presets import PLAIN_GROUP_METHOD, PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.pipeline.compute import SELECTION, Passes, choices_within, preference_passes, rl_passes, steps_within
 from whet.pipeline.judged_policies import (
@@ -32,6 +32,7 @@ from whet.pipeline.judged_policies import (
     sample_pairs,
     selected_measures,
 )
+from whet.pipeline.library.trainings import trained_result
 from whet.pipeline.preference_stages import (
     CHOSEN,
     JUDGE_SEED,
@@ -43,18 +44,19 @@ from whet.pipeline.preference_stages import (
     PairSettings,
     check_pairs,
     depends_on,
+    first_model,
     judge_completions,
+    judged_cost,
     newest,
     pairs_stage,
     reward_model_config,
     reward_model_stage,
 )
 from whet.pipeline.settings import TRAIN_KEYS, Pipeline
-from whet.pipeline.stages import Stage, read_json_lines, stage_result
+from whet.pipeline.stages import Stage, StageCost, StagePlan, no_inputs, read_json_lines, stage_result
 from whet.pipeline.training import (
     RUN,
     check_training,
-    run_summary,
     steps_for,
     train_run,
     trained_model,
@@ -66,13 +68,10 @@ from whet.types import WhetError, did_you_mean
 
 SELECT = "best_of_n"  # no training: the reward model chooses among n completions of the first stage's policy
 START = "sft"
+JUDGED_START = f"{START}-judged"
+SCORERS = ("reward-model", "judge-model")
 WITH_CRITIC = next(name for name, each in PRESETS.items() if {"value", "ref_logp"} <= each.objective.needs())
-IN_GROUPS = next(
-    name
-    for name, each in PRESETS.items()
-    if each.objective.baseline.name == "group_mean" and {"old_logp", "ref_logp"} <= each.objective.needs()
-)
-WAYS = (WITH_CRITIC, next(iter(PAIR_PRESETS)), IN_GROUPS, SELECT)
+WAYS = (WITH_CRITIC, next(iter(PAIR_PRESETS)), PLAIN_GROUP_METHOD, SELECT)
 COLUMNS = {
     "win_rate": "win rate by the judge",
     "win_rate_same_length": "at equal length",
@@ -104,7 +103,7 @@ class RLHFSettings(PairSettings):
         description=f"{SELECT}: at most this n; less where the budget is spent on the judged prompts before",
     )
     most_epochs: float = Field(
-        4.0,
+        2.0,
         ge=0,
         le=1000,
         description="passes over the pairs that a method which learns from pairs makes at most, though it then spends "
@@ -152,6 +151,7 @@ def rlhf_stages(settings: RLHFSettings) -> list[Stage]:
             OWN,
             lambda done: start_model(settings, done),
             settings.seed,
+            _start_reads(settings),
         ),
         reward_model_stage(
             settings,
@@ -211,6 +211,10 @@ def start_model(settings: RLHFSettings, done: Done) -> str:
     return trained_model(done[START]) if settings.sft_epochs else settings.model.name
 
 
+def _start_reads(settings: RLHFSettings) -> tuple[str, ...]:
+    return (START,) if settings.sft_epochs else ()
+
+
 def _sft_config(settings: RLHFSettings, rows: str, steps: int) -> dict[str, Any]:
     own = {"data": {"source": rows}, "eval": {"prompts": 0}, "steps": steps}
     return training_config(settings, settings.model.name, own, settings.sft, "sft")
@@ -222,10 +226,19 @@ def _sft_stage(settings: RLHFSettings) -> Stage:
         config = check_training(SUPERVISED, _sft_config(settings, rows, 1), "sft")
         steps = steps_for(done["pairs"].result["counts"]["own_pairs"], settings.sft_epochs, config.batch.rows_per_step)
         train_run(folder, SUPERVISED, _sft_config(settings, rows, steps))
-        return stage_result(run_summary(folder), steps=steps)
+        return trained_result(folder, steps=steps)
 
     about = f"{SUPERVISED} on the chosen completions of its half, {settings.sft_epochs:g} epochs"
-    return Stage(START, about, work, depends_on(settings, "sft", "sft_epochs"))
+    cost = StageCost(note=f"as many updates as {settings.sft_epochs:g} passes over its half of the pairs take")
+    return Stage(
+        START,
+        about,
+        work,
+        depends_on(settings, "sft", "sft_epochs"),
+        reads=("pairs",),
+        inputs=first_model(settings),
+        plan=StagePlan({"rows": CHOSEN, "start": settings.model.name}, "model", cost),
+    )
 
 
 def _way_config(
@@ -296,14 +309,9 @@ def _start_stage(settings: RLHFSettings) -> Stage:
         model = start_model(settings, done)
         rows = judge_completions(settings, folder, done, model, model, settings.judged_completions, 0, _judges(done))
         prompt, completion = mean_sequence(rows)
-        pairs = done["pairs"].result["counts"]["own_pairs"]
-        plan = spending(settings, prompt + completion, _pair_tokens(settings, done), pairs, len(rows))
-        planned = ", ".join(
-            f"{way} {steps} {'completions' if way == SELECT else 'steps'}" for way, steps in plan["steps"].items()
-        )
         found = measures(rows, rows, 0.0)
         return stage_result(
-            f"{number(completion)} tokens per completion; a budget of {plan['budget']:,.0f} forward tokens: {planned}",
+            f"{number(completion)} tokens per completion, {percent(found.truncated)} cut off",
             found.metrics(),
             {"truncated_completions": sum(not each for row in rows for each in row["finished"])},
             slope=length_slope(rows),
@@ -312,12 +320,24 @@ def _start_stage(settings: RLHFSettings) -> Stage:
             prompt=prompt,
             pair_tokens=_pair_tokens(settings, done),
             eval_prompts=len(rows),
-            **plan,
         )
 
-    about = f"{_start_words(settings)} answers the held-out prompts: what every way is compared with; the budget"
-    keys = ("sampling", "eval", "compare", "steps", "most_n", "most_epochs", "train", "judged_completions")
-    return Stage(f"{START}-judged", about, work, depends_on(settings, *keys), (START, 0))
+    return Stage(
+        JUDGED_START,
+        f"{_start_words(settings)} answers the held-out prompts: what every way is compared with",
+        work,
+        depends_on(settings, "sampling", "eval", "judged_completions"),
+        (START, 0),
+        reads=("pairs", *_start_reads(settings), *SCORERS),
+        inputs=no_inputs if settings.sft_epochs else first_model(settings),
+        plan=StagePlan(
+            {"policy": _start_label(settings)}, "metrics", judged_cost(settings, settings.judged_completions)
+        ),
+    )
+
+
+def _start_label(settings: RLHFSettings) -> str:
+    return START if settings.sft_epochs else settings.model.name
 
 
 def _judges(done: Done) -> dict[str, str]:
@@ -335,6 +355,24 @@ def _pair_tokens(settings: RLHFSettings, done: Done) -> float:
     rows = read_json_lines(done["pairs"].folder / OWN)
     families = [completion_family(tokenizer, row_prompt(row), (row["chosen"], row["rejected"])) for row in rows]
     return fmean(sum(len(each.tokens) for each in family) for family in families)
+
+
+def budget_of(settings: RLHFSettings, done: Done) -> dict[str, Any]:
+    """`spending`, once the start policy's completions are known."""
+    start, counts = done[JUDGED_START].result, done["pairs"].result["counts"]
+    return spending(settings, start["sequence"], start["pair_tokens"], counts["own_pairs"], start["eval_prompts"])
+
+
+def budget_settings(settings: RLHFSettings, way: str) -> dict[str, Any]:
+    """What the number of steps of a way depends on: itself, and the method that sets the budget."""
+    first = next((each for each in settings.compare if each != SELECT), "")
+    trained = {each: settings.train.get(each) for each in (way, first)}
+    return {
+        "way": way,
+        "first": first,
+        "train": trained,
+        **depends_on(settings, "steps", "most_n", "most_epochs", "sampling"),
+    }
 
 
 def spending(settings: RLHFSettings, sequence: float, pair: float, num_pairs: int, prompts: int) -> dict[str, Any]:
@@ -366,29 +404,55 @@ def _train_stage(settings: RLHFSettings, way: str, memory: str) -> Stage:
     learns_pairs = config_kind(way) is PreferenceConfig
 
     def work(folder: Path, done: Done) -> Mapping[str, Any]:
-        start, rows = done[f"{START}-judged"], done["pairs"].folder / (OWN if learns_pairs else PROMPTS)
-        scorer, steps = newest(done["reward-model"]), int(start.result["steps"][way])
+        start, rows = done[JUDGED_START].result, done["pairs"].folder / (OWN if learns_pairs else PROMPTS)
+        plan, scorer = budget_of(settings, done), newest(done["reward-model"])
+        steps = int(plan["steps"][way])
         config = _way_config(settings, way, start_model(settings, done), str(rows.resolve()), scorer, steps)
         train_run(folder, way, config)
-        counts = [line["counts"] for line in read_metrics(folder / RUN) if "metrics" in line]
         checked = check_training(way, config, f"train.{way}")
         passes = way_passes(checked)
         if learns_pairs:
-            tokens = steps * checked.batch.rows_per_step * start.result["pair_tokens"]
+            tokens = steps * checked.batch.rows_per_step * start["pair_tokens"]
         else:
+            counts = [line["counts"] for line in read_metrics(folder / RUN) if "metrics" in line]
             sampled = sum(each["tokens"] for each in counts)
-            tokens = sampled + start.result["prompt"] * sum(each["samples"] for each in counts)
+            tokens = sampled + start["prompt"] * sum(each["samples"] for each in counts)
         spent = passes.cost * tokens
-        share = percent(spent / start.result["budget"])
-        return stage_result(
-            f"{run_summary(folder)}; spent {share} of the budget ({passes} per token)", spent=spent, steps=steps
-        )
+        result = trained_result(folder, spent=spent, steps=steps)
+        share = percent(spent / plan["budget"])
+        return {**result, "summary": f"{result['summary']}; spent {share} of the budget ({passes} per token)"}
 
     on = "its half of the pairs" if learns_pairs else "the reward model, on the prompts of its half"
     about = f"{way} on {on}; starts from and is tied to {_start_words(settings)}"
     about += f"; weights, gradients and moments: {memory}" if memory else ""
-    keys = ("sampling", "compare", "steps", "most_epochs", "train")
-    return Stage(f"{way}-train", about, work, depends_on(settings, *keys))
+    reads = ("pairs", *_start_reads(settings), "reward-model", JUDGED_START)
+    inputs = {"rows": OWN if learns_pairs else PROMPTS, "start": _start_label(settings)}
+    if not learns_pairs:
+        inputs["reward"] = "reward-model"
+    return Stage(
+        f"{way}-train",
+        about,
+        work,
+        budget_settings(settings, way),
+        reads=reads,
+        inputs=no_inputs if settings.sft_epochs else first_model(settings),
+        plan=StagePlan(inputs, "model", _train_cost(settings, way, memory)),
+    )
+
+
+def _train_cost(settings: RLHFSettings, way: str, memory: str) -> StageCost:
+    """Known before for the method that sets the budget; the others depend on how long completions are."""
+    first = next(each for each in settings.compare if each != SELECT)
+    notes = [f"weights, gradients and moments of {memory}"] if memory else []
+    if way != first:
+        return StageCost(note="; ".join([f"as many steps as cost what {settings.steps} of {first} do", *notes]))
+    config = _checked(settings, way)
+    if isinstance(config, PreferenceConfig):
+        return StageCost(settings.steps, settings.steps * config.batch.rows_per_step, note="; ".join(notes))
+    batch = config.batch
+    count = settings.steps * batch.prompts_per_step * batch.group_size
+    updates = settings.steps * batch.updates_per_step * batch.epochs_per_batch
+    return StageCost(updates, count, count, count * settings.sampling.max_new_tokens, note="; ".join(notes))
 
 
 def _judge_stage(settings: RLHFSettings, way: str, place: int) -> Stage:
@@ -399,13 +463,21 @@ def _judge_stage(settings: RLHFSettings, way: str, place: int) -> Stage:
         return _judged_result(measures(rows, _start_rows(done), _slope(done)), rows)
 
     about = f"the policy of {way} answers the held-out prompts, and is judged against {_start_words(settings)}"
-    return Stage(f"{way}-judged", about, work, depends_on(settings, "sampling", "judged_completions"), (way, 1))
+    return Stage(
+        f"{way}-judged",
+        about,
+        work,
+        depends_on(settings, "sampling", "eval", "judged_completions"),
+        (way, 1),
+        reads=("pairs", *_start_reads(settings), *SCORERS, JUDGED_START, f"{way}-train"),
+        plan=StagePlan({"policy": f"{way}-train"}, "metrics", judged_cost(settings, settings.judged_completions)),
+    )
 
 
 def _select_stage(settings: RLHFSettings, place: int) -> Stage:
     def work(folder: Path, done: Done) -> Mapping[str, Any]:
-        model, start = start_model(settings, done), done[f"{START}-judged"]
-        n = int(start.result["steps"][SELECT])
+        model, start = start_model(settings, done), done[JUDGED_START]
+        n = int(budget_of(settings, done)["steps"][SELECT])
         rows = judge_completions(settings, folder, done, model, model, n, place, _judges(done))
         found = selected_measures(rows, _start_rows(done), _slope(done), n)
         spent = n * len(rows) * start.result["sequence"] * SELECTION.cost
@@ -422,8 +494,10 @@ def _select_stage(settings: RLHFSettings, place: int) -> Stage:
         f"{SELECT}-judged",
         about,
         work,
-        depends_on(settings, "sampling", "compare", "steps", "most_n", "most_epochs", "train"),
+        {**budget_settings(settings, SELECT), **depends_on(settings, "eval")},
         (SELECT, 1),
+        reads=("pairs", *_start_reads(settings), *SCORERS, JUDGED_START),
+        plan=StagePlan({"policy": _start_label(settings)}, "metrics", judged_cost(settings, settings.most_n)),
     )
 
 
@@ -438,11 +512,11 @@ def _judged_result(found: PolicyMeasures, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def _start_rows(done: Done) -> list[dict[str, Any]]:
-    return read_json_lines(done[f"{START}-judged"].folder / JUDGED)
+    return read_json_lines(done[JUDGED_START].folder / JUDGED)
 
 
 def _slope(done: Done) -> float:
-    return float(done[f"{START}-judged"].result["slope"])
+    return float(done[JUDGED_START].result["slope"])
 
 
 def _compare_stage(settings: RLHFSettings) -> Stage:
@@ -450,12 +524,21 @@ def _compare_stage(settings: RLHFSettings) -> Stage:
         return compared(settings, done)
 
     about = "all ways side by side: win rates, KL, length, what each spent"
-    return Stage("compare", about, work, depends_on(settings, "compare"))
+    measured = [f"{way}-judged" for way in settings.compare]
+    trained = [f"{way}-train" for way in settings.compare if way != SELECT]
+    return Stage(
+        "compare",
+        about,
+        work,
+        {"compare": list(settings.compare)},
+        reads=("pairs", JUDGED_START, *trained, *measured),
+        plan=StagePlan({"judged": ", ".join(measured)}, "metrics"),
+    )
 
 
 def compared(settings: RLHFSettings, done: Done) -> dict[str, Any]:
     """The table, what it says in words, and completions to read."""
-    start = done[f"{START}-judged"].result
+    start, plan = done[JUDGED_START].result, budget_of(settings, done)
     columns = {**COLUMNS, **({"accuracy": "accuracy"} if start["measured"]["accuracy"] else {})}
     table = [["", "spent", *columns.values(), "KL", "tokens", "cut off"]]
     table.append([START, "", *_cells(start["measured"], columns)])
@@ -464,7 +547,7 @@ def compared(settings: RLHFSettings, done: Done) -> dict[str, Any]:
         result = done[f"{way}-judged"].result
         spent = result["spent"] if way == SELECT else done[f"{way}-train"].result["spent"]
         name = f"{way} (n = {result['n']})" if way == SELECT else way
-        table.append([name, percent(spent / start["budget"]), *_cells(result["measured"], columns)])
+        table.append([name, percent(spent / plan["budget"]), *_cells(result["measured"], columns)])
         words += optimised_words(name, result["measured"], start["measured"])
         if way != SELECT:
             rows = read_json_lines(done[f"{way}-judged"].folder / JUDGED)
@@ -473,7 +556,8 @@ def compared(settings: RLHFSettings, done: Done) -> dict[str, Any]:
     ranked = sorted(rates, key=lambda way: -(rates[way] or {"value": 0})["value"])
     summary = f"best by the judge: {ranked[0]}, {rate_cell(rates[ranked[0]])}"
     summary += f"; {'; '.join(words) or 'no sign of over-optimisation'}"
-    return stage_result(summary, table=table, findings=words, samples=shown, ranked=ranked)
+    summary += f"; the budget is {plan['budget']:,.0f} forward tokens"
+    return stage_result(summary, table=table, findings=words, samples=shown, ranked=ranked, **plan)
 
 
 def _cells(measured: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whet import api
-from whet.config.config import merged, resolved
+from whet.config.config import merged, read_toml, resolved
 from whet.config.run_folder import CONFIG
 from whet.pipeline.progress import ProgressLine
 from whet.pipeline.settings import PipelineSettings, without_own_keys
@@ -22,16 +22,21 @@ RUN = "run"  # a training stage's run folder
 
 
 def train_run(folder: Path, method: str, config: Mapping[str, Any], callbacks: Any = None) -> Mapping[str, Any]:
-    """Train in this stage's folder, or resume what is there; the eval metrics before and after, as JSON."""
+    """Train in this stage's folder, or resume what is there; the eval metrics before and after, as JSON.
+
+    A run that is there and has fewer steps than the config is extended.
+    """
     run_folder = folder / RUN
     line = ProgressLine("      training", sys.stdout)
     observers = [line] if callbacks is None else callbacks
     try:
         if (run_folder / CONFIG).exists():
-            if is_finished(run_folder):
+            wanted = int(config.get("steps", 0))
+            longer = wanted if total_steps(run_folder) < wanted else None
+            if is_finished(run_folder) and longer is None:
                 summary = read_summary(run_folder)
                 return {"before": summary.get("before") or {}, "after": summary.get("after") or {}}
-            run = api.resume(run_folder, callbacks=observers, console=False)
+            run = api.resume(run_folder, steps=longer, callbacks=observers, console=False)
         else:
             run = api.train(method, config={**config, "folder": str(run_folder)}, callbacks=observers, console=False)
     finally:
@@ -39,6 +44,11 @@ def train_run(folder: Path, method: str, config: Mapping[str, Any], callbacks: A
     if run.status == "interrupted":
         raise Interrupted
     return {"before": dict(run.before), "after": dict(run.after)}
+
+
+def total_steps(run_folder: Path) -> int:
+    """How many steps a run was given."""
+    return int(read_toml(run_folder / CONFIG)["steps"])
 
 
 def trained_model(done: FinishedStage) -> str:

@@ -102,9 +102,9 @@ def verdict(summary: PipelineSummary) -> str:
     left = sum(not stage.is_done for stage in summary.stages)
     if left and not ended:
         ended = f" {left} of {len(summary.stages)} stages are still to do."
-    compared = next((stage for stage in reversed(summary.stages) if stage.table), None)
-    if compared is not None:
-        return f"{compared.outcome[:1].upper()}{compared.outcome[1:]}.{ended}"
+    outcome = next((stage.outcome for stage in reversed(summary.stages) if stage.table), "")
+    if outcome:
+        return f"{outcome[:1].upper()}{outcome[1:]}.{ended}"
     if metric is None:
         return f"Nothing was measured: there are no held-out prompts with a reward to score them.{ended}"
     by_model = metrics_by_round(summary, metric)

@@ -4,7 +4,7 @@ The only room of the package where methods have names. Adding a method made of k
 """
 
 from whet.objective.policy import Objective
-from whet.objective.presets import agents, far, group, off_policy, teacher, variants
+from whet.objective.presets import agents, bands, far, group, off_policy, teacher, variants
 from whet.objective.presets.preset import Preset
 
 EVERY = (
@@ -16,6 +16,7 @@ EVERY = (
     *(far.PPO, far.PPO_DUAL, far.PPO_PENALTY, far.VAPO, far.VTRACE),
     *(variants.GDPO, variants.SPO, far.GRPO_PROCESS, far.GIGPO),
     *(off_policy.PMD_MEAN, off_policy.DRO, off_policy.PRIME_RL, off_policy.TOPR, off_policy.ASYM_RE),
+    *(bands.CE_GPPO, bands.DCPO, bands.ASPO, bands.FIPO, bands.DELTA_L, bands.ENTROPIC),
     *(agents.RLOO_TURNS, agents.ECHO, agents.RAE),
     *teacher.EVERY,
 )

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from whet.config.bounds import MOST_ROWS, MOST_SAMPLES
+from whet.config.config import idle_data_keys
 from whet.config.sections import RewardPartSection, RewardSection, Temperature
 from whet.pipeline.settings import PipelineEval, PipelineSettings
 
@@ -65,3 +66,10 @@ def is_scored(reward: RewardSection) -> bool:
 def given_reward(reward: RewardSection) -> Mapping[str, Any]:
     """As a training's config takes it."""
     return reward.model_dump(mode="json", exclude_defaults=True)
+
+
+def own_data(settings: ComposedSettings) -> dict[str, Any]:
+    """The pipeline's prompts as a training's config takes them: what was given, and has an effect."""
+    values = settings.data.model_dump(exclude_defaults=True)
+    idle = {path.partition(".")[2] for path in idle_data_keys(settings.data)}
+    return {key: value for key, value in values.items() if key not in idle}

@@ -23,7 +23,7 @@ from whet.pipeline.library.entry import (
     entry_values,
     input_digests_of,
 )
-from whet.pipeline.library.settings import ComposedSettings, given_reward, is_scored, shared_values
+from whet.pipeline.library.settings import ComposedSettings, given_reward, is_scored, own_data, shared_values
 from whet.pipeline.settings import TRAIN_KEYS
 from whet.pipeline.stages import FinishedStage, Stage, StageCost, StagePlan, stage_result
 from whet.pipeline.training import RUN, check_training, run_summary, steps_for, train_run
@@ -289,7 +289,7 @@ class RLEntry(TrainingEntry):
         def data_of(location: str) -> dict[str, Any]:
             if self.prompts and self.prompts != settings.data.source:
                 return row_source(settings, prompts, 0, location)
-            return settings.data.model_dump(exclude_defaults=True)
+            return own_data(settings)
 
         def checked(model: str, data: Mapping[str, Any], folder: str) -> Any:
             values = self.whole_config(settings, model, data, folder, self.steps or 1)
