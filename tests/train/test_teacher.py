@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import torch
 from tests.commands import finished
 from tests.train.test_kill import content
 from whet import api
+from whet.api.evaluation import evaluation_config
+from whet.build.serving import build_server
 from whet.data import prompt_tokens
 from whet.data.lesson import with_text
 from whet.data.packing import token_batch
@@ -92,6 +96,42 @@ def test_a_resumed_run_ends_in_the_same_bytes(teacher, tmp_path):
     assert finished(*words(broken, 4)).returncode == 0
     assert finished("resume", str(broken), "--steps=8").returncode == 0
     assert content(broken) == content(whole)
+
+
+@contextmanager
+def served(model):
+    """`whet serve` in a thread."""
+    server, _ = build_server(evaluation_config(model, None, {}), "secret", host="127.0.0.1", port=0, rows=4)
+    server.start()
+    writing = threading.Thread(target=server.run, daemon=True)
+    writing.start()
+    try:
+        yield f"{server.address}/v1"
+    finally:
+        server.stop()
+        writing.join(20)
+
+
+def test_a_teacher_behind_http_teaches_what_it_would_in_this_process(teacher, tmp_path, monkeypatch):
+    monkeypatch.setenv("TEACHER_KEY", "secret")
+    small = {**SMALL, "batch": {"prompts_per_step": 4}, "eval": {"every": 0, "prompts": 0}, "model": {"threads": 1}}
+
+    def losses(method, name, section):
+        config = {**small, "folder": str(tmp_path / name), "teacher": section}
+        run = api.train(method, steps=2, config=config, console=False)
+        return [line["metrics"]["loss"] for line in read_metrics(run.folder) if "counts" in line]
+
+    with served(teacher) as address:
+        there = {"base_url": address, "key_variable": "TEACHER_KEY"}
+        assert losses("opd", "a", there) == pytest.approx(losses("opd", "b", {"name": teacher}), rel=1e-4, abs=1e-6)
+        likeliest = losses("gkd", "c", {**there, "top_k": 5})
+        assert likeliest == pytest.approx(losses("gkd", "d", {"name": teacher, "top_k": 5}), rel=1e-4)
+        assert abs(likeliest[0] - losses("gkd", "e", {"name": teacher})[0]) > 1e-6
+        with pytest.raises(WhetError, match=r"compares whole distributions.*teacher\.top_k"):
+            losses("gkd", "f", there)
+        monkeypatch.setenv("TEACHER_KEY", "wrong")
+        with pytest.raises(WhetError, match="check the key in TEACHER_KEY"):
+            losses("opd", "g", there)
 
 
 def test_a_teacher_with_other_tokens_is_refused_with_the_fix(teacher, tmp_path):
