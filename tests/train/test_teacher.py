@@ -168,14 +168,14 @@ def test_what_a_teacher_says_behind_another_prompt_comes_back_to_its_tokens(teac
         groups.append(Group(prompt, tuple(samples)))
     batch = token_batch(groups)
     template = "{prompt} (not {text})"
-    lessons = LessonSettings(context="sibling", template=template, encode=encode, longest=200)
-    told = taught_rows(batch, groups, lessons)
-    assert told.rows == [0, 1, 2, 3, 5]  # the fourth row's group has one right completion, which is itself
+    lesson = LessonSettings(context="sibling", template=template, encode=encode, longest=200)
+    shown = taught_rows(batch, groups, lesson)
+    assert shown.rows == [0, 1, 2, 3, 5]  # the fourth row's group has one right completion, which is itself
     judge = ModelTeacher(KeptModel(causal_lm(loaded.model, torch.float32)), 1.0, 50, top_k=4)
-    found = told.back(judge.logp(told.batch))
-    assert (found[4] == 0).all() and torch.equal(told.forth(found), judge.logp(told.batch))
+    found = shown.back(judge.logp(shown.batch))
+    assert (found[4] == 0).all() and torch.equal(shown.forth(found), judge.logp(shown.batch))
     samples = [sample for group in groups for sample in group.samples]
-    for row, sibling in zip(told.rows, ("44", "444", "44", "44", "44"), strict=True):
+    for row, sibling in zip(shown.rows, ("44", "444", "44", "44", "44"), strict=True):
         group = groups[row // 3]
         before = encode(with_text(group.prompt, sibling, template))
         own = samples[row].tokens[samples[row].action]

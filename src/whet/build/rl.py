@@ -23,7 +23,7 @@ from whet.build.rewards import (
 )
 from whet.build.rows import column_facts
 from whet.build.runtime import Runtime, decode_facts, fitting_prompts, optimizer_settings, sampling_fact, sampling_from
-from whet.build.teacher import SELF, build_teacher, check_teacher, lessons, needs_verdicts
+from whet.build.teacher import SELF, build_lesson, build_teacher, check_teacher, needs_verdicts
 from whet.config.config import OF_TEACHER, PolicyConfig, flattened
 from whet.dist.ranks import ALONE, Ranks
 from whet.dist.shard import sharded, sharded_critic, sharded_reference
@@ -180,7 +180,7 @@ def build_rl_trainer(
         critic = None if critic is None else sharded_critic(critic, shards)
         reference = None if reference is None else sharded_reference(reference, policy, shards)
     teacher = build_teacher(config, runtime, objective, sampling, dataset.prompt_tokens, reference)
-    rate, how = config.critic.learning_rate, lessons(config, runtime, dataset.prompts)
+    rate, how = config.critic.learning_rate, build_lesson(config, runtime, dataset.prompts)
     models = RLModels(policy, runtime.tokenizer, reference, critic, rate, teacher, how)
     spec = RolloutSpec(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep

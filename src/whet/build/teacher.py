@@ -70,7 +70,7 @@ def needs_verdicts(config: PolicyConfig) -> bool:
     return config.teacher.context == "sibling"
 
 
-def lessons(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Prompt]) -> LessonSettings:
+def build_lesson(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Prompt]) -> LessonSettings:
     """How the teacher is asked, and what it reads besides the prompt."""
     section = config.teacher
     of_policy = section.top_of == "policy"

@@ -101,7 +101,7 @@ class RLModels:
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
     teacher: Teacher | None = None
-    lessons: LessonSettings = field(default_factory=LessonSettings)
+    lesson: LessonSettings = field(default_factory=LessonSettings)
 
 
 class RLTrainer:
@@ -265,26 +265,26 @@ class RLTrainer:
         Where the teacher reads more than the prompt, samples about which there is nothing to read are not trained on:
         they leave numerators and denominators, as any row without an action does.
         """
-        needs, lessons, settings = self._objective.needs(), self._models.lessons, self._settings
-        told = None
-        if lessons.context != "none":
-            told = taught_rows(batch, groups, lessons)
-            batch = replace(batch, action=batch.action & False if told is None else told.places)
-            if told is None:
-                return _untaught(batch, needs, lessons)
-        seen = batch if told is None else told.batch
+        needs, lesson, settings = self._objective.needs(), self._models.lesson, self._settings
+        shown = None
+        if lesson.context != "none":
+            shown = taught_rows(batch, groups, lesson)
+            batch = replace(batch, action=batch.action & False if shown is None else shown.places)
+            if shown is None:
+                return _untaught(batch, needs, lesson)
+        seen = batch if shown is None else shown.batch
         if "teacher_logp" in needs:
             logp = teacher.logp(seen)
-            batch = replace(batch, teacher_logp=logp if told is None else told.back(logp))
-        if "teacher_divergence" in needs and lessons.top_k:
+            batch = replace(batch, teacher_logp=logp if shown is None else shown.back(logp))
+        if "teacher_divergence" in needs and lesson.top_k:
             chosen = None
-            if lessons.of_policy:
+            if lesson.of_policy:
                 tokens, temperature = settings.micro_batch_tokens, settings.sampling.temperature
                 policy = self._models.policy
-                chosen, _ = top_scores(policy, batch, temperature, tokens, lessons.top_k, None, self._ranks)
-            top, logp = teacher.top(seen, chosen if told is None or chosen is None else told.forth(chosen))
-            if told is not None:
-                top, logp = told.back(top), told.back(logp)
+                chosen, _ = top_scores(policy, batch, temperature, tokens, lesson.top_k, None, self._ranks)
+            top, logp = teacher.top(seen, chosen if shown is None or chosen is None else shown.forth(chosen))
+            if shown is not None:
+                top, logp = shown.back(top), shown.back(logp)
             batch = replace(batch, teacher_top=top, teacher_top_logp=logp)
         return batch
 
@@ -307,7 +307,7 @@ class RLTrainer:
                         totals,
                         reference=reference,
                         teacher=teacher,
-                        teacher_temperature=self._models.lessons.temperature,
+                        teacher_temperature=self._models.lesson.temperature,
                         only_critic=only_critic,
                     )
             except UpdateRefused as error:
@@ -326,7 +326,7 @@ class RLTrainer:
 
     def _untaught_count(self, batch: TokenBatch) -> dict[str, int]:
         """Samples that were left out because the teacher had nothing to read about them."""
-        if self._models.lessons.context == "none":
+        if self._models.lesson.context == "none":
             return {}
         return {"untaught": int((batch.lengths == 0).sum())}
 
@@ -345,7 +345,7 @@ class RLTrainer:
     def _divergence_teacher(self) -> Any:
         """The teacher as a context, where its whole distribution is compared; else None."""
         models = self._models
-        if "teacher_divergence" in self._objective.needs() and models.teacher is not None and not models.lessons.top_k:
+        if "teacher_divergence" in self._objective.needs() and models.teacher is not None and not models.lesson.top_k:
             return models.teacher.open()
         return nullcontext()
 
@@ -405,10 +405,10 @@ class RLTrainer:
             models.reference.restore(tensors["reference"])
 
 
-def _untaught(batch: TokenBatch, needs: frozenset[str], lessons: LessonSettings) -> TokenBatch:
+def _untaught(batch: TokenBatch, needs: frozenset[str], lesson: LessonSettings) -> TokenBatch:
     """A step in which there is nothing to learn: the fields are there, and no action."""
     none = torch.zeros(batch.action.shape)
-    wide = torch.zeros((*batch.action.shape, lessons.top_k))
+    wide = torch.zeros((*batch.action.shape, lesson.top_k))
     if "teacher_logp" in needs:
         batch = replace(batch, teacher_logp=none)
     if "teacher_divergence" in needs:

@@ -54,23 +54,23 @@ class TaughtRows:
         return found
 
 
-def taught_rows(batch: TokenBatch, groups: Sequence[Group], lessons: LessonSettings) -> TaughtRows | None:
+def taught_rows(batch: TokenBatch, groups: Sequence[Group], lesson: LessonSettings) -> TaughtRows | None:
     """The samples that the teacher knows something about, behind what it reads; None where there is not one.
 
     A sample is left out where there is no text about it, or where the text leaves it no room.
     """
-    assert lessons.context != "none" and lessons.encode is not None
+    assert lesson.context != "none" and lesson.encode is not None
     rows: list[int] = []
     tokens, actions = [], []
     samples = [(group, place) for group in groups for place in range(len(group.samples))]
-    texts = [text for group in groups for text in lesson_texts(group, lessons.context, lessons.known)]
+    texts = [text for group in groups for text in lesson_texts(group, lesson.context, lesson.known)]
     for row, ((group, place), text) in enumerate(zip(samples, texts, strict=True)):
         sample = group.samples[place]
         if text is None or not bool(batch.action[row].any()):
             continue
-        told = lessons.encode(with_text(group.prompt, text, lessons.template))
-        each, action, _ = behind(told, sample)
-        if len(each) <= lessons.longest:
+        shown = lesson.encode(with_text(group.prompt, text, lesson.template))
+        each, action, _ = behind(shown, sample)
+        if len(each) <= lesson.longest:
             rows.append(row)
             tokens.append(each)
             actions.append(action)
@@ -145,7 +145,7 @@ class ModelTeacher:
 
 @dataclass(frozen=True)
 class ServerTeacher:
-    """A server that scores tokens it is given. Every rank gets what the first was told."""
+    """A server that scores tokens it is given. Every rank gets what the first was shown."""
 
     server: LogpServer
     ranks: Ranks = ALONE
