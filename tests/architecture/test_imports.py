@@ -60,6 +60,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("config", "build", "api", "pipeline"),
     ),
     "cli": (
+        "data",
         *("types", "registry", "report", "reward", "explain", "plan", "advise", "config"),
         *("evaluate", "label", "workbench", "bench", "api", "pipeline", "experiments", "__init__"),
     ),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.commands import finished, started
 from whet import api
 from whet.evaluate import measure
 from whet.evaluate.budget import BudgetForcing
@@ -126,3 +129,23 @@ def test_a_finished_evaluation_leaves_nothing_to_go_on_from(tmp_path):
     first = run(tmp_path / "e.jsonl")
     second = run(tmp_path / "e.jsonl")
     assert first == second and first[2] == []
+
+
+def test_a_killed_command_goes_on_to_the_same_bytes(tmp_path):
+    words = ("eval", "whetstone", "--samples", "8", "--chunk", "2", "--json", "--set", "eval.prompts=24", "--set",
+             "model.threads=1", "--out", "e.jsonl")  # fmt: skip
+    folders = [tmp_path / name for name in ("whole", "torn")]
+    for folder in folders:
+        folder.mkdir()
+    whole = finished(*words, folder=folders[0])
+    assert whole.returncode == 0, whole.stderr
+    torn, part = started(*words, folder=folders[1]), folders[1] / "e.jsonl.part"
+    while not (part.exists() and len(part.read_bytes().splitlines()) > 3):
+        assert torn.poll() is None, torn.stderr
+        time.sleep(0.005)
+    torn.send_signal(signal.SIGKILL)
+    torn.wait()
+    again = finished(*words, folder=folders[1])
+    assert again.returncode == 0 and "going on after" in again.stderr
+    assert again.stdout == whole.stdout
+    assert (folders[1] / "e.jsonl").read_bytes() == (folders[0] / "e.jsonl").read_bytes() and not part.exists()

@@ -164,7 +164,7 @@ def test_every_completion_is_kept_or_counted_once():
     rows, counts = kept_rows(
         [row(texts, scores, tokens, finished)], KeepRule(most_per_prompt=2, most_tokens=50, near=0.6)
     )
-    assert [each["completion"] for each in rows] == ["x y z", "a b c d"]
+    assert [each["completion"] for each in rows] == ["a b c d", "x y z"]
     assert len({each["id"] for each in rows}) == 2
     assert {name: count for name, count in counts.items() if count} == {
         "completions": 8, "kept": 2, "wrong": 1, "unscorable": 1, "cut_off": 1, "too_long": 1, "equal": 1,

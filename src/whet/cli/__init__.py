@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from whet import __version__
 from whet.cli import bench, cluster, evaluate, plan, runs, serve, text, train
+from whet.cli.data import data_app
 from whet.cli.label import label_app
 from whet.cli.options import APP_SETTINGS
 from whet.cli.pipeline import pipeline_app
@@ -44,6 +45,7 @@ app = typer.Typer(
     "Try `whet train grpo`: the built-in model learns a built-in task in a minute, without GPU, hub or network.",
     **APP_SETTINGS,
 )
+app.add_typer(data_app)
 app.add_typer(label_app)
 app.add_typer(reward_app)
 app.add_typer(study_app)

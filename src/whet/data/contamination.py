@@ -99,7 +99,10 @@ class ContaminationIndex:
             self._exact.setdefault(key, []).append(number)
         self._words = block.sizes
         self._long = _Postings(*_long_runs(block, rule), len(self._tests))
-        self._short = _Postings(*_short_runs(block, rule), len(self._tests))
+        rows, runs = _short_runs(block, rule)
+        self._short = _Postings(rows, runs, len(self._tests))
+        of_short = self._words[rows] < rule.short
+        self._short_only = _Postings(rows[of_short], runs[of_short], len(self._tests))
 
     def overlaps(self, trains: Iterable[str]) -> Iterator[Overlap]:
         """Every pair that overlaps, with its closest kind, in the order of the train texts."""
@@ -152,10 +155,11 @@ class ContaminationIndex:
         """Pairs of which the shorter one is short, and says enough of what the other says."""
         rows, runs = _short_runs(block, self.rule)
         sizes = np.bincount(rows, minlength=count)
-        one, other, shared = self._short.counted(rows, runs, count)
-        enough = shared >= self.rule.share * np.minimum(sizes[one], self._short.sizes[other])
-        enough &= np.minimum(block.sizes[one], self._words[other]) < self.rule.short
-        yield from zip(one[enough].tolist(), other[enough].tolist(), strict=True)
+        is_short = block.sizes[rows] < self.rule.short
+        for postings, wanted in ((self._short, is_short), (self._short_only, ~is_short)):
+            one, other, shared = postings.counted(rows[wanted], runs[wanted], count)
+            enough = shared >= self.rule.share * np.minimum(sizes[one], postings.sizes[other])
+            yield from zip(one[enough].tolist(), other[enough].tolist(), strict=True)
 
 
 def contamination(trains: Iterable[str], tests: Sequence[str], rule: OverlapRule = DEFAULT_RULE) -> list[Overlap]:

@@ -108,7 +108,7 @@ def file_rows(source: str) -> Iterator[Row]:
     lower = path.name.lower()
     if lower.endswith(".parquet"):
         return _parquet_rows(path)
-    readers = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}
+    readers = {".jsonl": jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}
     reader = readers.get(Path(lower.removesuffix(".gz")).suffix)
     if reader is None:
         raise WhetError(
@@ -153,7 +153,7 @@ def _text_lines(name: str, stream: Iterable[bytes]) -> Iterator[str]:
         yield _decoded(f"{name}:{number}", line)
 
 
-def _jsonl_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
+def jsonl_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
     for number, line in enumerate(_lines(stream), start=1):
         if line.strip():
             where = f"{name}:{number}"

@@ -7,7 +7,7 @@ the `DataSource` what it has and reads its rows through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -178,22 +178,27 @@ def read_rows(text: str, limit: int | None = None, faulty: bool = False) -> list
     """
     if limit is not None and limit < 1:
         raise WhetError(f"{text}: limit is {limit}; give at least 1, or None to read every row")
-    source = parse_source(text)
-    if source.kind is SourceKind.HUB:
-        stored = hub_rows(text, source.name, source.config, source.split)
-    elif source.benchmark is not None:
-        form = source.benchmark
-        stored = (benchmark_row(row, form) for row in file_rows(source.name))
-    else:
-        _refuse_unknown_prefix(text)
-        stored = file_rows(text)
-    rows = list(islice(stored, limit))
+    rows = list(islice(stored_rows(text), limit))
     if not rows:
         raise WhetError(f"{text}: holds no rows; expected at least one; check that it was written to the end")
     fault = next((row.fault for row in rows if row.fault is not None), None)
     if fault is not None and not faulty:
         raise fault
     return rows
+
+
+def stored_rows(text: str) -> Iterator[Row]:
+    """The rows of the file or hub dataset that `text` names, read on demand; a bad one has its `fault`."""
+    source = parse_source(text)
+    if source.kind is SourceKind.HUB:
+        return hub_rows(text, source.name, source.config, source.split)
+    if source.is_generated:
+        raise WhetError(f"{text}: makes its prompts itself; give a file or a hub dataset")
+    if source.benchmark is not None:
+        form = source.benchmark
+        return (benchmark_row(row, form) for row in file_rows(source.name))
+    _refuse_unknown_prefix(text)
+    return file_rows(text)
 
 
 def _refuse_unknown_prefix(text: str) -> None:

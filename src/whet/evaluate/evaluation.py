@@ -11,7 +11,7 @@ from whet.build.rows import column_facts, left_out_phrases
 from whet.build.runtime import Runtime, build_evaluator, decode_facts, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
 from whet.data.usable import without
-from whet.evaluate.prompting import PromptStyle, examples_for, styled
+from whet.evaluate.prompting import STOP, PromptStyle, examples_for, styled
 from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
 from whet.rollout.collect import Score
@@ -72,6 +72,8 @@ def eval_setup(
     sampling = sampling_from(config.sampling)
     if not examples and not style.plain:
         return runtime, build_evaluator(runtime, chosen, sampling, score, config.data, config.eval.by)
+    if examples and any(style.plain or prompt.text is not None for prompt in chosen):
+        sampling = replace(sampling, stop=(*sampling.stop, STOP))
     asked = without(styled(chosen, examples, style.plain), range(len(chosen)), getattr(chosen, "left_out", {}))
     evaluator = build_evaluator(runtime, asked, sampling, score, config.data, config.eval.by)
     bare = {prompt.id: prompt for prompt in chosen}

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from whet.build.fingerprints import data_digest, model_digest, reward_file_digests
+from whet.build.fingerprints import model_digest, reward_file_digests
 from whet.build.rows import column_facts, left_out_phrases
 from whet.build.runtime import Runtime, decode_facts
 from whet.config.config import EvaluationConfig
@@ -145,13 +145,9 @@ class EvalSetup:
 def prepared(config: EvaluationConfig, plan: EvalPlan, runtime: Runtime | None = None) -> EvalSetup:
     """`runtime` is that of the same model on another task."""
     plan.check(config)
-    changes: dict[str, Any] = {}
     if plan.longest:
-        changes["max_new_tokens"] = plan.longest
-    if plan.style.stop:
-        changes["stop"] = (*config.sampling.stop, *plan.style.stop)
-    if changes:
-        config = config.model_copy(update={"sampling": config.sampling.model_copy(update=changes)})
+        sampling = config.sampling.model_copy(update={"max_new_tokens": plan.longest})
+        config = config.model_copy(update={"sampling": sampling})
     return EvalSetup(config, plan, *eval_setup(config, style=plan.style, runtime=runtime))
 
 
@@ -184,13 +180,14 @@ def measured(setup: EvalSetup, place: Path, on_progress: OnProgress, tell: Calla
     attempts = [_attempts(group, record["budgets"]) for group, record in zip(groups, records, strict=True)]
     by = config.eval.by
     labels = [str(group.prompt.meta[by]) for group in groups] if by else []
+    summary = summarized(attempts, labels, plan.refusals, plan.counts)
     return MeasuredModel(
         config.model.name,
         config.eval.source or config.data.source,
         tuple(groups),
         tuple(attempts),
-        group_metrics(groups, plan.samples, by),
-        summarized(attempts, labels, plan.refusals, plan.counts),
+        {**group_metrics(groups, 1, by), **_curve_ends(summary)},
+        summary,
         _facts(setup),
         config.sampling.temperature if plan.samples > 1 else 0.0,
     )
@@ -199,17 +196,16 @@ def measured(setup: EvalSetup, place: Path, on_progress: OnProgress, tell: Calla
 def fingerprint(setup: EvalSetup) -> Fingerprint:
     config, plan, evaluator = setup.config, setup.plan, setup.evaluator
     dumped = config.model_dump(mode="json")
-    data = data_digest(config.eval.source or config.data.source)
     here = getattr(setup.runtime.engine, "updates", True)
     model = model_digest(config.model.name) if here else setup.runtime.loaded.source
     for name in ("report", "rerank"):
         dumped.pop(name)  # they change nothing about the completions
     threads = dumped["model"].pop("threads", None)
-    asked = [[prompt.id, prompt.answer, list(tokens)] for prompt, tokens in zip(
+    asked = [[prompt.id, prompt.answer, dict(prompt.meta), list(tokens)] for prompt, tokens in zip(
         evaluator.prompts, evaluator.prompt_tokens, strict=True)]  # fmt: skip
     pieces = {
         "model": model,
-        "data": data,
+        "data": config.eval.source or config.data.source,
         "prompts": text_digest(json.dumps(asked, default=str)),
         "reward": text_digest(json.dumps([dumped.pop("reward"), reward_file_digests([config.reward])])),
         "threads": str(threads),
@@ -217,6 +213,12 @@ def fingerprint(setup: EvalSetup) -> Fingerprint:
         **{f"option {name}": json.dumps(value) for name, value in asdict(plan).items()},
     }
     return Fingerprint(pieces)
+
+
+def _curve_ends(summary: EvalSummary) -> dict[str, float]:
+    """pass@k and votes among the plain metrics."""
+    votes = {f"majority@{point.n}": point.value for point in summary.votes if point.n > 1}
+    return {**{f"pass@{point.n}": point.value for point in summary.pass_at}, **votes}
 
 
 def _facts(setup: EvalSetup) -> dict[str, str]:

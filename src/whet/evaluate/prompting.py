@@ -26,11 +26,6 @@ class PromptStyle:
     shots_from: str = ""
     plain: bool = False  # text without the chat template
 
-    @property
-    def stop(self) -> tuple[str, ...]:
-        """Texts that end a completion in this style."""
-        return (STOP,) if self.plain and self.shots else ()
-
 
 def styled(prompts: Sequence[Prompt], examples: Sequence[Demonstration], plain: bool) -> list[Prompt]:
     """The same prompts as they are sent to the model."""

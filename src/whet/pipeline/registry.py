@@ -10,18 +10,22 @@ from whet.pipeline.from_file import FROM_FILE
 from whet.pipeline.iterative_dpo import ITERATIVE_DPO
 from whet.pipeline.phased import PHASED
 from whet.pipeline.r1 import R1
+from whet.pipeline.r1_zero import R1_ZERO
+from whet.pipeline.rejection_sampling import REJECTION
 from whet.pipeline.rlaif import RLAIF
 from whet.pipeline.rlhf import RLHF
 from whet.pipeline.self_play import SELF_PLAY
 from whet.pipeline.self_rewarding import SELF_REWARDING
 from whet.pipeline.settings import Pipeline, PipelineSettings
+from whet.pipeline.ttrl import TTRL
 from whet.registry import load_plugins, open_shelf
 from whet.types import WhetError, did_you_mean
 
 PIPELINES: dict[str, Pipeline] = {
     pipeline.name: pipeline
     for pipeline in (
-        *(R1, DISTILL, RLHF, PHASED, ITERATIVE_DPO, SELF_PLAY, RLAIF, SELF_REWARDING, CONSTITUTIONAL),
+        *(R1, R1_ZERO, REJECTION, TTRL, DISTILL, RLHF, PHASED, ITERATIVE_DPO, SELF_PLAY, RLAIF),
+        *(SELF_REWARDING, CONSTITUTIONAL),
         FROM_FILE,
     )
 }

@@ -15,19 +15,22 @@ from whet.config.config import flattened, read_toml
 from whet.config.run_folder import LOCK, claimed_place, discard, locked
 from whet.config.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
 from whet.config.sections import RewardSection
-from whet.pipeline import FinishedStage, Stage, write_atomically
+from whet.pipeline import FinishedStage, Stage, read_json_lines, write_atomically
 from whet.pipeline.plan_table import plan_lines
 from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
 from whet.pipeline.registry import find_pipeline
 from whet.pipeline.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
 from whet.pipeline.stages import check_stages, unchanged_stages
 from whet.pipeline.training import RUN
+from whet.report.pipeline_changes import MeasuredPolicy
 from whet.report.pipeline_page import write_pipeline_page
 from whet.report.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
 from whet.report.run_page import REPORT
 from whet.types import WhetError
 
 SETTINGS, COMMAND = "pipeline.toml", "command.txt"
+# of an eval stage: a row per held-out prompt, and per prompt that several completions were drawn for
+EVAL_ROWS, DRAWN_ROWS = "completions.jsonl", "samples.jsonl"
 CODE_TESTS = "code_tests"
 
 
@@ -216,7 +219,28 @@ def _story(
         tuple(_stage_line(folder, stage, finished.get(stage.name)) for stage in stages),
         command.read_text(encoding="utf-8").strip() if command.is_file() else "",
         (folder / SETTINGS).read_text(encoding="utf-8"),
+        _policies(stages, finished),
     )
+
+
+def _policies(stages: Sequence[Stage], finished: Mapping[str, FinishedStage]) -> tuple[MeasuredPolicy, ...]:
+    """What the evals found prompt by prompt, where they kept it."""
+    found = []
+    for stage in stages:
+        done = finished.get(stage.name)
+        file = None if done is None else done.folder / EVAL_ROWS
+        if file is not None and done is not None and done.result.get("sets") and file.is_file():
+            rows = {str(row["id"]): row for row in read_json_lines(file)}
+            drawn = done.folder / DRAWN_ROWS
+            for row in read_json_lines(drawn) if drawn.is_file() else ():
+                rows[str(row["id"])] |= row
+            found.append(MeasuredPolicy(_label(stage), rows))
+    return tuple(found)
+
+
+def _label(stage: Stage) -> str:
+    """Whom an eval measures, by the stage that left it."""
+    return stage.plan.inputs.get("model", "") if stage.plan is not None and stage.measures else ""
 
 
 def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> StageSummary:
@@ -237,6 +261,9 @@ def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> Stage
         tuple(tuple(map(str, row)) for row in result.get("table", ())),
         tuple(result.get("findings", ())),
         tuple(result.get("samples", ())),
+        _label(stage),
+        result.get("sets", {}),
+        result.get("cost", {}),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 from statistics import fmean
@@ -201,26 +201,39 @@ def scatter_chart(points: Sequence[Point], label: str, tone: str, most: int = 60
     return frame.svg(label, dots)
 
 
-def calibration_chart(tenths: Sequence[tuple[float, float, int]], least: float = 0.5) -> str:
+def calibration_chart(tenths: Sequence[tuple[float, float, int]]) -> str:
     """(how sure, how often right, rows) of each tenth: on the diagonal a model means what it says.
 
-    `least` is the smallest sureness there can be: one half of a choice between two.
+    Of a choice between two: nobody is less than half sure.
     """
-    size = (340, 210)
+    return reliability_chart([("", tenths)], "Share right by how sure the model is", 0.5, (340, 210))
+
+
+def reliability_chart(
+    series: Sequence[tuple[str, Sequence[tuple[float, float, int]]]],
+    label: str,
+    least: float = 0.0,
+    size: tuple[int, int] = (460, 250),
+) -> str:
+    """A line per name through (how sure, how often right, rows) of its tenths, and the diagonal.
+
+    `least` is the smallest sureness there can be.
+    """
     width, height = size
     steps = tuple(round(least + (1 - least) * step / 5, 2) for step in range(6))
     across = AxisScale(least, 1.0, 44, width - 12, ticks=steps)
     up = AxisScale(0.0, 1.0, height - 24, 8, ticks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
     percents = [f"{100 * tick:.0f}%" for tick in up.ticks]
     frame = Plot(size, across, up, axes(up, across, percents, size, [f"{100 * tick:.0f}%" for tick in across.ticks]))
-    most = max(rows for *_, rows in tenths)
     parts = [f'<path class="raw s7" d="M{frame.at(least, least)}L{frame.at(1, 1)}"/>']
-    if len(tenths) > 1:
-        parts.append(frame.line([(sure, right) for sure, right, _ in tenths], "s0"))
-    for sure, right, rows in tenths:
-        title = f"{percent(sure)} sure, {percent(right)} right, {rows} rows"
-        parts.append(frame.dot((sure, right), "s0", 2.5 + 5 * math.sqrt(rows / most), title))
-    return frame.svg("Share right by how sure the model is", parts)
+    for place, (name, tenths) in enumerate(series):
+        tone, most = f"s{place % NUM_TONES}", max(rows for *_, rows in tenths)
+        if len(tenths) > 1:
+            parts.append(frame.line([(sure, right) for sure, right, _ in tenths], tone))
+        for sure, right, rows in tenths:
+            title = f"{f'{name}: ' if name else ''}{percent(sure)} sure, {percent(right)} right, {rows} rows"
+            parts.append(frame.dot((sure, right), tone, 2.5 + 5 * math.sqrt(rows / most), title))
+    return frame.svg(label, parts)
 
 
 def share_bars(shares: Sequence[tuple[str, float]], label: str) -> str:
@@ -289,9 +302,16 @@ class CostSeries:
 
 
 def cost_chart(
-    series: Sequence[CostSeries], diamonds: Sequence[tuple[Interval, int]], label: str, is_share: bool
+    series: Sequence[CostSeries],
+    diamonds: Sequence[tuple[Interval, int]],
+    label: str,
+    is_share: bool,
+    marked: Sequence[float] = (),
 ) -> str:
-    """Values with their intervals against the logarithm of what they cost; diamonds stand alone."""
+    """Values with their intervals against the logarithm of what they cost; diamonds stand alone.
+
+    `marked` are the costs that carry a label, where they are few and known.
+    """
     size = (460, 250)
     width, height = size
     points = [point for line in series for point in line.points] + [point for point, _ in diamonds]
@@ -300,6 +320,7 @@ def cost_chart(
     texts = [tick_text(tick, up) for tick in up.ticks]
     costs = [point.cost for point in points]
     across = cost_scale(min(costs), max(costs), (10 + 6.4 * max(map(len, texts)) + 6, width - 14))
+    across = replace(across, ticks=tuple(marked)) if marked else across
     frame = Plot(size, across, up, axes(up, across, texts, size, [quantity(tick) for tick in across.ticks]))
     parts = []
     for line in series:

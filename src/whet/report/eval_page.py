@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from whet.metrics.attempts import CUT, FORCED
 from whet.metrics.estimates import IntervalEstimate
 from whet.metrics.reranking import BEST, WEIGHTED
-from whet.report.charts import NUM_TONES, CostSeries, Interval, calibration_chart, cost_chart, interval_chart
+from whet.report.charts import NUM_TONES, CostSeries, Interval, cost_chart, interval_chart, reliability_chart
 from whet.report.evaluation import (
     EvalReport,
     ModelEval,
@@ -64,7 +64,7 @@ def _verdict(report: EvalReport, task: str) -> str:
             )
             + "."
         )
-    return f"{head}{evals[0].summary.measure} {', '.join(texts)}.{compared}"
+    return f"{head}{evals[0].summary.measure.capitalize()}: {', '.join(texts)}.{compared}"
 
 
 def _section(report: EvalReport, task: str, command: str) -> dict[str, object]:
@@ -131,7 +131,7 @@ def _curve(
     if not drawn:
         return []
     series = [CostSeries(_intervals(name, found, is_share), tone) for tone, name, found in drawn]
-    chart = cost_chart(series, (), title, is_share)
+    chart = cost_chart(series, (), title, is_share, sorted({point.cost for line in series for point in line.points}))
     return [Figure(title, about, chart, legend=tuple(LegendEntry(name, f"s{tone}") for tone, name, _ in drawn))]
 
 
@@ -151,7 +151,9 @@ def _budgets(evals: Sequence[ModelEval], is_share: bool) -> list[Figure]:
         tone = place % NUM_TONES
         for way in (CUT, FORCED):
             found: Points = [
-                (point.tokens, point, f"{way} at {point.budget}") for point in each.summary.budgets if point.way == way
+                (float(point.budget), point, f"{way} at {point.budget}, {number(point.tokens)} tokens written")
+                for point in each.summary.budgets
+                if point.way == way
             ]
             if found:
                 quiet = way == CUT and has_forced
@@ -159,19 +161,30 @@ def _budgets(evals: Sequence[ModelEval], is_share: bool) -> list[Figure]:
                 legend.append(LegendEntry(f"{name}, {way}" if has_forced else name, f"s{tone}", dashed=quiet))
     if not series:
         return []
-    chart = cost_chart(series, (), "accuracy against tokens", is_share)
-    about = "against the tokens written per completion"
+    marked = sorted({point.cost for line in series for point in line.points})
+    chart = cost_chart(series, (), "accuracy against tokens", is_share, marked)
+    about = "tokens that a completion may have" if not has_forced else "tokens of thought before an answer is due"
     return [Figure("Token budget", about, chart, legend=tuple(legend))]
 
 
 def _calibrations(evals: Sequence[ModelEval]) -> list[Figure]:
     names = short_names([each.model for each in evals])
     figures = []
-    for name, each in zip(names, evals, strict=True):
-        for way, found in each.summary.calibration.items():
-            bins = [(one.sure, one.right, one.rows) for one in found.bins]
-            about = f"{name}, by {way}: expected error {percent(found.error)}"
-            figures.append(Figure("Calibration", about, calibration_chart(bins, 0.0)))
+    for way, about in (("votes", "share of the votes"), ("tokens", "probability of the tokens")):
+        found = [
+            (name, each.summary.calibration[way])
+            for name, each in zip(names, evals, strict=True)
+            if way in each.summary.calibration
+        ]
+        if found:
+            series = [(name, [(one.sure, one.right, one.rows) for one in each.bins]) for name, each in found]
+            legend = tuple(
+                LegendEntry(name, f"s{place % NUM_TONES}", percent(each.error))
+                for place, (name, each) in enumerate(found)
+            )
+            chart = reliability_chart(series, f"share right by the {about}")
+            note = "On the line, a model is right as often as it is sure. Numbers: expected calibration error."
+            figures.append(Figure("Calibration", f"share right by the {about}", chart, legend=legend, note=note))
     return figures
 
 
@@ -194,7 +207,8 @@ def _best_of(evals: Sequence[ModelEval]) -> list[Figure]:
             for place, line in enumerate(lines)
         ]
         legend = tuple(LegendEntry(line.name, f"s{place % NUM_TONES}") for place, line in enumerate(lines))
-        chart = cost_chart(series, (), f"best of n of {name}", each.reranking.measure == "accuracy")
+        marked = [float(point.n) for point in lines[0].values_by_n]
+        chart = cost_chart(series, (), f"best of n of {name}", each.reranking.measure == "accuracy", marked)
         figures.append(Figure("Best of n", name, chart, legend=legend))
     return figures
 

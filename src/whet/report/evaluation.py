@@ -115,6 +115,7 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
     summary = each.summary
     estimates = {summary.measure: summary.value, **{f"pass@{point.n}": point for point in summary.pass_at}}
     estimates |= {f"{summary.measure}_{name}": value for name, value in summary.tasks.items()}
+    estimates |= {f"majority@{point.n}": point for point in summary.votes}
     estimates["truncated"] = summary.lengths.truncated
     lines = []
     for name, value in each.metrics.items():
@@ -123,7 +124,6 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
         if estimate is not None:
             shown = estimate_text(estimate, name != "reward" and not name.startswith("reward_"))
         lines.append((words(name), shown))
-    lines += [(f"majority@{point.n}", estimate_text(point)) for point in summary.votes if point.n > 1]
     if summary.accuracy is not None and summary.accuracy.sample_error is not None:
         accuracy = summary.accuracy
         lines.append(
@@ -198,7 +198,7 @@ def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:
     add("answered", [percent(each.summary.answered.value) if each.summary.answered else ABSENT for each in evals])
     for way in ("votes", "tokens"):
         add(
-            f"calibration error ({way})",
+            f"ECE ({way})",
             [
                 percent(each.summary.calibration[way].error) if way in each.summary.calibration else ABSENT
                 for each in evals
@@ -245,11 +245,11 @@ def pair_text(test: PairedTest, tests: int) -> str:
     p = test.corrected_p
     if p is not None and p < SURE:
         verdict = f"{second} is {'better' if test.difference > 0 else 'worse'}"
-    found = "no spread to judge by" if p is None else f"p = {p_text(p)}"
+    found = "no spread to judge by" if p is None else f"p {p_text(p)}"
     corrected = f", corrected for {tests} pairs" if tests > 1 and p is not None else ""
     return (
         f"{second} against {first}: {points(test.difference)} points ({points(test.low)} to {points(test.high)}), "
-        f"{found} ({test.test}{corrected}), {test.gained} prompts better and {test.lost} worse: {verdict}"
+        f"{found} ({test.test}{corrected}), {count_of(test.gained, 'prompt')} better and {test.lost} worse: {verdict}"
     )
 
 
@@ -259,7 +259,7 @@ def points(share: float) -> str:
 
 
 def p_text(p: float) -> str:
-    return "less than 0.001" if p < 0.001 else f"{p:.3f}"
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
 def table_text(rows: Sequence[Sequence[str]]) -> str:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from whet.report.charts import NUM_TONES, Series, line_chart
 from whet.report.pages import Figure, LegendEntry, PageTable, Tile, render, write_page
+from whet.report.pipeline_changes import ALL, MOST_LOST, fallen, lost_prompts, side_by_side
 from whet.report.pipeline_summary import (
     PipelineSummary,
     StageSummary,
+    cost_table,
     main_metric,
     metrics_by_round,
     rounds_table,
@@ -24,7 +26,6 @@ def write_pipeline_page(folder: Path, summary: PipelineSummary) -> Path:
 
 
 def pipeline_html(summary: PipelineSummary) -> str:
-    head, *body = rounds_table(summary) or [[]]
     return render(
         "pipeline.html",
         title=f"whet pipeline {summary.name}",
@@ -35,7 +36,13 @@ def pipeline_html(summary: PipelineSummary) -> str:
         verdict=verdict(summary),
         tiles=_tiles(summary),
         figure=_figure(summary),
-        rounds=PageTable(tuple(head), tuple(tuple(cell or ABSENT for cell in row) for row in body)) if head else None,
+        rounds=_page_table(rounds_table(summary)),
+        costs=_page_table(cost_table(summary)),
+        is_staged=any(stage.sets for stage in summary.stages),
+        fallen=fallen(summary.policies),
+        is_paired=len(summary.policies) > 1,
+        lost=_lost(summary),
+        written=side_by_side(summary.policies),
         comparisons=[_comparison(stage) for stage in summary.stages if stage.table],
         samples=[each for stage in summary.stages for each in stage.samples],
         stages=[_stage(stage) for stage in summary.stages],
@@ -47,6 +54,19 @@ def pipeline_html(summary: PipelineSummary) -> str:
         command=summary.command,
         config=summary.config,
     )
+
+
+def _page_table(rows: list[list[str]]) -> PageTable | None:
+    if not rows:
+        return None
+    head, *body = rows
+    return PageTable(tuple(head), tuple(tuple(cell or ABSENT for cell in row) for row in body))
+
+
+def _lost(summary: PipelineSummary) -> dict[str, object]:
+    """Prompts once right and now wrong: how many, and the first few."""
+    found = lost_prompts(summary.policies)
+    return {"count": len(found), "shown": found[:MOST_LOST]}
 
 
 def _tiles(summary: PipelineSummary) -> list[Tile]:
@@ -66,6 +86,8 @@ def _figure(summary: PipelineSummary) -> Figure | None:
     name = main_metric(summary)
     if name is None:
         return None
+    if any(stage.sets for stage in summary.stages):
+        return _sets_figure(summary, name)
     by_model = metrics_by_round(summary, name)
     if max(len(rounds) for rounds in by_model.values()) < 2:
         return None
@@ -88,6 +110,32 @@ def _comparison(stage: StageSummary) -> dict[str, object]:
     head, *rows = stage.table
     cells = tuple(tuple(cell or ABSENT for cell in row) for row in rows)
     return {"about": stage.about, "table": PageTable(head, cells), "findings": stage.findings}
+
+
+def _sets_figure(summary: PipelineSummary, name: str) -> Figure | None:
+    """A line per eval set over the measured stages."""
+    measured = [stage for stage in summary.stages if stage.sets]
+    if len(measured) < 2:
+        return None
+    sets = list(dict.fromkeys(each for stage in measured for each in stage.sets if name in stage.sets[each]))
+    series = [
+        Series(
+            name if each == ALL else each,
+            tuple((float(at), stage.sets[each][name][0]) for at, stage in enumerate(measured) if each in stage.sets),
+            marked=True,
+        )
+        for each in sets
+    ]
+    values = [value for line in series for _, value in line.points]
+    unit = bool(values) and min(values) >= 0 and max(values) <= 1
+    legend = tuple(
+        LegendEntry(line.name, f"s{place % NUM_TONES}", metric_text(name, line.points[-1][1]))
+        for place, line in enumerate(series)
+    )
+    title = f"Held-out {words(name)}"
+    wide, narrow = (line_chart(series, f"{title} by stage", size, unit) for size in ((1060, 300), (340, 220)))
+    stages = ", ".join(f"{at} {stage.label or stage.name}" for at, stage in enumerate(measured))
+    return Figure(title, "by stage, greedy completions", wide, narrow=narrow, legend=legend, note=stages)
 
 
 def _stage(stage: StageSummary) -> dict[str, object]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from whet.metrics.significance import shares_apart
-from whet.report.text import headline, metric_text
+from whet.report.pipeline_changes import ALL, MeasuredPolicy, fallen, measured_text
+from whet.report.text import duration, headline, metric_text, quantity
 
 NOISE = 2.0  # standard errors that two metrics must be apart to be called different
 
@@ -28,6 +30,9 @@ class StageSummary:
     table: tuple[tuple[str, ...], ...] = ()  # a comparison: its head, then rows that begin with a name
     findings: tuple[str, ...] = ()  # what that table says
     samples: tuple[Mapping[str, object], ...] = ()  # completions beside those of the policy they are compared with
+    label: str = ""  # of an eval: the stage that left the policy; empty: it is told by its round
+    sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # eval set -> metric -> value, low, high
+    cost: Mapping[str, int] = field(default_factory=dict)  # updates, completions, tokens sampled and trained
 
     @property
     def is_done(self) -> bool:
@@ -42,6 +47,7 @@ class PipelineSummary:
     stages: tuple[StageSummary, ...]
     command: str = ""
     config: str = ""
+    policies: tuple[MeasuredPolicy, ...] = ()  # with the completions of each eval, where the pipeline kept them
 
 
 def main_metric(summary: PipelineSummary) -> str | None:
@@ -63,12 +69,63 @@ def rounds_table(summary: PipelineSummary) -> list[list[str]]:
     metric = main_metric(summary)
     if metric is None:
         return []
+    if any(stage.sets for stage in summary.stages):
+        return sets_table(summary)
     by_model = metrics_by_round(summary, metric)
     rounds = sorted({number for by_round in by_model.values() for number in by_round})
     rows = [[f"held-out {metric.replace('_', ' ')}", *("before" if not at else f"round {at}" for at in rounds)]]
     for who, by_round in by_model.items():
         rows.append([who, *(_value(by_round[at], metric) if at in by_round else "" for at in rounds)])
     return rows
+
+
+def sets_table(summary: PipelineSummary) -> list[list[str]]:
+    """A row per measured stage: each eval set with its interval, then the largest pass@k, the vote and the length."""
+    measured = [stage for stage in summary.stages if stage.sets]
+    names = list(dict.fromkeys(name for stage in measured for name in stage.sets))
+    first = measured[0].sets[names[0]]
+    main = "accuracy" if "accuracy" in first else "reward"
+    drawn = [name for name in first if name.startswith(("pass@", "majority@"))]
+    shown = [name for name in drawn if name == "pass@1"] + drawn[-2:]
+    others = [name for name in dict.fromkeys(shown) if name != main]
+    head = [f"{main if name == ALL else name}, {stage_prompts(measured[-1], name)}" for name in names]
+    rows = [["after", *head, *others, "tokens"]]
+    for stage in measured:
+        cells = [_set_cell(stage, name, main) for name in names]
+        cells += [_set_cell(stage, names[0], other) for other in others]
+        rows.append([stage.label or stage.name, *cells, _set_cell(stage, names[0], "completion_tokens")])
+    return rows
+
+
+def stage_prompts(stage: StageSummary, name: str) -> int:
+    """How many prompts an eval set has."""
+    return int(stage.sets.get(name, {}).get("prompts", 0))
+
+
+def _set_cell(stage: StageSummary, name: str, metric: str) -> str:
+    values = stage.sets.get(name, {}).get(metric)
+    if values is None:
+        return ""
+    is_share = metric == "accuracy" or metric.startswith(("pass@", "majority@"))
+    return measured_text(values, is_share)
+
+
+def cost_table(summary: PipelineSummary) -> list[list[str]]:
+    """What each stage took; empty where no stage says so."""
+    spent = [stage for stage in summary.stages if stage.cost]
+    if not spent:
+        return []
+    names = [
+        name
+        for name in ("updates", "completions", "sampled_tokens", "trained_tokens")
+        if any(stage.cost.get(name) for stage in spent)
+    ]
+    rows = [["stage", "time", *(name.replace("_", " ") for name in names)]]
+    for stage in spent:
+        cells = [quantity(stage.cost[name]) if stage.cost.get(name) else "" for name in names]
+        rows.append([stage.name, duration(stage.seconds), *cells])
+    totals = [quantity(sum(stage.cost.get(name, 0) for stage in spent)) for name in names]
+    return [*rows, ["in all", duration(sum(stage.seconds or 0.0 for stage in spent)), *totals]]
 
 
 def _value(stage: StageSummary, metric: str) -> str:
@@ -103,8 +160,9 @@ def verdict(summary: PipelineSummary) -> str:
     if left and not ended:
         ended = f" {left} of {len(summary.stages)} stages are still to do."
     outcome = next((stage.outcome for stage in reversed(summary.stages) if stage.table), "")
-    if outcome:
-        return f"{outcome[:1].upper()}{outcome[1:]}.{ended}"
+    conclusion = f"{outcome[:1].upper()}{outcome[1:]}." if outcome else ""
+    if conclusion and not any(stage.sets for stage in summary.stages):
+        return f"{conclusion}{ended}"
     if metric is None:
         return f"Nothing was measured: there are no held-out prompts with a reward to score them.{ended}"
     by_model = metrics_by_round(summary, metric)
@@ -113,6 +171,13 @@ def verdict(summary: PipelineSummary) -> str:
     name = metric.replace("_", " ")
     if first is last:
         return f"Held-out {name} before the first round: {_value(first, metric)}.{ended}"
+    if last.label:
+        text = f"Held-out {name}: {_value(first, metric)} before, {_value(last, metric)} after {last.label}, "
+        worse = fallen(summary.policies)
+        text += f"{_difference(first, last, metric)}.{_peak(by_round, metric)}"
+        return (
+            text + (f" Worse: {'; '.join(worse)}." if worse else "") + (f" {conclusion}" if conclusion else "") + ended
+        )
     text = f"Held-out {name} of {who}: {_value(first, metric)} to {_value(last, metric)}"
     text += f" in {max(by_round)} round{'s' if max(by_round) > 1 else ''}, {_difference(first, last, metric)}."
     text += _peak(by_round, metric)
@@ -129,8 +194,10 @@ def _peak(by_round: Mapping[int, StageSummary], metric: str) -> str:
     words = _difference(by_round[best], by_round[max(by_round)], metric)
     if best == max(by_round) or not words.startswith("worse"):
         return ""
-    when = f"after round {best}" if best else "before the first round"
-    return f" It was best {when}: {_value(by_round[best], metric)}; later rounds lost some of that."
+    label = by_round[best].label
+    when = f"after {label or f'round {best}'}" if best else "before the first round"
+    later = "stages" if label else "rounds"
+    return f" It was best {when}: {_value(by_round[best], metric)}; later {later} lost some of that."
 
 
 def _difference(one: StageSummary, two: StageSummary, metric: str) -> str:

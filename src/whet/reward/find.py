@@ -37,6 +37,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "language": ("language",),
     "learned": ("learned", "learned_steps"),
     "length": ("soft_overlong", "length_cost", "cosine_length"),
+    "majority": ("majority_answer",),
     "math_answer": ("math_answer",),
     "repetition": ("repetition",),
     "defences": (

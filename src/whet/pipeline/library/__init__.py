@@ -3,9 +3,11 @@
 from whet.pipeline.library.compose import compose
 from whet.pipeline.library.entry import StageEntry
 from whet.pipeline.library.evaluation import EvalEntry, can_evaluate
+from whet.pipeline.library.rechecking import RecheckEntry
 from whet.pipeline.library.sampling import MixEntry, MixSource, PairsEntry, RejectionEntry, SampleEntry
 from whet.pipeline.library.settings import ComposedSettings
 from whet.pipeline.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
+from whet.pipeline.library.voting import VoteEntry
 
 # every kind of stage by the name that a pipeline file takes
 STAGE_KINDS: dict[str, type[StageEntry]] = {
@@ -20,6 +22,8 @@ STAGE_KINDS: dict[str, type[StageEntry]] = {
         PairsEntry,
         MixEntry,
         EvalEntry,
+        VoteEntry,
+        RecheckEntry,
     )
 }
 
@@ -32,11 +36,13 @@ __all__ = [
     "PairsEntry",
     "PreferenceEntry",
     "RLEntry",
+    "RecheckEntry",
     "RejectionEntry",
     "RewardModelEntry",
     "SFTEntry",
     "SampleEntry",
     "StageEntry",
+    "VoteEntry",
     "can_evaluate",
     "compose",
 ]

@@ -14,13 +14,14 @@ from whet.config.sections import DataSection, EvalSection
 from whet.pipeline.evaluation import POLICY
 from whet.pipeline.generation import sampled_rows
 from whet.pipeline.library.entry import OUTPUT_FILES, Composition, Output, StageEntry, entry_values
-from whet.pipeline.library.measures import ALL, EvalRow, set_measures
+from whet.pipeline.library.measures import ALL, EvalRow, rechecks, set_measures
 from whet.pipeline.library.sampling import chunk_size
 from whet.pipeline.library.settings import ComposedSettings, answer_reward, is_scored, shared_values
 from whet.pipeline.library.trainings import Done, rl_inputs
 from whet.pipeline.pairs import prompt_row
 from whet.pipeline.stages import Stage, StageCost, StagePlan, stage_result
 from whet.report.text import count_of, percent
+from whet.reward.majority import voted_answer
 from whet.types import Prompt, Sampling, WhetError
 
 GREEDY_AT_ONCE = 2048  # greedy completions that are drawn together
@@ -182,7 +183,6 @@ def _summary(sets: Mapping[str, Mapping[str, tuple[float, float, float]]], count
 def write_eval_rows(folder: Path, settings: ComposedSettings, config: EvaluationConfig) -> list[dict[str, Any]]:
     """One row per held-out prompt: its greedy completion, and what the drawn ones came to."""
     from whet.build.runtime import sampling_from
-    from whet.pipeline.library.measures import read_answer, rechecks
 
     prompts = eval_prompts(settings, config)
     several = {prompt.id for prompt in sampled_prompts(settings, prompts)} if settings.eval.samples > 1 else set()
@@ -213,7 +213,7 @@ def write_eval_rows(folder: Path, settings: ComposedSettings, config: Evaluation
             {
                 "id": prompt.id,
                 "sample_right": [sample.outcome for sample in samples],
-                "sample_answers": [read_answer(sample.completion) for sample in samples],
+                "sample_answers": [voted_answer(sample.completion) for sample in samples],
                 "sample_tokens": [sample.num_actions for sample in samples],
                 "sample_rechecks": [rechecks(sample.completion) for sample in samples],
             }

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from whet.metrics.selection import best_of, interval, majority, sizes
-from whet.metrics.significance import share_interval
-from whet.reward.answer import final_answer, normal_form
+from whet.metrics.estimates import IntervalEstimate, mean_estimate, pass_curve, share_estimate, vote_curve
 
 ALL = "all"  # the eval prompts together
 # words with which a text goes back over what it has said; counted, never paid for
@@ -19,7 +17,6 @@ RECHECK = re.compile(
     r"|let's (?:check|verify)|check(?:ing)? again|on second thought|that(?:'s| is) (?:wrong|not right)|correction)\b",
     re.IGNORECASE,
 )
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 Measured = tuple[float, float, float]  # the value, and its 95% interval
 
 
@@ -66,46 +63,38 @@ def recheck_study(pairs: Sequence[tuple[int, float | None]]) -> RecheckStudy:
     return RecheckStudy(len(known), len(having), fmean(having) if having else None, fmean(lacking) if lacking else None)
 
 
-def read_answer(completion: str) -> str | None:
-    """What a completion votes for: its marked answer, else its last number."""
-    marked = final_answer(completion)
-    if marked is not None:
-        return normal_form(marked)
-    numbers = NUMBER.findall(completion)
-    return normal_form(numbers[-1]) if numbers else None
-
-
 def set_measures(rows: Sequence[EvalRow]) -> dict[str, Measured]:
-    """Each metric with its interval: Wilson's of shares, a bootstrap over prompts of the others."""
+    """Each metric with its interval; every interval takes a prompt as one observation."""
     found: dict[str, Measured] = {}
     known = [row.right for row in rows if row.right is not None]
     is_binary = bool(known) and all(right in (0.0, 1.0) for right in known)
     if is_binary:
-        share = fmean(known)
-        found["accuracy"] = (share, *share_interval(share, len(known)))
+        found["accuracy"] = _bounds(share_estimate(known))
+        found |= _sampled(rows)
     else:
         found["reward"] = _mean([row.reward for row in rows if row.reward is not None])
-    found |= _sampled(rows) if is_binary else {}
     found["completion_tokens"] = _mean([float(row.tokens) for row in rows])
-    truncated = fmean(float(not row.finished) for row in rows)
-    found["truncated"] = (truncated, *share_interval(truncated, len(rows)))
+    found["truncated"] = _bounds(share_estimate([float(not row.finished) for row in rows]))
     found["rechecks"] = _mean([float(row.rechecks) for row in rows])
     return found
 
 
-def _mean(values: Sequence[float]) -> Measured:
-    return (fmean(values), *interval(values)) if values else (0.0, 0.0, 0.0)
-
-
 def _sampled(rows: Sequence[EvalRow]) -> dict[str, Measured]:
+    """pass@k, and the vote of all attempts."""
     drawn = [row for row in rows if row.sample_right]
     if not drawn:
         return {}
-    found: dict[str, Measured] = {}
-    count = len(drawn[0].sample_right)
     outcomes = [[right or 0.0 for right in row.sample_right] for row in drawn]
-    for size in sizes(count):
-        found[f"pass@{size}"] = _mean([best_of(each, each, size) for each in outcomes])
-    votes = [majority(right, list(row.sample_answers), count) for row, right in zip(drawn, outcomes, strict=True)]
-    found[f"majority@{count}"] = _mean(votes)
-    return found
+    count = len(outcomes[0])
+    found = {f"pass@{each.n}": _bounds(each) for each in pass_curve(outcomes)}
+    (vote,) = vote_curve(outcomes, [list(row.sample_answers) for row in drawn], [count])
+    return {**found, f"majority@{count}": _bounds(vote)}
+
+
+def _mean(values: Sequence[float]) -> Measured:
+    """JSON has no infinity: without an interval the bounds are the value itself."""
+    return _bounds(mean_estimate(values)) if len(values) > 1 else (sum(values), sum(values), sum(values))
+
+
+def _bounds(estimate: IntervalEstimate) -> Measured:
+    return estimate.value, estimate.low, estimate.high

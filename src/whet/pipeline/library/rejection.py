@@ -51,15 +51,16 @@ def _chosen(row: Mapping[str, Any], rule: KeepRule, counts: dict[str, int]) -> l
     if rule.skip_solved and all(score is not None and score >= rule.least_score for _, score, _, _ in whole):
         counts["of_solved_prompts"] += len(whole)
         return []
-    fitting: list[tuple[int, str]] = []
+    fitting: list[str] = []
     for text, score, finished, tokens in whole:
         reason = _refusal(row, text, score, finished, tokens, rule)
         if reason:
             counts[reason] += 1
         else:
-            fitting.append((tokens, text))
+            fitting.append(text)
     chosen: list[str] = []
-    for _, text in sorted(fitting, key=lambda each: each[0]):  # stable: equal lengths in the order they were drawn
+    # in the order they were drawn: the shortest right completion is often a lucky guess without its working
+    for text in fitting:
         plain = " ".join(text.split())
         if any(plain == " ".join(other.split()) for other in chosen):
             counts["equal"] += 1

@@ -206,9 +206,7 @@ class RejectionEntry(StageEntry):
     gives: ClassVar[tuple[Output, ...]] = ("rows",)
 
     completions: str = Field("", description="the stage of kind sample whose completions are sorted")
-    most_per_prompt: int = Field(
-        1, ge=1, le=MOST_SAMPLES, description="kept for one prompt at most, the shortest first"
-    )
+    most_per_prompt: int = Field(1, ge=1, le=MOST_SAMPLES, description="kept for one prompt at most, as drawn")
     least_score: float = Field(1.0, ge=-1e6, le=1e6, description="of a completion that is kept")
     most_tokens: int = Field(0, ge=0, le=MOST_TOKENS, description="longest completion that is kept; 0: any that ended")
     least_tokens: int = Field(1, ge=1, le=MOST_TOKENS, description="shortest completion that is kept")

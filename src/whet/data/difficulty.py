@@ -1,0 +1,45 @@
+"""How often a model solved each prompt, written into the rows that hold the prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whet.data.prompts import prompts_from
+from whet.data.shingles import text_key
+from whet.data.spool import RowWriter, StoredRows
+from whet.types import WhetError
+
+PASS_RATE = "pass_rate"
+
+
+def rows_with_pass_rates(
+    source: str, completions: Sequence[Mapping[str, Any]], writer: RowWriter, right_from: float = 1.0
+) -> dict[str, Any]:
+    """Write the rows whose prompts were sampled, each with its share of right completions.
+
+    A completion that could not be scored does not count; a prompt without one that could is left out and counted.
+    """
+    right: dict[bytes, list[bool]] = {}
+    unscored: set[bytes] = set()
+    for each in completions:
+        key = text_key(str(each["prompt"]))
+        if each["reward"] is None:
+            unscored.add(key)
+        else:
+            right.setdefault(key, []).append(float(each["reward"]) >= right_from)
+    reader, never, always = StoredRows(source, drop=True), 0, 0
+    missing = 0
+    for row, found in reader.read(lambda rows: prompts_from(rows)):
+        key = text_key(found[0].question())
+        if key not in right:
+            missing += key in unscored
+            continue
+        rate = sum(right[key]) / len(right[key])
+        never, always = never + (rate == 0), always + (rate == 1)
+        writer.write({**row.values, PASS_RATE: round(rate, 6), "samples": len(right[key])})
+    if not writer.rows:
+        raise WhetError(f"{source}: no completion could be scored, so there is no pass rate; give another --reward")
+    mean = sum(sum(each) for each in right.values()) / sum(len(each) for each in right.values())
+    counts = {"rows": reader.rows, "kept": writer.rows, "mean_pass_rate": round(mean, 4)}
+    return {**counts, "never_solved": never, "always_solved": always, **({"unscorable": missing} if missing else {})}

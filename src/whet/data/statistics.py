@@ -1,0 +1,100 @@
+"""What a data file holds: rows, columns, what they are read as, lengths, duplicates, scripts and answers."""
+
+from __future__ import annotations
+
+import unicodedata
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from whet.data.conversion import kind_of
+from whet.data.near import CHUNK, Sketches
+from whet.data.rows import Row
+from whet.data.spool import COMPLETIONS, StoredRows, prompt_text
+from whet.types import Prompt
+
+MOST_COLUMNS = 40
+MOST_ANSWERS = 5
+ANSWERS_KNOWN = 100_000  # different answers that are counted
+LOOKED_AT = 400  # characters of a text whose script is told
+Encode = Callable[[str], Sequence[int]]
+
+
+def statistics(reader: StoredRows, similarity: float | None = None, encode: Encode | None = None) -> dict[str, Any]:
+    """Counts over all rows, in one pass; `encode` counts tokens, `similarity` near duplicates of prompts."""
+    columns: dict[str, Counter[str]] = {}
+    kinds: Counter[str] = Counter()
+    scripts: Counter[str] = Counter()
+    answers: Counter[str] = Counter()
+    lengths = {name: array("i") for name in ("prompt_characters", "completion_characters", "prompt_tokens")}
+    answered, sketches, waiting = 0, Sketches(), list[str]()
+    for row, prompt in reader.prompts():
+        for name, value in row.values.items():
+            if value is not None and (name in columns or len(columns) < MOST_COLUMNS):
+                columns.setdefault(name, Counter())[_type(value)] += 1
+        kinds[kind_of(row)] += 1
+        text = prompt_text(prompt)
+        scripts[script_of(text)] += 1
+        lengths["prompt_characters"].append(len(text))
+        lengths["completion_characters"].extend(_completion_lengths(row, prompt))
+        if encode is not None:
+            lengths["prompt_tokens"].append(len(encode(text)))
+        if prompt.answer is not None:
+            answered += 1
+            if len(answers) < ANSWERS_KNOWN:
+                answers[str(prompt.answer)[:60]] += 1
+        waiting.append(text)
+        if len(waiting) == CHUNK:
+            sketches.add(waiting, similarity is not None)
+            waiting = []
+    sketches.add(waiting, similarity is not None)
+    read, exact = len(sketches), len(np.unique(sketches.exact()))
+    found: dict[str, Any] = {
+        "rows": reader.rows,
+        "usable": read,
+        "holds": dict(kinds.most_common()),
+        "columns": {name: dict(types) for name, types in columns.items()},
+        "lengths": {name: _spread(values) for name, values in lengths.items() if len(values)},
+        "repeated_prompts": read - exact,
+        "scripts": dict(scripts.most_common()),
+        "answers": {"rows": answered, "different": len(answers), "commonest": dict(answers.most_common(MOST_ANSWERS))},
+    }
+    if similarity is not None:
+        found["near_duplicate_prompts"] = exact - len(np.unique(sketches.clusters(similarity)))
+    return {**found, "left_out": dict(reader.left_out)} if reader.left_out else found
+
+
+def _completion_lengths(row: Row, prompt: Prompt) -> Iterable[int]:
+    for name in COMPLETIONS:
+        value = row.values.get(name)
+        listed = value if isinstance(value, list) else [value]
+        yield from (len(each) for each in listed if isinstance(each, str))
+
+
+def _spread(values: array[int]) -> dict[str, float]:
+    numbers = np.frombuffer(values, np.int32)
+    low, middle, high = np.percentile(numbers, (5, 50, 95)).tolist()
+    mean = round(float(numbers.mean()), 1)
+    return {"mean": mean, "p5": low, "median": middle, "p95": high, "longest": int(numbers.max())}
+
+
+def script_of(text: str) -> str:
+    """The commonest script among the first letters of a text; "none" where there is no letter."""
+    if text.isascii():
+        return "latin" if any(map(str.isalpha, text[:LOOKED_AT])) else "none"
+    scripts = Counter(script for letter in text[:LOOKED_AT] if (script := _script(letter)))
+    return scripts.most_common(1)[0][0] if scripts else "none"
+
+
+@lru_cache(maxsize=8192)
+def _script(letter: str) -> str:
+    return unicodedata.name(letter, "").partition(" ")[0].lower() if letter.isalpha() else ""
+
+
+def _type(value: Any) -> str:
+    names = {bool: "boolean", int: "number", float: "number", str: "text", list: "list", dict: "object"}
+    return names.get(type(value), type(value).__name__)
