@@ -82,7 +82,8 @@ def math500_cases(data: Path, limit: int | None) -> list[Case]:
     for number, (prompt, row) in enumerate(list(zip(prompts, rows, strict=True))[:limit]):
         right, wrong = row["solution"], rows[(number + 1) % len(rows)]["answer"]
         box = boxed(right)[-1]
-        swapped = wrong.join(right.rsplit(box, 1)) if box else right
+        swapped = f"\\boxed{{{wrong}}}".join(right.rsplit(f"\\boxed{{{box}}}", 1))
+        assert swapped != right or wrong == box, f"the box of {prompt.id} is written in another way"
         for text, answer in ((right, box), (swapped, wrong)):
             cases.append(Case("math500_reference", "math500", prompt, right, closed(text, answer)))
         for answers in told:
