@@ -166,6 +166,41 @@ def phased(folder: Path) -> dict[str, Any]:
     return {**found, "findings": stages["check"]["findings"]}
 
 
+def composed(name: str, folder: Path) -> dict[str, Any]:
+    """A pipeline of library stages: what each eval measured (value, low, high), what votes were worth, what it said."""
+    stages = rlhf_smollm2.results_of(piped(name, folder))
+    found: dict[str, Any] = {}
+    for stage, result in stages.items():
+        if "sets" in result:
+            measured = {key: list(value) for key, value in result["sets"]["all"].items() if key != "prompts"}
+            found[stage.replace("-", "_")] = {"prompts": result["eval_prompts"], **measured}
+        elif result.get("metrics"):
+            found[stage.replace("-", "_")] = result["metrics"]
+        elif result.get("counts"):
+            found[stage.replace("-", "_")] = result["counts"]
+    return found
+
+
+def r1(folder: Path) -> dict[str, Any]:
+    """`whet pipeline r1`."""
+    return composed("r1", folder)
+
+
+def r1_zero(folder: Path) -> dict[str, Any]:
+    """`whet pipeline r1_zero`."""
+    return composed("r1_zero", folder)
+
+
+def rejection(folder: Path) -> dict[str, Any]:
+    """`whet pipeline rejection`."""
+    return composed("rejection", folder)
+
+
+def ttrl(folder: Path) -> dict[str, Any]:
+    """`whet pipeline ttrl`."""
+    return composed("ttrl", folder)
+
+
 def piped(name: str, folder: Path) -> Path:
     """The folder of a finished pipeline with its own settings; what is done in it is kept."""
     from whet.pipeline.runner import run_pipeline
@@ -257,6 +292,10 @@ PARTS = {
     "overoptimization": overoptimization,
     "rlhf": rlhf,
     "phased": phased,
+    "r1": r1,
+    "r1_zero": r1_zero,
+    "rejection": rejection,
+    "ttrl": ttrl,
     "agents": agents,
     "calls": calls,
 }

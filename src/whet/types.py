@@ -323,6 +323,7 @@ class TokenBatch:
     target: Tensor | None = None  # [N, T], what the critic should have said
     learns: Tensor | None = None  # bool [N, T], tokens whose advantage counts; None: all actions
     tied: Tensor | None = None  # bool [N, T], tokens the KL term acts on; None: all actions
+    step_weight: Tensor | None = None  # [N, T], of a clip rule that looks at the whole step; set before each update
     importance: Tensor | None = None  # [N, 2], a learned share's factor and its slope
     row_weight: Tensor | None = None  # [N], what a row counts: branches share the weight of their episode; None: 1
 
@@ -366,6 +367,7 @@ TOKEN_FIELDS = (
     *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
     "teacher_logp",
     *("segment", "observed", "truncated", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
+    "step_weight",
     *("routed_experts", "old_experts"),
 )
 

@@ -22,6 +22,7 @@ from variations import VARIATIONS, Variation
 def whet_gradients(objective, batch, logp, extras, budget):
     """Of J and, where there is a critic, of its loss; and the batch the package has prepared."""
     prepared, _ = objective.advantage(batch, MEMORY)
+    prepared = objective.surveyed(prepared, logp)
     totals = step_totals(prepared, budget)
     leaf, extras = logp.clone().requires_grad_(), with_leaves(extras)
     (-objective.tuned(MEMORY).loss(prepared, leaf, totals, extras).value).backward()
@@ -140,7 +141,7 @@ def bound_share(name, metric):
     total = 0.0
     for seed in SEEDS:
         objective, batch, logp, extras = example(METHODS[name], seed)
-        prepared, _ = objective.advantage(batch, MEMORY)
+        prepared = objective.surveyed(objective.advantage(batch, MEMORY)[0], logp)
         loss = objective.tuned(MEMORY).loss(prepared, logp, step_totals(prepared, batch.max_new_tokens), extras)
         total += loss.metrics[metric]
     return total / len(SEEDS)
@@ -152,7 +153,7 @@ CLIPPED = [name for name in METHODS if objective_of(METHODS[name]).clip.name not
 @pytest.mark.parametrize("name", CLIPPED)
 def test_the_clip_binds_in_these_batches(name):
     """Otherwise the agreement above would say nothing about clipping. Some tokens must be left as they are, too."""
-    gates = ("soft_gate", "gamma_gate", "geometric_mean")
+    gates = ("soft_gate", "gamma_gate", "geometric_mean", "group_softmax")
     share = bound_share(name, "reweighted")
     assert share > 0.002
     assert share < 0.9 or objective_of(METHODS[name]).clip.name in gates
@@ -211,7 +212,7 @@ def test_the_critics_error_is_held_in_these_batches():
 
 
 # a stopped ratio in front of log pi has no surrogate of its own: there the value reported is weight A
-STOPPED = ("cap", "gamma_gate", "tapered", "inverse_ratio")
+STOPPED = ("cap", "gamma_gate", "tapered", "inverse_ratio", "moment_mask", "balanced_band", "group_softmax")
 BESIDE = {"entropy": "none", "imitate": "none"}  # what the surrogate leaves out
 
 
@@ -293,7 +294,17 @@ def _covariance(batch):
 
 def test_the_batches_hold_every_field():
     batch, _ = random_batch(0)
-    late = {"support", "advantage", "token_reward", "target", "learns", "tied", "importance", "row_weight"}
+    late = {
+        "support",
+        "advantage",
+        "step_weight",
+        "token_reward",
+        "target",
+        "learns",
+        "tied",
+        "importance",
+        "row_weight",
+    }
     late |= {"routed_experts", "old_experts"}  # of mixtures of experts alone
     missing = {field.name for field in fields(batch) if getattr(batch, field.name) is None}
     assert missing == late | {"episode", "returned"}

@@ -41,7 +41,7 @@ from papers import (
     sequence_ratio,
     simko,
 )
-from papers_bands import ce_gppo, dcpo, delta_l, entropic, fipo
+from papers_bands import bapo, ce_gppo, dcpo, delta_l, entropic, fipo, real
 from papers_credit import (
     compared_turns,
     earned,
@@ -59,7 +59,7 @@ from papers_credit import (
     vtrace_paper,
     vtraced,
 )
-from papers_off_policy import asym_re, topr_by_tokens
+from papers_off_policy import asym_re, m2po, topr_by_tokens
 
 
 @dataclass(frozen=True)
@@ -341,6 +341,21 @@ def half_length(case):
 @varied("gentle tilt", "entropic", {"baseline.nats": 0.1, "kl.beta": 0.3})
 def gentle_tilt(case):
     return entropic(case, nats=0.1, lam=0.3)
+
+
+@varied("tight moment", "m2po", {"clip.limit": 0.002})
+def tight_moment(case):
+    return m2po(case, limit=0.002)
+
+
+@varied("wanting balance", "bapo", {"clip.target": 1.6, "clip.step": 0.03})
+def wanting_balance(case):
+    return bapo(case, target=1.6, step=0.03)
+
+
+@varied("sharp softmax", "rewards_as_labels", {"clip.tau": 0.1})
+def sharp_softmax(case):
+    return real(case, tau=0.1)
 
 
 @varied("tapered tokens", "topr", {"ratio": "sampler_token"})

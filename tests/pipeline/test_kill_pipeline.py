@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.commands import Command, started
 from whet.config.config import from_settings
 from whet.pipeline.runner import resume_pipeline, run_pipeline
@@ -31,6 +33,8 @@ def content(folder: Path) -> dict[str, str]:
     found = {}
     for pattern in ("*/*.jsonl", "*/run/checkpoints/*/*.safetensors", "*/run/samples.jsonl"):
         for path in sorted(folder.glob(pattern)):
+            if path.name == "rewards.jsonl":  # a ledger of when which reward was used
+                continue
             found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
     for path in sorted(folder.glob("*/stage.json")):
         found[str(path.relative_to(folder))] = json.dumps(json.loads(path.read_text()) | {"seconds": 0})
@@ -71,3 +75,38 @@ def test_interrupted_killed_and_resumed_comes_to_the_same_bytes(tmp_path):
     assert resume_pipeline(broken).status == "finished"
     assert content(broken) == content(unbroken)
     assert not list(broken.glob("*/*-parts"))
+
+
+R1 = [
+    *("data.count=8", "data.difficulty=1", "cold_rows=8", "seed=3", "model.threads=1", "report.save_every=1"),
+    *("eval.prompts=4", "eval.samples=2", "sampling.max_new_tokens=40", "sft.steps=2", "sft.batch.rows_per_step=4"),
+    *("rl.steps=3", "rl.batch.prompts_per_step=2", "rl.batch.group_size=2", "rejection.prompts=6"),
+    *("sft2.steps=2", "sft2.batch.rows_per_step=2", "rl2.steps=1", "rl2.batch.prompts_per_step=2"),
+    *("rl2.batch.group_size=2", "rejection.completions=4"),
+]
+
+
+@pytest.mark.slow
+def test_stages_of_the_library_are_killed_in_training_and_come_to_the_same_bytes(tmp_path):
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    run = run_pipeline("r1", from_settings([*R1, f"folder={unbroken}"]))
+    assert run.status == "finished" and len(run.stages) == 11
+
+    words = ("pipeline", "r1", "--folder", str(broken), *(word for each in R1 for word in ("--set", each)))
+    process = started(*words)
+    wait_for(process, broken, "*reasoning-rl/run/checkpoints/step-000001/manifest.json")
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, process.stderr
+    assert not list(broken.glob("*reasoning-rl/stage.json"))
+
+    process = started("resume", str(broken))
+    wait_for(process, broken, "*second-sft/run/config.toml")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not list(broken.glob("replaced/*"))
+
+    process = started(*words)  # the same command in the same folder goes on as a resume does
+    assert process.wait() == 0, process.stderr
+    assert "runs again" not in process.stdout and "done before" in process.stdout
+    assert content(broken) == content(unbroken)
+    assert not list(broken.glob("*/*-parts")) and not list(broken.glob("*/run/checkpoints/*/optimizer.safetensors"))

@@ -9,6 +9,15 @@ import whet
 from whet import registry
 from whet.cli import app
 from whet.pipeline import Stage, stage_result
+from whet.pipeline.library import (
+    ComposedSettings,
+    EvalEntry,
+    RejectionEntry,
+    RLEntry,
+    SampleEntry,
+    SFTEntry,
+    compose,
+)
 from whet.pipeline.registry import PIPELINES, find_pipeline
 from whet.pipeline.runner import resume_pipeline, run_pipeline
 from whet.pipeline.settings import Pipeline, PipelineSettings
@@ -28,6 +37,55 @@ def counting_stages(settings):
 
 
 COUNTING = Pipeline("counting", "counts, and trains nothing", CountingSettings, counting_stages)
+
+
+# docs/pipelines.md shows this one
+class TwiceSettings(ComposedSettings):
+    rows: int = 8
+
+
+def twice_stages(settings):
+    """Imitate, practise, keep what is right, and imitate that from the start."""
+    return compose(
+        settings,
+        [
+            EvalEntry(name="eval-base"),
+            SFTEntry(name="cold", data="task:arithmetic", rows=settings.rows, train={"steps": 1}),
+            RLEntry(name="practice", start="cold", steps=1, train={"batch": {"prompts_per_step": 2, "group_size": 2}}),
+            SampleEntry(name="drawn", model="practice", count=settings.rows, completions=4),
+            RejectionEntry(name="kept", completions="drawn", most_per_prompt=2),
+            SFTEntry(name="again", data="kept", epochs=2, train={"batch": {"rows_per_step": 4}}),
+            EvalEntry(name="eval-again", model="again"),
+        ],
+    )
+
+
+TWICE = Pipeline("twice", "imitate, practise, keep what is right, imitate that", TwiceSettings, twice_stages)
+
+
+@pytest.fixture
+def twice():
+    yield whet.register("pipeline", TWICE)
+    PIPELINES.pop("twice")
+    for shelf in registry._SHELVES["pipeline"]:
+        shelf.registered.pop("twice", None)
+
+
+def test_one_made_of_library_stages_runs_and_redoes_only_what_changed(twice, tmp_path, capsys):
+    small = {
+        "data": {"difficulty": [1]},
+        "model": {"threads": 1},
+        "eval": {"prompts": 4},
+        "sampling": {"max_new_tokens": 40},
+        "folder": str(tmp_path / "run"),
+    }
+    run = run_pipeline("twice", small)
+    assert run.status == "finished" and list(run.stages)[-1] == "eval-again"
+    assert "What got worse" in run.page.read_text()
+    capsys.readouterr()
+    run_pipeline("twice", small, {"eval": {"prompts": 5}})
+    printed = capsys.readouterr().out
+    assert printed.count("done before") == 5 and printed.count("runs again") == 2
 
 
 @pytest.fixture

@@ -28,9 +28,15 @@ def prepared(objective, batch):
     return objective.advantage(batch, MEMORY)[0]
 
 
+def surveyed(objective, batch, logp):
+    """Parts of a step were surveyed with the whole of it."""
+    return batch if batch.step_weight is not None else objective.surveyed(batch, logp)
+
+
 def found_gradients(objective, batch, logp, extras, totals=None):
     """Of a prepared batch: the policy's loss and the critic's together."""
     totals = totals or step_totals(batch, batch.max_new_tokens)
+    batch = surveyed(objective, batch, logp)
     leaf, extras = logp.clone().requires_grad_(), with_leaves(extras)
     value = objective.tuned(MEMORY).loss(batch, leaf, totals, extras).value
     if objective.value.needs:
@@ -46,6 +52,7 @@ def trained(objective, batch):
 
 
 def metrics_of(objective, batch, logp, extras, totals):
+    batch = surveyed(objective, batch, logp)
     return objective.tuned(MEMORY).loss(batch, logp, totals, extras).metrics
 
 
@@ -58,6 +65,7 @@ def assert_same(found, expected, tolerance=CLOSE):
 def in_parts(objective, batch, logp, extras, parts):
     """Gradients and metrics of a step that is cut into these rows, each part trimmed to its own width."""
     totals = step_totals(batch, batch.max_new_tokens)
+    batch = surveyed(objective, batch, logp)
     whole = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(logp, extras).items()}
     sums = {}
     for rows in parts:
@@ -224,7 +232,8 @@ def test_at_ratio_one_the_weight_is_one(name, kind):
     expected = -objective.aggregate(batch, totals) * weight * torch.where(batch.action, batch.advantage, 0.0)
     for old in (None, logp):
         leaf = logp.clone().requires_grad_()
-        loss = objective.loss(replace(batch, old_logp=old), leaf, totals, extras)
+        known = objective.surveyed(replace(batch, old_logp=old), logp)
+        loss = objective.loss(known, leaf, totals, extras)
         loss.value.backward()
         torch.testing.assert_close(leaf.grad, expected, rtol=1e-13, atol=0)
         assert loss.metrics["reweighted"] == 0
@@ -418,7 +427,7 @@ def test_a_missing_field_is_named(name):
             if need == "behavior_logp" and objective.select.needs:  # either tells who wrote the batch
                 less = replace(less, old_logp=None)
         with pytest.raises(ValueError, match=IN_THE_PASS.get(need, need)):
-            known = prepared(objective, less)
+            known = objective.surveyed(prepared(objective, less), logp)
             objective.tuned(MEMORY).loss(known, logp, step_totals(known, 16), fewer)
 
 

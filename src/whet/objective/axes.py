@@ -36,6 +36,7 @@ from whet.objective import (
     teacher,
     terms,
     tilt,
+    whole_step,
 )
 from whet.objective.component import Component, departures, with_number
 from whet.objective.policy import Objective
@@ -92,7 +93,7 @@ POLICY = Family(
             advantage.BatchRunningMean,
             advantage.RunningRoleMean,
             *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker),
-            *(advantage.RevisitedGroup, tilt.EntropicGroup),
+            *(advantage.RevisitedGroup, tilt.EntropicGroup, advantage.GroupLabels),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
@@ -115,6 +116,7 @@ POLICY = Family(
             *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, clip.Tapered, gates.SoftGate),
             *(gates.GeometricMean, gates.GammaGate, gates.VariationMask, gates.DivergenceMask),
             *(bands.KeptEdges, bands.ProbabilityBand, bands.InverseRatio, bands.FutureDrift),
+            *(whole_step.MomentMask, whole_step.BalancedBand, whole_step.GroupSoftmax),
             main=True,
         ),
         "aggregate": _axis(

@@ -46,6 +46,11 @@ def _impossible(objective: Objective, setting: RunSetting) -> Iterator[str]:
             f"objective.scale={objective.scale.name} has no spread to divide by with group_size 1; give "
             "objective.scale=none"
         )
+    if objective.clip.name == "group_softmax" and not objective.ratio.whole_completion:
+        yield (
+            f"objective.clip=group_softmax weighs completions, objective.ratio={objective.ratio.name} measures less; "
+            "give objective.ratio=sequence"
+        )
     if "value" in objective.baseline.needs and not objective.value.needs:
         yield (
             f"objective.baseline={objective.baseline.name} needs a critic and objective.value=none trains none; "

@@ -39,6 +39,7 @@ from whet.objective.terms import (
     Smooth,
     Value,
 )
+from whet.objective.whole_step import StepClip
 from whet.types import Extras, TokenBatch, Totals
 
 
@@ -151,6 +152,20 @@ class Objective:
         weight = episode_weight(chosen, chosen.lengths > 0)
         return replace(chosen, group=group, row_weight=weight), now.baseline.remembered(paid, memory)
 
+    def surveys(self, batch: TokenBatch) -> bool:
+        """True where the clip rule must see the whole step, under the policy as it is, before an update."""
+        moves = batch.old_logp is not None or self.ratio.against == "behavior_logp"
+        return isinstance(self.clip, StepClip) and moves
+
+    def surveyed(self, batch: TokenBatch, logp: Tensor) -> TokenBatch:
+        """The step's batch with the weights of a clip rule that looks at all of it; `logp` [N, T] are the policy's."""
+        if not (isinstance(self.clip, StepClip) and self.surveys(batch)):
+            return batch
+        current = logp.detach().masked_fill(~batch.action, 0.0)
+        old = current if batch.old_logp is None else batch.old_logp.masked_fill(~batch.action, 0.0)
+        ratio = self.ratio(current - self._against(batch, old), batch)
+        return replace(batch, step_weight=self.clip.over_step(ratio, batch))
+
     def loss(self, batch: TokenBatch, logp: Tensor, totals: Totals, extras: Extras | None = None) -> Loss:
         """The step's loss restricted to the rows of this pass. `logp` [N, T] carries the gradient."""
         if batch.advantage is None:
@@ -161,8 +176,7 @@ class Objective:
         moved = (current - old).exp()
         ratio = self.ratio(current - self._against(batch, old), batch)
         advantage = self.smooth.pushed(batch.advantage.to(logp.dtype), batch, extras)
-        weight = self.clip(ratio, advantage, action, current)
-        surrogate = self.clip.surrogate(ratio, advantage, action, current)
+        weight, surrogate = self._clipped(batch, ratio, advantage, current)
         metrics = {
             "ratio": _total(torch.where(action, ratio, 0.0), batch),
             "reweighted": _total((weight != ratio) & action, batch),
@@ -218,6 +232,16 @@ class Objective:
         memory = self.control.adjusted(memory, beta, metrics, num_completions)
         memory = self.entropy.adjusted(memory, metrics)
         return self.aggregate.learned(memory, metrics.get("share_grad", 0.0))
+
+    def _clipped(self, batch: TokenBatch, ratio: Tensor, advantage: Tensor, current: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight and the value of the paper's expression."""
+        if not self.surveys(batch):
+            given = (ratio, advantage, batch.action, current)
+            return self.clip(*given), self.clip.surrogate(*given)
+        if batch.step_weight is None:
+            raise ValueError(f"{self.clip.name} looks at the whole step: call Objective.surveyed on it first")
+        weight = batch.step_weight.to(ratio.dtype)
+        return weight, weight * advantage
 
     def _against(self, batch: TokenBatch, old: Tensor) -> Tensor:
         return old if self.ratio.against == "old_logp" else self._sampled(batch)

@@ -63,7 +63,7 @@ from whet.pipeline.training import (
     training_config,
 )
 from whet.report.record import read_metrics
-from whet.report.text import memory_text, number, percent
+from whet.report.text import count_of, memory_text, number, percent
 from whet.types import WhetError, did_you_mean
 
 SELECT = "best_of_n"  # no training: the reward model chooses among n completions of the first stage's policy
@@ -555,7 +555,11 @@ def compared(settings: RLHFSettings, done: Done) -> dict[str, Any]:
     rates = {way: done[f"{way}-judged"].result["measured"]["win_rate"] for way in settings.compare}
     ranked = sorted(rates, key=lambda way: -(rates[way] or {"value": 0})["value"])
     summary = f"best by the judge: {ranked[0]}, {rate_cell(rates[ranked[0]])}"
-    summary += f"; {'; '.join(words) or 'no sign of over-optimisation'}"
+    right = {way: done[f"{way}-judged"].result["measured"]["accuracy"] for way in settings.compare}
+    if all(right.values()):
+        best = max(right, key=lambda way: float(right[way]["value"]))
+        summary += f"; by accuracy: {best}, {rate_cell(right[best])}"
+    summary += f"; {count_of(len(words), 'warning')}" if words else "; no sign of over-optimisation"
     summary += f"; the budget is {plan['budget']:,.0f} forward tokens"
     return stage_result(summary, table=table, findings=words, samples=shown, ranked=ranked, **plan)
 

@@ -109,7 +109,8 @@ def _figure(summary: PipelineSummary) -> Figure | None:
 def _comparison(stage: StageSummary) -> dict[str, object]:
     head, *rows = stage.table
     cells = tuple(tuple(cell or ABSENT for cell in row) for row in rows)
-    return {"about": stage.about, "table": PageTable(head, cells), "findings": stage.findings}
+    heading = f"{stage.about[:1].upper()}{stage.about[1:]}"
+    return {"heading": heading, "table": PageTable(head, cells), "findings": stage.findings}
 
 
 def _sets_figure(summary: PipelineSummary, name: str) -> Figure | None:

@@ -23,6 +23,7 @@ from whet.model.experts import Routers, routers
 from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.model.token_logp import TokenScores
 from whet.objective import Memory, Objective, step_totals
+from whet.objective.whole_step import StepClip
 from whet.rollout.buffer import RolloutBatch
 from whet.rollout.collect import Collector, outcomes_of
 from whet.rollout.seed import request_seed
@@ -259,7 +260,7 @@ class RLTrainer:
         updates: list[dict[str, float]] = []
         experts = _ExpertUse(self._routers, self._settings.routing_replay)
         for rows in self._minibatches(batch.num_sequences, number):
-            minibatch = batch.select(rows)
+            minibatch = self._surveyed(objective, batch, rows, first=not updates)
             totals = step_totals(minibatch, self._settings.max_new_tokens)
             try:
                 with self._divergence_reference() as reference:
@@ -279,6 +280,21 @@ class RLTrainer:
         if not only_critic:
             self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, batch.num_sequences)
         return means
+
+    def _surveyed(self, objective: Objective, batch: TokenBatch, rows: list[int], first: bool) -> TokenBatch:
+        """The rows of an update. A clip rule that looks at the whole step sees it first, which is one more pass; before
+        the first update the log-probabilities are known."""
+        whole = isinstance(objective.clip, StepClip) and objective.clip.whole_groups
+        seen = batch if whole else batch.select(rows)
+        if objective.surveys(seen):
+            settings, logp = self._settings, seen.old_logp if first else None
+            if logp is None:
+                replay = batch.routed_experts if settings.routing_replay == "sampler" else None
+                replay = replay if replay is None or whole else replay[rows]
+                temperature, tokens = settings.sampling.temperature, settings.micro_batch_tokens
+                logp = token_scores(self._models.policy, seen, temperature, tokens, self._ranks, replay).logp
+            seen = objective.surveyed(seen, logp)
+        return seen.select(rows) if whole else seen
 
     def _set_learning_rates(self, rate: float) -> None:
         state, highest = self._train_state, self._optimizer_settings.learning_rate
