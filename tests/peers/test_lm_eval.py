@@ -38,10 +38,14 @@ def test_gsm8k_without_a_mark_agrees_with_the_flexible_filter(groups):
     assert scores["strict-match"]["right"] == 0
 
 
-@pytest.mark.parametrize("group", ["math500_reference", "math500_models"])
-def test_math500_whatever_lm_eval_calls_right_is_right(group, groups):
-    """whet reads more notations, so the differences are one-sided."""
-    for score in groups[group]["scores"].values():
-        assert score["only_peer"] == 0
-        assert score["agreement"] >= 0.85
-    assert groups[group]["scores"]["minerva_math_verify"]["agreement"] >= 0.95
+def test_math500_solutions_right_and_wrong_agree(groups):
+    for score in groups["math500_reference"]["scores"].values():
+        assert score["agreement"] >= 0.98
+    assert 0.45 < groups["math500_reference"]["whet_accuracy"] < 0.55
+
+
+def test_math500_answers_of_models_differ_by_notation_only(groups):
+    """whet reads more notations: docs/data-tools.md lists what differs the other way."""
+    scores = groups["math500_models"]["scores"]
+    assert scores["minerva_math_verify"]["agreement"] >= 0.95
+    assert all(score["agreement"] >= 0.85 and score["only_peer"] <= 2 for score in scores.values())
