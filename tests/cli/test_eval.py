@@ -142,7 +142,12 @@ class Answers(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         text = f"<answer>{body['seed'] % 2}</answer>" if body["temperature"] else "<answer>7</answer>"
-        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        if body["model"] == "thinks" and body["messages"][-1]["role"] != "assistant":
+            text = "<think>" + "so on " * 20  # until it is told to answer
+        choice = {
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": "length" if "<think>" in text else "stop",
+        }
         if body["model"] == "talks":
             choice["logprobs"] = {"content": [{"token": text, "logprob": -0.25}]}
         content = json.dumps({"choices": [choice], "usage": {"completion_tokens": 2}}).encode()
@@ -174,6 +179,16 @@ def test_a_server_is_asked_by_name_with_progress_and_calibration(capsys, server)
     assert {row["completion"] for row in rows} == {"<answer>7</answer>"}
     assert found["accuracy"] == sum(row["answer"] == "7" for row in rows) / 6
     assert found["evals"][0]["summary"]["calibration"]["tokens"]["bins"]
+
+
+def test_a_servers_thoughts_are_forced_by_beginning_its_answer(capsys, server):
+    words = ["--server", server, "--data", "task:arithmetic", "--set", "eval.prompts=4", "--budget", "1"]
+    code, out, err = eval_(capsys, "thinks", *words, "--force", "--answer-text", "</think>", "--json")
+    assert code == 0, err
+    cut, forced = json.loads(out)["evals"][0]["summary"]["budgets"]
+    rows = [json.loads(line) for line in open("eval.jsonl")]  # noqa: SIM115
+    assert cut["value"] == 0 and forced["value"] == sum(row["answer"] == "7" for row in rows) / 4
+    assert (cut["tokens"], forced["tokens"]) == (1, 1 + 1 + 2)  # the thought, the words, the answer and its end
 
 
 def test_a_server_without_log_probabilities_is_told_where_they_are_needed(capsys, server):

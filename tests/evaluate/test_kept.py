@@ -50,7 +50,7 @@ def test_whole_chunks_are_found_again_and_a_torn_one_is_dropped(tmp_path):
     again.add([{"prompt_id": "3"}])
     assert len(CompletionFile(place, same).chunks) == 3
     other = CompletionFile(place, Fingerprint({"model": "b"}))
-    assert not other.chunks and "3 prompts of an interrupted evaluation with another model" in other.restarted
+    assert not other.chunks and "3 prompts of an interrupted evaluation that differs in model" in other.restarted
     CompletionFile.discard(place)
     assert not list(tmp_path.iterdir())
 
@@ -58,7 +58,8 @@ def test_whole_chunks_are_found_again_and_a_torn_one_is_dropped(tmp_path):
 def test_a_file_that_is_no_record_is_replaced_and_one_that_cannot_be_written_is_told(tmp_path):
     place = tmp_path / "e.jsonl"
     Path(f"{place}.part").write_text("not json\n")
-    assert CompletionFile(place, Fingerprint({})).restarted
+    assert "is no record of an evaluation" in CompletionFile(place, Fingerprint({})).restarted
+    assert CompletionFile(place, Fingerprint({"a": "b"})).restarted == ""  # nothing had been written yet
     place.write_text("")
     with pytest.raises(WhetError, match="cannot write the completions there"):
         CompletionFile(place / "x.jsonl", Fingerprint({}))
@@ -112,9 +113,9 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_bytes(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("plan", "settings", "what"),
     [
-        (EvalPlan(samples=2, budgets=(4, 12), chunk=3), {}, "option forcing"),
-        (PLAN, {"seed": 1}, "setting seed"),
-        (PLAN, {"eval": {"prompts": 7}}, "prompts"),
+        (EvalPlan(samples=2, budgets=(4, 12), chunk=3), {}, "differs in sampling, forcing"),
+        (PLAN, {"seed": 1}, "differs in seed"),
+        (PLAN, {"eval": {"prompts": 7}}, "differs in prompts, eval"),
     ],
 )
 def test_other_settings_start_anew_and_say_what_differs(tmp_path, monkeypatch, plan, settings, what):

@@ -33,6 +33,7 @@ REFUSED = [
     ("pmd_mean", {}, GROUP, "objective.kl=k2_old_completion holds to the policy that wrote the batch"),
     ("dro", {"kl": "none"}, UPDATES, "give updates_per_step=1, or objective.clip=ppo_clip"),
     ("dro", {}, {**UPDATES, "staleness": 1}, "give objective.mismatch=truncate"),
+    ("rewards_as_labels", {"ratio": "token"}, UPDATES, "give objective.ratio=sequence"),
     ("kl_cov", {}, GROUP, "set batch.updates_per_step above 1"),
     ("grpo", {"control": "doubling"}, GROUP, "objective.control=doubling holds to the policy that wrote the batch"),
     ("grpo", {"control": "end_updates"}, GROUP, "objective.control=end_updates holds to the policy"),

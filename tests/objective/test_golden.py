@@ -13,6 +13,7 @@ from whet.objective.advantage import (
     BatchRunningMean,
     DrawnMean,
     Greedy,
+    GroupLabels,
     GroupMean,
     LeaveOneOut,
     LengthWeightedMean,
@@ -65,6 +66,7 @@ from whet.objective.scale import (
 )
 from whet.objective.statistics import STD_FLOOR, group_moments, spread
 from whet.objective.tilt import EntropicGroup
+from whet.objective.whole_step import BalancedBand, GroupSoftmax, MomentMask
 from whet.types import Totals, WhetError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -403,6 +405,45 @@ def test_a_revisited_group_remembers_its_prompt():
     seen = RevisitedGroup().remembered(batch, memory)
     assert seen["visited/5/role/0/visits"] == 2 and seen["visited/5/role/0/mean"] == 0.75
     assert seen["visited/5/role/0/std"] == pytest.approx(spread)
+
+
+def test_the_moment_mask_drops_the_outliers_of_the_whole_step():
+    """(log r)^2 = 0.01, 0.04, 0.25 of tokens that moved with A: 0.3 / 3 is too much for 0.03, 0.05 / 2 is not."""
+    batch = replace(batch_of(1.0, 0.0), advantage=double([1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]))
+    ratio = double([0.1, 0.5, -3.0], [-0.2, 0.0, 3.0]).exp()  # far moves against A are left alone
+    found = MomentMask(0.03).over_step(ratio, batch)
+    assert found.tolist() == near([[math.exp(0.1), 0.0, math.exp(-3)], [math.exp(-0.2), 1.0, math.exp(3)]])
+    assert torch.equal(MomentMask(0.11).over_step(ratio, batch), ratio)
+    assert MomentMask(0.03)(ratio, batch.advantage, batch.action, ratio)[0, 1] == 0  # a row alone
+
+
+def test_the_balanced_band_moves_until_good_and_bad_weigh_the_same():
+    """The lower edge first, which changes nothing for r = 1; then the upper: min(1.9, 1.3) reaches 1.25."""
+    rule = BalancedBand(low=0.6, low_most=0.8, high=1.2, high_most=2.0, step=0.1, target=1.0)
+    one = torch.ones(2, dtype=torch.float64)
+    assert rule.edges(double(1.0, 1.0), double(1.0, -0.9), one) == (0.6, 1.2)
+    assert rule.edges(double(1.9, 1.0), double(1.0, -1.25), one) == (pytest.approx(0.8), pytest.approx(1.3))
+    assert rule.edges(double(1.0, 1.0), double(1.0, -5.0), one) == (pytest.approx(0.8), 2.0)
+    batch = replace(batch_of(1.0, 0.0), advantage=double([1.0] * 3, [-1.25] * 3))
+    ratio = double([1.25] * 3, [0.7, 1.0, 1.3])
+    assert rule.over_step(ratio, batch).tolist() == near([[1.25] * 3, [0.0, 1.0, 1.3]])
+
+
+def test_the_group_softmax_gives_most_to_what_lags():
+    """Two good completions at r = 1 and 1/2, tau 1: e = 1 and 2, 3 e / (1 + 3); the bad one alone: 2 e / (1 + e)."""
+    batch = replace(batch_of(1.0, 1.0, 0.0), advantage=double([1.0] * 3, [1.0] * 3, [-2.0] * 3))
+    ratio = double([1.0] * 3, [0.5] * 3, [3.0] * 3)
+    found = GroupSoftmax(1.0).over_step(ratio, batch)
+    assert found[:, 0].tolist() == pytest.approx([0.75, 1.5, 1.5])
+    apart = GroupSoftmax(1.0).over_step(ratio, replace(batch, group=torch.tensor([0, 1, 1])))
+    assert apart[:, 0].tolist() == pytest.approx([1.0, 4 / 3, 1.5])
+
+
+def test_group_labels_by_hand():
+    """Two of five are good: 5/3 each; three are bad: -5/4 each. Unscorable and agreeing ones: nothing."""
+    batch = batch_of(1.0, 0.9, 0.0, 0.0, 0.1, float("nan"), 2.0, 2.0, groups=[0] * 6 + [1, 1])
+    found = GroupLabels().centred(batch, {})[:, 0].tolist()
+    assert found == pytest.approx([5 / 3, 5 / 3, -5 / 4, -5 / 4, -5 / 4, 0, 0, 0])
 
 
 def test_variation_mask_looks_at_probabilities():

@@ -13,6 +13,7 @@ from naive import (
     held,
     mean,
     on_tokens,
+    one,
     ratio,
     sampler_ratio,
     sequence_mean,
@@ -167,4 +168,55 @@ def entropic(case, *, nats=LN2, lam=0.1):
     return sequence_sum(each_token(case, term))
 
 
-BANDS = {"ce_gppo": ce_gppo, "dcpo": dcpo, "aspo": aspo, "fipo": fipo, "delta_l": delta_l, "entropic": entropic}
+def bapo(case, *, low=0.6, low_most=0.8, high=1.2, high_most=2.0, step=0.05, target=1.0):
+    """BAPO (2510.18927), the authors' search for the band, over all tokens of the update."""
+    advantage = standardised(case)
+
+    def unbalanced(low, high):
+        good = bad = 0.0
+        for i in case.completions():
+            for t in case.tokens(i):
+                move = float(ratio(case, i, t).detach())
+                if advantage[i] >= 0:
+                    good += min(move, high) * advantage[i]
+                else:
+                    bad -= max(move, low) * advantage[i]
+        return bad > 0 and good / bad < target
+
+    while unbalanced(low, high) and low < low_most:
+        low = min(low + step, low_most)
+    while unbalanced(low, high) and high < high_most:
+        high = min(high + step, high_most)
+    return token_mean(clipped(case, on_tokens(case, advantage), 1 - low, high - 1))
+
+
+def real(case, *, tau=0.5):
+    """REAL (2602.05630): two log-sum-exps a group, tau times and by the group's completions, over all completions."""
+    total, seen = 0.0, set()
+    for i in case.scored():
+        key = (case.groups[i], case.role[i])
+        rewards = [case.reward[j] for j in case.members(i)]
+        if key in seen or flat(rewards):
+            continue
+        seen.add(key)
+        good, bad = 1.0, 1.0
+        for j in case.members(i):
+            score = mean([case.logp[j][t] - case.old[j][t] for t in case.tokens(j)])
+            if case.reward[j] > mean(rewards):
+                good = good + torch.exp(-score / tau) / one()
+            else:
+                bad = bad + torch.exp(score / tau) / one()
+        total = total - tau * len(rewards) / one() * (torch.log(good) + torch.log(bad))
+    return total / (case.count / one())
+
+
+BANDS = {
+    "bapo": bapo,
+    "rewards_as_labels": real,
+    "ce_gppo": ce_gppo,
+    "dcpo": dcpo,
+    "aspo": aspo,
+    "fipo": fipo,
+    "delta_l": delta_l,
+    "entropic": entropic,
+}

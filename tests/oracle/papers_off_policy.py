@@ -11,6 +11,7 @@ from naive import (
     sampler_ratio,
     score_function,
     sequence_sum,
+    standardised,
     token_mean,
 )
 
@@ -82,4 +83,27 @@ def asym_re(case, *, shift=-0.1):
     return sequence_sum(score_function(case, on_tokens(case, advantage)))
 
 
-OFF_POLICY = {"pmd_mean": pmd_mean, "dro": dro, "prime_rl": prime_rl, "topr": topr, "asym_re": asym_re}
+def m2po(case, *, limit=0.04):
+    """M2PO (2510.01161), algorithm 1: take the largest (log r)^2 out one by one until their mean is small enough."""
+    advantage = standardised(case)
+
+    def drift(i, t):
+        return float(case.logp[i][t].detach()) - case.behavior[i][t]
+
+    away = [
+        (drift(i, t) ** 2, i, t) for i in case.completions() for t in case.tokens(i) if drift(i, t) * advantage[i] > 0
+    ]
+    away.sort()
+    dropped = set()
+    while away and mean([each[0] for each in away]) > limit:
+        largest = away[-1][0]
+        dropped |= {each[1:] for each in away if each[0] == largest}
+        away = [each for each in away if each[0] < largest]
+
+    def term(i, t):
+        return 0.0 * case.logp[i][t] if (i, t) in dropped else sampler_ratio(case, i, t) * advantage[i]
+
+    return token_mean(each_token(case, term))
+
+
+OFF_POLICY = {"m2po": m2po, "pmd_mean": pmd_mean, "dro": dro, "prime_rl": prime_rl, "topr": topr, "asym_re": asym_re}

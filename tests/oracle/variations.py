@@ -41,7 +41,7 @@ from papers import (
     sequence_ratio,
     simko,
 )
-from papers_bands import ce_gppo, dcpo, delta_l, entropic, fipo
+from papers_bands import bapo, ce_gppo, dcpo, delta_l, entropic, fipo, real
 from papers_credit import (
     compared_turns,
     earned,
@@ -59,7 +59,8 @@ from papers_credit import (
     vtrace_paper,
     vtraced,
 )
-from papers_off_policy import asym_re, topr_by_tokens
+from papers_off_policy import asym_re, m2po, topr_by_tokens
+from papers_teacher import sdpo
 
 
 @dataclass(frozen=True)
@@ -343,6 +344,21 @@ def gentle_tilt(case):
     return entropic(case, nats=0.1, lam=0.3)
 
 
+@varied("tight moment", "m2po", {"clip.limit": 0.002})
+def tight_moment(case):
+    return m2po(case, limit=0.002)
+
+
+@varied("wanting balance", "bapo", {"clip.target": 1.6, "clip.step": 0.03})
+def wanting_balance(case):
+    return bapo(case, target=1.6, step=0.03)
+
+
+@varied("sharp softmax", "rewards_as_labels", {"clip.tau": 0.1})
+def sharp_softmax(case):
+    return real(case, tau=0.1)
+
+
 @varied("tapered tokens", "topr", {"ratio": "sampler_token"})
 def tapered_tokens(case):
     return topr_by_tokens(case)
@@ -577,3 +593,18 @@ def imitation(case):
     policy = sequence_mean(clipped(case, on_tokens(case, standardised(case))))
     right = [each for i in case.completions() if case.right(i) for each in case.logp[i]]
     return policy + 0.3 * sum(right) / max(len(right), 1)
+
+
+# a teacher
+
+
+@varied("forward KL to a teacher beside a reward", "dr_grpo", {"teacher": "forward_kl", "teacher.strength": 0.3})
+def beside_a_reward(case):
+    policy = fixed_length(clipped(case, on_tokens(case, centred(case))), case.budget)
+    scored = each_token(case, lambda i, t: case.from_teacher[i][t] * (0.0 if case.reward[i] is None else 1.0))
+    return policy - 0.3 * fixed_length(scored, case.budget)
+
+
+@varied("capped divergence from a teacher", "gkd", {"teacher": "jsd_capped"})
+def capped_lesson(case):
+    return sdpo(case)

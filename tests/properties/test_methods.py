@@ -18,7 +18,7 @@ from whet.types import TOKEN_FIELDS, Extras, Totals, WhetError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
 from batches import EXTRA_TENSORS, chosen, random_extras, with_leaves
-from methods import MEMORY, METHODS, example, gradients, objective_of, relative
+from methods import MEMORY, METHODS, example, gradients, largest, objective_of, relative
 
 PRESET_METHODS = list(PRESETS)
 CLOSE = 1e-12
@@ -28,9 +28,15 @@ def prepared(objective, batch):
     return objective.advantage(batch, MEMORY)[0]
 
 
+def surveyed(objective, batch, logp):
+    """Parts of a step were surveyed with the whole of it."""
+    return batch if batch.step_weight is not None else objective.surveyed(batch, logp)
+
+
 def found_gradients(objective, batch, logp, extras, totals=None):
     """Of a prepared batch: the policy's loss and the critic's together."""
     totals = totals or step_totals(batch, batch.max_new_tokens)
+    batch = surveyed(objective, batch, logp)
     leaf, extras = logp.clone().requires_grad_(), with_leaves(extras)
     value = objective.tuned(MEMORY).loss(batch, leaf, totals, extras).value
     if objective.value.needs:
@@ -46,11 +52,12 @@ def trained(objective, batch):
 
 
 def metrics_of(objective, batch, logp, extras, totals):
+    batch = surveyed(objective, batch, logp)
     return objective.tuned(MEMORY).loss(batch, logp, totals, extras).metrics
 
 
 def assert_same(found, expected, tolerance=CLOSE):
-    assert expected["logp"].norm() > 1e-5
+    assert largest(expected) > 1e-5
     for name, gradient in expected.items():
         assert relative(found[name], gradient) < tolerance, name
 
@@ -58,6 +65,7 @@ def assert_same(found, expected, tolerance=CLOSE):
 def in_parts(objective, batch, logp, extras, parts):
     """Gradients and metrics of a step that is cut into these rows, each part trimmed to its own width."""
     totals = step_totals(batch, batch.max_new_tokens)
+    batch = surveyed(objective, batch, logp)
     whole = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(logp, extras).items()}
     sums = {}
     for rows in parts:
@@ -187,7 +195,8 @@ def test_untrained_tokens_get_exactly_no_gradient(name, kind):
     if "observed" in objective.needs():
         assert (found["logp"][batch.observed & ~batch.reward.isnan()[:, None]] < 0).all()
     silent = 0.02 if objective.select.name == "top_entropy" or objective.clip.name == "ppo_clip" else 0.3
-    assert (found["logp"][batch.action] != 0).double().mean() > min(silent, 0.1)
+    tensor = "logp" if objective.baseline.name != "none" else "teacher_divergence"
+    assert (found[tensor][batch.action] != 0).double().mean() > min(silent, 0.1)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -208,6 +217,7 @@ def test_a_sequence_without_a_trained_token_leaves_all_denominators(name, kind):
 
 
 PLAIN = {"kl": "none", "entropy": "none", "imitate": "none", "select": "all", "smooth": "none", "mismatch": "none"}
+PLAIN |= {"teacher": "none"}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -224,7 +234,8 @@ def test_at_ratio_one_the_weight_is_one(name, kind):
     expected = -objective.aggregate(batch, totals) * weight * torch.where(batch.action, batch.advantage, 0.0)
     for old in (None, logp):
         leaf = logp.clone().requires_grad_()
-        loss = objective.loss(replace(batch, old_logp=old), leaf, totals, extras)
+        known = objective.surveyed(replace(batch, old_logp=old), logp)
+        loss = objective.loss(known, leaf, totals, extras)
         loss.value.backward()
         torch.testing.assert_close(leaf.grad, expected, rtol=1e-13, atol=0)
         assert loss.metrics["reweighted"] == 0
@@ -401,6 +412,7 @@ def test_an_empty_step_is_a_zero_not_a_nan(name):
 
 # what the loop must annotate, by the name a method gives it: where it lives
 IN_THE_PASS = {"entropy_gradient": "entropy", "top_logp": "top_logp", "divergence": "divergence"}
+IN_THE_PASS |= {"teacher_divergence": "teacher_divergence"}
 MAY_BE_MISSING = {"old_logp"}  # without it the policy is the one that sampled
 
 
@@ -418,7 +430,7 @@ def test_a_missing_field_is_named(name):
             if need == "behavior_logp" and objective.select.needs:  # either tells who wrote the batch
                 less = replace(less, old_logp=None)
         with pytest.raises(ValueError, match=IN_THE_PASS.get(need, need)):
-            known = prepared(objective, less)
+            known = objective.surveyed(prepared(objective, less), logp)
             objective.tuned(MEMORY).loss(known, logp, step_totals(known, 16), fewer)
 
 
@@ -498,7 +510,7 @@ def test_a_grad_known_beforehand_is_the_gradient(name):
     totals = step_totals(batch, batch.max_new_tokens)
     tuned = objective.tuned(MEMORY)
     grad = tuned.grad(batch, totals)
-    looking = tuned.kl.needs | tuned.mismatch.needs | tuned.smooth.needs | tuned.entropy.needs
+    looking = tuned.kl.needs | tuned.mismatch.needs | tuned.smooth.needs | tuned.entropy.needs | tuned.teacher.needs
     assert (grad is None) == bool(looking or tuned.ratio.against != "old_logp")
     if grad is not None:
         for place in (logp, logp - 1.5):

@@ -58,3 +58,17 @@ def gradient_norms(tmp_path_factory):
 def test_the_method_is_the_same_run_as_the_one_that_is_trained(name, gradient_norms):
     trained = next(key for key, same in SAME_RUN.items() if name in same)
     assert gradient_norms(name) == pytest.approx(gradient_norms(trained), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["m2po", "bapo", "rewards_as_labels"])
+def test_a_step_is_surveyed_as_a_whole_however_its_passes_are_cut(name, tmp_path):
+    """Two updates per batch, so that the second is surveyed under a policy that has moved."""
+    found = []
+    for tokens in (200, 100_000):
+        changes = {"steps": 2, "eval": {"prompts": 0}}
+        values = {**settings(name, updates=2), **changes}
+        values["batch"] = {**values["batch"], "micro_batch_tokens": tokens}
+        run = whet.train(name, config=values, folder=str(tmp_path / str(tokens)), console=False)
+        found.append([line["metrics"]["gradient_norm"] for line in read_metrics(run.folder) if "eval" not in line])
+    assert found[0] == pytest.approx(found[1], rel=1e-3)

@@ -53,12 +53,15 @@ class CompletionFile:
         before, chunks, end = _read(self.path)
         if before is not None and before.get("digest") == fingerprint.digest:
             self._chunks = chunks
-        elif before is not None:
-            changed = fingerprint.changes(before.get("pieces", {}))
+        elif chunks:
+            assert before is not None
+            changed = [name.partition(" ")[2] or name for name in fingerprint.changes(before.get("pieces", {}))]
             self.restarted = (
-                f"{self.path} holds {sum(map(len, chunks))} prompts of an interrupted evaluation with another "
-                f"{', '.join(changed) or 'version of whet'}: it is started anew"
+                f"{self.path} holds {sum(map(len, chunks))} prompts of an interrupted evaluation that differs in "
+                f"{', '.join(changed) or 'the version of whet'}: it is started anew"
             )
+        elif before is not None and "digest" not in before:
+            self.restarted = f"{self.path} is no record of an evaluation: it is started anew"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self._chunks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from whet.build.runtime import Runtime
 from whet.config.config import EvaluationConfig
 from whet.evaluate.kept import PARTIAL, CompletionFile
 from whet.evaluate.measure import EvalPlan, EvalProgress, MeasuredModel, completion_rows, measured, prepared
-from whet.evaluate.reranking import rerank_groups, rerank_plan
+from whet.evaluate.reranking import RerankPlan, rerank_groups, rerank_plan
 from whet.metrics.paired import paired_tests
 from whet.report.evaluation import EvalReport, ModelEval
 from whet.report.rerank import Reranking
@@ -44,34 +45,21 @@ def evaluate_cells(
 
     The cells of one model should stand next to each other: it is read once.
     """
-    _check(cells, plan)
+    reranks = _check(cells, plan)
     found: list[tuple[EvalCell, MeasuredModel, Reranking | None]] = []
     runtime: Runtime | None = None
-    before = ""
     try:
-        for cell in cells:
-            rerank = rerank_plan(cell.config, plan.samples) if _reranks(cell.config) else None
-            if cell.model != before:
-                runtime = None  # the memory of the model before, first of all
-            setup = prepared(cell.config, plan, runtime)
-            runtime, before = setup.runtime, cell.model
-
-            def progress(now: EvalProgress, cell: EvalCell = cell) -> None:
-                on_progress(cell, now)
-
-            result = measured(setup, cell.place, progress, tell)
-            reranking = None
-            if rerank is not None:
-                measure = result.summary.measure
-                reranking = rerank_groups(
-                    setup.config, rerank, (setup.runtime, setup.evaluator), result.groups, measure
-                )
+        for place, cell in enumerate(cells):
+            if place and cell.model != cells[place - 1].model:
+                runtime = None
+                gc.collect()  # one model at a time in memory
+            result, reranking, runtime = _measured(cell, plan, reranks[place], runtime, on_progress, tell)
             found.append((cell, result, reranking))
             _require_same_prompts([each for _, each, _ in found])
-    except BaseException as error:
+    except KeyboardInterrupt as stopped:
         kept = [cell for cell in cells if cell.place.with_name(cell.place.name + PARTIAL).exists()]
-        if kept and isinstance(error, KeyboardInterrupt):
-            error.add_note(f"the completions so far are kept beside {kept[-1].place}: the same command goes on")
+        if kept:
+            stopped.add_note(f"the completions so far are kept beside {kept[-1].place}: the same command goes on")
         raise
     for cell, result, _ in found:
         _write(cell.place, result)
@@ -80,16 +68,32 @@ def evaluate_cells(
     return _report(found)
 
 
+def _measured(
+    cell: EvalCell,
+    plan: EvalPlan,
+    rerank: RerankPlan | None,
+    runtime: Runtime | None,
+    on_progress: OnCell,
+    tell: Callable[[str], None],
+) -> tuple[MeasuredModel, Reranking | None, Runtime]:
+    """One cell; `runtime` is that of the cell before it, where the model is the same."""
+    setup = prepared(cell.config, plan, runtime)
+    result = measured(setup, cell.place, lambda now: on_progress(cell, now), tell)
+    reranking = None
+    if rerank is not None:
+        parts = (setup.runtime, setup.evaluator)
+        reranking = rerank_groups(setup.config, rerank, parts, result.groups, result.summary.measure)
+    return result, reranking, setup.runtime
+
+
 def _reranks(config: EvaluationConfig) -> bool:
     return config.rerank != type(config.rerank)()
 
 
-def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> None:
-    """Refuse before the first model is read what would fail at the last."""
+def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]:
+    """Refuse before the first model is read what would fail at the last; the scorers of each cell."""
     for cell in cells:
         plan.check(cell.config)
-        if _reranks(cell.config):
-            rerank_plan(cell.config, plan.samples)
     tasks: dict[str, list[str]] = {}
     for cell in cells:
         tasks.setdefault(cell.model, []).append(cell.task)
@@ -107,6 +111,9 @@ def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> None:
             raise WhetError(f"{key[0]} on {key[1]} is given twice; drop one of them")
         if places.count(place) > 1:
             raise WhetError(f"two models would write their completions to {place}; give --out FOLDER")
+    chosen = cells[0].config.rerank  # the same for all: it is what the command line says
+    scorers = rerank_plan(cells[0].config, plan.samples) if _reranks(cells[0].config) else None
+    return [scorers if cell.config.rerank == chosen else rerank_plan(cell.config, plan.samples) for cell in cells]
 
 
 def _require_same_prompts(results: Sequence[MeasuredModel]) -> None:

@@ -444,6 +444,32 @@ class PartwiseGroup(GroupBaseline):
 
 
 @dataclass(frozen=True)
+class GroupLabels(GroupBaseline):
+    """A = G / (1 + n_good) where R is above the group's mean, -G / (1 + n_bad) elsewhere; 0 where the group agrees.
+
+    2602.05630 (2026): how good does not count, and each side's pull shrinks with its number.
+    """
+
+    name: ClassVar[str] = "group_labels"
+
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        index, count = group_index(batch.group)
+        weight = episode_weight(batch)
+        moments = group_moments(batch.reward, batch.group, weight)
+        good = batch.reward > moments.mean
+        each = (~batch.reward.isnan()).to(moments.count.dtype) if weight is None else weight.to(moments.count.dtype)
+        right, wrong = (sums_by(index, count, each * side)[index] for side in (good, ~good))
+        label = torch.where(good, 1 / (1 + right), -1 / (1 + wrong)) * moments.count
+        return on_actions(torch.where(moments.constant | batch.reward.isnan(), 0.0, label), batch)
+
+    def words(self) -> str:
+        return "label each completion of a group as good or bad by the group's mean"
+
+    def symbols(self) -> str:
+        return "G/(1 + n_good) if R > mean_g(R) else -G/(1 + n_bad)"
+
+
+@dataclass(frozen=True)
 class RevisitedGroup(GroupBaseline):
     """A = the smaller in size of (1 - 1/i) z + z_all / i and z / i + (1 - 1/i) z_all, at the i-th visit of the prompt.
 

@@ -36,6 +36,7 @@ from whet.objective import (
     teacher,
     terms,
     tilt,
+    whole_step,
 )
 from whet.objective.component import Component, departures, with_number
 from whet.objective.policy import Objective
@@ -92,11 +93,11 @@ POLICY = Family(
             advantage.BatchRunningMean,
             advantage.RunningRoleMean,
             *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker),
-            *(advantage.RevisitedGroup, tilt.EntropicGroup),
+            *(advantage.RevisitedGroup, tilt.EntropicGroup, advantage.GroupLabels),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
-            *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap),
+            *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap, teacher.NoAdvantage),
             main=True,
         ),
         "scale": _axis(
@@ -115,6 +116,7 @@ POLICY = Family(
             *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, clip.Tapered, gates.SoftGate),
             *(gates.GeometricMean, gates.GammaGate, gates.VariationMask, gates.DivergenceMask),
             *(bands.KeptEdges, bands.ProbabilityBand, bands.InverseRatio, bands.FutureDrift),
+            *(whole_step.MomentMask, whole_step.BalancedBand, whole_step.GroupSoftmax),
             main=True,
         ),
         "aggregate": _axis(
@@ -161,6 +163,15 @@ POLICY = Family(
             *(control.FixedCoefficient, control.Proportional, control.Doubling, control.KLBudget, control.EndUpdates),
         ),
         "reference": _REFERENCE,
+        "teacher": _axis(
+            *("is a teacher's whole distribution imitated?", teacher.TeacherTerm, teacher.NoTeacher),
+            *(
+                teacher.TeacherReverseKL,
+                teacher.TeacherForwardKL,
+                teacher.JensenShannonToTeacher,
+                teacher.CappedJensenShannon,
+            ),
+        ),
     },
     PRESETS,
 )

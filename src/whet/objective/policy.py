@@ -28,6 +28,7 @@ from whet.objective.scale import AdvantageScale
 from whet.objective.select import AllTokens, Select
 from whet.objective.shape import AsScored, RewardShape
 from whet.objective.statistics import compared_apart, episode_weight
+from whet.objective.teacher import NoTeacher, TeacherTerm
 from whet.objective.terms import (
     Bonus,
     Entropy,
@@ -39,6 +40,7 @@ from whet.objective.terms import (
     Smooth,
     Value,
 )
+from whet.objective.whole_step import StepClip
 from whet.types import Extras, TokenBatch, Totals
 
 
@@ -76,6 +78,7 @@ class Objective:
     value: Value = field(default_factory=NoCritic)
     control: Control = field(default_factory=FixedCoefficient)
     reference: ReferencePolicy = field(default_factory=Frozen)
+    teacher: TeacherTerm = field(default_factory=NoTeacher)
 
     def needs(self) -> frozenset[str]:
         """What the loop must annotate beyond rewards; `old_logp` only matters once the policy has moved."""
@@ -99,7 +102,8 @@ class Objective:
     def symbols(self, updates_per_step: int = 1) -> list[str]:
         """What is maximised, line by line."""
         lines = [self.shape.symbols()] if self.shape.symbols() else []
-        inner = f"{self.mismatch.symbols()}{self.clip.symbols()}{self.kl.symbols()}{self.entropy.symbols()}"
+        inner = f"{self.mismatch.symbols()}{self.clip.symbols()}{self.kl.symbols()}"
+        inner += f"{self.teacher.symbols()}{self.entropy.symbols()}"
         lines += [
             f"A = {self.scale.symbols(self.baseline.symbols())}",
             f"J = {self.aggregate.symbols()} [ {inner} ]{self.imitate.symbols()}",
@@ -116,7 +120,7 @@ class Objective:
             *(self.keep, self.shape, self.baseline, self.scale),
             *([self.ratio] if moves else []),
             *(self.clip, self.mismatch, self.select, self.smooth, self.aggregate, self.kl, self.control),
-            *(self.reference, self.entropy, self.imitate, self.value),
+            *(self.teacher, self.reference, self.entropy, self.imitate, self.value),
         ]
 
     def _ratio_moves(self, updates_per_step: int) -> bool:
@@ -151,6 +155,20 @@ class Objective:
         weight = episode_weight(chosen, chosen.lengths > 0)
         return replace(chosen, group=group, row_weight=weight), now.baseline.remembered(paid, memory)
 
+    def surveys(self, batch: TokenBatch) -> bool:
+        """True where the clip rule must see the whole step, under the policy as it is, before an update."""
+        moves = batch.old_logp is not None or self.ratio.against == "behavior_logp"
+        return isinstance(self.clip, StepClip) and moves
+
+    def surveyed(self, batch: TokenBatch, logp: Tensor) -> TokenBatch:
+        """The step's batch with the weights of a clip rule that looks at all of it; `logp` [N, T] are the policy's."""
+        if not (isinstance(self.clip, StepClip) and self.surveys(batch)):
+            return batch
+        current = logp.detach().masked_fill(~batch.action, 0.0)
+        old = current if batch.old_logp is None else batch.old_logp.masked_fill(~batch.action, 0.0)
+        ratio = self.ratio(current - self._against(batch, old), batch)
+        return replace(batch, step_weight=self.clip.over_step(ratio, batch))
+
     def loss(self, batch: TokenBatch, logp: Tensor, totals: Totals, extras: Extras | None = None) -> Loss:
         """The step's loss restricted to the rows of this pass. `logp` [N, T] carries the gradient."""
         if batch.advantage is None:
@@ -161,8 +179,7 @@ class Objective:
         moved = (current - old).exp()
         ratio = self.ratio(current - self._against(batch, old), batch)
         advantage = self.smooth.pushed(batch.advantage.to(logp.dtype), batch, extras)
-        weight = self.clip(ratio, advantage, action, current)
-        surrogate = self.clip.surrogate(ratio, advantage, action, current)
+        weight, surrogate = self._clipped(batch, ratio, advantage, current)
         metrics = {
             "ratio": _total(torch.where(action, ratio, 0.0), batch),
             "reweighted": _total((weight != ratio) & action, batch),
@@ -189,6 +206,10 @@ class Objective:
             strayed = _total(torch.where(action, current - batch.ref_logp, 0.0), batch)
             metrics["kl_completion"] = strayed / max(totals.sequences, 1)
         value = self._weighted(batch, logp, share, pull, extras) + self._ties(batch, logp, share, moved, extras)
+        if self.teacher.needs:
+            apart = self._apart(batch, share, moved, extras)
+            value = value + self.teacher.weight * apart.sum()
+            metrics["teacher_divergence"] = apart.detach().sum()
         imitated = self.imitate(batch, totals)
         if imitated is not None:
             value = value - _total(imitated.to(logp.dtype) * logp.masked_fill(imitated == 0, 0.0), batch)
@@ -197,7 +218,7 @@ class Objective:
     def grad(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         """d loss / d logp [N, T], where no log-probability changes it: one update on the policy's own completions, and
         no term that looks at logp. Who knows it before the forward pass need not come back to the logits."""
-        looking = self.kl.needs | self.mismatch.needs | self.smooth.needs | self.entropy.needs
+        looking = self.kl.needs | self.mismatch.needs | self.smooth.needs | self.entropy.needs | self.teacher.needs
         if batch.old_logp is not None or self.ratio.against != "old_logp" or looking:
             return None
         with torch.enable_grad():
@@ -218,6 +239,16 @@ class Objective:
         memory = self.control.adjusted(memory, beta, metrics, num_completions)
         memory = self.entropy.adjusted(memory, metrics)
         return self.aggregate.learned(memory, metrics.get("share_grad", 0.0))
+
+    def _clipped(self, batch: TokenBatch, ratio: Tensor, advantage: Tensor, current: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight and the value of the paper's expression."""
+        if not self.surveys(batch):
+            given = (ratio, advantage, batch.action, current)
+            return self.clip(*given), self.clip.surrogate(*given)
+        if batch.step_weight is None:
+            raise ValueError(f"{self.clip.name} looks at the whole step: call Objective.surveyed on it first")
+        weight = batch.step_weight.to(ratio.dtype)
+        return weight, weight * advantage
 
     def _against(self, batch: TokenBatch, old: Tensor) -> Tensor:
         return old if self.ratio.against == "old_logp" else self._sampled(batch)
@@ -260,6 +291,14 @@ class Objective:
                 raise ValueError(f"the method {self.name} needs the entropy of the pass")
             value = value - weight * torch.where(action, share * extras.entropy, 0.0).sum()
         return value
+
+    def _apart(self, batch: TokenBatch, share: Tensor, moved: Tensor, extras: Extras) -> Tensor:
+        """share * factor * divergence from the teacher [N, T], 0 for what is no action of a scored sample."""
+        if extras.teacher_divergence is None:
+            raise ValueError(f"the {self.teacher.name} term needs the teacher_divergence of the pass and got none")
+        counted = batch.action & ~batch.reward.isnan()[:, None]
+        factor = self.teacher.factor(moved) * share
+        return torch.where(counted, factor * extras.teacher_divergence.masked_fill(~counted, 0.0), 0.0)
 
     def _strayed(self, batch: TokenBatch, current: Tensor) -> Tensor:
         """u = logp - ref_logp, or - behavior_logp; 0 for a term that looks at neither."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 
-from whet.objective.advantage import GroupMean, RevisitedGroup
+from whet.objective.advantage import GroupLabels, GroupMean, RevisitedGroup
 from whet.objective.aggregate import InverseLength, SequenceMean, SequenceSum, TokenMean
 from whet.objective.bands import FutureDrift, InverseRatio, KeptEdges, ProbabilityBand
 from whet.objective.clip import PPOClip, Unclipped
 from whet.objective.kl import K1Immediate, NoKL
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
-from whet.objective.ratio import SamplerTokenRatio, TokenRatio
+from whet.objective.ratio import SamplerTokenRatio, SequenceRatio, TokenRatio
 from whet.objective.scale import GroupStd, NoScale
 from whet.objective.tilt import EntropicGroup
+from whet.objective.whole_step import BalancedBand, GroupSoftmax
 
 CE_GPPO = Preset(
     Objective("ce_gppo", GroupMean(), GroupStd(), TokenRatio(), KeptEdges(0.2, 0.28, 0.75, 1.0), TokenMean(), NoKL()),
@@ -99,4 +100,34 @@ ENTROPIC = Preset(
         "lam 0.1 is within what the authors use for their tasks; their code takes the mean over the batch off it",
         "the states to start from (reuse and exploration) are the paper's other half and not part of a method",
     ),
+)
+
+BAPO = Preset(
+    Objective("bapo", GroupMean(), GroupStd(), TokenRatio(), BalancedBand(), TokenMean(), NoKL()),
+    title="BAPO",
+    paper="Xi et al. 2025, BAPO, arXiv 2510.18927",
+    formula="c_low, c_high raised step by step until SUM_(A>0) |A| clip(r) >= SUM_(A<0) |A| clip(r), then PPO's clip",
+    fixes="bad tokens outweigh good ones in stale batches, and a fixed band cuts the good ones",
+    breaks="the band of an update depends on all its tokens: one more pass each",
+    deviations=(
+        "0.6 to 0.8, 1.2 to 2 and steps of 0.05 are the examples of the authors' code, target 1 its default",
+        "the authors search a band per micro-batch, here it belongs to the whole update; their dual clip is left out",
+    ),
+    run={"batch": {"updates_per_step": 4}},
+)
+
+REWARDS_AS_LABELS = Preset(
+    Objective(
+        "rewards_as_labels", GroupLabels(), NoScale(), SequenceRatio(), GroupSoftmax(0.5), SequenceMean(), NoKL()
+    ),
+    title="Rewards as labels (REAL)",
+    paper="Rewards as Labels 2026, REAL, arXiv 2602.05630",
+    formula="L = 1/P SUM_g [ log(1 + SUM_good e^(-s/tau)) + log(1 + SUM_bad e^(s/tau)) ],  s = mean_t log r",
+    fixes="a group method pushes what is learned as hard as what lags: here a softmax gives the push to what lags",
+    breaks="how good a completion is does not count; one more pass over the whole batch per update",
+    deviations=(
+        "the gradient is tau times the paper's, so that the weight is 1 at ratio 1; a group counts by its completions",
+        "tau 0.5 is ms-swift's default; a group's completions are surveyed together though updates may part them",
+    ),
+    run={"batch": {"updates_per_step": 4}},
 )

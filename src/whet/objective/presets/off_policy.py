@@ -10,7 +10,8 @@ from whet.objective.kl import K2Old, K2OldCompletion, K2Sampler, NoKL
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import SamplerProduct, SamplerTokenRatio, TokenRatio
-from whet.objective.scale import NoScale
+from whet.objective.scale import GroupStd, NoScale
+from whet.objective.whole_step import MomentMask
 
 PMD_MEAN = Preset(
     Objective("pmd_mean", LeaveOneOut(), NoScale(), TokenRatio(), OnPolicy(), SequenceMean(), K2OldCompletion(0.01)),
@@ -82,5 +83,17 @@ ASYM_RE = Preset(
     breaks="a group that agrees is imitated, right or wrong; the farther below, the closer to plain imitation",
     deviations=(
         "dV -0.1 as read in Trinity-RFT, which also averages over tokens and gives a lone completion baseline 0",
+    ),
+)
+
+M2PO = Preset(
+    Objective("m2po", GroupMean(), GroupStd(), SamplerTokenRatio(), MomentMask(0.04), TokenMean(), NoKL()),
+    title="M2PO",
+    paper="Zheng et al. 2025, M2PO, arXiv 2510.01161",
+    formula="J = 1/M SUM m_t r A,  m drops the largest (log r)^2 until the mean of the rest is <= 0.04,  r = pi/mu",
+    fixes="old data: a fixed band clips most tokens once they are stale, a bound on the second moment only outliers",
+    breaks="one more pass per update: which tokens go is known only when all have been scored",
+    deviations=(
+        "tokens that moved against A are neither counted nor dropped (algorithm 1); AReaL divides by the tokens kept",
     ),
 )
