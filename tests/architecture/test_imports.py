@@ -48,7 +48,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "bench": ("types", "objective", "metrics", "report", "rollout", "train", "config", "build"),
     # runs are started through the Python API; nothing above this line knows that there are runs of runs
     "api": (
-        *("types", "importing", "protocols", "data", "model", "report", "reward", "envs", "dist", "train", "plan"),
+        *(
+            "types",
+            "importing",
+            "protocols",
+            "data",
+            "model",
+            "metrics",
+            "report",
+            "reward",
+            "envs",
+            "dist",
+            "train",
+            "plan",
+        ),
         *("config", "build", "evaluate", "workbench", "bench"),
     ),
     "pipeline": (

@@ -31,6 +31,9 @@ def test_each_set_has_its_own_accuracy() -> None:
     assert result["accuracy_easy"] == pytest.approx(sum(right[:2]) / 2)
     assert result["accuracy_hard"] == right[2] == 0
     assert result["accuracy"] == pytest.approx(sum(right) / 3)
+    found = result.summary
+    assert found.value.value == pytest.approx(result["accuracy"]) and found.value.low < found.value.value
+    assert found.tasks["hard"].value == 0 < found.tasks["hard"].high
 
 
 def test_without_an_accuracy_each_set_has_its_own_reward() -> None:

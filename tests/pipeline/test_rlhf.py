@@ -167,6 +167,14 @@ def test_equal_completions_tie_whatever_the_last_digit_of_their_scores():
 SCORES = {"judge": [1.0, 2.0], "reward_model": [1.0, 2.0]}
 
 
+def test_a_policy_against_itself_is_even_though_one_text_scored_twice():
+    start = judged([1.0], texts=["same"])
+    start[0] |= {"completions": ["same", "same", "b"], "lengths": [3, 3, 3], "finished": [True] * 3, "kl": [0.0] * 3}
+    start[0] |= {"judge": [1.0, 1.0 + 1e-6, 2.0], "reward_model": [1.0, 1.0 - 1e-6, 0.0]}
+    found = measures(start, start, 0.0)
+    assert found.win_rate.value == found.win_rate_reward_model.value == 0.5
+
+
 def test_what_length_earns_is_taken_off():
     start = [
         {

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.api.inputs import (
     check_tokenizer,
@@ -23,6 +23,9 @@ from whet.config.run_folder import ROWS, START, read_values, write_rows
 from whet.data.source import parse_source
 from whet.importing import refuse_while_importing
 
+if TYPE_CHECKING:
+    from whet.metrics.attempts import EvalSummary
+
 
 @dataclass(frozen=True)
 class EvalResult:
@@ -30,6 +33,7 @@ class EvalResult:
 
     metrics: Mapping[str, float]
     completions: tuple[Mapping[str, Any], ...] = field(repr=False)  # prompt, answer, completion, reward, parts, tokens
+    summary: EvalSummary = field(repr=False)  # with intervals
     facts: Mapping[str, str] = field(default_factory=dict, repr=False)  # how completions were written, and why so
 
     def __getitem__(self, name: str) -> float:
@@ -51,7 +55,7 @@ def evaluate(
     rewards, unless others are given.
     """
     from whet.evaluate.evaluation import evaluate_groups, group_metrics
-    from whet.evaluate.measure import completion_rows
+    from whet.evaluate.measure import completion_rows, group_summary
 
     refuse_while_importing("whet.evaluate")
     check_tokenizer(model, tokenizer)
@@ -71,7 +75,10 @@ def evaluate(
             write_rows(Path(source), rows)
         config = evaluation_config(name, source, values)
         groups = evaluate_groups(config, samples, made_rewards(parts), facts.update)
-    return EvalResult(group_metrics(groups, samples, config.eval.by), tuple(completion_rows(groups)), facts)
+    by = config.eval.by
+    return EvalResult(
+        group_metrics(groups, samples, by), tuple(completion_rows(groups)), group_summary(groups, by), facts
+    )
 
 
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:

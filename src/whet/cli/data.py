@@ -13,7 +13,7 @@ from whet.cli.options import APP_SETTINGS, AsJson, finite, print_json
 from whet.config.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_WEIGHT
 
 if TYPE_CHECKING:
-    from whet.data.spool import StoredRows, RowWriter
+    from whet.data.spool import RowWriter, StoredRows
 
 data_app = typer.Typer(
     name="data", help="Clean, mix, split and convert data files, and see what they hold.", **APP_SETTINGS

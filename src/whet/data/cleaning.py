@@ -19,7 +19,7 @@ import numpy as np
 from whet.data.contamination import COPIES, DEFAULT_RULE, ORDER, ContaminationIndex, Overlap, OverlapKind, OverlapRule
 from whet.data.near import CHUNK, Sketches
 from whet.data.rows import BadRow, Row
-from whet.data.spool import StoredRows, RowWriter, Spool
+from whet.data.spool import RowWriter, Spool, StoredRows
 from whet.types import WhetError
 
 Summary = dict[str, Any]

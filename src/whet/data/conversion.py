@@ -22,7 +22,7 @@ from whet.data.prompts import LabelledCompletion, demonstrations_from, labelled_
 from whet.data.rows import Row, mistake
 from whet.data.shapes import completion_row, holds_completion, holds_pair, holds_ranking, holds_steps
 from whet.data.shingles import text_key
-from whet.data.spool import StoredRows, RowWriter, Spool, prompt_text
+from whet.data.spool import RowWriter, Spool, StoredRows, prompt_text
 from whet.data.step_rows import LabelledSteps, outcomes_from, stepped_from
 from whet.types import Prompt, WhetError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.data.prompts import prompts_from
 from whet.data.shingles import text_key
-from whet.data.spool import StoredRows, RowWriter
+from whet.data.spool import RowWriter, StoredRows
 from whet.types import WhetError
 
 PASS_RATE = "pass_rate"

@@ -111,6 +111,12 @@ class MeasuredModel:
         return [(group.prompt.id, group.prompt.question()) for group in self.groups]
 
 
+def group_summary(groups: Sequence[Group], by: str = "") -> EvalSummary:
+    """Of groups that were drawn elsewhere: accuracy, curves, calibration and lengths, with intervals."""
+    labels = [str(group.prompt.meta[by]) for group in groups] if by else []
+    return summarized([_attempts(group, []) for group in groups], labels)
+
+
 def completion_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """What a file of completions holds, one row per completion."""
     return [

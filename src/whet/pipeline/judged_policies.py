@@ -163,6 +163,7 @@ class PolicyMeasures:
 
 def measures(rows: Sequence[Row], start: Sequence[Row], slope: float) -> PolicyMeasures:
     """A policy's judged rows against those of the start; `slope` is what the judge gives for one token more."""
+    start = with_known_scores(start, start)
     rows = with_known_scores(rows, start)
     by_length = win_shares_by_length(
         _column(rows, JUDGE), _column(start, JUDGE), _column(rows, "lengths"), _column(start, "lengths")
@@ -190,6 +191,7 @@ def selected_measures(pool: Sequence[Row], start: Sequence[Row], slope: float, n
     KL(best of n || start) = log n - (n - 1) / n, an upper bound where completions repeat. Beirami et al. 2024
     (2401.01879).
     """
+    start = with_known_scores(start, start)
     pool = with_known_scores(pool, start)
     chosen_by = _column(pool, REWARD_MODEL)
 

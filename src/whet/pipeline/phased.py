@@ -391,8 +391,10 @@ def checked(settings: PhasedSettings, done: Done) -> dict[str, Any]:
         low, high = share_interval(value, count)
         task = f"{percent(value)} ({100 * low:.1f} to {100 * high:.1f})"
         table.append([name or "the first policy", *cells, number(measured["kl"]["value"]), task])
-    words = [f"{phase.name}: {each.words}" for phase in later for each in _verdicts(settings, first, phase, done)]
-    summary = words[0] if words else "one phase"
+    verdicts = {phase.name: _verdicts(settings, first, phase, done) for phase in later}
+    words = [f"{name}: {each.words}" for name, found in verdicts.items() for each in found]
+    summary = f"what {first.name} taught, after {later[0].name}: "
+    summary += "; ".join(each.words for each in verdicts[later[0].name])
     shown = sample_pairs(_rows(done, later[0].name), _rows(done, ""), SAMPLES)
     return stage_result(
         summary, table=table, findings=words, samples=[{"way": later[0].name, **each} for each in shown]
@@ -426,6 +428,7 @@ def _rows(done: Done, name: str) -> list[dict[str, Any]]:
 
 
 def _shares(rows: Sequence[dict[str, Any]], start: Sequence[dict[str, Any]]) -> list[float | None]:
+    start = with_known_scores(start, start)
     known = with_known_scores(rows, start)
     return win_shares([row[JUDGE] for row in known], [row[JUDGE] for row in start])
 
