@@ -296,6 +296,8 @@ class TokenBatch:
     old_logp: Tensor | None = None  # [N, T], of the trainer before the first update of this batch
     ref_logp: Tensor | None = None  # [N, T], of the reference
     teacher_logp: Tensor | None = None  # [N, T], of the teacher, which may have seen another context
+    teacher_top: Tensor | None = None  # int32 [N, T, K], tokens that the policy is compared with its teacher on
+    teacher_top_logp: Tensor | None = None  # [N, T, K], the teacher's log-probabilities of them
     support: Tensor | None = None  # int32 [N, T, S], ids the sampler could draw, -1 padding
     entropy: Tensor | None = None  # [N, T], of the policy before the first update of this batch
     value: Tensor | None = None  # [N, T], the critic's, of the state before the token, before the first update
@@ -365,7 +367,7 @@ class TokenBatch:
 # the fields of a TokenBatch that have a token axis, their second
 TOKEN_FIELDS = (
     *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
-    "teacher_logp",
+    *("teacher_logp", "teacher_top", "teacher_top_logp"),
     *("segment", "observed", "truncated", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
     "step_weight",
     *("routed_experts", "old_experts"),
@@ -380,6 +382,7 @@ class Extras:
     top_logp: Tensor | None = None  # [N, T, K], of the K likeliest tokens
     chose_top: Tensor | None = None  # bool [N, T], the sampled token is the likeliest
     divergence: Tensor | None = None  # [N, T], KL(policy, reference) over the whole vocabulary
+    teacher_divergence: Tensor | None = None  # [N, T], of the policy from its teacher, as the objective measures it
     value: Tensor | None = None  # [N, T], the critic's
 
 

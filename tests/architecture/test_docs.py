@@ -199,6 +199,7 @@ def check_command(words: list[str]) -> None:
         "reward": {"parts": [{"reward": reward} for reward in values["reward"] or ()]} if values["reward"] else {},
         **{key: values[key] for key in ("steps", "seed", "folder") if values[key] is not None},
         **environment_settings(values["env"], values["tool"], values["agent"]),
+        "teacher": {"name": values["teacher"]} if values["teacher"] else {},
     }
     base = read_toml(ROOT / values["config"]) if values["config"] and (ROOT / values["config"]).is_file() else {}
     layer = {key: value for key, value in given.items() if value != {}}

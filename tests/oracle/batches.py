@@ -13,7 +13,7 @@ from whet.types import Extras, TokenBatch
 
 BUDGET = 16
 NUM_TOP = 3
-EXTRA_TENSORS = ("entropy", "top_logp", "divergence", "value")  # those that can carry gradient
+EXTRA_TENSORS = ("entropy", "top_logp", "divergence", "value", "teacher_divergence")  # those that can carry gradient
 
 
 def random_batch(
@@ -171,6 +171,7 @@ def random_extras(seed: int, batch: TokenBatch) -> Extras:
         top_logp=-3 * uniform(*shape, NUM_TOP),
         chose_top=uniform(*shape) < 0.5,
         divergence=uniform(*shape),
+        teacher_divergence=torch.rand(shape, generator=torch.Generator().manual_seed(8000 + seed), dtype=torch.float64),
         value=value + 0.8 * (uniform(*shape) - 0.5),
     )
 

@@ -36,6 +36,7 @@ class Case:
     top: list  # [completion][token][k], with gradient
     chose_top: list
     divergence: list  # with gradient
+    from_teacher: list  # how far the policy is from its teacher, with gradient
     new_value: list  # of the critic, with gradient
     role: list  # [completion]
     returned: list  # [completion], what of the reward the steps have earned
@@ -113,6 +114,7 @@ def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learn
         top=[[list(each.unbind()) for each in row] for row in cut(extras.top_logp, numbers=False)],
         chose_top=cut(extras.chose_top),
         divergence=cut(extras.divergence, numbers=False),
+        from_teacher=cut(extras.teacher_divergence, numbers=False),
         new_value=cut(extras.value, numbers=False),
         role=batch.role.tolist(),
         returned=[0.0] * batch.num_sequences if batch.returned is None else batch.returned.tolist(),

@@ -71,3 +71,8 @@ def gradients(leaf, extras):
 
 def relative(one, two):
     return float((one - two).norm() / two.norm()) if two.norm() else float(one.norm())
+
+
+def largest(gradients):
+    """The norm of the largest: methods that compare distributions learn through these alone, not through logp."""
+    return max(float(each.norm()) for each in gradients.values())

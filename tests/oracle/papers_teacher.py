@@ -24,4 +24,29 @@ def iw_opd(case, *, gain=0.5):
     return token_mean(score_function(case, weighted))
 
 
-TEACHER = {"opd": opd, "iw_opd": iw_opd}
+def distances(case):
+    """How far the policy is from its teacher at each token; an unscorable completion is not looked at."""
+    return each_token(case, lambda i, t: case.from_teacher[i][t] * (0.0 if case.reward[i] is None else 1.0))
+
+
+def whole_distributions(case, *, strength=1.0):
+    """GKD (2306.13649) and the reverse KL: a divergence at each token of the policy's own, averaged over all tokens."""
+    return token_mean([[-strength * each for each in row] for row in distances(case)])
+
+
+def sdpo(case, *, strength=1.0, ceiling=2.0):
+    """SDPO (2601.20802): each token's divergence times its ratio, stopped and held at 2."""
+    distance = distances(case)
+    return token_mean(
+        each_token(case, lambda i, t: -strength * min(float(ratio(case, i, t).detach()), ceiling) * distance[i][t])
+    )
+
+
+TEACHER = {
+    "opd": opd,
+    "iw_opd": iw_opd,
+    "opd_full": whole_distributions,
+    "gkd": whole_distributions,
+    "sdpo": sdpo,
+    "sdft": opd,
+}

@@ -13,7 +13,7 @@ from whet.objective import AXES, PRESETS, step_totals
 sys.path.insert(0, str(Path(__file__).parent))
 from batches import asked_for, chosen, episodes, random_batch, random_extras, with_leaves
 from case import case_of
-from methods import MEMORY, METHODS, SEEDS, example, gradients, objective_of, relative
+from methods import MEMORY, METHODS, SEEDS, example, gradients, largest, objective_of, relative
 from naive import counting
 from papers import CRITICS, PAPERS, lambda_grpo
 from variations import VARIATIONS, Variation
@@ -62,7 +62,7 @@ def test_gradient_equals_the_papers(name, seed):
     objective, batch, logp, extras = example(method, seed)
     prepared, ours = whet_gradients(objective, batch, logp, extras, batch.max_new_tokens)
     theirs = paper_gradients(method, batch, logp, extras, prepared.learns)
-    assert theirs["logp"].norm() > 1e-4
+    assert largest(theirs) > 1e-4
     for tensor, gradient in theirs.items():
         assert relative(ours[tensor], gradient) < 1e-12, tensor
 
@@ -75,7 +75,7 @@ def test_gradient_equals_the_papers_over_episodes(name, seed):
     objective, batch, logp, extras = example(method, seed, "episodes")
     prepared, ours = whet_gradients(objective, batch, logp, extras, batch.max_new_tokens)
     theirs = paper_gradients(method, batch, logp, extras, prepared.learns)
-    assert theirs["logp"].norm() > 1e-4
+    assert largest(theirs) > 1e-4
     for tensor, gradient in theirs.items():
         assert relative(ours[tensor], gradient) < 1e-12, tensor
 
@@ -115,12 +115,12 @@ def test_gradient_equals_the_papers_over_branches(name, seed):
         if method.critic is not None:
             method.critic(case).backward()
     theirs = gradients(leaf, leaves)
-    assert theirs["logp"].norm() > 1e-4
+    assert largest(theirs) > 1e-4
     for tensor, gradient in theirs.items():
         assert relative(ours[tensor], gradient) < 1e-12, tensor
     # as samples of their own the branches would teach something else
     _, apart = whet_gradients(objective, replace(batch, episode=None), logp, extras, batch.max_new_tokens)
-    assert relative(apart["logp"], ours["logp"]) > 1e-3
+    assert max(relative(apart[tensor], ours[tensor]) for tensor in ours) > 1e-3
 
 
 @pytest.mark.parametrize("name", [name for name in VARIATIONS if VARIATIONS[name].changes])
@@ -213,7 +213,7 @@ def test_the_critics_error_is_held_in_these_batches():
 
 # a stopped ratio in front of log pi has no surrogate of its own: there the value reported is weight A
 STOPPED = ("cap", "gamma_gate", "tapered", "inverse_ratio", "moment_mask", "balanced_band", "group_softmax")
-BESIDE = {"entropy": "none", "imitate": "none"}  # what the surrogate leaves out
+BESIDE = {"entropy": "none", "imitate": "none", "teacher": "none"}  # what the surrogate leaves out
 
 
 def has_surrogate(objective):
@@ -306,6 +306,7 @@ def test_the_batches_hold_every_field():
         "row_weight",
     }
     late |= {"routed_experts", "old_experts"}  # of mixtures of experts alone
+    late |= {"teacher_top", "teacher_top_logp"}  # of the pass, which gives the divergence
     missing = {field.name for field in fields(batch) if getattr(batch, field.name) is None}
     assert missing == late | {"episode", "returned"}
     branches = episodes(0, batch, branches=True)

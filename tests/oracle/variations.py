@@ -60,6 +60,7 @@ from papers_credit import (
     vtraced,
 )
 from papers_off_policy import asym_re, m2po, topr_by_tokens
+from papers_teacher import sdpo
 
 
 @dataclass(frozen=True)
@@ -592,3 +593,18 @@ def imitation(case):
     policy = sequence_mean(clipped(case, on_tokens(case, standardised(case))))
     right = [each for i in case.completions() if case.right(i) for each in case.logp[i]]
     return policy + 0.3 * sum(right) / max(len(right), 1)
+
+
+# a teacher
+
+
+@varied("forward KL to a teacher beside a reward", "dr_grpo", {"teacher": "forward_kl", "teacher.strength": 0.3})
+def beside_a_reward(case):
+    policy = fixed_length(clipped(case, on_tokens(case, centred(case))), case.budget)
+    scored = each_token(case, lambda i, t: case.from_teacher[i][t] * (0.0 if case.reward[i] is None else 1.0))
+    return policy - 0.3 * fixed_length(scored, case.budget)
+
+
+@varied("capped divergence from a teacher", "gkd", {"teacher": "jsd_capped"})
+def capped_lesson(case):
+    return sdpo(case)

@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import threading
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,14 +13,19 @@ import torch
 from tests.commands import finished
 from tests.train.test_kill import content
 from whet import api
+from whet.api.evaluation import evaluation_config
+from whet.build.serving import build_server
+from whet.data import prompt_tokens
+from whet.data.lesson import with_text
+from whet.data.packing import token_batch
 from whet.data.tasks import TASKS, prompts
 from whet.model import load_model
 from whet.model.causal_lm import causal_lm
 from whet.model.reference import KeptModel
 from whet.model.vocabulary import vocabulary_refusal
 from whet.report import read_metrics
-from whet.train.teacher import ModelTeacher
-from whet.types import TokenBatch, WhetError
+from whet.train.teacher import LessonSettings, ModelTeacher, taught_rows
+from whet.types import Group, Prompt, Sample, StopReason, TokenBatch, WhetError
 
 SMALL = {
     "eval": {"every": 0, "prompts": 12},
@@ -90,6 +98,42 @@ def test_a_resumed_run_ends_in_the_same_bytes(teacher, tmp_path):
     assert content(broken) == content(whole)
 
 
+@contextmanager
+def served(model):
+    """`whet serve` in a thread."""
+    server, _ = build_server(evaluation_config(model, None, {}), "secret", host="127.0.0.1", port=0, rows=4)
+    server.start()
+    writing = threading.Thread(target=server.run, daemon=True)
+    writing.start()
+    try:
+        yield f"{server.address}/v1"
+    finally:
+        server.stop()
+        writing.join(20)
+
+
+def test_a_teacher_behind_http_teaches_what_it_would_in_this_process(teacher, tmp_path, monkeypatch):
+    monkeypatch.setenv("TEACHER_KEY", "secret")
+    small = {**SMALL, "batch": {"prompts_per_step": 4}, "eval": {"every": 0, "prompts": 0}, "model": {"threads": 1}}
+
+    def losses(method, name, section):
+        config = {**small, "folder": str(tmp_path / name), "teacher": section}
+        run = api.train(method, steps=2, config=config, console=False)
+        return [line["metrics"]["loss"] for line in read_metrics(run.folder) if "counts" in line]
+
+    with served(teacher) as address:
+        there = {"base_url": address, "key_variable": "TEACHER_KEY"}
+        assert losses("opd", "a", there) == pytest.approx(losses("opd", "b", {"name": teacher}), rel=1e-4, abs=1e-6)
+        likeliest = losses("gkd", "c", {**there, "top_k": 5})
+        assert likeliest == pytest.approx(losses("gkd", "d", {"name": teacher, "top_k": 5}), rel=1e-4)
+        assert abs(likeliest[0] - losses("gkd", "e", {"name": teacher})[0]) > 1e-6
+        with pytest.raises(WhetError, match=r"compares whole distributions.*teacher\.top_k"):
+            losses("gkd", "f", there)
+        monkeypatch.setenv("TEACHER_KEY", "wrong")
+        with pytest.raises(WhetError, match="check the key in TEACHER_KEY"):
+            losses("opd", "g", there)
+
+
 def test_a_teacher_with_other_tokens_is_refused_with_the_fix(teacher, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(Path(load_model(teacher).source), other)
@@ -105,6 +149,58 @@ def test_a_teacher_with_other_tokens_is_refused_with_the_fix(teacher, tmp_path):
         api.train("opd", steps=1, config=config, console=False)
     with pytest.raises(WhetError, match="none is given; add --teacher"):
         api.train("opd", steps=1, config={**SMALL, "folder": str(tmp_path / "none")}, console=False)
+
+
+def test_what_a_teacher_says_behind_another_prompt_comes_back_to_its_tokens(teacher):
+    """Rows of different lengths; one that nobody knows anything about is not trained on."""
+    loaded = load_model(teacher)
+    encode = partial(prompt_tokens, loaded.tokenizer)
+    groups = []
+    for number, outcomes in enumerate([(0, 1, 1), (0, 1, 0)]):
+        prompt = Prompt(f"q/{number}", ({"role": "user", "content": f"{number}+2"},))
+        samples = []
+        for place, outcome in enumerate(outcomes):
+            own = loaded.tokenizer("<answer>" + "4" * (1 + place) + "</answer>")["input_ids"]
+            tokens = torch.tensor([*encode(prompt), *own])
+            action = torch.arange(len(tokens)) >= len(encode(prompt))
+            plain = Sample(tokens, action, torch.zeros(len(tokens)), (0, 0), StopReason.END, "4" * (1 + place))
+            samples.append(plain.scored({"right": outcome}, float(outcome)))
+        groups.append(Group(prompt, tuple(samples)))
+    batch = token_batch(groups)
+    template = "{prompt} (not {text})"
+    lesson = LessonSettings(context="sibling", template=template, encode=encode, longest=200)
+    shown = taught_rows(batch, groups, lesson)
+    assert shown.rows == [0, 1, 2, 3, 5]  # the fourth row's group has one right completion, which is itself
+    judge = ModelTeacher(KeptModel(causal_lm(loaded.model, torch.float32)), 1.0, 50, top_k=4)
+    found = shown.back(judge.logp(shown.batch))
+    assert (found[4] == 0).all() and torch.equal(shown.forth(found), judge.logp(shown.batch))
+    samples = [sample for group in groups for sample in group.samples]
+    for row, sibling in zip(shown.rows, ("44", "444", "44", "44", "44"), strict=True):
+        group = groups[row // 3]
+        before = encode(with_text(group.prompt, sibling, template))
+        own = samples[row].tokens[samples[row].action]
+        with torch.no_grad():
+            logits = loaded.model(torch.tensor([[*before, *own.tolist()]])).logits[0]
+        expected = logits[len(before) - 1 : -1].log_softmax(-1).gather(-1, own[:, None])[:, 0]
+        torch.testing.assert_close(found[row][batch.action[row]], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["sdpo", "sdft"])
+def test_the_policy_teaches_itself_and_goes_on_from_a_checkpoint(tmp_path, method):
+    small = {**SMALL, "batch": {"prompts_per_step": 4}, "report": {"save_every": 2, "keep_checkpoints": 9}}
+    small |= {"eval": {"every": 0, "prompts": 0}}
+    runs = []
+    for name, steps in (("whole", 4), ("broken", 2)):
+        runs.append(api.train(method, steps=steps, config={**small, "folder": str(tmp_path / name)}, console=False))
+    api.resume(runs[1].folder, steps=4, console=False)
+    weights = [(tmp_path / name / "checkpoints/step-000004").glob("*.safetensors") for name in ("whole", "broken")]
+    whole, broken = ({file.name: file.read_bytes() for file in files} for files in weights)
+    assert whole == broken and ("reference.safetensors" in whole) == (method == "sdpo")
+    steps = [line for line in read_metrics(runs[0].folder) if "counts" in line]
+    assert len(steps) == 4 and all("untaught" in line["counts"] for line in steps)
+    if method == "sdpo":
+        assert sum(line["counts"]["untaught"] for line in steps) > 0
+        assert all(line["metrics"]["teacher_divergence"] > 0 for line in steps if line["metrics"]["gradient_norm"])
 
 
 class Words:

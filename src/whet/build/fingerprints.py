@@ -33,7 +33,7 @@ def input_digests(config: Inputs) -> dict[str, str]:
     """By what they are of: `#` and a digest for what lies on this machine, else the name."""
     digests = {"data": data_digest(config.data.source), "model": model_digest(config.model.name)}
     if teacher := getattr(getattr(config, "teacher", None), "name", ""):
-        digests["teacher"] = model_digest(teacher)
+        digests["teacher"] = teacher if teacher == "self" else model_digest(teacher)
     return {**digests, "eval data": data_digest(config.eval.source)} if config.eval.source else digests
 
 

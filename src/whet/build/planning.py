@@ -108,6 +108,7 @@ def workload(
         "reference": model.reference,
         "reward_model": _reward_model(config),
         "teacher": _teacher(config),
+        "own_teacher": getattr(getattr(config, "teacher", None), "name", "") == "self",
         "engines": config.scale.engines,
         "offload": config.scale.offload,
         "on_cpu": on_cpu,
@@ -158,7 +159,7 @@ def _reward_model(config: Config) -> ModelShape | None:
 def _teacher(config: Config) -> ModelShape | None:
     """The teacher, where it stands on the policy's device."""
     section = getattr(config, "teacher", None)
-    if section is None or not section.name or section.device not in ("", config.model.device):
+    if section is None or section.name in ("", "self") or section.device not in ("", config.model.device):
         return None
     return _folder_or_none(section.name)
 

@@ -23,8 +23,8 @@ from whet.build.rewards import (
 )
 from whet.build.rows import column_facts
 from whet.build.runtime import Runtime, decode_facts, fitting_prompts, optimizer_settings, sampling_fact, sampling_from
-from whet.build.teacher import build_teacher, check_teacher
-from whet.config.config import PolicyConfig, flattened
+from whet.build.teacher import SELF, build_lesson, build_teacher, check_teacher, needs_verdicts
+from whet.config.config import OF_TEACHER, PolicyConfig, flattened
 from whet.dist.ranks import ALONE, Ranks
 from whet.dist.shard import sharded, sharded_critic, sharded_reference
 from whet.model import load_model
@@ -43,7 +43,6 @@ from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.window import GroupWindow
 from whet.train.evaluate import Evaluator
 from whet.train.rl import RLModels, RLSettings, RLTrainer
-from whet.train.teacher import Teacher
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 
@@ -88,13 +87,12 @@ def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
     prompts, tokens = fitting_prompts(runtime, inputs.prompts, sampling, config.data)
     dataset = PromptDataset(prompts, tokens)
     reward_at = build_reward_at(config, inputs, objective)
-    teacher, taught = build_teacher(config, runtime, objective, sampling, tokens)
-    trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator, teacher)
+    trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator)
     data = data_summary(config, prompts, inputs.eval_prompts)
     facts = {
         "data": data,
         **column_facts(prompts, inputs.eval_prompts),
-        **taught,
+        **({"teacher": trainer.taught_by} if trainer.taught_by else {}),
         "reward": reward_fact(objective, inputs.parts),
     }
     ahead = {"asynchrony": ahead_fact(config)} if config.scale.max_staleness else {}
@@ -160,7 +158,6 @@ def build_rl_trainer(
     dataset: PromptDataset,
     reward_at: Callable[[float], RewardContext],
     evaluator: Evaluator | None,
-    teacher: Teacher | None = None,
 ) -> RLTrainer:
     batch, needs = config.batch, objective.needs()
     sampling = replace(sampling_from(config.sampling), keeps_support=True)
@@ -175,13 +172,16 @@ def build_rl_trainer(
             shares_weights=runtime.shards is not None,
         )
     check_replay(config, runtime)
-    reference = build_reference(config, runtime, objective) if "ref_logp" in needs else None
+    asked = "ref_logp" in needs or (config.teacher.name == SELF and bool(OF_TEACHER & needs))
+    reference = build_reference(config, runtime, objective) if asked else None
     policy, shards = runtime.policy, runtime.shards
     if shards is not None:
         policy = sharded(policy, shards)
         critic = None if critic is None else sharded_critic(critic, shards)
         reference = None if reference is None else sharded_reference(reference, policy, shards)
-    models = RLModels(policy, runtime.tokenizer, reference, critic, config.critic.learning_rate, teacher)
+    teacher = build_teacher(config, runtime, objective, sampling, dataset.prompt_tokens, reference)
+    rate, how = config.critic.learning_rate, build_lesson(config, runtime, dataset.prompts)
+    models = RLModels(policy, runtime.tokenizer, reference, critic, rate, teacher, how)
     spec = RolloutSpec(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
@@ -264,5 +264,5 @@ KIND = TrainingKind(
     build_rl,
     draws_completions=lambda config: True,
     scores_eval_prompts=lambda config: True,
-    learns_from_reward=lambda config: build_plain_objective(config).needs_reward,
+    learns_from_reward=lambda config: build_plain_objective(config).needs_reward or needs_verdicts(config),
 )

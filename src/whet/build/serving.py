@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from whet.build.runtime import decode_facts, load_runtime, sampling_from
+import torch
+
+from whet.build.runtime import Runtime, decode_facts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
 from whet.config.sections import EnvSection
+from whet.envs.serve.desk import TokenScorer
 from whet.envs.serve.endpoint import require_server
 from whet.envs.serve.server import ModelServer
+from whet.model.token_logp import top_tokens
 from whet.types import WhetError
 
 
@@ -40,5 +44,28 @@ def build_server(
         seed=config.seed,
         history=config.env.history,
         call_format=config.env.call_format,
+        scorer=token_scorer(runtime) if runtime.policy is not None else None,
     )
     return server, {**runtime.facts, **decode_facts(runtime, sampling, [(0,)])}
+
+
+def token_scorer(runtime: Runtime) -> TokenScorer:
+    """Scores given tokens with the served model: the likeliest at each place, and the one that is there."""
+    policy = runtime.policy
+
+    def scored(tokens: Sequence[int], top: int) -> list[dict[int, float]]:
+        row = torch.tensor([list(tokens)])
+        action = torch.ones_like(row, dtype=torch.bool)
+        action[:, 0] = False
+        own = row[..., None].int()
+        _, values = top_tokens(policy, row, action, 1.0, 1, own)
+        found = [{token: value} for token, value in zip(tokens[1:], values[0, 1:, 0].tolist(), strict=True)]
+        if top:
+            ids, best = (each[0, 1:].tolist() for each in top_tokens(policy, row, action, 1.0, top))
+            found = [
+                {**dict(zip(names, logp, strict=True)), **each}
+                for names, logp, each in zip(ids, best, found, strict=True)
+            ]
+        return found
+
+    return scored

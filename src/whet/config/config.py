@@ -51,7 +51,7 @@ from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
 RATE, CRITIC_RATE = "optimizer.learning_rate", "critic.learning_rate"
-OF_TEACHER = frozenset(("teacher_logp",))  # needs of a method that a teacher answers
+OF_TEACHER = frozenset(("teacher_logp", "teacher_divergence"))  # needs of a method that a teacher answers
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 Validated = TypeVar("Validated", bound=BaseModel)
 _NOTHING_SAMPLED = "has no effect: without eval prompts nothing is sampled or scored; drop it"
@@ -138,12 +138,19 @@ class PolicyConfig(RunConfig):
         """True where the method learns from a teacher, or was changed to."""
         chosen = (change.get("kind") if isinstance(change, Mapping) else change for change in self.objective.values())
         asks = any(isinstance(each, str) and each.endswith("teacher_gap") for each in chosen)
-        return asks or bool(OF_TEACHER & set(catalogue.method(self.method).needs))
+        return asks or "teacher" in self.objective or bool(OF_TEACHER & set(catalogue.method(self.method).needs))
 
     def idle(self) -> dict[str, str]:
         idle = super().idle()
         if not self.has_teacher():
             idle["teacher"] = f"has no effect: {self.method} has no teacher; drop it"
+        elif "teacher" not in self.objective and "teacher_divergence" not in catalogue.method(self.method).needs:
+            reason = (
+                f"has no effect: {self.method} asks for the sampled tokens alone; drop it, or give objective.teacher"
+            )
+            idle |= dict.fromkeys(("teacher.top_k", "teacher.top_of"), reason)
+        elif not self.teacher.top_k:
+            idle["teacher.top_of"] = "has no effect without teacher.top_k; give a number of tokens, or drop it"
         if not self.trains_critic():
             idle["critic"] = f"has no effect: {self.method} trains no critic; drop it"
         if self.scale.max_staleness < 2:

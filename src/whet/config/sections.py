@@ -450,7 +450,7 @@ class CriticSection(Section):
 class TeacherSection(Section):
     """Whom the policy learns from, where the method learns from a teacher."""
 
-    name: str = Field("", description="the teacher: a model as in model.name, a run folder")
+    name: str = Field("", description="the teacher: a model as in model.name, a run folder, or self: the policy")
     device: str = Field("", description="where the teacher computes; empty: on the policy's device")
     base_url: str = Field(
         "",
@@ -461,18 +461,35 @@ class TeacherSection(Section):
     timeout: float = Field(600.0, ge=0.001, le=86400, description="seconds of one call to the server")
     concurrency: int = Field(16, ge=1, le=1000, description="calls to the server at a time")
     temperature: float = Field(1.0, ge=COLDEST, le=1000, description="the teacher's logits are divided by this")
+    top_k: int = Field(
+        0, ge=0, le=65536, description="tokens that whole distributions are compared on, and the rest; 0: all of them"
+    )
+    top_of: Literal["teacher", "policy"] = Field("teacher", description="whose likeliest tokens those are")
+    context: Literal["none", "sibling", "demonstration", "feedback"] = Field(
+        "none",
+        description="what the teacher reads besides the prompt: a right sibling, or a column of the row",
+    )
+    template: str = Field("", description="how it is written, with {prompt} and {text}; empty: as the papers do")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.name and self.base_url:
             raise ValueError("name and base_url are two teachers; give one of them")
         fields = type(self).model_fields
+        if self.template and self.context == "none":
+            raise ValueError("template has no effect without context; give sibling, demonstration or feedback")
+        if self.template and ("{prompt}" not in self.template or "{text}" not in self.template):
+            raise ValueError("template lacks {prompt} or {text}; write both where they belong")
+        if self.name == "self" and self.device:
+            raise ValueError("device has no effect on name=self: the teacher is the policy; drop it")
         if not self.base_url:
             for key in ("model", "key_variable", "timeout", "concurrency"):
                 if getattr(self, key) != fields[key].default:
                     raise ValueError(f"{key} is of a server and has no effect without base_url; drop it")
         elif self.device:
             raise ValueError("device has no effect on a server, which computes where it is; drop it")
+        elif self.top_of == "policy":
+            raise ValueError("top_of=policy: a server names its own likeliest tokens only; drop it, or give name")
         elif self.temperature != 1:
             raise ValueError("temperature: a server gives log-probabilities at temperature 1; drop it, or give name")
         return self

@@ -8,6 +8,7 @@ takes a path of its own, whose chunks are dropped after the forward pass and bui
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,20 @@ from whet.model.shared_prefix_attention import shared_prefix_states, shared_pref
 WORTHWHILE = 0.95  # a packed batch with a larger share of the padded tokens saves too little
 
 
+ALMOST_ALL = -1e-7  # the log of the largest share that the likeliest tokens may hold: something is left for the rest
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the policy's distribution is compared with: all of a teacher's, or its log-probabilities of K tokens."""
+
+    divergence: Callable[[Tensor, Tensor], Tensor]  # (policy, teacher), log-probabilities [A, V] each -> [A]
+    teacher: CausalLM | None = None  # on any device; None: `top` and `top_logp` hold what it says
+    temperature: float = 1.0  # of the teacher
+    top: Tensor | None = None  # int32 [N, T, K]
+    top_logp: Tensor | None = None  # [N, T, K]
+
+
 @dataclass(frozen=True)
 class Details:
     """What is wanted of the distribution beyond the log-probability of the chosen token, and how to get there."""
@@ -31,6 +46,7 @@ class Details:
     entropy_gradient: bool = False
     num_top: int = 0  # log-probabilities of the likeliest tokens
     reference: CausalLM | None = None  # for the KL to it over the whole vocabulary
+    lesson: Lesson | None = None
     states: bool = False  # the hidden states, for a critic on the same trunk
     packed: bool = True  # False: always padded rows
     coefficient: Coefficient | None = None  # how much each token will count, where known: saves a product
@@ -49,6 +65,7 @@ class TokenScores:
     divergence: Tensor | None = None  # [N, T], KL(policy, reference), with gradient
     states: Tensor | None = None  # [A, D], what the trunk knew before each action, in row order, with gradient
     experts: Tensor | None = None  # int [N, T, layers, k], the routers' own choice; -1 for tokens that predict nothing
+    teacher_divergence: Tensor | None = None  # [N, T], as the lesson measures it, with gradient
 
 
 def token_logp(
@@ -80,12 +97,13 @@ def _token_logp(
     if details.reference is not None:
         with torch.no_grad():
             others = _reference_states(details.reference, tokens, action, batch)
+    taught = None if details.lesson is None else _taught(details.lesson, tokens, action, device)
     found: tuple[Tensor, ...]
     head = lm.head
     if isinstance(head, VocabularyHead) and not head.softcap and kept is None and not _wants_more(details):
         found = chunked_logp(head, states, targets, temperature, lm.dtype, details.coefficient)
     else:
-        found = _scores(_Head(lm, temperature, details), states, targets, kept, others)
+        found = _scores(_Head(lm, temperature, details), states, targets, kept, others, taught)
 
     flags = to_device(action, device)
 
@@ -102,7 +120,33 @@ def _token_logp(
         placed(found[4]) if others is not None else None,
         states if details.states else None,
         experts,
+        placed(found[5]) if taught is not None else None,
     )
+
+
+def top_tokens(
+    lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, count: int, chosen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """int32 and float32 [N, T, K]: the likeliest tokens at each action, or the `chosen`, and their log-probability in
+    the whole vocabulary; 0 where not an action. No gradient; logits are built a chunk at a time."""
+
+    def scored() -> tuple[Tensor, Tensor]:
+        states = _states(lm, tokens, action, _packed_rows(lm, tokens, action))
+        ids = None if chosen is None else to_device(chosen[:, 1:][action[:, 1:]], lm.device).long()
+        parts, rows = [], chunk_rows(lm.vocabulary, states.device)
+        for start in range(0, max(len(states), 1), rows):
+            logp = (lm.logits(states[start : start + rows]).float() / temperature).log_softmax(-1)
+            best = logp.topk(min(count, logp.shape[-1]), dim=-1).indices if ids is None else ids[start : start + rows]
+            parts.append((best.int(), logp.gather(-1, best)))
+        return torch.cat([each for each, _ in parts]), torch.cat([each for _, each in parts])
+
+    with torch.no_grad():
+        best, values = lm.one_pass(scored)
+    ids = torch.zeros((*tokens.shape, best.shape[-1]), dtype=torch.int32, device=best.device)
+    logp = torch.zeros(ids.shape, device=best.device)
+    flags = to_device(action, best.device)
+    ids[flags], logp[flags] = best, values
+    return ids, logp
 
 
 def packs(lm: CausalLM) -> bool:
@@ -167,7 +211,20 @@ def _reference_states(lm: CausalLM, tokens: Tensor, action: Tensor, batch: Share
 
 
 def _wants_more(details: Details) -> bool:
-    return details.entropy_gradient or details.num_top > 0 or details.reference is not None
+    others = details.reference is not None or details.lesson is not None
+    return details.entropy_gradient or details.num_top > 0 or others
+
+
+def _taught(lesson: Lesson, tokens: Tensor, action: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """What a chunk compares with: the teacher's states [A, D], where it computes, or tokens and their logp [A, K]."""
+    if lesson.teacher is not None:
+        lm = lesson.teacher
+        with torch.no_grad():
+            return lm.hold(lambda: _states(lm, tokens, action, _packed_rows(lm, tokens, action))), None
+    if lesson.top is None or lesson.top_logp is None:
+        raise ValueError("a lesson without a teacher needs teacher_top and teacher_top_logp")
+    top, logp = (to_device(each[:, 1:][action[:, 1:]], device) for each in (lesson.top, lesson.top_logp))
+    return top.long(), logp
 
 
 @dataclass(frozen=True)
@@ -184,13 +241,21 @@ class _Head:
 
 
 def _scores(
-    head: _Head, states: Tensor, targets: Tensor, kept: Tensor | None, others: Tensor | None
+    head: _Head,
+    states: Tensor,
+    targets: Tensor,
+    kept: Tensor | None,
+    others: Tensor | None,
+    taught: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, ...]:
     rows = chunk_rows(head.lm.vocabulary, states.device)
     parts = []
     for start in range(0, max(len(targets), 1), rows):
         window = slice(start, start + rows)
-        chunk = [None if each is None else each[window] for each in (states, targets, kept, others)]
+        chunk = [
+            None if each is None else each[window]
+            for each in (states, targets, kept, others, *(taught or (None, None)))
+        ]
         if len(targets) > rows and torch.is_grad_enabled():
             parts.append(checkpoint(_chunk, head, *chunk, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -199,9 +264,16 @@ def _scores(
 
 
 def _chunk(
-    head: _Head, states: Tensor, targets: Tensor, kept: Tensor | None, others: Tensor | None
+    head: _Head,
+    states: Tensor,
+    targets: Tensor,
+    kept: Tensor | None,
+    others: Tensor | None,
+    taught: Tensor | None = None,
+    taught_logp: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """logp, entropy, the likeliest tokens' logp, whether the target is one of them, KL; empty where not wanted."""
+    """logp, entropy, the likeliest tokens' logp, whether the target is one of them, KL, how far from the teacher; empty
+    where not wanted."""
     whole = head.lm.logits(states) / head.temperature
     picked = whole.gather(-1, targets[:, None])[:, 0]
     logits = whole if kept is None else head.logits(head.lm, states, kept)
@@ -220,7 +292,30 @@ def _chunk(
         logp = logits - norm[:, None]
         gap = (logp - reference).masked_fill(logp == float("-inf"), 0.0)
         divergence = (logp.exp() * gap).sum(-1)
-    return picked - norm, entropy, top, chose_top, divergence
+    distance = norm.new_zeros(len(norm))
+    if taught is not None and head.details.lesson is not None:
+        distance = _distance(head.details.lesson, whole, taught, taught_logp)
+    return picked - norm, entropy, top, chose_top, divergence, distance
+
+
+def _distance(lesson: Lesson, logits: Tensor, taught: Tensor, taught_logp: Tensor | None) -> Tensor:
+    """[A]. Both distributions are of the whole vocabulary, whatever part of it was sampled from. Two heads may be
+    padded differently: rows that one of them lacks are no tokens."""
+    if lesson.teacher is None:
+        assert taught_logp is not None
+        own = logits.gather(-1, taught) - logits.logsumexp(-1, keepdim=True)
+        return lesson.divergence(with_rest(own), with_rest(taught_logp.to(own.dtype)))
+    with torch.no_grad():
+        theirs = lesson.teacher.logits(taught) / lesson.temperature
+        width = min(logits.shape[-1], theirs.shape[-1])
+        theirs = theirs[:, :width].log_softmax(-1).to(logits.device, logits.dtype)
+    return lesson.divergence(logits[:, :width].log_softmax(-1), theirs)
+
+
+def with_rest(logp: Tensor) -> Tensor:
+    """[A, K + 1]: log-probabilities of some tokens, and of all others together."""
+    held = logp.logsumexp(-1, keepdim=True).clamp(max=ALMOST_ALL)
+    return torch.cat([logp, torch.log(-torch.expm1(held))], dim=-1)
 
 
 def _entropy(logp: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ POLICY = Family(
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
-            *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap),
+            *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap, teacher.NoAdvantage),
             main=True,
         ),
         "scale": _axis(
@@ -163,6 +163,15 @@ POLICY = Family(
             *(control.FixedCoefficient, control.Proportional, control.Doubling, control.KLBudget, control.EndUpdates),
         ),
         "reference": _REFERENCE,
+        "teacher": _axis(
+            *("is a teacher's whole distribution imitated?", teacher.TeacherTerm, teacher.NoTeacher),
+            *(
+                teacher.TeacherReverseKL,
+                teacher.TeacherForwardKL,
+                teacher.JensenShannonToTeacher,
+                teacher.CappedJensenShannon,
+            ),
+        ),
     },
     PRESETS,
 )

@@ -141,13 +141,16 @@ def _pointless(objective: Objective, setting: RunSetting) -> Iterator[str]:
             f"{objective.aggregate.name} counts tokens: long completions dominate; give "
             "objective.aggregate=sequence_mean"
         )
+    if objective.baseline.name == "none" and not objective.teacher.needs and not objective.imitate.needs:
+        yield "objective.baseline=none learns from nothing; give objective.teacher=jsd, or baseline=group_mean"
     if objective.control.turns_beta and not hasattr(objective.kl, "beta"):
         yield (
             f"objective.control={objective.control.name} turns a KL's coefficient and "
             f"objective.kl={objective.kl.name} has none; "
             "give objective.kl=k3, or objective.control=fixed"
         )
-    if objective.reference.kept_after(0) < 1 and "ref_logp" not in objective.needs():
+    asked = objective.needs() & {"ref_logp", "teacher_logp", "teacher_divergence"}  # a teacher may be the reference
+    if objective.reference.kept_after(0) < 1 and not asked:
         yield (
             f"objective.reference={objective.reference.name} replaces a reference that nothing looks at; "
             "give a KL such as objective.kl=k3, or objective.reference=frozen"

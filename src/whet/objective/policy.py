@@ -28,6 +28,7 @@ from whet.objective.scale import AdvantageScale
 from whet.objective.select import AllTokens, Select
 from whet.objective.shape import AsScored, RewardShape
 from whet.objective.statistics import compared_apart, episode_weight
+from whet.objective.teacher import NoTeacher, TeacherTerm
 from whet.objective.terms import (
     Bonus,
     Entropy,
@@ -77,6 +78,7 @@ class Objective:
     value: Value = field(default_factory=NoCritic)
     control: Control = field(default_factory=FixedCoefficient)
     reference: ReferencePolicy = field(default_factory=Frozen)
+    teacher: TeacherTerm = field(default_factory=NoTeacher)
 
     def needs(self) -> frozenset[str]:
         """What the loop must annotate beyond rewards; `old_logp` only matters once the policy has moved."""
@@ -100,7 +102,8 @@ class Objective:
     def symbols(self, updates_per_step: int = 1) -> list[str]:
         """What is maximised, line by line."""
         lines = [self.shape.symbols()] if self.shape.symbols() else []
-        inner = f"{self.mismatch.symbols()}{self.clip.symbols()}{self.kl.symbols()}{self.entropy.symbols()}"
+        inner = f"{self.mismatch.symbols()}{self.clip.symbols()}{self.kl.symbols()}"
+        inner += f"{self.teacher.symbols()}{self.entropy.symbols()}"
         lines += [
             f"A = {self.scale.symbols(self.baseline.symbols())}",
             f"J = {self.aggregate.symbols()} [ {inner} ]{self.imitate.symbols()}",
@@ -117,7 +120,7 @@ class Objective:
             *(self.keep, self.shape, self.baseline, self.scale),
             *([self.ratio] if moves else []),
             *(self.clip, self.mismatch, self.select, self.smooth, self.aggregate, self.kl, self.control),
-            *(self.reference, self.entropy, self.imitate, self.value),
+            *(self.teacher, self.reference, self.entropy, self.imitate, self.value),
         ]
 
     def _ratio_moves(self, updates_per_step: int) -> bool:
@@ -203,6 +206,10 @@ class Objective:
             strayed = _total(torch.where(action, current - batch.ref_logp, 0.0), batch)
             metrics["kl_completion"] = strayed / max(totals.sequences, 1)
         value = self._weighted(batch, logp, share, pull, extras) + self._ties(batch, logp, share, moved, extras)
+        if self.teacher.needs:
+            apart = self._apart(batch, share, moved, extras)
+            value = value + self.teacher.weight * apart.sum()
+            metrics["teacher_divergence"] = apart.detach().sum()
         imitated = self.imitate(batch, totals)
         if imitated is not None:
             value = value - _total(imitated.to(logp.dtype) * logp.masked_fill(imitated == 0, 0.0), batch)
@@ -211,7 +218,7 @@ class Objective:
     def grad(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         """d loss / d logp [N, T], where no log-probability changes it: one update on the policy's own completions, and
         no term that looks at logp. Who knows it before the forward pass need not come back to the logits."""
-        looking = self.kl.needs | self.mismatch.needs | self.smooth.needs | self.entropy.needs
+        looking = self.kl.needs | self.mismatch.needs | self.smooth.needs | self.entropy.needs | self.teacher.needs
         if batch.old_logp is not None or self.ratio.against != "old_logp" or looking:
             return None
         with torch.enable_grad():
@@ -284,6 +291,14 @@ class Objective:
                 raise ValueError(f"the method {self.name} needs the entropy of the pass")
             value = value - weight * torch.where(action, share * extras.entropy, 0.0).sum()
         return value
+
+    def _apart(self, batch: TokenBatch, share: Tensor, moved: Tensor, extras: Extras) -> Tensor:
+        """share * factor * divergence from the teacher [N, T], 0 for what is no action of a scored sample."""
+        if extras.teacher_divergence is None:
+            raise ValueError(f"the {self.teacher.name} term needs the teacher_divergence of the pass and got none")
+        counted = batch.action & ~batch.reward.isnan()[:, None]
+        factor = self.teacher.factor(moved) * share
+        return torch.where(counted, factor * extras.teacher_divergence.masked_fill(~counted, 0.0), 0.0)
 
     def _strayed(self, batch: TokenBatch, current: Tensor) -> Tensor:
         """u = logp - ref_logp, or - behavior_logp; 0 for a term that looks at neither."""

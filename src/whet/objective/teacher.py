@@ -1,19 +1,22 @@
-"""A teacher instead of a reward: what it would have given the policy's own tokens.
+"""A teacher instead of a reward: what it would have given the policy's own tokens, and what it would have written.
 
 d_t = log teacher(a_t) - log pi_old(a_t), both at sampling time and without gradient. Its expectation over a_t is
 -KL(pi, teacher) at that state: policy gradient with d as the advantage follows the reverse KL, token by token, and
-needs neither a reward nor a group.
+needs neither a reward nor a group. The axis `teacher` compares whole distributions instead, and its gradient runs
+through all of the policy's.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from whet.objective.advantage import BaselineRule, Memory
+from whet.objective.component import Component
 from whet.types import TokenBatch
 
 
@@ -81,3 +84,179 @@ class EarlyTeacherGap(_OfTeacher):
 
     def symbols(self) -> str:
         return f"(1 + {self.gain:g} (1 - SUM_(s<t) |d_s| / SUM |d|)) d_t, d = log(teacher/pi_old)"
+
+
+@dataclass(frozen=True)
+class NoAdvantage(BaselineRule):
+    """A = 0: nothing is learned from what was sampled, only from the terms beside it."""
+
+    per_token: ClassVar[bool] = True
+    sees_reward: ClassVar[bool] = False
+    name: ClassVar[str] = "none"
+
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        return torch.zeros(batch.action.shape, dtype=batch.reward.dtype, device=batch.action.device)
+
+    def words(self) -> str:
+        return "learn from no reward"
+
+    def symbols(self) -> str:
+        return "0"
+
+
+class TeacherTerm(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    @property
+    def weight(self) -> float: ...
+
+    def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
+        """[A]: of two distributions at each action, both [A, V] and normalised; `logp` carries the gradient."""
+        ...
+
+    def factor(self, ratio: Tensor) -> Tensor:
+        """What a token's divergence counts, by how far the policy has moved since the batch was written: [N, T]."""
+        ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class NoTeacher(Component):
+    """No distribution is compared with a teacher's."""
+
+    name: ClassVar[str] = "none"
+
+    @property
+    def weight(self) -> float:
+        return 0.0
+
+    def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
+        return logp.new_zeros(logp.shape[:-1])
+
+    def factor(self, ratio: Tensor) -> Tensor:
+        return torch.ones_like(ratio)
+
+    def symbols(self) -> str:
+        return ""
+
+
+class _Taught(NoTeacher):
+    strength: float
+    needs: ClassVar[frozenset[str]] = frozenset({"teacher_divergence"})
+
+    def __post_init__(self) -> None:
+        if not self.strength > 0:
+            raise ValueError(
+                f"teacher.strength is {self.strength}: it would have no effect; give a number above 0, or "
+                "objective.teacher=none"
+            )
+
+    @property
+    def weight(self) -> float:
+        return self.strength
+
+
+def _kl(one: Tensor, other: Tensor) -> Tensor:
+    """SUM_v one_v log(one_v / other_v), of log-probabilities."""
+    return (one.exp() * (one - other)).sum(-1)
+
+
+@dataclass(frozen=True)
+class TeacherReverseKL(_Taught):
+    """strength SUM_v pi_v log(pi_v / teacher_v) at each state the policy came to. Gu 2023 (2306.08543), per token.
+
+    Looks for one of the teacher's ways: where the teacher gives nothing, the policy must not go.
+    """
+
+    strength: float = 1.0
+    name: ClassVar[str] = "reverse_kl"
+
+    def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
+        return _kl(logp, teacher_logp)
+
+    def words(self) -> str:
+        return f"pull towards the teacher with {self.strength:g} times KL(policy, teacher) at each token"
+
+    def symbols(self) -> str:
+        return f" - {self.strength:g} SUM_v pi_v log(pi_v/teacher_v)"
+
+
+@dataclass(frozen=True)
+class TeacherForwardKL(_Taught):
+    """strength SUM_v teacher_v log(teacher_v / pi_v). Hinton 2015 (1503.02531), at the states the policy came to.
+
+    Covers all of the teacher's ways, also those that the policy is too small for.
+    """
+
+    strength: float = 1.0
+    name: ClassVar[str] = "forward_kl"
+
+    def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
+        return _kl(teacher_logp, logp)
+
+    def words(self) -> str:
+        return f"pull towards the teacher with {self.strength:g} times KL(teacher, policy) at each token"
+
+    def symbols(self) -> str:
+        return f" - {self.strength:g} SUM_v teacher_v log(teacher_v/pi_v)"
+
+
+@dataclass(frozen=True)
+class JensenShannonToTeacher(_Taught):
+    """strength (beta KL(teacher, m) + (1 - beta) KL(pi, m)), m = beta teacher + (1 - beta) pi. Agarwal 2023
+    (2306.13649), eq. 1.
+
+    Towards beta 0 and 1 it goes to 0; divided by beta, or by 1 - beta, it goes to the forward and the reverse KL, which
+    the paper's code takes at 0 and 1. Here those have names of their own.
+    """
+
+    strength: float = 1.0
+    beta: float = 0.5
+    name: ClassVar[str] = "jsd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.beta < 1:
+            raise ValueError(
+                f"teacher.beta is {self.beta:g}; give a share in (0, 1): for 0 there is objective.teacher=forward_kl, "
+                "for 1 reverse_kl"
+            )
+
+    def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
+        between = torch.logaddexp(teacher_logp + math.log(self.beta), logp + math.log1p(-self.beta))
+        return self.beta * _kl(teacher_logp, between) + (1 - self.beta) * _kl(logp, between)
+
+    def words(self) -> str:
+        return (
+            f"pull towards the teacher with {self.strength:g} times the Jensen-Shannon divergence, beta {self.beta:g}"
+        )
+
+    def symbols(self) -> str:
+        return f" - {self.strength:g} JSD_{self.beta:g}(pi, teacher)"
+
+
+@dataclass(frozen=True)
+class CappedJensenShannon(JensenShannonToTeacher):
+    """The same times min(r, ceiling), r without gradient. Huebotter 2026 (2601.20802), as its code has it."""
+
+    ceiling: float = 2.0
+    name: ClassVar[str] = "jsd_capped"
+    needs: ClassVar[frozenset[str]] = frozenset({"teacher_divergence", "old_logp"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.ceiling > 0:
+            raise ValueError(f"teacher.ceiling is {self.ceiling:g}; give a number above 0")
+
+    def factor(self, ratio: Tensor) -> Tensor:
+        return ratio.clamp(max=self.ceiling)
+
+    def words(self) -> str:
+        return super().words() + f", each token by its ratio, up to {self.ceiling:g}"
+
+    def symbols(self) -> str:
+        return f" - {self.strength:g} min(r, {self.ceiling:g}) JSD_{self.beta:g}(pi, teacher)"

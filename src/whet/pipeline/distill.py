@@ -29,6 +29,7 @@ from whet.pipeline.stages import Stage
 from whet.types import WhetError, did_you_mean
 
 STUDENT, TAUGHT, TRACES, KEPT = "student", "warm-student", "traces", "kept-traces"
+SHOWN = next(name for name, each in PRESETS.items() if each.run.get("teacher", {}).get("context") == "demonstration")
 GRADED = next(name for name, each in PRESETS.items() if each.objective.baseline.name == "teacher_gap")
 WAYS = ("traces", "on_policy", "self", "rl")  # the first sets the budget of the others
 
@@ -60,7 +61,7 @@ class DistillSettings(ComposedSettings):
     traces: RejectionChoice = Field(RejectionChoice(), description="what the teacher writes, and what of it is kept")
     imitate: SFTChoice = Field(SFTChoice(), description="the student learns from the traces")
     on_policy: RLChoice = Field(RLChoice(method=GRADED), description="the teacher grades the student's own tokens")
-    self_teaching: RLChoice = Field(RLChoice(method="sdft"), description="the student, shown the demonstration, grades")
+    self_teaching: RLChoice = Field(RLChoice(method=SHOWN), description="the student, shown the demonstration, grades")
     rl: RLChoice = Field(RLChoice(), description="the student learns from the reward alone")
 
     small_run: ClassVar[Mapping[str, Any]] = {

@@ -43,6 +43,7 @@ class Workload:
     critic_recompute: Recompute | None = None  # of a trunk of its own; None: as the policy's
     reward_model: ModelShape | None = None
     teacher: ModelShape | None = None  # on the policy's device
+    own_teacher: bool = False  # the reference teaches
     ranks: int = 1  # that each hold a shard and write their share of the completions
     engines: int = 0  # devices that only write; 0: the ranks do
     offload: bool = False  # shards and moments in CPU memory
@@ -65,7 +66,7 @@ class Workload:
 
     @property
     def needs_reference(self) -> bool:
-        return bool(REFERENCES & self.needs)
+        return self.own_teacher or bool(REFERENCES & self.needs)
 
     @property
     def has_critic(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -51,7 +51,7 @@ from whet.train.step_metrics import (
     teacher_metrics,
     uniform_share,
 )
-from whet.train.teacher import Teacher
+from whet.train.teacher import LessonSettings, Teacher, taught_rows
 from whet.train.update import (
     RoutingReplay,
     TrainState,
@@ -59,6 +59,7 @@ from whet.train.update import (
     critic_values,
     replayed_experts,
     token_scores,
+    top_scores,
     update,
 )
 from whet.types import Group, Prompt, RunFailed, Sample, Sampling, StepReport, TokenBatch
@@ -101,6 +102,7 @@ class RLModels:
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
     teacher: Teacher | None = None
+    lesson: LessonSettings = field(default_factory=LessonSettings)
 
 
 class RLTrainer:
@@ -118,7 +120,7 @@ class RLTrainer:
     ) -> None:
         if "ref_logp" in objective.needs() and models.reference is None:
             raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
-        if "teacher_logp" in objective.needs() and models.teacher is None:
+        if {"teacher_logp", "teacher_divergence"} & objective.needs() and models.teacher is None:
             raise ValueError(f"the objective {objective.name} needs a teacher and got none")
         if "value" in objective.needs() and models.critic is None:
             raise ValueError(f"the objective {objective.name} needs a critic and got none")
@@ -151,6 +153,11 @@ class RLTrainer:
         return self._models.tokenizer
 
     @property
+    def taught_by(self) -> str:
+        """The teacher in words; empty where there is none."""
+        return "" if self._models.teacher is None else self._models.teacher.said
+
+    @property
     def ended_early(self) -> str | None:
         return self._objective.control.ends_run(self._memory)
 
@@ -160,7 +167,7 @@ class RLTrainer:
         for failure in rollout.played.failures[:SHOWN_FAILURES]:
             logger.warning("step %d: %s; it is left out", number, failure)
         groups = self._select(rollout, number)
-        batch = self._annotate(self._pack(groups, rollout.part_weights), timer)
+        batch = self._annotate(self._pack(groups, rollout.part_weights), groups, timer)
         batch, self._memory = self._objective.advantage(batch, self._memory)
         rate = scheduled_rate(self._optimizer_settings, number, self._settings.steps)
         with timer.phase("train"):
@@ -172,6 +179,7 @@ class RLTrainer:
                 **group_counts(groups),
                 **episode_counts(groups, rollout.played),
                 **collection_counts(rollout, groups),
+                **self._untaught_count(batch),
             },
             reward=mean_rewards(groups),
             spread=reward_spread(groups),
@@ -227,7 +235,7 @@ class RLTrainer:
         anchor = with_states(anchors(batch.tokens, batch.group, segment), samples)
         return replace(batch, segment=segment, anchor=anchor)
 
-    def _annotate(self, batch: TokenBatch, timer: PhaseTimer) -> TokenBatch:
+    def _annotate(self, batch: TokenBatch, groups: Sequence[Group], timer: PhaseTimer) -> TokenBatch:
         """What the objective needs. While the policy is the one that sampled, old_logp would only repeat logp."""
         needs, settings, models = self._objective.needs(), self._settings, self._models
         temperature, micro_batch_tokens = settings.sampling.temperature, settings.micro_batch_tokens
@@ -235,9 +243,9 @@ class RLTrainer:
             with timer.phase("reference"), models.reference.open() as reference:
                 ref_logp = token_scores(reference, batch, temperature, micro_batch_tokens, self._ranks).logp
                 batch = replace(batch, ref_logp=ref_logp)
-        if "teacher_logp" in needs and models.teacher is not None:
+        if models.teacher is not None:
             with timer.phase("teacher"):
-                batch = replace(batch, teacher_logp=models.teacher.logp(batch))
+                batch = self._ask_teacher(batch, groups, models.teacher)
         has_moved = settings.updates > 1 or settings.staleness > 0
         replay = batch.routed_experts if settings.routing_replay == "sampler" else None
         with timer.phase("train"):
@@ -252,6 +260,35 @@ class RLTrainer:
                 batch = replace(batch, value=value)
         return batch
 
+    def _ask_teacher(self, batch: TokenBatch, groups: Sequence[Group], teacher: Teacher) -> TokenBatch:
+        """What the objective needs of the teacher before the first update.
+
+        Where the teacher reads more than the prompt, samples about which there is nothing to read are not trained on:
+        they leave numerators and denominators, as any row without an action does.
+        """
+        needs, lesson, settings = self._objective.needs(), self._models.lesson, self._settings
+        shown = None
+        if lesson.context != "none":
+            shown = taught_rows(batch, groups, lesson)
+            batch = replace(batch, action=batch.action & False if shown is None else shown.places)
+            if shown is None:
+                return _untaught(batch, needs, lesson)
+        seen = batch if shown is None else shown.batch
+        if "teacher_logp" in needs:
+            logp = teacher.logp(seen)
+            batch = replace(batch, teacher_logp=logp if shown is None else shown.back(logp))
+        if "teacher_divergence" in needs and lesson.top_k:
+            chosen = None
+            if lesson.of_policy:
+                tokens, temperature = settings.micro_batch_tokens, settings.sampling.temperature
+                policy = self._models.policy
+                chosen, _ = top_scores(policy, batch, temperature, tokens, lesson.top_k, None, self._ranks)
+            top, logp = teacher.top(seen, chosen if shown is None or chosen is None else shown.forth(chosen))
+            if shown is not None:
+                top, logp = shown.back(top), shown.back(logp)
+            batch = replace(batch, teacher_top=top, teacher_top_logp=logp)
+        return batch
+
     def _update(self, batch: TokenBatch, groups: Sequence[Group], number: int, rate: float) -> dict[str, float]:
         """Every update of the step; metrics are averaged over them."""
         self._set_learning_rates(rate)
@@ -263,9 +300,16 @@ class RLTrainer:
             minibatch = self._surveyed(objective, batch, rows, first=not updates)
             totals = step_totals(minibatch, self._settings.max_new_tokens)
             try:
-                with self._divergence_reference() as reference:
+                with self._divergence_reference() as reference, self._divergence_teacher() as teacher:
                     metrics, scores = update(
-                        self._train_state, objective, minibatch, totals, reference=reference, only_critic=only_critic
+                        self._train_state,
+                        objective,
+                        minibatch,
+                        totals,
+                        reference=reference,
+                        teacher=teacher,
+                        teacher_temperature=self._models.lesson.temperature,
+                        only_critic=only_critic,
                     )
             except UpdateRefused as error:
                 raise RunFailed(_failure(number, error, groups, rows)) from error
@@ -280,6 +324,12 @@ class RLTrainer:
         if not only_critic:
             self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, batch.num_sequences)
         return means
+
+    def _untaught_count(self, batch: TokenBatch) -> dict[str, int]:
+        """Samples that were left out because the teacher had nothing to read about them."""
+        if self._models.lesson.context == "none":
+            return {}
+        return {"untaught": int((batch.lengths == 0).sum())}
 
     def _surveyed(self, objective: Objective, batch: TokenBatch, rows: list[int], first: bool) -> TokenBatch:
         """The rows of an update. A clip rule that looks at the whole step sees it first, which is one more pass; before
@@ -306,6 +356,13 @@ class RLTrainer:
         """The reference as a context, for an objective that compares whole distributions; else None."""
         if "divergence" in self._objective.needs() and self._models.reference is not None:
             return self._models.reference.open()
+        return nullcontext()
+
+    def _divergence_teacher(self) -> Any:
+        """The teacher as a context, where its whole distribution is compared; else None."""
+        models = self._models
+        if "teacher_divergence" in self._objective.needs() and models.teacher is not None and not models.lesson.top_k:
+            return models.teacher.open()
         return nullcontext()
 
     def _minibatches(self, num_rows: int, number: int) -> list[list[int]]:
@@ -362,6 +419,17 @@ class RLTrainer:
             restore_optimizer(models.critic.modules(), critic_optimizer, tensors["critic_optimizer"])
         if "reference" in tensors and isinstance(models.reference, CopiedReference):
             models.reference.restore(tensors["reference"])
+
+
+def _untaught(batch: TokenBatch, needs: frozenset[str], lesson: LessonSettings) -> TokenBatch:
+    """A step in which there is nothing to learn: the fields are there, and no action."""
+    none = torch.zeros(batch.action.shape)
+    wide = torch.zeros((*batch.action.shape, lesson.top_k))
+    if "teacher_logp" in needs:
+        batch = replace(batch, teacher_logp=none)
+    if "teacher_divergence" in needs:
+        batch = replace(batch, teacher_top=wide.int(), teacher_top_logp=wide)
+    return batch
 
 
 class _ExpertUse:

@@ -22,7 +22,7 @@ from whet.model.fused_weights import unchanged_weights
 from whet.model.head import Coefficient
 from whet.model.lora import merge_adapters
 from whet.model.shared_prefix import to_device
-from whet.model.token_logp import Details, TokenScores, packs, token_logp
+from whet.model.token_logp import Details, Lesson, TokenScores, packs, token_logp, top_tokens
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
@@ -113,6 +113,30 @@ def _joined_experts(ranks: Ranks, mine: Tensor | None) -> Tensor | None:
 
 
 @torch.no_grad()
+def top_scores(
+    model: CausalLM,
+    batch: TokenBatch,
+    temperature: float,
+    micro_batch_tokens: int,
+    count: int,
+    chosen: Tensor | None = None,
+    ranks: Ranks = ALONE,
+) -> tuple[Tensor, Tensor]:
+    """int32 [N, T, K] and [N, T, K]: the model's likeliest tokens at each action, or the `chosen`, and their logp."""
+    count = min(count, model.vocabulary)
+    ids = torch.zeros((*batch.tokens.shape, count), dtype=torch.int32)
+    logp = torch.zeros(ids.shape, dtype=torch.float32)
+    for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(model)):
+        part = trimmed(batch.select(rows)) if rows else idle_row(batch)
+        width = part.tokens.shape[1]
+        wanted = None if chosen is None else (chosen[rows] if rows else chosen[:1])[:, :width]
+        best, values = top_tokens(model, part.tokens, part.action, temperature, count, wanted)
+        if rows:
+            ids[rows, :width], logp[rows, :width] = best.cpu(), values.cpu()
+    return ranks.sum_tensor(ids), ranks.sum_tensor(logp)
+
+
+@torch.no_grad()
 def critic_values(
     critic: Critic,
     policy: CausalLM,
@@ -176,17 +200,19 @@ def update(
     totals: Totals,
     *,
     reference: CausalLM | None = None,
+    teacher: CausalLM | None = None,
+    teacher_temperature: float = 1.0,
     only_critic: bool = False,
 ) -> tuple[dict[str, float], TokenScores]:
     """Accumulate the gradient of the whole batch, then step once. The metrics, and the scores it saw on the way.
 
-    `reference` is for the exact KL. Where the objective's controller ends the updates of the batch, nothing is stepped
-    and the metrics say `ended`.
+    `reference` is for the exact KL, `teacher` for a divergence over the whole vocabulary. Where the objective's
+    controller ends the updates of the batch, nothing is stepped and the metrics say `ended`.
     """
     optimizers = [each for each in (state.optimizer, state.critic_optimizer) if each is not None]
     for each in optimizers:
         each.zero_grad(set_to_none=True)
-    details = _details(state, objective, reference)
+    details = replace(_details(state, objective, reference), lesson=_lesson(objective, teacher, teacher_temperature))
     scored = _scored_tokens(objective, batch)
     # on a device nothing here waits for it: the next micro-batch is on its way while this one is computed
     done: list[_MicroBatch] = []
@@ -210,8 +236,9 @@ def update(
             values = [loss.value.detach() for loss in losses]
             sums = [(name, number) for loss in losses for name, number in loss.sums.items()]
             done.append(_MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums, scores.experts))
-    if reference is not None:
-        reference.release()
+    for other in (reference, teacher):
+        if other is not None:
+            other.release()
     metrics: dict[str, float] = {"loss": 0.0}
     refusal: NotFinite | None = None
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
@@ -315,6 +342,9 @@ def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: 
     looks at it, under the model's own: in the same pass where the two distributions are one, else in a second."""
     scored = _scored_tokens(objective, host)
     details = replace(details, replay=replayed_experts(host, state.routing_replay), experts=True)
+    if details.lesson is not None and details.lesson.teacher is None:
+        lesson = replace(details.lesson, top=host.teacher_top, top_logp=host.teacher_top_logp)
+        details = replace(details, lesson=lesson)
     if scored is host.action:
         return token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, details)
     if state.temperature == 1 and host.support is None:
@@ -349,14 +379,21 @@ def _details(state: TrainState, objective: Objective, reference: CausalLM | None
     )
 
 
+def _lesson(objective: Objective, teacher: CausalLM | None, temperature: float) -> Lesson | None:
+    if "teacher_divergence" not in objective.needs():
+        return None
+    return Lesson(objective.teacher.divergence, teacher, temperature)
+
+
 def _shares_prompts(state: TrainState, details: Details) -> bool:
     """True where every model of a micro-batch computes a prompt once: else the budget counts padded rows."""
-    others = (details.reference, state.critic.trunk if state.critic is not None else None)
+    teacher = details.lesson.teacher if details.lesson is not None else None
+    others = (details.reference, teacher, state.critic.trunk if state.critic is not None else None)
     return packs(state.policy) and all(packs(each) for each in others if each is not None)
 
 
 def _extras(scores: TokenScores) -> Extras:
-    return Extras(scores.entropy, scores.top_logp, scores.chose_top, scores.divergence)
+    return Extras(scores.entropy, scores.top_logp, scores.chose_top, scores.divergence, scores.teacher_divergence)
 
 
 def _critic_values(state: TrainState, scores: TokenScores, part: TokenBatch) -> Tensor:

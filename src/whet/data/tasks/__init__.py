@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from whet.data.tasks.arithmetic import arithmetic
 from whet.data.tasks.countdown import countdown
-from whet.data.tasks.item import Item, Task, demonstrations, gold_completion, items, prompts
+from whet.data.tasks.item import Item, Task, demonstrations, gold_completion, items, prompts, solutions
 from whet.data.tasks.lists import lists
 
 TASKS: dict[str, Task] = {task.name: task for task in (arithmetic, countdown, lists)}
 
-__all__ = ["TASKS", "Item", "Task", "demonstrations", "gold_completion", "items", "prompts"]
+__all__ = ["TASKS", "Item", "Task", "demonstrations", "gold_completion", "items", "prompts", "solutions"]

@@ -66,6 +66,14 @@ def prompts(task: Task, split: str, count: int, seed: int, difficulty: int) -> l
     ]
 
 
+def solutions(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Demonstration]:
+    """The questions of `prompts` with the completions that deserve full marks."""
+    return [
+        Demonstration(as_prompt(task, split, number, item), gold_completion(item))
+        for number, item in enumerate(distinct(task, split, count, seed, difficulty))
+    ]
+
+
 def demonstrations(
     task: Task, count: int, seed: int, difficulty: int, share_worked: float = 1.0
 ) -> list[Demonstration]:

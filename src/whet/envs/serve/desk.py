@@ -13,16 +13,16 @@ import secrets
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.data.chat import prompt_tokens
 from whet.data.turns import TurnRenderer, turn_renderer, without_control_tokens
 from whet.envs.serve.calls import CallRecord, ModelCall
-from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, Choice, ServedCompletions
+from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, Choice, ScoreRequest, ServedCompletions
 from whet.envs.tools.environment import CallFormat
 from whet.envs.tools.formats import call_format_of
 from whet.protocols import Engine, Session
@@ -54,6 +54,18 @@ class Job:
             call.is_delivered = delivered
 
 
+TokenScorer = Callable[[Sequence[int], int], list[dict[int, float]]]
+"""(tokens, likeliest) -> of every token but the first its log-probability and those of the likeliest, by id."""
+
+
+@dataclass(eq=False)
+class ScoreJob:
+    """Tokens on their way to be scored."""
+
+    request: ScoreRequest
+    future: Future[list[dict[int, tuple[float, str]]]] = field(default_factory=Future)
+
+
 @dataclass(eq=False)
 class _OpenSession:
     """A session of the engine, the jobs it writes for, and the calls whose keys and values it keeps."""
@@ -80,8 +92,10 @@ class Desk:
         rows: int = 16,  # conversations at once
         history: str = "template",
         call_format: str = "auto",
+        scorer: TokenScorer | None = None,  # of given tokens; None: none are scored
     ) -> None:
         self._engine, self._tokenizer = engine, tokenizer
+        self._scorer, self._to_score = scorer, queue.SimpleQueue[ScoreJob]()
         self._ends, self._context, self._rows = frozenset(end_tokens), context, rows
         self._history, self._call_format = history, call_format
         self._sampling, self._is_fixed = Sampling(), False
@@ -113,6 +127,27 @@ class Desk:
         self._wake.set()
         return job
 
+    def submit_score(self, request: ScoreRequest) -> ScoreJob:
+        """Hand tokens in to be scored; the future gets their log-probabilities, or a `BadCall`."""
+        if self._scorer is None:
+            raise BadCall("no tokens are scored here", status=404, code="not_served")
+        known = len(self._tokenizer)
+        if any(each >= known for each in request.tokens):
+            raise BadCall(f"prompt holds a token id beyond the vocabulary of {known}", param="prompt")
+        if self._context and len(request.tokens) > self._context:
+            raise BadCall(
+                f"prompt has {len(request.tokens)} tokens and the model's context {self._context}",
+                code="context_length_exceeded",
+                param="prompt",
+            )
+        job = ScoreJob(request)
+        with self._lock:
+            if not self.is_open:
+                raise BadCall("nobody scores tokens at the moment", status=503, code="not_ready")
+            self._to_score.put(job)
+        self._wake.set()
+        return job
+
     def wake(self) -> None:
         self._wake.set()
 
@@ -128,6 +163,10 @@ class Desk:
         with self._lock:
             self.is_open = False
         self.take()
+        with suppress(queue.Empty):
+            while True:
+                stopped = BadCall("the server stopped scoring tokens", status=503, code="not_ready")
+                self._to_score.get_nowait().future.set_exception(stopped)
         for job in [*self.waiting, *(job for job, _ in self._writing)]:
             self._refuse(job, BadCall("the server stopped writing completions", status=503, code="not_ready"))
         with self._lock:
@@ -158,7 +197,10 @@ class Desk:
                 return
 
     def work(self) -> None:
-        """Admit what waits, as far as there is room, and write on for a moment."""
+        """Score what is to be scored, admit what waits, as far as there is room, and write on for a moment."""
+        with suppress(queue.Empty):
+            while True:
+                self._score(self._to_score.get_nowait())
         self.take()
         self.waiting.sort(key=lambda job: job.record.number)  # stable: each one's calls in the order they came
         while self.waiting and self._admit(self.waiting[0]):
@@ -168,6 +210,19 @@ class Desk:
             for number, sample in opened.session.advance():
                 job, call = opened.writing.pop(number)
                 self._written(opened, number, job, call, sample)
+
+    def _score(self, job: ScoreJob) -> None:
+        assert self._scorer is not None
+        if not job.future.set_running_or_notify_cancel():
+            return
+        self.counts["scored_rows"] += 1
+        try:
+            found = self._scorer(job.request.tokens, job.request.top)
+        except Exception as error:
+            job.future.set_exception(BadCall(f"the tokens could not be scored: {error}", status=500, code="failed"))
+            return
+        text = {token: self._tokenizer.decode([token]) for each in found for token in each}
+        job.future.set_result([{token: (logp, text[token]) for token, logp in each.items()} for each in found])
 
     def pending(self, record: CallRecord) -> bool:
         """True while a request of the record waits or is being written."""

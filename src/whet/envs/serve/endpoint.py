@@ -158,6 +158,18 @@ class HttpEndpoint:
             except BadCall as error:
                 return refused(error)
 
+        async def score(request: Request) -> Any:
+            """Log-probabilities of given tokens: nothing is written."""
+            try:
+                self._admitted(request)
+                asked = wire.parse_score(wire.parse_body(await _body(request)))
+                if not self._any_model and asked.model not in ("", self._model):
+                    raise BadCall(f"the model {asked.model[:100]!r} is not served", status=404, param="model")
+                scores = await asyncio.wrap_future(self._desk.submit_score(asked).future)
+                return JSONResponse(wire.score_json(asked, scores, asked.model or self._model))
+            except BadCall as error:
+                return refused(error)
+
         async def take_reward(request: Request) -> Any:
             """The reward of an episode."""
             try:
@@ -199,7 +211,7 @@ class HttpEndpoint:
                 return refused(error)
 
         async def unknown(request: Request, error: Any = None) -> Any:
-            there = "POST /v1/chat/completions, POST /inference/v1/generate, GET /v1/models"
+            there = "POST /v1/chat/completions, POST /inference/v1/generate, POST /v1/completions, GET /v1/models"
             return refused(
                 BadCall(f"there is no {request.method} {request.url.path[:100]}; there is {there}", status=404)
             )
@@ -207,6 +219,7 @@ class HttpEndpoint:
         for path, function, method in (
             ("/v1/chat/completions", chat, "POST"),
             ("/inference/v1/generate", generate, "POST"),
+            ("/v1/completions", score, "POST"),
             ("/v1/episode/reward", take_reward, "POST"),
             ("/v1/models", models, "GET"),
             ("/v1/models/{name:path}", model, "GET"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from whet.envs.serve.calls import CallRecord
-from whet.envs.serve.desk import Desk
+from whet.envs.serve.desk import Desk, TokenScorer
 from whet.envs.serve.endpoint import LOOPBACK, HttpEndpoint
 from whet.protocols import Engine
 from whet.types import Sampling, WhetError
@@ -35,6 +35,7 @@ class ModelServer:
         seed: int = 0,
         history: str = "template",
         call_format: str = "auto",
+        scorer: TokenScorer | None = None,
     ) -> None:
         if not token:
             raise WhetError("the server's token is empty; give one, or leave it away to have one drawn")
@@ -46,6 +47,7 @@ class ModelServer:
             rows=rows,
             history=history,
             call_format=call_format,
+            scorer=scorer,
         )
         self._endpoint = HttpEndpoint(self._desk, model, context=context, host=host, port=port)
         self._endpoint.allow(token, CallRecord(seed=("serve", seed), keeps=REMEMBERED))

@@ -215,6 +215,43 @@ def parse_generate(body: Mapping[str, Any]) -> CallRequest:
     )
 
 
+@dataclass(frozen=True)
+class ScoreRequest:
+    """A request for the log-probabilities of given tokens."""
+
+    tokens: tuple[int, ...]
+    top: int  # likeliest tokens beside each one's own
+    model: str = ""
+
+
+MOST_TOP = 1024
+
+
+def parse_score(body: Mapping[str, Any]) -> ScoreRequest:
+    """A request to /v1/completions with `prompt_logprobs`: as vLLM takes it, and nothing is written."""
+    tokens = body.get("prompt")
+    if not isinstance(tokens, list) or len(tokens) < 2 or not all(type(each) is int and each >= 0 for each in tokens):
+        raise BadCall("prompt is no list of at least two token ids; texts go to /v1/chat/completions", param="prompt")
+    top = _whole(body, "prompt_logprobs", 0, MOST_TOP)
+    if top is None:
+        raise BadCall("only tokens are scored here: give prompt_logprobs, 0 for their own", param="prompt_logprobs")
+    if (_whole(body, "max_tokens", 0, 10**9) or 0) > 1:
+        raise BadCall("nothing is written here: give max_tokens 1, or ask /v1/chat/completions", param="max_tokens")
+    return ScoreRequest(tuple(tokens), top, _text(body, "model"))
+
+
+def score_json(request: ScoreRequest, scores: Sequence[Mapping[int, tuple[float, str]]], model: str) -> dict[str, Any]:
+    """The scores of a request's tokens, the first of which has none, in vLLM's places."""
+    entries = [
+        {str(token): {"logprob": logp, "decoded_token": text} for token, (logp, text) in each.items()}
+        for each in scores
+    ]
+    choice = {"index": 0, "text": "", "finish_reason": "length", "logprobs": None, "prompt_logprobs": [None, *entries]}
+    count = len(request.tokens)
+    tokens = {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count}
+    return {"id": "score", "object": "text_completion", "model": model, "choices": [choice], "usage": tokens}
+
+
 def _message(value: Any, number: int) -> dict[str, Any]:
     """A message as the chat templates want it: text contents, arguments of calls as objects."""
     where = f"messages[{number}]"

@@ -8,8 +8,16 @@ from whet.objective.kl import NoKL
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import TokenRatio
+from whet.objective.reference import MovingAverage
 from whet.objective.scale import NoScale
-from whet.objective.teacher import EarlyTeacherGap, TeacherGap
+from whet.objective.teacher import (
+    CappedJensenShannon,
+    EarlyTeacherGap,
+    JensenShannonToTeacher,
+    NoAdvantage,
+    TeacherGap,
+    TeacherReverseKL,
+)
 
 SINGLE = {"batch": {"group_size": 1, "prompts_per_step": 64}}
 SMALL_SINGLE = {"batch": {"group_size": 1, "prompts_per_step": 128}}
@@ -44,4 +52,95 @@ IW_OPD = Preset(
     small_run=SMALL_SINGLE,
 )
 
-EVERY = (OPD, IW_OPD)
+OPD_FULL = Preset(
+    Objective(
+        "opd_full",
+        NoAdvantage(),
+        NoScale(),
+        TokenRatio(),
+        OnPolicy(),
+        TokenMean(),
+        NoKL(),
+        teacher=TeacherReverseKL(1.0),
+    ),
+    title="OPD, whole distributions",
+    paper="after Agarwal et al. 2023, arXiv 2306.13649, and Gu et al. 2023, MiniLLM, arXiv 2306.08543",
+    formula="L = 1/M SUM KL(pi, teacher) over the whole vocabulary, at the policy's own tokens",
+    fixes="the noise of judging a state by the one token that was sampled there",
+    breaks="the teacher's logits at every pass, or its likeliest tokens (teacher.top_k); no gradient through sampling",
+    deviations=("MiniLLM's long-term part, its mixed sampling and its length norm are left out",),
+    run=SINGLE,
+    small_run=SMALL_SINGLE,
+)
+
+GKD = Preset(
+    Objective(
+        "gkd",
+        NoAdvantage(),
+        NoScale(),
+        TokenRatio(),
+        OnPolicy(),
+        TokenMean(),
+        NoKL(),
+        teacher=JensenShannonToTeacher(1.0, 0.5),
+    ),
+    title="GKD",
+    paper="Agarwal et al. 2023, On-Policy Distillation of Language Models, arXiv 2306.13649",
+    formula="L = 1/M SUM beta KL(teacher, m) + (1 - beta) KL(pi, m),  m = beta teacher + (1 - beta) pi",
+    fixes="a student that only ever saw prefixes of the teacher's, and a divergence that is too large for it",
+    breaks="two models in every pass; beta, lambda and the temperature depend on the task",
+    deviations=(
+        "beta 0.5 is TRL's default; at 0 and 1 the paper means the KLs: objective.teacher=forward_kl, reverse_kl",
+        "the mean over the step's tokens",
+        "every completion is the policy's own: the paper's lambda is 1",
+    ),
+    run=SINGLE,
+    small_run=SMALL_SINGLE,
+)
+
+SDPO = Preset(
+    Objective(
+        "sdpo",
+        NoAdvantage(),
+        NoScale(),
+        TokenRatio(),
+        OnPolicy(),
+        TokenMean(),
+        NoKL(),
+        reference=MovingAverage(0.95),
+        teacher=CappedJensenShannon(1.0, 0.5, 2.0),
+    ),
+    title="SDPO",
+    paper="Huebotter et al. 2026, Reinforcement Learning via Self-Distillation, arXiv 2601.20802",
+    formula="L = 1/M SUM min(r, 2) JSD(pi(x), pi_avg(x with a right sibling)) over the policy's top 100 and the rest",
+    fixes="one bit per completion: a right sibling in the context says which tokens of a wrong one were wrong",
+    breaks="a model too small to use what it reads teaches nothing; groups without a right completion are left out",
+    deviations=(
+        "the moving average keeps 0.95, top 100, ceiling 2 and the words around the solution are TRL's",
+        "a right completion reads another right one, where there is one; TRL leaves that to a setting",
+        "feedback of the row, without a sibling: teacher.context=feedback",
+    ),
+    unverified="the paper itself; read in TRL's trainer and in a reimplementation of the authors' code",
+    run={"teacher": {"name": "self", "context": "sibling", "top_k": 100, "top_of": "policy"}},
+    small_run={"teacher": {"name": "self", "context": "sibling", "top_k": 20, "top_of": "policy"}},
+)
+
+SDFT = Preset(
+    Objective("sdft", TeacherGap(), NoScale(), TokenRatio(), Unclipped(), TokenMean(), NoKL()),
+    title="SDFT",
+    paper="Shenfeld et al. 2026, Self-Distillation Enables Continual Learning, arXiv 2601.19897",
+    formula="A_t = log pi_0(a_t | x with a demonstration) - log pi_old(a_t | x),  J = 1/M SUM r_t A_t",
+    fixes="imitating demonstrations off-policy forgets what they do not show: the policy's own words are trained here",
+    breaks="the policy must be able to use a demonstration that it reads: small models often are not",
+    deviations=(
+        "on the sampled token, as prime-rl's opsd; over distributions: objective.baseline=none, objective.teacher="
+        "reverse_kl and teacher.top_k",
+        "the teacher is the first policy, TRL's default; a moving average: objective.reference=ema",
+        "the words around the demonstration are whet's: teacher.template",
+    ),
+    unverified="the paper itself; title and authors from memory, the formula from prime-rl and TRL",
+    run={**SINGLE, "teacher": {"name": "self", "context": "demonstration"}},
+    small_run={**SMALL_SINGLE, "teacher": {"name": "self", "context": "demonstration"}},
+)
+
+EVERY = (OPD, IW_OPD, OPD_FULL, GKD, SDPO, SDFT)

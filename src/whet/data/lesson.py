@@ -1,0 +1,78 @@
+"""What a teacher reads besides the prompt: the same question with a solution, a demonstration or feedback beside it.
+
+Pure: from a prompt and a text to another prompt. The tokens of a completion are never written again, they are only put
+behind other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from whet.types import Group, Prompt, Sample
+
+LessonContext = Literal["none", "sibling", "demonstration", "feedback"]
+TEMPLATES: Mapping[str, str] = {
+    "sibling": "{prompt}\n\nCorrect solution:\n\n{text}\n\nCorrectly solve the original question.",
+    "demonstration": "{prompt}\n\nThis is an example of a response to the question:\n\n{text}\n\n"
+    "Now answer with a response of your own, including the thinking process.",
+    "feedback": "{prompt}\n\nThe following is feedback from an earlier attempt:\n\n{text}\n\n"
+    "Correctly solve the original question.",
+}
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "demonstration": ("demonstration", "completion", "solution"),
+    "feedback": ("feedback", "privileged_context"),
+}
+
+
+def with_text(prompt: Prompt, text: str, template: str) -> Prompt:
+    """The prompt with a text beside it: in its last message, or in the plain text."""
+
+    def written(question: str) -> str:
+        return template.replace("{prompt}", question, 1).replace("{text}", text, 1)
+
+    if prompt.text is not None:
+        return replace(prompt, text=written(prompt.text))
+    *before, last = prompt.messages
+    return replace(prompt, messages=(*before, {**last, "content": written(str(last.get("content", "")))}))
+
+
+def column_text(prompt: Prompt, context: str) -> str | None:
+    """What the row says: the first of the context's columns that it has, as text."""
+    found = (prompt.meta.get(name) for name in COLUMNS[context])
+    return next((each for each in found if isinstance(each, str) and each.strip()), None)
+
+
+def right_siblings(samples: Sequence[Sample]) -> list[Sample | None]:
+    """For each sample the next right one of its group, in a circle, that is another: its outcome is 1."""
+    right = [place for place, sample in enumerate(samples) if sample.outcome == 1]
+    found: list[Sample | None] = []
+    for place in range(len(samples)):
+        others = [each for each in right if each != place]
+        chosen = next((each for each in others if each > place), others[0] if others else None)
+        found.append(None if chosen is None else samples[chosen])
+    return found
+
+
+def lesson_texts(group: Group, context: LessonContext, known: Mapping[str, str]) -> list[str | None]:
+    """What the teacher reads about each sample of a group; None where there is nothing, and nothing to learn.
+
+    `known` are texts by prompt, for data that holds them elsewhere than in a column.
+    """
+    if context == "sibling":
+        return [None if each is None else each.completion for each in right_siblings(group.samples)]
+    text = known.get(group.prompt.id) or column_text(group.prompt, context)
+    return [text] * len(group.samples)
+
+
+def behind(prompt: Sequence[int], sample: Sample) -> tuple[Tensor, Tensor, int]:
+    """Tokens and actions of a sample whose first tokens, up to its first action, are replaced; and by how much each
+    action moved."""
+    first = int(sample.action.int().argmax())
+    tokens = torch.cat([torch.tensor(list(prompt), dtype=sample.tokens.dtype), sample.tokens[first:]])
+    action = torch.cat([torch.zeros(len(prompt), dtype=torch.bool), sample.action[first:]])
+    return tokens, action, len(prompt) - first
