@@ -94,8 +94,8 @@ class DistillSettings(ComposedSettings):
         "teacher_rl": {"steps": 30},
         "student": {"layers": 2},
         "warm_rows": 128,
-        "warm": {"train": {"batch": {"rows_per_step": 32}, "optimizer": {"learning_rate": 1e-3}}},
-        "imitate": {"train": {"batch": {"rows_per_step": 32}}},
+        "warm": {"epochs": 4.0, "train": {"batch": {"rows_per_step": 32}, "optimizer": {"learning_rate": 1e-3}}},
+        "imitate": {"epochs": 8.0, "train": {"batch": {"rows_per_step": 32}}},
     }
 
     def idle(self) -> dict[str, str]:

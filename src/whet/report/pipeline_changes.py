@@ -86,6 +86,23 @@ def compared(policies: Sequence[MeasuredPolicy]) -> list[tuple[MeasuredPolicy, M
     return [(one, two) for one, two in pairs if one is not None]
 
 
+def branched(policies: Sequence[MeasuredPolicy]) -> str:
+    """Where stages branch: each policy against the one it began as, all eval prompts together; empty elsewhere."""
+    if not any(each.against for each in policies):
+        return ""
+    texts = []
+    for one, two in compared(policies):
+        change = next(iter(set_changes(one, two)), None)
+        if change is not None:
+            test = change.test
+            right = [row["right"] for row in two.rows.values() if row.get("right") in (0, 1)]
+            gain = (
+                f"{100 * test.difference:+.1f} points on {one.label}, {100 * test.low:+.1f} to {100 * test.high:+.1f}"
+            )
+            texts.append(f"{two.label} {percent(sum(right) / len(right))} ({gain})")
+    return "; ".join(texts)
+
+
 def fallen(policies: Sequence[MeasuredPolicy]) -> list[str]:
     """What got worse from one stage to the next, in words; only what is more than noise."""
     changes = [each for one, two in compared(policies) for each in set_changes(one, two)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.metrics.significance import shares_apart
-from whet.report.pipeline_changes import ALL, MeasuredPolicy, fallen, measured_text
+from whet.report.pipeline_changes import ALL, MeasuredPolicy, branched, fallen, measured_text
 from whet.report.text import duration, headline, metric_text, quantity
 
 NOISE = 2.0  # standard errors that two metrics must be apart to be called different
@@ -171,6 +171,11 @@ def verdict(summary: PipelineSummary) -> str:
     name = metric.replace("_", " ")
     if first is last:
         return f"Held-out {name} before the first round: {_value(first, metric)}.{ended}"
+    branches = branched(summary.policies)
+    if branches:
+        lost = "; ".join(fallen(summary.policies))
+        worse_text = f" Worse: {lost}." if lost else ""
+        return f"Held-out {name}: {branches}.{worse_text}{ended}"
     if last.label:
         text = f"Held-out {name}: {_value(first, metric)} before, {_value(last, metric)} after {last.label}, "
         worse = fallen(summary.policies)

@@ -1,6 +1,7 @@
 """The stages that pipelines are made of: each an entry with a name, a few plain arguments and named inputs."""
 
 from whet.pipeline.library.compose import compose
+from whet.pipeline.library.distilling import CompareEntry, MatchedEntry, StudentEntry
 from whet.pipeline.library.entry import StageEntry
 from whet.pipeline.library.evaluation import EvalEntry, can_evaluate
 from whet.pipeline.library.rechecking import RecheckEntry
@@ -29,8 +30,10 @@ STAGE_KINDS: dict[str, type[StageEntry]] = {
 
 __all__ = [
     "STAGE_KINDS",
+    "CompareEntry",
     "ComposedSettings",
     "EvalEntry",
+    "MatchedEntry",
     "MixEntry",
     "MixSource",
     "PairsEntry",
@@ -42,6 +45,7 @@ __all__ = [
     "SFTEntry",
     "SampleEntry",
     "StageEntry",
+    "StudentEntry",
     "VoteEntry",
     "can_evaluate",
     "compose",
