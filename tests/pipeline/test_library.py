@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from whet.cli import app
+from whet.config.config import resolved
 from whet.pipeline import read_json_lines
 from whet.pipeline.from_file import FilePipelineSettings, entry_of, file_stages
 from whet.pipeline.library import (
@@ -23,8 +24,11 @@ from whet.pipeline.library import (
     compose,
 )
 from whet.pipeline.library.rejection import KeepRule, kept_rows, shared_runs
+from whet.pipeline.library.time_estimate import training_seconds
+from whet.pipeline.plan_table import plan_lines
 from whet.pipeline.runner import run_pipeline
-from whet.pipeline.stages import stage_fingerprints
+from whet.pipeline.stages import Stage, StageCost, StagePlan, stage_fingerprints
+from whet.plan.machines import devices
 from whet.types import WhetError
 
 
@@ -182,6 +186,16 @@ def test_prompts_that_are_solved_other_languages_and_hints():
     hinted = row(["wrong"], [0], hinted="right")
     kept, counts = kept_rows([hinted], KeepRule())
     assert [each["completion"] for each in kept] == ["right"] and counts["hinted"] == 1
+
+
+def test_a_training_has_a_time_where_rates_were_measured_and_none_on_a_cpu():
+    config = resolved("grpo", {"model": {"name": "smollm2"}})
+    assert training_seconds(config, 10, devices("1xH200")) == pytest.approx(
+        10 * training_seconds(config, 1, devices("1xH200"))
+    )
+    assert training_seconds(resolved("grpo", {"model": {"device": "cpu"}}), 10) is None
+    timed = Stage("rl", "", print, plan=StagePlan({"start": "base"}, "model", StageCost(updates=10, seconds=90.0)))
+    assert any(line.endswith("1 min 30 s") for line in plan_lines([timed])) and "time" in plan_lines([timed])[0]
 
 
 def test_runs_of_words_in_common():

@@ -1,7 +1,11 @@
 """Preferences and rewards one after the other, tiny: what is measured after each, the guard, the verdict."""
 
+import json
+
 import pytest
 
+from whet.data.tasks import TASKS, gold_completion
+from whet.data.tasks.item import distinct
 from whet.metrics.win_rate import WinRate
 from whet.pipeline import read_json_lines
 from whet.pipeline.phased import PHASED, Phase, _rl_config, kept_verdict, phases
@@ -120,6 +124,25 @@ def test_the_other_order_runs(tmp_path):
     run = run_pipeline("phased", TINY, {"order": "rl_first", "folder": str(tmp_path / "run")})
     (words,) = run.stages["check"].result["findings"]
     assert words.startswith("preference: ") and "accuracy" in words
+
+
+@pytest.mark.slow
+def test_pairs_that_work_against_the_reward_are_found_to_undo_it(tmp_path):
+    """The task needs the working; the pairs prefer completions that answer at once."""
+    items = distinct(TASKS["arithmetic"], "train", 512, 77, 3)
+    lines = [
+        {"prompt": [{"role": "user", "content": item.question}], "chosen": gold_completion(item, worked=False)}
+        | {"rejected": gold_completion(item)}
+        for item in items
+    ]
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sizes = {"judged_prompts": 10, "eval": {"prompts": 60}, "model": {"threads": 1}}
+    layer = {"pairs": str(pairs), "order": "rl_first", "folder": str(tmp_path / "run")}
+    run = run_pipeline("phased", sizes, layer)
+    assert run.stages["rl-measured"].result["task_value"] > 0.9
+    (words,) = run.stages["check"].result["findings"]
+    assert words.startswith("preference: LOST: accuracy ")
 
 
 @pytest.mark.parametrize(

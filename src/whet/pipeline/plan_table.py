@@ -35,7 +35,9 @@ def plan_lines(stages: Sequence[Stage], unchanged: Collection[str] = ()) -> list
     lines += [f"{stage.name}: {cost.note}" for stage, cost in zip(stages, costs, strict=True) if cost.note]
     if any(cost.sampled_tokens for cost in costs):
         lines.append("tokens sampled are at most: every completion as long as its budget")
-    if not timed:
+    if timed:
+        lines.append("time: of the trainings alone, by the rates of `whet plan`; sampling and evals come on top")
+    else:
         lines.append("no time is given: nothing was measured on a device like this one that it could be told by")
     if unchanged:
         lines.append("(done): finished in the folder with these settings and inputs; it is skipped")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets import preference_free as free
 from whet.objective.presets import preference_tied as tied
-from whet.objective.presets.preference_free import LEFT_OUT
+from whet.objective.presets.left_out import LEFT_OUT
 from whet.objective.presets.preset import Preset
 
 EVERY = (

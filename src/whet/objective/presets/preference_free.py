@@ -157,11 +157,3 @@ PAIRWISE_CRINGE = Preset(
     breaks="needs a rival token drawn at every place of a rejected completion",
     unverified="the gate, that both terms are means over tokens, and the constants a 1, b 0, t 1",
 )
-
-# what is asked for by name and cannot be built as its authors meant it
-LEFT_OUT = {
-    "power_dl": "of Rashidinejad et al. 2024 (arXiv 2412.09544) the drifting labels and the eta term could not be "
-    "verified; power has the reward alone",
-    "pg_dpo": "no paper of that name with a preference loss was found; dpop protects the chosen completion's "
-    "likelihood",
-}

@@ -24,6 +24,7 @@ from whet.pipeline.library.entry import (
     input_digests_of,
 )
 from whet.pipeline.library.settings import ComposedSettings, given_reward, is_scored, own_data, shared_values
+from whet.pipeline.library.time_estimate import training_seconds
 from whet.pipeline.settings import TRAIN_KEYS
 from whet.pipeline.stages import FinishedStage, Stage, StageCost, StagePlan, stage_result
 from whet.pipeline.training import RUN, check_training, run_summary, steps_for, train_run
@@ -167,7 +168,8 @@ class RowTraining(TrainingEntry):
             return trained_result(folder, steps=steps)
 
         note = "" if count else f"as many updates as {self.epochs:g} passes over the rows of {rows.stage} take"
-        cost = StageCost(steps, steps * config.batch.rows_per_step if count else 0, note=note)
+        rows_seen = steps * config.batch.rows_per_step if count else 0
+        cost = StageCost(steps, rows_seen, seconds=training_seconds(config, steps), note=note)
         about = f"{self.method_name()} on {rows.label}; starts from {start.label}"
         return Stage(
             self.name,
@@ -314,6 +316,7 @@ class RLEntry(TrainingEntry):
             completions,
             completions,
             completions * config.sampling.max_new_tokens,
+            training_seconds(config, steps),
             note="" if steps else f"as many steps as {self.epochs:g} passes over {prompts.stage} take",
         )
         scorers = [learned] if learned else []
