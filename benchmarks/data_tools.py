@@ -105,15 +105,12 @@ def main() -> None:
     chosen = parser.parse_args()
     commands = {
         "stats": ["stats", "rows.jsonl"],
-        "stats_near": ["stats", "rows.jsonl", "--near", "0.8"],
-        "dedup_exact": ["dedup", "rows.jsonl", "--exact", "-o", "exact.jsonl"],
         "dedup": ["dedup", "rows.jsonl", "--by", "prompt", "-o", "near.jsonl"],
         "contamination": ["contamination", "rows.jsonl", "--test", "test.jsonl", "-o", "clean.jsonl"],
         "filter": ["filter", "rows.jsonl", "--least", "0.1", "--most", "0.9", "-o", "filtered.jsonl"],
         "curriculum": ["curriculum", "rows.jsonl", "--stages", "4", "-o", "ordered.jsonl"],
         "mix": ["mix", "rows.jsonl=3", "labels.jsonl=1", "-o", "mixed.jsonl"],
-        "split": ["split", "rows.jsonl", "train.jsonl=0.9", "held_out.jsonl=0.1"],
-        "split_near": ["split", "rows.jsonl", "train2.jsonl=0.9", "held_out2.jsonl=0.1", "--near", "0.8"],
+        "split": ["split", "rows.jsonl", "train.jsonl=0.9", "held_out.jsonl=0.1", "--near", "0.8"],
         "convert_labels_to_pairs": ["convert", "labels.jsonl", "--to", "pairs", "-o", "pairs.jsonl"],
         "convert_pairs_to_labels": ["convert", "pairs.jsonl", "--to", "labels", "-o", "labels2.jsonl"],
     }

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from whet import api
+from whet.api.planning import plan
 from whet.build import assembly, planning
 from whet.build.planning import device_plan, memory_facts, refuse_too_large, workload
 from whet.config.config import resolved
@@ -88,3 +89,16 @@ def test_the_memory_that_is_free_is_known():
 
     room = planning.this_device(torch.device("cpu"))
     assert room.is_cpu and 1e8 < room.memory < 1e14
+
+
+def test_a_teacher_is_counted_where_it_stands():
+    def lines(**teacher):
+        found = plan("opd", model="smollm2-135m", gpus="1x80GB", settings={"teacher": teacher})
+        return {line.name: line.bytes for line in found.memory.lines if "teacher" in line.name}
+
+    here = lines(name="smollm2-135m")
+    assert here["teacher (smollm2-135m)"] == pytest.approx(2 * 134.5e6, rel=0.01)
+    assert here["teacher: forward pass, nothing kept"] > 0
+    assert lines(name="smollm2-135m", device="cuda:1") == lines(base_url="http://localhost:8000/v1") == {}
+    own = plan("sdpo", model="smollm2-135m", gpus="1x80GB", settings={})
+    assert any(line.name.startswith("reference") for line in own.memory.lines)

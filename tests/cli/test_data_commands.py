@@ -308,3 +308,20 @@ def test_convert_from_python() -> None:
     stream = io.BytesIO()
     convert(StoredRows("a.jsonl"), RowWriter(stream), "pairs")
     assert json.loads(stream.getvalue()) == {"prompt": "q", "chosen": "a", "rejected": "b", "margin": 0.5}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "plain text"},
+        {"prompt": "\n\nHuman: hello\n\nAssistant: hi\n\nHuman: more\n\nAssistant:"},
+        {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]},
+        {"question": "asked", "answer": "#### 3"},
+    ],
+)
+def test_the_short_way_to_a_text_is_the_long_one(row: dict[str, object]) -> None:
+    from whet.data.spool import prompt_text
+
+    save("a.jsonl", row)
+    stored = StoredRows("a.jsonl")
+    assert [text for _, text in stored.texts()] == [prompt_text(prompt) for _, prompt in stored.prompts()]

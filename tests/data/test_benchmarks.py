@@ -175,3 +175,31 @@ def test_published_files(path: str) -> None:
     rows = read_rows(f"{name}:{file}", faulty=True)
     assert (len(rows), sum(row.fault is not None for row in rows)) == (count, bad)
     prompts_from([row for row in rows if row.fault is None])
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "count"), [("math/asdiv", "asdiv", 60), ("math/olympiadbench", "olympiadbench", 2)]
+)
+def test_how_many_gold_answers_no_reward_reads(path: str, name: str, count: int) -> None:
+    """docs/data-tools.md says so."""
+    from whet.reward.math_answer import unread_gold
+
+    file = Path(os.environ.get("WHET_DATA", "")) / f"{path}.jsonl.gz"
+    if not file.is_file():
+        pytest.skip(f"WHET_DATA names no data folder with {path}.jsonl.gz")
+    assert sum(each is not None for each in unread_gold(prompts_from(read_rows(f"{name}:{file}")))) == count
+
+
+def test_which_published_train_sides_hold_test_prompts() -> None:
+    """docs/data-tools.md says so."""
+    from whet.data.contamination import contamination
+
+    data = Path(os.environ.get("WHET_DATA", ""))
+    if not (data / "math" / "math_train.jsonl.gz").is_file():
+        pytest.skip("WHET_DATA names no data folder with math and gsm8k")
+    pairs = (("math", "math/math_train", "math/math_test", 3), ("gsm8k", "gsm8k/train", "gsm8k/test", 0))
+    for name, train, test, exact in pairs:
+        rows = [read_rows(f"{name}:{data / each}.jsonl.gz", faulty=True) for each in (train, test)]
+        sides = [[row.values["prompt"] for row in side if row.fault is None] for side in rows]
+        found = contamination(*sides)
+        assert len({each.train for each in found if each.kind == "exact"}) == exact

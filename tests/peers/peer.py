@@ -28,6 +28,10 @@ VERL = (
     *("tensordict==0.10.0", "pyvers==0.2.3", "orjson==3.13.0"),
     *("omegaconf==2.4.0", "codetiming==1.4.0", "pillow==13.0.0"),
 )
+LM_EVAL = (
+    *("antlr4-python3-runtime==4.11.1", "sacrebleu==2.6.0", "portalocker==4.4.2", "tabulate==0.10.0"),
+    *("colorama==0.4.6", "lxml==6.1.3", "word2number==1.1", "more-itertools==11.2.1"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Package:
 
 
 PACKAGES = {
+    "lm_eval": Package("lm_eval", "0.4.13", "lm_eval_side.py", (*LM_EVAL, *DATASETS)),
     "trl": Package("trl", "1.16.0", "trl_side.py", DATASETS),
     "trl_ppo": Package("trl", "1.12.0", "trl_ppo_side.py", DATASETS),
     "verl": Package("verl", "0.9.1", "verl_side.py", (*VERL, *RAY, *DATASETS)),

@@ -91,8 +91,18 @@ class StoredRows:
     def texts(self, by: str = "prompt") -> Iterator[tuple[Row, str]]:
         """Each row with the text it is compared by: `prompt`, `all` of its texts, or a column."""
         if by in ("prompt", "all"):
-            for row, prompt in self.prompts():
-                yield row, row_text(row, prompt, by == "all")
+            for batch in self.batches():
+                for row in batch:
+                    text = _plain_prompt(row) if by == "prompt" else None
+                    if text is not None:
+                        yield row, text
+                        continue
+                    try:
+                        (prompt,) = _prompts([row])
+                    except BadRow as fault:
+                        self.refuse(fault)
+                    else:
+                        yield row, row_text(row, prompt, by == "all")
             return
         for row in self:
             value = row.values.get(by)
@@ -111,6 +121,13 @@ class StoredRows:
         if not self.drop:
             raise WhetError(f"{fault}; or leave such rows out with --unusable drop") from fault
         self.left_out[fault.reason] += 1
+
+
+def _plain_prompt(row: Row) -> str | None:
+    """The prompt of a row that plainly has one, as `prompts_from` would read it; None where that has to look closer."""
+    value = row.values.get("prompt")
+    is_plain = isinstance(value, str) and value.strip() and not value.startswith("\n\n")  # a transcript begins so
+    return value if is_plain else None
 
 
 def _prompts(rows: Sequence[Row]) -> list[Prompt]:

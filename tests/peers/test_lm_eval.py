@@ -1,0 +1,52 @@
+"""whet's verdicts on GSM8K and MATH-500 completions against lm-eval's own task code."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from peer import PeerMissing
+
+pytestmark = pytest.mark.peers
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def groups():
+    data = os.environ.get("WHET_DATA")
+    if not data or not (Path(data) / "verifier_vectors").is_dir():
+        pytest.skip("WHET_DATA names no data folder with gsm8k, math and verifier_vectors")
+    spec = importlib.util.spec_from_file_location("lm_eval_parity", ROOT / "benchmarks" / "lm_eval_parity.py")
+    parity = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(parity)
+    try:
+        return parity.compared([*parity.gsm8k_cases(Path(data), 60), *parity.math500_cases(Path(data), 40)])
+    except PeerMissing as reason:
+        pytest.skip(str(reason))
+
+
+def test_gsm8k_with_a_marked_answer_agrees_with_both_filters(groups):
+    scores = groups["gsm8k_marked"]["scores"]
+    assert scores["strict-match"]["agreement"] == 1.0
+    assert scores["flexible-extract"]["agreement"] == 1.0
+    assert 0.1 < groups["gsm8k_marked"]["whet_accuracy"] < 0.9
+
+
+def test_gsm8k_without_a_mark_agrees_with_the_flexible_filter(groups):
+    scores = groups["gsm8k_unmarked"]["scores"]
+    assert scores["flexible-extract"]["agreement"] >= 0.99
+    assert scores["strict-match"]["right"] == 0
+
+
+def test_math500_solutions_right_and_wrong_agree(groups):
+    for score in groups["math500_reference"]["scores"].values():
+        assert score["agreement"] >= 0.98
+    assert 0.45 < groups["math500_reference"]["whet_accuracy"] < 0.55
+
+
+def test_math500_answers_of_models_differ_by_notation_only(groups):
+    """whet reads more notations: docs/data-tools.md lists what differs the other way."""
+    scores = groups["math500_models"]["scores"]
+    assert scores["minerva_math_verify"]["agreement"] >= 0.95
+    assert all(score["agreement"] >= 0.85 and score["only_peer"] <= 2 for score in scores.values())
