@@ -58,7 +58,10 @@ def ttrl_entries(settings: LabelFreeSettings) -> list[StageEntry]:
 
 def _votes(settings: LabelFreeSettings, when: str, model: str) -> list[StageEntry]:
     drawn = f"completions-{when}"
-    sample = SampleEntry(name=drawn, model=model, count=settings.vote_prompts, completions=settings.votes)
+    gold = RewardSection(
+        parts=tuple(part.model_copy(update={"weight": 1.0}) for part in voted_reward(settings).parts[1:])
+    )
+    sample = SampleEntry(name=drawn, model=model, count=settings.vote_prompts, completions=settings.votes, reward=gold)
     return [sample, VoteEntry(name=f"votes-{when}", completions=drawn, least_share=settings.least_share)]
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from whet.config.bounds import MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
 from whet.config.config import SUPERVISED, EvaluationConfig, SFTConfig
 from whet.config.sections import DataSection, EvalSection, RewardSection, SamplingSection, Section, Temperature
-from whet.pipeline.generation import sampled_rows, write_rows
+from whet.pipeline.generation import Scores, sampled_rows, write_rows
 from whet.pipeline.library.entry import (
     OUTPUT_FILES,
     Composition,
@@ -134,7 +134,9 @@ class SampleEntry(StageEntry):
 
         def rows_of(sampler: Any, number: int, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
             written = sampler.completions(prompts, self.completions, sampling, (config.seed, number))
-            scores = sampler.scores(None, prompts, written)
+            scores: Scores = [[None] * len(each) for each in written]
+            if scores_rows(config):
+                scores = sampler.scores(None, prompts, written)
             rows = [scored_row(*each) for each in zip(prompts, written, scores, strict=True)]
             return with_hints(sampler, sampling, (config.seed, number, 1), prompts, rows) if self.hint else rows
 
@@ -146,12 +148,21 @@ class SampleEntry(StageEntry):
         counts = {"prompts": len(rows), "completions": len(scores), "right": right, "prompts_with_a_right_one": solved}
         if self.hint:
             counts["hinted_and_right"] = sum(row["hinted"] is not None for row in rows)
+        outcome = "which nobody scores"
+        if any(score is not None for score in scores):
+            outcome = (
+                f"{percent(right / len(scores))} right; a right one for {solved} of {count_of(len(rows), 'prompt')}"
+            )
         return stage_result(
-            f"{count_of(len(scores), 'completion')}, {percent(right / max(1, len(scores)))} right; "
-            f"a right one for {solved} of {count_of(len(rows), 'prompt')}",
+            f"{count_of(len(scores), 'completion')}, {outcome}",
             counts=counts,
             cost={"completions": len(scores), "sampled_tokens": tokens},
         )
+
+
+def scores_rows(config: EvaluationConfig) -> bool:
+    """False for data from a file without a reward: completions are drawn, and nobody says which are right."""
+    return is_scored(config.reward) or config.data.parsed_source.is_generated
 
 
 def scored_row(prompt: Prompt, samples: Sequence[Any], scores: Sequence[float | None]) -> dict[str, Any]:
