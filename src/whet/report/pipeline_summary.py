@@ -50,6 +50,9 @@ class PipelineSummary:
     policies: tuple[MeasuredPolicy, ...] = ()  # with the completions of each eval, where the pipeline kept them
 
 
+MOST_WORSE = 2  # in the verdict; the page lists them all
+
+
 def main_metric(summary: PipelineSummary) -> str | None:
     """The metric that rounds are compared by."""
     return next((headline(stage.metrics) for stage in summary.stages if stage.measures and stage.metrics), None)
@@ -173,16 +176,11 @@ def verdict(summary: PipelineSummary) -> str:
         return f"Held-out {name} before the first round: {_value(first, metric)}.{ended}"
     branches = branched(summary.policies)
     if branches:
-        lost = "; ".join(fallen(summary.policies))
-        worse_text = f" Worse: {lost}." if lost else ""
-        return f"Held-out {name}: {branches}.{worse_text}{ended}"
+        return f"Held-out {name}: {branches}.{_worse(summary)}{ended}"
     if last.label:
         text = f"Held-out {name}: {_value(first, metric)} before, {_value(last, metric)} after {last.label}, "
-        worse = fallen(summary.policies)
         text += f"{_difference(first, last, metric)}.{_peak(by_round, metric)}"
-        return (
-            text + (f" Worse: {'; '.join(worse)}." if worse else "") + (f" {conclusion}" if conclusion else "") + ended
-        )
+        return text + _worse(summary) + (f" {conclusion}" if conclusion else "") + ended
     text = f"Held-out {name} of {who}: {_value(first, metric)} to {_value(last, metric)}"
     text += f" in {max(by_round)} round{'s' if max(by_round) > 1 else ''}, {_difference(first, last, metric)}."
     text += _peak(by_round, metric)
@@ -191,6 +189,13 @@ def verdict(summary: PipelineSummary) -> str:
             rival = compared[max(compared)]
             text += f" {other.capitalize()}: {_value(rival, metric)}, {_difference(last, rival, metric)}."
     return text + ended
+
+
+def _worse(summary: PipelineSummary) -> str:
+    """The first things that got worse, and how many more there are."""
+    found = fallen(summary.policies)
+    more = f"; and {len(found) - MOST_WORSE} more" if len(found) > MOST_WORSE else ""
+    return f" Worse: {'; '.join(found[:MOST_WORSE])}{more}." if found else ""
 
 
 def _peak(by_round: Mapping[int, StageSummary], metric: str) -> str:

@@ -25,6 +25,9 @@ STAGE_KINDS: dict[str, type[StageEntry]] = {
         EvalEntry,
         VoteEntry,
         RecheckEntry,
+        StudentEntry,
+        MatchedEntry,
+        CompareEntry,
     )
 }
 
