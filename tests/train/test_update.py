@@ -109,6 +109,7 @@ def batch():
         part_weight=torch.tensor([1.0, 0.5], dtype=torch.float64).expand(6, 2),
         finished=torch.tensor([True, True, False, True, True, True]),
         greedy_reward=torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5, 0.5], dtype=torch.float64),
+        reference_rewards=torch.tensor([[0.0, 1.0], [1.0, math.nan], [0.5, 0.0]]).double().repeat_interleave(2, 0),
         prompt=torch.tensor([11, 11, 12, 12, 13, 13]),
         step_reward=torch.where(torch.arange(width) % 2 == 0, noise(1.0), math.nan),
         segment=torch.where(action, torch.arange(width) // 3, -1),
