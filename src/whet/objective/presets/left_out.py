@@ -11,6 +11,4 @@ LEFT_OUT = {
     "which the loop does not annotate for policy methods; opo weighs completions by their length",
     "a_star_po": "A*PO (arXiv 2505.20686) compares with V*(x) = b log mean exp(R/b) of completions that the reference "
     "wrote beforehand, and no command keeps their rewards with the prompts; spo remembers what a prompt earned",
-    "chord": "CHORD (arXiv 2508.11408) mixes demonstrations into each RL step by a schedule, and RL rows carry none; "
-    "sft first and grpo behind it is the two-stage form",
 }
