@@ -298,7 +298,7 @@ class ImitateObserved(_BesideTheRest):
 class ImitateDemonstrations(_BesideTheRest):
     """J = (1 - mu) J_rest + mu / M_shown SUM log pi over demonstrations, M_shown their tokens in the whole step.
 
-    Zhang 2025 (2508.11408), CHORD-mu. mu is `weight`: reached after `warmup` steps in a straight line, and left for
+    Zhang 2025 (2508.11408). mu is `weight`: reached after `warmup` steps in a straight line, and left for
     `last` over `decay` further ones along a cosine; with decay 0 it stays.
     """
 
@@ -355,7 +355,7 @@ class ImitateDemonstrations(_BesideTheRest):
 
 @dataclass(frozen=True)
 class ImitateUnsure(ImitateDemonstrations):
-    """The same with p (1 - p) in front of each token, p = pi(token) now and without gradient: 2508.11408, CHORD-phi.
+    """The same with p (1 - p) in front of each token, p = pi(token) now and without gradient: phi of 2508.11408.
 
     What the policy says anyway teaches nothing, what it would never say would tear it away: both weigh next to nothing.
     """
