@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from split_pairs import split_pairs
 from word_problem_data import general_rows, write_data, write_rows
 
 HERE = Path(__file__).resolve().parent
+FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.-]+/)+")  # of this machine, in front of a file's name
 PIPELINES = {"r1": "eval-final-rl", "distill": "comparison"}  # each with its last stage
 
 
@@ -90,11 +92,29 @@ def make_questions(chosen: Any) -> list[str]:
         source = str(chosen.data / "preference" / "human_pairs_unified.jsonl.gz")
         most = {"train": chosen.limit, "held_out": 0}
         split_pairs(source, place / "human", only="", most_characters=2000, share=0.0, most=most)
-        (place / "human" / "train.jsonl").replace(place / "pairs.jsonl")
+        tests = {text.strip() for row in read_json_rows(place / "eval.jsonl") for text in sentences(row)}
+        pairs = [row for row in read_json_rows(place / "human" / "train.jsonl") if question(row).strip() not in tests]
+        write_rows(place / "pairs.jsonl", pairs)  # "How much money?" ends a test question and is a prompt of its own
     named = {"data.source": "train", "demonstrations": "demonstrations", "eval.source": "eval"}
     if chosen.pipeline == "r1":
         named |= {"general": "general", "general_prompts": "general_prompts", "pairs": "pairs"}
     return [f"{key}={place / name}.jsonl" for key, name in named.items()]
+
+
+def read_json_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def question(row: Mapping[str, Any]) -> str:
+    """The last thing that a row asks."""
+    prompt = row["prompt"]
+    return str(prompt if isinstance(prompt, str) else prompt[-1]["content"])
+
+
+def sentences(row: Mapping[str, Any]) -> list[str]:
+    """The question, and its last sentence alone."""
+    text = question(row)
+    return [text, re.split(r"(?<=[.?!])\s+", text.strip())[-1]]
 
 
 def about(chosen: Any) -> Any:
@@ -126,7 +146,8 @@ def stage_results(folder: Path) -> dict[str, Any]:
     for file in sorted(folder.glob("*/stage.json")):
         stage = json.loads(file.read_text(encoding="utf-8"))
         kept = {key: value for key, value in stage["result"].items() if key not in ("samples", "pairs")}
-        found[stage["name"]] = {**kept, "seconds": stage["seconds"]}
+        text = str(kept.get("summary", ""))
+        found[stage["name"]] = {**kept, "summary": FOLDERS.sub("", text), "seconds": stage["seconds"]}
     return found
 
 

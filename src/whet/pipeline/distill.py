@@ -23,6 +23,7 @@ from whet.pipeline.library import (
 )
 from whet.pipeline.library.choices import RejectionChoice, RLChoice, SFTChoice
 from whet.pipeline.library.distilling import MOST_LAYERS, CompareEntry, MatchedEntry, StudentEntry
+from whet.pipeline.library.evaluation import NOBODY
 from whet.pipeline.r1 import require_reward
 from whet.pipeline.settings import Pipeline
 from whet.pipeline.stages import Stage
@@ -30,7 +31,18 @@ from whet.types import WhetError, did_you_mean
 
 STUDENT, TAUGHT, TRACES, KEPT = "student", "warm-student", "traces", "kept-traces"
 SHOWN = next(name for name, each in PRESETS.items() if each.run.get("teacher", {}).get("context") == "demonstration")
-GRADED = next(name for name, each in PRESETS.items() if each.objective.baseline.name == "teacher_gap")
+
+
+def _graded_by(context: str) -> str:
+    """The first method in which a teacher grades the policy's tokens: another model, or the policy behind a text."""
+    return next(
+        name
+        for name, each in PRESETS.items()
+        if "teacher_logp" in each.objective.needs() and each.run.get("teacher", {}).get("context", "") == context
+    )
+
+
+GRADED, SELF_GRADED = _graded_by(""), _graded_by("demonstration")
 WAYS = ("traces", "on_policy", "self", "rl")  # the first sets the budget of the others
 
 
@@ -44,6 +56,18 @@ class StudentChoice(Section):
     name: str = Field("", description="a model with the teacher's vocabulary; empty: made out of the teacher")
     layers: int = Field(0, ge=0, le=MOST_LAYERS, description="layers of the teacher that it keeps; 0: all of them")
     from_scratch: bool = Field(False, description="new weights instead of the teacher's")
+
+
+class OnPolicyChoice(RLChoice):
+    """How the teacher grades the student's tokens."""
+
+    method: str = Field(GRADED, description="a method of `whet algorithms` with a teacher")
+
+
+class SelfChoice(RLChoice):
+    """How the student grades itself."""
+
+    method: str = Field(SELF_GRADED, description="a method of `whet algorithms` whose teacher is the policy itself")
 
 
 class DistillSettings(ComposedSettings):
@@ -70,8 +94,8 @@ class DistillSettings(ComposedSettings):
         "teacher_rl": {"steps": 30},
         "student": {"layers": 2},
         "warm_rows": 128,
-        "warm": {"train": {"batch": {"rows_per_step": 32}, "optimizer": {"learning_rate": 1e-3}}},
-        "imitate": {"train": {"batch": {"rows_per_step": 32}}},
+        "warm": {"epochs": 4.0, "train": {"batch": {"rows_per_step": 32}, "optimizer": {"learning_rate": 1e-3}}},
+        "imitate": {"epochs": 8.0, "train": {"batch": {"rows_per_step": 32}}},
     }
 
     def idle(self) -> dict[str, str]:
@@ -117,8 +141,9 @@ def distill_entries(settings: DistillSettings) -> list[StageEntry]:
     for way in settings.compare[1:]:
         choice = {"on_policy": settings.on_policy, "self": settings.self_teaching, "rl": settings.rl}[way]
         taught = {"teacher": teacher} if way == "on_policy" else {}
-        scored = {"reward": reward} if way == "rl" else {}
-        entries.append(MatchedEntry(name=way, **budget, **taught, **scored, **choice.values()))
+        scored: dict[str, Any] = {"reward": reward} if way == "rl" else {}
+        shown_to = {"prompts": settings.demonstrations} if way == "self" else {}
+        entries.append(MatchedEntry(name=way, **budget, **taught, **scored, **shown_to, **choice.values()))
     return measured_entries(settings, entries, teacher)
 
 
@@ -131,7 +156,8 @@ def measured_entries(settings: DistillSettings, entries: list[StageEntry], teach
     for entry in entries:
         found.append(entry)
         if "model" in entry.gives and entry.name != STUDENT:
-            found.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name))
+            against = f"eval-{TAUGHT}" if entry.name not in (TAUGHT, teacher) else NOBODY
+            found.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name, against=against))
             evals.append(f"eval-{entry.name}")
     ways = [name for name in evals if name not in (f"eval-{TAUGHT}", "eval-teacher")]
     return [*found, CompareEntry(name="comparison", evals=tuple(ways))] if len(ways) > 1 else found

@@ -234,7 +234,7 @@ def _policies(stages: Sequence[Stage], finished: Mapping[str, FinishedStage]) ->
             drawn = done.folder / DRAWN_ROWS
             for row in read_json_lines(drawn) if drawn.is_file() else ():
                 rows[str(row["id"])] |= row
-            found.append(MeasuredPolicy(_label(stage), rows))
+            found.append(MeasuredPolicy(_label(stage), rows, stage.name, stage.against))
     return tuple(found)
 
 

@@ -87,6 +87,7 @@ class Stage:
     reads: tuple[str, ...] | None = None  # the stages whose results it uses; None: every earlier one
     inputs: Callable[[], Mapping[str, str]] = no_inputs  # digests of the files and models it reads, by name
     plan: StagePlan | None = None
+    against: str = ""  # of an eval: the one it is compared with; empty: the one before, "none": nobody
 
 
 def stage_result(

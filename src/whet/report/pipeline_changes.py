@@ -23,6 +23,8 @@ class MeasuredPolicy:
 
     label: str  # of the stage that left the policy
     rows: Mapping[str, Mapping[str, Any]]  # by the prompt's id
+    name: str = ""  # of the eval
+    against: str = ""  # name of the eval it is compared with; empty: the one before, "none": nobody
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,33 @@ def _drawn(row: Mapping[str, Any]) -> list[float]:
     return known if all(right in (0, 1) for right in known) else []
 
 
+def compared(policies: Sequence[MeasuredPolicy]) -> list[tuple[MeasuredPolicy, MeasuredPolicy]]:
+    """Which policy is held against which earlier one."""
+    named = {each.name: each for each in policies}
+    pairs = [(named.get(two.against) if two.against else one, two) for one, two in pairwise(policies)]
+    return [(one, two) for one, two in pairs if one is not None]
+
+
+def branched(policies: Sequence[MeasuredPolicy]) -> str:
+    """Where stages branch: each policy against the one it began as, all eval prompts together; empty elsewhere."""
+    if not any(each.against for each in policies):
+        return ""
+    texts = []
+    for one, two in compared(policies):
+        change = next(iter(set_changes(one, two)), None)
+        if change is not None:
+            test = change.test
+            right = [row["right"] for row in two.rows.values() if row.get("right") in (0, 1)]
+            gain = (
+                f"{100 * test.difference:+.1f} points on {one.label}, {100 * test.low:+.1f} to {100 * test.high:+.1f}"
+            )
+            texts.append(f"{two.label} {percent(sum(right) / len(right))} ({gain})")
+    return "; ".join(texts)
+
+
 def fallen(policies: Sequence[MeasuredPolicy]) -> list[str]:
     """What got worse from one stage to the next, in words; only what is more than noise."""
-    changes = [each for one, two in pairwise(policies) for each in set_changes(one, two)]
+    changes = [each for one, two in compared(policies) for each in set_changes(one, two)]
     return [each.text for each in changes if each.is_sure and each.test.difference < 0]
 
 
@@ -88,8 +114,9 @@ def lost_prompts(policies: Sequence[MeasuredPolicy]) -> list[dict[str, Any]]:
     if len(policies) < 2:
         return []
     last, found = policies[-1], []
+    named = [each for each in policies[:-1] if each.name == last.against] if last.against else policies[:-1]
     for name, row in last.rows.items():
-        earlier = next((each for each in reversed(policies[:-1]) if each.rows.get(name, {}).get("right") == 1), None)
+        earlier = next((each for each in reversed(named) if each.rows.get(name, {}).get("right") == 1), None)
         if row.get("right") == 0 and earlier is not None:
             found.append(
                 {

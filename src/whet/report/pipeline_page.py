@@ -6,7 +6,7 @@ from pathlib import Path
 
 from whet.report.charts import NUM_TONES, Series, line_chart
 from whet.report.pages import Figure, LegendEntry, PageTable, Tile, render, write_page
-from whet.report.pipeline_changes import ALL, MOST_LOST, fallen, lost_prompts, side_by_side
+from whet.report.pipeline_changes import ALL, MOST_LOST, branched, fallen, lost_prompts, side_by_side
 from whet.report.pipeline_summary import (
     PipelineSummary,
     StageSummary,
@@ -19,6 +19,7 @@ from whet.report.pipeline_summary import (
 from whet.report.text import ABSENT, duration, metric_text, quantity, words
 
 PAGE = "pipeline.html"
+HALF = 0.5  # shares that stay below are drawn on an axis of their own, not on 0 to 1
 
 
 def write_pipeline_page(folder: Path, summary: PipelineSummary) -> Path:
@@ -72,7 +73,7 @@ def _lost(summary: PipelineSummary) -> dict[str, object]:
 def _tiles(summary: PipelineSummary) -> list[Tile]:
     name = main_metric(summary)
     tiles = []
-    if name is not None:
+    if name is not None and not branched(summary.policies):
         stages = list(next(iter(metrics_by_round(summary, name).values())).values())
         first, last = (metric_text(name, each.metrics[name]) for each in (stages[0], stages[-1]))
         tiles.append(Tile(f"held-out {words(name)}", last, first))
@@ -96,7 +97,7 @@ def _figure(summary: PipelineSummary) -> Figure | None:
         for who, rounds in by_model.items()
     ]
     values = [value for line in series for _, value in line.points]
-    unit = min(values) >= 0 and max(values) <= 1
+    unit = min(values) >= 0 and HALF < max(values) <= 1
     title = f"Held-out {words(name)}"
     legend = tuple(
         LegendEntry(line.name, f"s{place % NUM_TONES}", metric_text(name, line.points[-1][1]))
@@ -116,7 +117,7 @@ def _comparison(stage: StageSummary) -> dict[str, object]:
 def _sets_figure(summary: PipelineSummary, name: str) -> Figure | None:
     """A line per eval set over the measured stages."""
     measured = [stage for stage in summary.stages if stage.sets]
-    if len(measured) < 2:
+    if len(measured) < 2 or branched(summary.policies):  # a line would join policies that did not follow each other
         return None
     sets = list(dict.fromkeys(each for stage in measured for each in stage.sets if name in stage.sets[each]))
     series = [
@@ -128,7 +129,7 @@ def _sets_figure(summary: PipelineSummary, name: str) -> Figure | None:
         for each in sets
     ]
     values = [value for line in series for _, value in line.points]
-    unit = bool(values) and min(values) >= 0 and max(values) <= 1
+    unit = bool(values) and min(values) >= 0 and HALF < max(values) <= 1
     legend = tuple(
         LegendEntry(line.name, f"s{place % NUM_TONES}", metric_text(name, line.points[-1][1]))
         for place, line in enumerate(series)

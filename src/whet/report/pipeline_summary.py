@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.metrics.significance import shares_apart
-from whet.report.pipeline_changes import ALL, MeasuredPolicy, fallen, measured_text
+from whet.report.pipeline_changes import ALL, MeasuredPolicy, branched, fallen, measured_text
 from whet.report.text import duration, headline, metric_text, quantity
 
 NOISE = 2.0  # standard errors that two metrics must be apart to be called different
@@ -48,6 +48,9 @@ class PipelineSummary:
     command: str = ""
     config: str = ""
     policies: tuple[MeasuredPolicy, ...] = ()  # with the completions of each eval, where the pipeline kept them
+
+
+MOST_WORSE = 2  # in the verdict; the page lists them all
 
 
 def main_metric(summary: PipelineSummary) -> str | None:
@@ -171,13 +174,13 @@ def verdict(summary: PipelineSummary) -> str:
     name = metric.replace("_", " ")
     if first is last:
         return f"Held-out {name} before the first round: {_value(first, metric)}.{ended}"
+    branches = branched(summary.policies)
+    if branches:
+        return f"Held-out {name}: {branches}.{_worse(summary)}{ended}"
     if last.label:
         text = f"Held-out {name}: {_value(first, metric)} before, {_value(last, metric)} after {last.label}, "
-        worse = fallen(summary.policies)
         text += f"{_difference(first, last, metric)}.{_peak(by_round, metric)}"
-        return (
-            text + (f" Worse: {'; '.join(worse)}." if worse else "") + (f" {conclusion}" if conclusion else "") + ended
-        )
+        return text + _worse(summary) + (f" {conclusion}" if conclusion else "") + ended
     text = f"Held-out {name} of {who}: {_value(first, metric)} to {_value(last, metric)}"
     text += f" in {max(by_round)} round{'s' if max(by_round) > 1 else ''}, {_difference(first, last, metric)}."
     text += _peak(by_round, metric)
@@ -186,6 +189,13 @@ def verdict(summary: PipelineSummary) -> str:
             rival = compared[max(compared)]
             text += f" {other.capitalize()}: {_value(rival, metric)}, {_difference(last, rival, metric)}."
     return text + ended
+
+
+def _worse(summary: PipelineSummary) -> str:
+    """The first things that got worse, and how many more there are."""
+    found = fallen(summary.policies)
+    more = f"; and {len(found) - MOST_WORSE} more" if len(found) > MOST_WORSE else ""
+    return f" Worse: {'; '.join(found[:MOST_WORSE])}{more}." if found else ""
 
 
 def _peak(by_round: Mapping[int, StageSummary], metric: str) -> str:

@@ -1,6 +1,7 @@
 """The stages that pipelines are made of: each an entry with a name, a few plain arguments and named inputs."""
 
 from whet.pipeline.library.compose import compose
+from whet.pipeline.library.distilling import CompareEntry, MatchedEntry, StudentEntry
 from whet.pipeline.library.entry import StageEntry
 from whet.pipeline.library.evaluation import EvalEntry, can_evaluate
 from whet.pipeline.library.rechecking import RecheckEntry
@@ -24,13 +25,18 @@ STAGE_KINDS: dict[str, type[StageEntry]] = {
         EvalEntry,
         VoteEntry,
         RecheckEntry,
+        StudentEntry,
+        MatchedEntry,
+        CompareEntry,
     )
 }
 
 __all__ = [
     "STAGE_KINDS",
+    "CompareEntry",
     "ComposedSettings",
     "EvalEntry",
+    "MatchedEntry",
     "MixEntry",
     "MixSource",
     "PairsEntry",
@@ -42,6 +48,7 @@ __all__ = [
     "SFTEntry",
     "SampleEntry",
     "StageEntry",
+    "StudentEntry",
     "VoteEntry",
     "can_evaluate",
     "compose",

@@ -21,7 +21,7 @@ from whet.pipeline.library.entry import (
     input_digests_of,
 )
 from whet.pipeline.library.settings import own_data
-from whet.pipeline.library.trainings import Done, RLEntry, trained_result, training_cost
+from whet.pipeline.library.trainings import Done, RLEntry, row_source, trained_result, training_cost
 from whet.pipeline.stages import Stage, StagePlan, read_json_lines, stage_result
 from whet.pipeline.training import RUN, check_training, total_steps, train_run
 from whet.report.speed import FORWARD, TRAINING
@@ -112,6 +112,13 @@ class MatchedEntry(RLEntry):
         settings = composition.settings
         teacher = composition.model(self, "teacher", self.teacher) if self.teacher else None
         start = composition.model(self, "start", self.start)
+        prompts = StageInput(source=settings.data.source)
+        if self.prompts:
+            prompts = composition.rows(self, "prompts", self.prompts, ("rows", "completions"))
+
+        def data_of(location: str) -> dict[str, Any]:
+            return row_source(settings, prompts, 0, location) if self.prompts else own_data(settings)
+
         known = teacher.source if teacher is not None and teacher.source else settings.model.name
         base = self.plain(known, 1).stage(composition)
 
@@ -125,7 +132,7 @@ class MatchedEntry(RLEntry):
             batch = self.resolved(settings, name or known).batch
             per_step = batch.prompts_per_step * batch.group_size * tokens
             steps = max(1, round(budget / arithmetic.of_own(round(per_step), frozen, epochs, scores_itself)))
-            data, model = own_data(settings), start.model(done)
+            data, model = data_of(prompts.location(done)), start.model(done)
             for _ in range(MOST_EXTENSIONS):
                 config = self.plain(name, steps).whole_config(settings, model, data, "", steps)
                 train_run(folder, self.method, config)
@@ -170,7 +177,9 @@ class MatchedEntry(RLEntry):
 
         config = self.resolved(settings, teacher)
         needs = build_objective(config).needs()
-        frozen = arithmetic.student * ("ref_logp" in needs) + arithmetic.teacher * bool(self.teacher)
+        graded = any(name.startswith("teacher") for name in needs)
+        frozen = arithmetic.student * ("ref_logp" in needs)
+        frozen += (arithmetic.teacher if self.teacher else arithmetic.student) * graded
         again = config.batch.updates_per_step > 1 and "old_logp" in needs
         return frozen, float(config.batch.epochs_per_batch), again
 

@@ -6,6 +6,7 @@ and refuses what is missing in one line, before anything runs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,11 @@ class StageInput:
 
     @property
     def label(self) -> str:
-        return self.stage or self.source
+        """The stage, or the source without the folders it lies in."""
+        if self.stage or not os.path.isabs(self.source):
+            return self.stage or self.source
+        path = Path(self.source)
+        return path.name if path.is_file() else "/".join(path.parts[-2:])
 
     def location(self, done: Mapping[str, FinishedStage]) -> str:
         """Where its rows are, once the stage is done."""

@@ -24,6 +24,7 @@ from whet.report.text import count_of, percent
 from whet.reward.majority import voted_answer
 from whet.types import Prompt, Sampling, WhetError
 
+NOBODY = "none"  # an eval that is compared with no other
 GREEDY_AT_ONCE = 2048  # greedy completions that are drawn together
 
 
@@ -43,6 +44,9 @@ class EvalEntry(StageEntry):
     gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
     model: str = Field("", description="the stage or model that is measured; empty: the pipeline's model")
+    against: str = Field(
+        "", description="the eval that it is compared with, where stages branch; empty: the one before; none: nobody"
+    )
 
     def stage(self, composition: Composition) -> Stage:
         settings = composition.settings
@@ -52,6 +56,8 @@ class EvalEntry(StageEntry):
                 "eval.reward.parts or reward.parts"
             )
         model = composition.model(self, "model", self.model)
+        if self.against not in ("", NOBODY) and not isinstance(composition.entries.get(self.against), EvalEntry):
+            raise WhetError(f"stage {self.name!r}: against={self.against!r} is no earlier stage of kind eval; name one")
         number = sum(isinstance(each, EvalEntry) for each in composition.entries.values())
         reward = answer_reward(settings)
 
@@ -69,12 +75,13 @@ class EvalEntry(StageEntry):
             f"evaluate {model.label}",
             work,
             {
-                **entry_values(self),
+                **{key: value for key, value in entry_values(self).items() if key != "against"},
                 **shared_values(settings, ("sampling",)),
                 "eval": {**values, "reward": reward.model_dump(mode="json")},
                 "data": settings.data.model_dump(mode="json", exclude={"count", "limit"}),
             },
             measures=(POLICY, number),
+            against=self.against,
             reads=model.reads,
             inputs=rl_inputs([composition.rows(self, "eval.source", source)], [model], [reward]),
             plan=StagePlan({"model": model.label, "prompts": f"{source} ({len(prompts):,} held out)"}, "metrics", cost),
