@@ -62,6 +62,15 @@ def settings(name: str, seed: int = 0, updates: int = 0) -> dict[str, Any]:
     return merged(values, SHORTER.get(name, {}))
 
 
+def on_the_task() -> list[str]:
+    """The methods that need nothing beyond the task: no episodes, no rewards of the reference's in the rows."""
+    return [
+        name
+        for name, preset in PRESETS.items()
+        if not preset.episodes and "reference_rewards" not in preset.objective.needs()
+    ]
+
+
 def result(name: str, seed: int, folder: Path, updates: int) -> dict[str, float]:
     saved = folder / f"{name}-{seed}.json"
     if saved.exists():
@@ -101,7 +110,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=0, help="optimizer updates per batch; 0: the method's own")
     parser.add_argument("--folder", type=Path, default=Path("methods"))
-    parser.add_argument("--methods", default=",".join(name for name in PRESETS if not PRESETS[name].episodes))
+    parser.add_argument("--methods", default=",".join(on_the_task()))
     parser.add_argument("--workers", type=int, default=1, help="runs side by side")
     add_results_flag(parser, "every_method")
     chosen = parser.parse_args()

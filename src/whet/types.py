@@ -306,6 +306,7 @@ class TokenBatch:
     finished: Tensor | None = None  # bool [N], False where the token budget cut the completion off
     greedy_reward: Tensor | None = None  # [N], of the greedy completion to the same prompt
     drawn: Tensor | None = None  # [N, 3], count, mean and Bessel's std of all rewards drawn for the prompt
+    reference_rewards: Tensor | None = None  # [N, R], of the reference's completions to the prompt, NaN padding
     prompt: Tensor | None = None  # int64 [N], the prompt's own number, the same in every step
     step_reward: Tensor | None = None  # [N, T], of the step that ends here; NaN where none does
     segment: Tensor | None = None  # int64 [N, T], number of the sentence or turn, counted from 0 in each completion

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import whet
 from whet.cli import app
 from whet.data.contamination import contamination
 from whet.data.conversion import convert
 from whet.data.near import Sketches
 from whet.data.shingles import words_of
 from whet.data.spool import RowWriter, Spool, StoredRows
+from whet.report.record import read_metrics
 from whet.types import WhetError
 
 LUCY = "Lucy has 212 fish. How many more fish does she need to buy to have 280 fish?"
@@ -295,6 +297,22 @@ def test_difficulty() -> None:
     rows = load("b.jsonl")
     assert found["kept"] == 2 and all(0 <= row["pass_rate"] <= 1 and row["samples"] == 2 for row in rows)  # type: ignore[operator]
     assert found["mean_pass_rate"] == sum(row["pass_rate"] for row in rows) / 2  # type: ignore[misc]
+
+
+def test_a_reference_writes_the_rewards_that_a_run_compares_with() -> None:
+    asked = ["Left to right mod 10: 2+3", "Left to right mod 10: 4*2"]
+    save("a.jsonl", *({"prompt": [{"role": "user", "content": text}], "answer": "5"} for text in asked))
+    short = {"steps": 1, "eval": {"prompts": 0}, "batch": {"prompts_per_step": 2}, "model": {"device": "cpu"}}
+    with pytest.raises(WhetError, match=r"write it with `whet data difficulty FILE .* --keep-rewards"):
+        whet.train("a_star_po", data="a.jsonl", reward="exact_answer", config=short, folder="refused", console=False)
+    said("difficulty", "a.jsonl", "--samples", "3", "--reward", "exact_answer", "--keep-rewards", "-o", "b.jsonl")
+    rewards = [row["reference_rewards"] for row in load("b.jsonl")]
+    assert [sum(each) / 3 for each in rewards] == pytest.approx([row["pass_rate"] for row in load("b.jsonl")], abs=1e-6)  # type: ignore[arg-type,misc]
+    # with V between 0 and 1 every verdict teaches something
+    save("c.jsonl", *({**row, "reference_rewards": [1.0, 0.0]} for row in load("b.jsonl")))
+    run = whet.train("a_star_po", data="c.jsonl", reward="exact_answer", config=short, folder="run", console=False)
+    (step,) = read_metrics(run.folder)
+    assert step["counts"]["samples"] == 2 and step["metrics"]["gradient_norm"] > 0
 
 
 def test_a_spool_gives_back_every_row() -> None:

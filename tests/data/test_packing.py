@@ -54,6 +54,17 @@ def test_a_batch_holds_every_sample_padded_on_the_right(groups):
     assert (batch.tokens.dtype, batch.action.dtype) == (torch.int64, torch.bool)
 
 
+def test_a_batch_holds_what_the_reference_earned_where_it_is_asked_for(groups):
+    """Every row those of its prompt; shorter lists end in NaN."""
+    kept = [
+        replace(each, prompt=replace(each.prompt, meta={"reference_rewards": rewards}))
+        for each, rewards in zip(groups, ([1, 0], [0.5]), strict=True)
+    ]
+    found = token_batch(kept, needs=frozenset({"reference_rewards"})).reference_rewards
+    assert found[:, 0].tolist() == [1.0, 1.0, 0.5] and found[:2, 1].tolist() == [0.0, 0.0] and found[2, 1].isnan()
+    assert token_batch(kept).reference_rewards is None
+
+
 def test_an_unscored_sample_has_no_reward(groups):
     reward = token_batch(groups).reward
     assert reward[[0, 2]].tolist() == [1.0, 0.25]

@@ -20,6 +20,7 @@ from whet.objective.advantage import (
     MixedMean,
     PartwiseGroup,
     PromptTracker,
+    PromptValue,
     RevisitedGroup,
     ShiftedMean,
     on_actions,
@@ -38,6 +39,7 @@ from whet.objective.kl import (
     Full,
     K1Immediate,
     K1Reward,
+    K2Completion,
     K2Old,
     K2OldCompletion,
     K2Reward,
@@ -129,6 +131,18 @@ def test_mixed_mean_is_the_group_and_the_past():
 def test_greedy_compares_with_the_greedy_completion():
     batch = batch_of(1.0, 0.0, 0.5, groups=[0, 0, 1], greedy_reward=double(0.25, 0.25, math.nan))
     assert Greedy().centred(batch, {})[:, 0].tolist() == [0.75, -0.25, 0.0]
+
+
+def test_prompt_value_lies_between_the_mean_and_the_best_of_the_reference():
+    rewards = double([1.0, 0.0, math.nan], [1.0, 0.0, math.nan], [0.5, 0.5, 0.5])
+    batch = batch_of(1.0, 0.0, 0.5, groups=[0, 0, 1], reference_rewards=rewards)
+    value = 0.5 * math.log((math.exp(2) + 1) / 2)
+    assert PromptValue(0.5).centred(batch, {})[:, 0].tolist() == pytest.approx([1 - value, -value, 0.0])
+    assert PromptValue(1000.0)(batch, {})[:2].tolist() == pytest.approx([0.5, 0.5], abs=1e-3)
+    assert PromptValue(1e-6)(batch, {})[:2].tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert PromptValue()(batch, {})[2] == 0.5  # nothing is rounded where they agree
+    with pytest.raises(ValueError, match="above 0"):
+        PromptValue(0.0)
 
 
 def test_drawn_moments_are_those_of_every_draw():
@@ -581,6 +595,8 @@ def test_kl_values():
     whole = double([1.0, 2.0, 4.0], [1.0, 0.5, 2.0])  # log r of the completions: 3 log 2, and 0
     assert K2OldCompletion(0.1).weight(u, whole).tolist() == near([[0.3 * math.log(2)] * 3, [0.0] * 3])
     assert K2OldCompletion().value(u, whole)[0].tolist() == pytest.approx([4.5 * math.log(2) ** 2] * 3)
+    assert K2Completion(0.1).weight(whole.log(), u).tolist() == near([[0.3 * math.log(2)] * 3, [0.0] * 3])
+    assert K2Completion().value(whole.log(), u)[0].tolist() == pytest.approx([4.5 * math.log(2) ** 2] * 3)
 
 
 def test_a_term_to_the_sampler_looks_at_the_sampler_alone():

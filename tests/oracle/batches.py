@@ -70,6 +70,7 @@ def random_batch(
         finished=uniform(num_rows) < 0.75,
         greedy_reward=uniform(num_groups).mul(3).round().div(2)[group],
         drawn=torch.cat([torch.full((num_groups, 1), 9.0).double(), uniform(num_groups, 2)], 1)[group],
+        reference_rewards=_reference_rewards(seed, num_groups)[group],
         prompt=7 * group + 3,
         step_reward=torch.where(uniform(*shape) < 0.35, uniform(*shape), float("nan")),
         segment=segment,
@@ -88,6 +89,14 @@ def elsewhere(action, stream):
     free = ~action & ~holes(action) & (torch.rand(action.shape, generator=stream) < 0.3)
     free[:, 0] = False
     return free
+
+
+def _reference_rewards(seed, num_groups):
+    """One to four numbers a prompt, NaN behind them."""
+    stream = torch.Generator().manual_seed(7000 + seed)
+    rewards = torch.rand(num_groups, 4, generator=stream, dtype=torch.float64).mul(4).round().div(2)
+    count = torch.randint(1, 5, (num_groups, 1), generator=stream)
+    return rewards.masked_fill(torch.arange(4) >= count, float("nan"))
 
 
 def holes(action):

@@ -27,6 +27,7 @@ class Case:
     finished: list  # [completion]
     greedy: list  # [completion]
     drawn: list  # [completion], (count, mean, std)
+    reference_rewards: list  # [completion][completion of the reference]
     prompt: list  # [completion]
     step_reward: list | None  # None where no step ends
     segment: list
@@ -106,6 +107,7 @@ def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learn
         finished=batch.finished.tolist(),
         greedy=batch.greedy_reward.tolist(),
         drawn=batch.drawn.tolist(),
+        reference_rewards=[[each for each in row if each == each] for row in batch.reference_rewards.tolist()],
         prompt=batch.prompt.tolist(),
         step_reward=None if steps is None else [[None if each != each else each for each in row] for row in steps],
         segment=cut(batch.segment),

@@ -1,6 +1,6 @@
 """Methods for batches that an older policy wrote, as in `papers`."""
 
-from math import cos, exp, pi
+from math import cos, exp, log, pi
 
 import torch
 from naive import (
@@ -128,5 +128,24 @@ def scheduled(step, *, peak, valley, warmup, decay):
     return valley + (peak - valley) * (1 + cos(pi * (step - warmup) / decay)) / 2
 
 
-OFF_POLICY = {"m2po": m2po, "pmd_mean": pmd_mean, "dro": dro, "prime_rl": prime_rl, "topr": topr, "asym_re": asym_re}
+def a_star_po(case, *, beta1=0.5, beta2=1e-3):
+    """A*PO (2505.20686): (beta2 log pi(y)/ref(y) - (R - V))^2, V from the reference's rewards; over 2 beta2."""
+    total = 0.0
+    for i in case.completions():
+        value = beta1 * log(mean([exp(each / beta1) for each in case.reference_rewards[i]]))
+        advantage = 0.0 if case.reward[i] is None else case.reward[i] - value
+        moved = sum(case.logp[i][t] - case.ref[i][t] for t in case.tokens(i))
+        total = total - (beta2 * moved - advantage) ** 2 / (2 * beta2)
+    return total / case.count
+
+
+OFF_POLICY = {
+    "a_star_po": a_star_po,
+    "m2po": m2po,
+    "pmd_mean": pmd_mean,
+    "dro": dro,
+    "prime_rl": prime_rl,
+    "topr": topr,
+    "asym_re": asym_re,
+}
 OFF_POLICY["chord"] = chord

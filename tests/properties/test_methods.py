@@ -266,7 +266,7 @@ def test_a_sampler_that_is_the_trainer_changes_nothing(name):
 
 # what a constant added to a group's rewards must not change, and what it must
 REMEMBERS = {"reinforce", "remax", "reinforce_pp", "ppo", "ppo_dual", "ppo_penalty", "vapo", "vtrace", "spo", "gigpo"}
-REMEMBERS |= {"rae"}
+REMEMBERS |= {"rae", "a_star_po"}
 
 
 @pytest.mark.parametrize("name", [name for name in PRESET_METHODS if name != "maxrl"])

@@ -19,8 +19,13 @@ ACCURACY_MARGIN = 0.5  # greedy completions to held-out questions
 # with one update per batch every ratio is 1, and these are the same run as the method they are listed under
 # (docs/method-runs.md); tests/properties shows that every clip rule gives weight 1 there
 SAME_RUN = {"gspo": ("gspo_token", "gmpo", "sapo", "grpo_segment"), "dr_grpo": ("dppo_tv", "dppo_kl")}
-# methods of episodes need an environment: tests/train/test_episode_rows.py
-SINGLE = [name for name in PRESETS if not PRESETS[name].episodes]
+# methods of episodes need an environment: tests/train/test_episode_rows.py; a reference's rewards are no part of the
+# task: tests/cli/test_data_commands.py
+SINGLE = [
+    name
+    for name, preset in PRESETS.items()
+    if not preset.episodes and "reference_rewards" not in preset.objective.needs()
+]
 TRAINED = [name for name in SINGLE if name not in {each for same in SAME_RUN.values() for each in same}]
 
 

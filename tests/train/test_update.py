@@ -98,7 +98,12 @@ def batch():
     def noise(scale):
         return scale * torch.randn(action.shape, generator=stream, dtype=torch.float64)
 
+    apart = torch.Generator().manual_seed(5)  # of the teacher: the rest stays as it was drawn
+    taught = torch.randn((*action.shape, VOCABULARY), generator=apart, dtype=torch.float64).log_softmax(-1).topk(3, -1)
     return TokenBatch(
+        teacher_logp=-4.0 + torch.randn(action.shape, generator=apart, dtype=torch.float64),
+        teacher_top=taught.indices.int(),
+        teacher_top_logp=taught.values,
         tokens=torch.randint(2, VOCABULARY, action.shape, generator=stream),
         action=action,
         group=torch.tensor([0, 0, 1, 1, 2, 2]),
@@ -112,6 +117,7 @@ def batch():
         part_weight=torch.tensor([1.0, 0.5], dtype=torch.float64).expand(6, 2),
         finished=torch.tensor([True, True, False, True, True, True]),
         greedy_reward=torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5, 0.5], dtype=torch.float64),
+        reference_rewards=torch.tensor([[0.0, 1.0], [1.0, math.nan], [0.5, 0.0]]).double().repeat_interleave(2, 0),
         prompt=torch.tensor([11, 11, 12, 12, 13, 13]),
         step_reward=torch.where(torch.arange(width) % 2 == 0, noise(1.0), math.nan),
         segment=torch.where(action, torch.arange(width) // 3, -1),
@@ -143,16 +149,36 @@ def flat_gradient(parameters):
     return torch.cat([parameter.grad.flatten() for parameter in parameters])
 
 
+def prepared(model, objective, batch, temperature=1.0):
+    """With advantages and, for a clip rule that looks at the whole step, its weights."""
+    batch, _ = objective.advantage(batch, MEMORY)
+    with torch.no_grad():
+        return objective.surveyed(batch, plain_logp(model, batch.tokens, temperature))
+
+
 def gradient(model, batch, name="grpo", micro_batch_tokens=10_000, temperature=1.0, max_gradient_norm=1e9):
     objective = row_of(name)
-    batch, _ = objective.advantage(batch, MEMORY)
+    batch = prepared(model, objective, batch, temperature)
     spy = Spy(model)
     state = TrainState(causal_lm(model), spy, temperature, micro_batch_tokens, max_gradient_norm)
     metrics, _ = update(state, objective, batch, step_totals(batch, BUDGET))
     return spy.gradient, metrics
 
 
-def plain_extras(model, batch, temperature=1.0, num_top=3):
+def plain_divergence(objective, every, batch):
+    """From the teacher, on its likeliest tokens and all others together."""
+    if "teacher_divergence" not in objective.needs():
+        return None
+
+    def with_others(logp):
+        return torch.cat([logp, torch.log1p(-logp.exp().sum(-1, keepdim=True))], -1).flatten(0, 1)
+
+    own, theirs = every.gather(-1, batch.teacher_top[:, 1:].long()), batch.teacher_top_logp[:, 1:]
+    found = objective.teacher.divergence(with_others(own), with_others(theirs))
+    return F.pad(found.unflatten(0, own.shape[:2]), (1, 0))
+
+
+def plain_extras(model, batch, objective, temperature=1.0, num_top=3):
     """What some rows need of the distribution, by the model's own forward pass."""
     every = (model(input_ids=batch.tokens).logits[:, :-1] / temperature).log_softmax(-1)
     chosen = every.gather(-1, batch.tokens[:, 1:, None])[..., 0]
@@ -160,6 +186,7 @@ def plain_extras(model, batch, temperature=1.0, num_top=3):
         entropy=F.pad(-(every.exp() * every).sum(-1), (1, 0)),
         top_logp=F.pad(every.topk(num_top, -1).values, (0, 0, 1, 0)),
         chose_top=F.pad(chosen >= every.amax(-1), (1, 0)),
+        teacher_divergence=plain_divergence(objective, every, batch),
     )
 
 
@@ -184,9 +211,9 @@ def relative(one, two):
 def test_the_gradient_is_that_of_a_plain_forward_pass(exact, model, batch, name, temperature):
     found, metrics = gradient(model, batch, name, temperature=temperature)
     objective = row_of(name)
-    advantaged, _ = objective.advantage(batch, MEMORY)
+    advantaged = prepared(model, objective, batch, temperature)
     model.zero_grad(set_to_none=True)
-    extras = plain_extras(model, batch, temperature)
+    extras = plain_extras(model, batch, objective, temperature)
     # what an environment wrote or a demonstration shows is no choice of the sampler's: the model scores it as it is
     given = batch.observed | batch.demonstrated
     logp = torch.where(given, plain_logp(model, batch.tokens), plain_logp(model, batch.tokens, temperature))
@@ -251,7 +278,7 @@ def test_rows_of_several_turns_teach_the_same_packed_and_padded(
     advantaged, _ = objective.advantage(episodes, MEMORY)
     model.zero_grad(set_to_none=True)
     totals = step_totals(advantaged, BUDGET)
-    extras = plain_extras(model, episodes)
+    extras = plain_extras(model, episodes, objective)
     objective.loss(advantaged, plain_logp(model, episodes.tokens), totals, extras).value.backward()
     assert relative(found, flat_gradient(model.parameters())) < 1e-10
 

@@ -26,6 +26,7 @@ from whet.build.rows import column_facts
 from whet.build.runtime import Runtime, decode_facts, fitting_prompts, optimizer_settings, sampling_fact, sampling_from
 from whet.build.teacher import SELF, build_lesson, build_teacher, check_teacher, needs_verdicts
 from whet.config.config import OF_TEACHER, PolicyConfig, flattened
+from whet.data.reference_rewards import reference_rewards
 from whet.dist.ranks import ALONE, Ranks
 from whet.dist.shard import sharded, sharded_critic, sharded_reference
 from whet.model import load_model
@@ -87,6 +88,9 @@ def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
     check_rewards(objective, inputs.parts)
     sampling = sampling_from(config.sampling)
     prompts, tokens = fitting_prompts(runtime, inputs.prompts, sampling, config.data)
+    if "reference_rewards" in objective.needs():
+        for prompt in prompts:
+            reference_rewards(prompt)  # refused now, not in the step that meets it
     dataset = PromptDataset(prompts, tokens)
     reward_at = build_reward_at(config, inputs, objective)
     trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator)

@@ -152,6 +152,9 @@ def difficulty(
         typer.Option("--right-from", min=-MOST_WEIGHT, max=MOST_WEIGHT, callback=finite, help="Score that is right."),
     ] = 1.0,
     reward: Annotated[list[str] | None, typer.Option("--reward", help="Judges a completion. Repeatable.")] = None,
+    keep_rewards: Annotated[
+        bool, typer.Option("--keep-rewards", help="Write each completion's reward too, as `reference_rewards`.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Any config value of `whet eval`. Repeatable."),
@@ -167,7 +170,7 @@ def difficulty(
     values = merged({"eval": {"prompts": MOST_ROWS}}, from_settings(settings or []))
     with _written(out, force) as writer:
         result = api.evaluate(model, file, samples=samples, reward=reward, settings=values)
-        _tell(rows_with_pass_rates(file, result.completions, writer, right_from), out, as_json)
+        _tell(rows_with_pass_rates(file, result.completions, writer, right_from, keep_rewards), out, as_json)
 
 
 @data_app.command()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whet.data.prompts import prompts_from
+from whet.data.reference_rewards import REFERENCE_REWARDS
 from whet.data.shingles import text_key
 from whet.data.spool import RowWriter, StoredRows
 from whet.types import WhetError
@@ -14,20 +15,26 @@ PASS_RATE = "pass_rate"
 
 
 def rows_with_pass_rates(
-    source: str, completions: Sequence[Mapping[str, Any]], writer: RowWriter, right_from: float = 1.0
+    source: str,
+    completions: Sequence[Mapping[str, Any]],
+    writer: RowWriter,
+    right_from: float = 1.0,
+    keep_rewards: bool = False,
 ) -> dict[str, Any]:
-    """Write the rows whose prompts were sampled, each with its share of right completions.
+    """Write the rows whose prompts were sampled, each with its share of right completions and, with `keep_rewards`,
+    what each completion earned.
 
     A completion that could not be scored does not count; a prompt without one that could is left out and counted.
     """
-    right: dict[bytes, list[bool]] = {}
+    earned: dict[bytes, list[float]] = {}
     unscored: set[bytes] = set()
     for each in completions:
         key = text_key(str(each["prompt"]))
         if each["reward"] is None:
             unscored.add(key)
         else:
-            right.setdefault(key, []).append(float(each["reward"]) >= right_from)
+            earned.setdefault(key, []).append(float(each["reward"]))
+    right = {key: [reward >= right_from for reward in rewards] for key, rewards in earned.items()}
     reader, never, always = StoredRows(source, drop=True), 0, 0
     missing = 0
     for row, found in reader.read(lambda rows: prompts_from(rows)):
@@ -37,7 +44,8 @@ def rows_with_pass_rates(
             continue
         rate = sum(right[key]) / len(right[key])
         never, always = never + (rate == 0), always + (rate == 1)
-        writer.write({**row.values, PASS_RATE: round(rate, 6), "samples": len(right[key])})
+        kept = {REFERENCE_REWARDS: earned[key]} if keep_rewards else {}
+        writer.write({**row.values, PASS_RATE: round(rate, 6), "samples": len(right[key]), **kept})
     if not writer.rows:
         raise WhetError(f"{source}: no completion could be scored, so there is no pass rate; give another --reward")
     mean = sum(sum(each) for each in right.values()) / sum(len(each) for each in right.values())

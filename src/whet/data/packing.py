@@ -14,7 +14,9 @@ from statistics import fmean, stdev
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from whet.data.reference_rewards import reference_rewards
 from whet.data.segments import number_of, policy_turns
 from whet.types import TOKEN_FIELDS, Encoded, Group, Sample, StopReason, TokenBatch
 
@@ -65,6 +67,7 @@ def token_batch(
         finished=torch.tensor([not sample.stop.is_limit for sample in samples]),
         greedy_reward=_greedy(groups),
         drawn=_drawn(groups),
+        reference_rewards=_reference_rewards(groups) if "reference_rewards" in needs else None,
         prompt=torch.tensor(
             [number for group in groups for number in [number_of(group.prompt.id)] * len(group.samples)]
         ),
@@ -99,6 +102,14 @@ def _drawn(groups: Sequence[Group]) -> Tensor | None:
         for _ in group.samples
     ]
     return torch.tensor(rows, dtype=torch.float64)
+
+
+def _reference_rewards(groups: Sequence[Group]) -> Tensor:
+    """[N, R], NaN behind the last of each row."""
+    known = [
+        (torch.tensor(reference_rewards(group.prompt), dtype=torch.float64), len(group.samples)) for group in groups
+    ]
+    return pad_sequence([each for each, count in known for _ in range(count)], True, float("nan"))
 
 
 def _earned(samples: Sequence[Sample], width: int, weight: float | None) -> tuple[Tensor | None, Tensor | None]:

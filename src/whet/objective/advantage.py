@@ -415,6 +415,38 @@ class PromptTracker(CompletionBaseline):
 
 
 @dataclass(frozen=True)
+class PromptValue(CompletionBaseline):
+    """b = beta log mean_j exp(R_j / beta), R_j of completions that the reference wrote. Brantley 2025 (2505.20686).
+
+    V*(x), what the best policy is worth that pays beta times its KL to the reference: the reference's mean reward for a
+    large beta, its best for a small one. Known before the run, so one completion a prompt is enough.
+    """
+
+    beta: float = 0.5
+    name: ClassVar[str] = "prompt_value"
+    needs: ClassVar[frozenset[str]] = frozenset({"reference_rewards"})
+
+    def __post_init__(self) -> None:
+        if not self.beta > 0:
+            raise ValueError(f"baseline.beta is {self.beta}; give a number above 0")
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        if batch.reference_rewards is None:
+            raise ValueError("prompt_value needs reference_rewards and the batch has none")
+        rewards = batch.reference_rewards.to(batch.reward.dtype)
+        known = ~rewards.isnan()
+        best = torch.where(known, rewards, -torch.inf).amax(-1)
+        raised = torch.where(known, ((rewards - best[:, None]) / self.beta).exp(), 0.0)
+        return best + self.beta * (raised.sum(-1) / known.sum(-1)).log()
+
+    def words(self) -> str:
+        return "compare each completion with the best that can be had near the reference, from its own rewards"
+
+    def symbols(self) -> str:
+        return f"R - V,  V = {self.beta:g} log mean_ref exp(R/{self.beta:g})"
+
+
+@dataclass(frozen=True)
 class PartwiseGroup(GroupBaseline):
     """A = SUM_k w_k (r_k - mean_g r_k) / (std_g r_k + 1e-6), part by part. Liu 2026 (2601.05242).
 

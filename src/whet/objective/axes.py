@@ -93,6 +93,7 @@ POLICY = Family(
             advantage.BatchRunningMean,
             advantage.RunningRoleMean,
             *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker),
+            advantage.PromptValue,
             *(advantage.RevisitedGroup, tilt.EntropicGroup, advantage.GroupLabels),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
@@ -129,6 +130,7 @@ POLICY = Family(
             *("tied to the reference, or to the policy that wrote the batch, how?", kl.KL),
             *(kl.NoKL, kl.K2, kl.K3, kl.K3Corrected, kl.Absolute, kl.Full, kl.K1Reward, kl.K2Reward, kl.K3Reward),
             *(kl.AbsoluteReward, kl.K1Immediate, kl.K3Old, kl.AbsoluteOld, kl.K2Old, kl.K2OldCompletion, kl.K2Sampler),
+            kl.K2Completion,
             main=True,
         ),
         "shape": _axis(

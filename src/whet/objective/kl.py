@@ -96,6 +96,34 @@ class K2(_Tied):
 
 
 @dataclass(frozen=True)
+class K2Completion(_Tied):
+    """beta u(completion)^2 / 2, kl_weight = beta SUM_t u_t on each token. Brantley 2025 (2505.20686).
+
+    The whole completion is one action: with a weight of 1 and `sequence_sum` the gradient is that of the regression
+    (A - beta u(completion))^2 / (2 beta).
+    """
+
+    beta: float = 1e-3
+    name: ClassVar[str] = "k2_completion"
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.beta * self._strayed(u)
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return 0.5 * self._strayed(u) ** 2
+
+    def _strayed(self, u: Tensor) -> Tensor:
+        # u is 0 where there is no action
+        return u.sum(-1, keepdim=True).expand_as(u)
+
+    def words(self) -> str:
+        return f"pull towards the reference with {self.beta:g} times half each completion's squared log-ratio"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} u(completion)^2/2, u = log(pi/ref)"
+
+
+@dataclass(frozen=True)
 class K3(_Tied):
     """beta (exp(-u) - 1 + u), kl_weight = beta (1 - exp(-u)). Shao 2024 (2402.03300), eq. 4.
 

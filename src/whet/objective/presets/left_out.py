@@ -8,7 +8,6 @@ LEFT_OUT = {
     "flowrl": "FlowRL (arXiv 2509.15207) learns log Z(x), a number for each prompt, by a head of its own, which no "
     "component here trains; pmd_mean is the regression with the group's mean in its place",
     "otb": "the optimal token baseline (arXiv 2602.07078) weighs tokens by SUM_v pi_v^2 of the policy that wrote them, "
-    "which the loop does not annotate for policy methods; opo weighs completions by their length",
-    "a_star_po": "A*PO (arXiv 2505.20686) compares with V*(x) = b log mean exp(R/b) of completions that the reference "
-    "wrote beforehand, and no command keeps their rewards with the prompts; spo remembers what a prompt earned",
+    "which the pass before the updates does not compute (preference losses have it, as log_square), and which a "
+    "batch has no field for; opo weighs completions by their length",
 }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from whet.objective.advantage import GroupMean, LeaveOneOut, ShiftedMean
+from whet.objective.advantage import GroupMean, LeaveOneOut, PromptValue, ShiftedMean
 from whet.objective.aggregate import SequenceMean, SequenceSum, TokenMean
 from whet.objective.clip import OnPolicy, PPOClip, Tapered
 from whet.objective.gates import VariationMask
-from whet.objective.kl import K2Old, K2OldCompletion, K2Sampler, NoKL
+from whet.objective.kl import K2Completion, K2Old, K2OldCompletion, K2Sampler, NoKL
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import SamplerProduct, SamplerTokenRatio, TokenRatio
@@ -124,4 +124,21 @@ CHORD = Preset(
         "no KL, and means over tokens for both losses",
     ),
     unverified="the paper itself; its loss was read in the authors' code",
+)
+
+A_STAR_PO = Preset(
+    Objective("a_star_po", PromptValue(0.5), NoScale(), TokenRatio(), OnPolicy(), SequenceSum(), K2Completion(1e-3)),
+    title="A*PO",
+    paper="Brantley et al. 2025, Optimal Advantage Regression, arXiv 2505.20686",
+    formula="L = 1/N SUM_i (b2 log(pi(y_i)/ref(y_i)) - (R_i - V(x_i)))^2,  V = b1 log mean_ref exp(R/b1)",
+    fixes="groups and critics: the value is known before the run, so one completion per prompt is enough",
+    breaks="the reference's completions must be written and scored first, by the same reward; a prompt that it never "
+    "solves has V = 0, and whatever is solved once is pulled for ever",
+    deviations=(
+        "the loss is divided by 2 b2, which leaves R - V in front of the policy's gradient: the learning rate means "
+        "what it does elsewhere",
+        "b1 0.5, b2 0.001 as read in TRL, which also drops prompts that the reference never solved: "
+        "`whet data filter --least 0.01` does",
+    ),
+    run={"batch": {"group_size": 1}},
 )
