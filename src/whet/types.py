@@ -311,6 +311,7 @@ class TokenBatch:
     step_reward: Tensor | None = None  # [N, T], of the step that ends here; NaN where none does
     segment: Tensor | None = None  # int64 [N, T], number of the sentence or turn, counted from 0 in each completion
     observed: Tensor | None = None  # bool [N, T], what an environment wrote into the sample; never an action
+    demonstrated: Tensor | None = None  # bool [N, T], of a demonstration, in a row without actions or a reward
     episode: Tensor | None = None  # int64 [N], branches of one episode share a number; None: every row is its own
     role: Tensor | None = None  # int64 [N], whom the policy played; None: nobody in particular
     returned: Tensor | None = None  # [N], what of `reward` the steps have earned already; None: nothing
@@ -369,8 +370,8 @@ class TokenBatch:
 TOKEN_FIELDS = (
     *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
     *("teacher_logp", "teacher_top", "teacher_top_logp"),
-    *("segment", "observed", "truncated", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
-    "step_weight",
+    *("segment", "observed", "demonstrated", "truncated", "anchor", "advantage", "token_reward", "target", "learns"),
+    *("tied", "step_weight"),
     *("routed_experts", "old_experts"),
 )
 
@@ -399,6 +400,7 @@ class Totals:
     max_new_tokens: int  # the generation budget, not the padded width
     correct_tokens: float = 0  # trained tokens of right completions
     observed_tokens: float = 0  # tokens that environments wrote, in scored samples
+    demonstrated_tokens: float = 0  # tokens of demonstrations
 
     def __add__(self, other: Totals) -> Totals:
         if self.max_new_tokens != other.max_new_tokens:
@@ -409,6 +411,7 @@ class Totals:
             self.max_new_tokens,
             self.correct_tokens + other.correct_tokens,
             self.observed_tokens + other.observed_tokens,
+            self.demonstrated_tokens + other.demonstrated_tokens,
         )
 
 

@@ -14,7 +14,17 @@ from whet.objective.mismatch import MaskSequences, MaskStale, MaskTokens, NoMism
 from whet.objective.reference import Frozen, MovingAverage, Reset
 from whet.objective.select import ClipCovariance, Finished, TieCovariance, TopEntropy, covariance, lottery
 from whet.objective.shape import AsScored, ClipReward, LengthCost, SoftOverlong
-from whet.objective.terms import Bonus, BonusToTarget, ClippedError, ImitateRight, NoCritic, SquaredError, TopK
+from whet.objective.terms import (
+    Bonus,
+    BonusToTarget,
+    ClippedError,
+    ImitateDemonstrations,
+    ImitateRight,
+    ImitateUnsure,
+    NoCritic,
+    SquaredError,
+    TopK,
+)
 from whet.types import Extras, Totals
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -172,6 +182,30 @@ def test_imitation_of_right_completions_by_hand():
     assert ImitateRight(0.1)(unscorable, Totals(20, 5, 4, 8)).abs().max() == 0
 
 
+def test_imitation_of_demonstrations_by_hand():
+    """0.2 over 8 tokens of the whole step; p (1 - p) in front where the policy's doubt counts."""
+    shown = torch.tensor([[False, False, False], [False, True, True]])
+    batch = batch_of(1.0, math.nan, action=ACTION, demonstrated=shown)
+    totals = Totals(20, 5, 4, demonstrated_tokens=8)
+    for component in (ImitateDemonstrations(0.2), ImitateUnsure(0.2)):
+        assert component(batch, totals).tolist() == near([[0, 0, 0], [0, 0.025, 0.025]])
+        assert component.rest == 0.8
+    assert ImitateDemonstrations(0.2).doubt(double(0.0)) is None
+    assert ImitateUnsure(0.2).doubt(double(0.5, 0.9, 1.0).log()).tolist() == pytest.approx([0.25, 0.09, 0.0])
+
+
+def test_the_weight_of_demonstrations_goes_up_and_down():
+    """Two steps up to 0.8, four down a cosine to 0.2, where it stays; the memory counts the steps."""
+    component, memory, found = ImitateDemonstrations(0.8, 0.2, warmup=2, decay=4), {}, []
+    for _ in range(8):
+        found.append(component.tuned(memory).weight)
+        memory = component.adjusted(memory)
+    down = 0.3 / math.sqrt(2)
+    assert found == pytest.approx([0.4, 0.8, 0.5 + down, 0.5, 0.5 - down, 0.2, 0.2, 0.2])
+    assert ImitateDemonstrations(0.8).tuned({"imitated_steps": 50.0}).weight == 0.8
+    assert ImitateDemonstrations(0.8).adjusted({}) == {}
+
+
 def test_the_critics_error_by_hand():
     batch = batch_of(1.0, 0.0, action=ACTION, target=double([9, 1, 2], [9, 0, 9]), value=double([9, 0, 0], [9, 0.1, 9]))
     value = double([9, 0.5, 2], [9, 0.4, 9])
@@ -249,6 +283,9 @@ def test_the_entropy_bonus_has_the_rows_shares():
         (MovingAverage, {"every": 0}),
         (Bonus, {"weight": 0.0}),
         (ImitateRight, {"weight": 0.0}),
+        (ImitateDemonstrations, {"weight": 1.0}),
+        (ImitateDemonstrations, {"last": 0.0}),
+        (ImitateUnsure, {"decay": -1.0}),
         (SquaredError, {"coefficient": 0.0}),
         (SquaredError, {"warmup": -1.0}),
         (ClippedError, {"width": 0.0}),

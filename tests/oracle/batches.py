@@ -77,10 +77,18 @@ def random_batch(
         anchor=anchor,
         max_new_tokens=budget,
         observed=holes(action),
+        demonstrated=elsewhere(action, apart),
         truncated=action & (uniform(num_rows) < 0.25)[:, None],
         role=torch.zeros(num_rows, dtype=torch.long),
     )
     return batch, logp
+
+
+def elsewhere(action, stream):
+    """Some tokens, to be taken for demonstrations, outside the samples: the first of a row has no prefix."""
+    free = ~action & ~holes(action) & (torch.rand(action.shape, generator=stream) < 0.3)
+    free[:, 0] = False
+    return free
 
 
 def _reference_rewards(seed, num_groups):
@@ -147,6 +155,7 @@ def episodes(seed: int, batch: TokenBatch, branches: bool = False) -> TokenBatch
         truncated=truncated,
         returned=returned,
         observed=holes(action),
+        demonstrated=elsewhere(action, stream),
         role=role,
         episode=100 - episode if branches else None,
         parts=parts,

@@ -43,6 +43,7 @@ class Case:
     returned: list  # [completion], what of the reward the steps have earned
     truncated: list
     observed: list  # of the policy where an environment wrote, with gradient: [completion][observed token]
+    demonstrated: list  # of the policy where a demonstration stands, with gradient
     episode: list  # [completion], branches of one share it
     memory: dict = field(default_factory=dict)
     dropped: list | None = None  # tokens a lottery took out, as the package drew them
@@ -122,6 +123,7 @@ def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learn
         returned=[0.0] * batch.num_sequences if batch.returned is None else batch.returned.tolist(),
         truncated=cut(batch.truncated),
         observed=cut(logp, numbers=False, places=batch.observed),
+        demonstrated=cut(logp, numbers=False, places=batch.demonstrated),
         episode=list(range(batch.num_sequences)) if batch.episode is None else batch.episode.tolist(),
         memory=dict(memory),
         dropped=None if learns is None else [[not each for each in row] for row in cut(learns)],

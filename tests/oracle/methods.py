@@ -16,7 +16,7 @@ MEMORY = {
     **{"prompt/3/role/1/w": 0.7, "prompt/3/role/1/l": 3.0},
     **{"visited/3/role/0/visits": 3.0, "visited/3/role/0/mean": 0.9, "visited/3/role/0/std": 0.4},
     **{"visited/10/role/1/visits": 1.0, "visited/10/role/1/mean": 0.2, "visited/10/role/1/std": 0.0},
-    **{"entropy_weight": 0.04, "entropy_low": 1.0, "role/0": 0.35, "role/1": -0.2},
+    **{"entropy_weight": 0.04, "entropy_low": 1.0, "imitated_steps": 3.0, "role/0": 0.35, "role/1": -0.2},
 }
 # drifts at which the rule of a method binds often enough to be checked
 DRIFT = {"gspo": 0.02, "gspo_token": 0.02, "luspo": 0.02, "cispo": 1.2, "grpo_r1": 1.5, "ppo_dual": 0.8}

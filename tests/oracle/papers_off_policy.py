@@ -1,10 +1,11 @@
 """Methods for batches that an older policy wrote, as in `papers`."""
 
-from math import exp, log
+from math import cos, exp, log, pi
 
 import torch
 from naive import (
     centred,
+    clipped,
     each_token,
     mean,
     on_tokens,
@@ -106,6 +107,27 @@ def m2po(case, *, limit=0.04):
     return token_mean(each_token(case, term))
 
 
+def shown_tokens(case, phi):
+    """The mean over the step's demonstrations of phi(p) log pi, p stopped."""
+    tokens = [each for row in case.demonstrated for each in row]
+    return sum(phi(exp(float(each.detach()))) * each for each in tokens) / max(len(tokens), 1)
+
+
+def chord(case, *, mu=0.1, phi=lambda p: p * (1 - p)):
+    """CHORD (2508.11408): (1 - mu) GRPO + mu SFT on demonstrations, whose tokens count p (1 - p)."""
+    policy = token_mean(clipped(case, on_tokens(case, standardised(case))))
+    return (1 - mu) * policy + mu * shown_tokens(case, phi)
+
+
+def scheduled(step, *, peak, valley, warmup, decay):
+    """mu of a step: up in a straight line, down along half a cosine."""
+    if step < warmup:
+        return peak * step / warmup
+    if step >= warmup + decay:
+        return valley
+    return valley + (peak - valley) * (1 + cos(pi * (step - warmup) / decay)) / 2
+
+
 def a_star_po(case, *, beta1=0.5, beta2=1e-3):
     """A*PO (2505.20686): (beta2 log pi(y)/ref(y) - (R - V))^2, V from the reference's rewards; over 2 beta2."""
     total = 0.0
@@ -126,3 +148,4 @@ OFF_POLICY = {
     "topr": topr,
     "asym_re": asym_re,
 }
+OFF_POLICY["chord"] = chord

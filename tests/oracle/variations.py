@@ -59,7 +59,7 @@ from papers_credit import (
     vtrace_paper,
     vtraced,
 )
-from papers_off_policy import asym_re, m2po, topr_by_tokens
+from papers_off_policy import asym_re, chord, m2po, scheduled, topr_by_tokens
 from papers_teacher import sdpo
 
 
@@ -608,3 +608,20 @@ def beside_a_reward(case):
 @varied("capped divergence from a teacher", "gkd", {"teacher": "jsd_capped"})
 def capped_lesson(case):
     return sdpo(case)
+
+
+# imitation of demonstrations
+
+
+PEAKS = {"imitate.weight": 0.9, "imitate.last": 0.2, "imitate.warmup": 2, "imitate.decay": 5}
+
+
+@varied("demonstrations", "chord", {"imitate": "demonstrations", **PEAKS})
+def chord_mu(case):
+    """CHORD-mu in its fourth step: no phi, and mu on its way down."""
+    return chord(case, mu=scheduled(4, peak=0.9, valley=0.2, warmup=2, decay=5), phi=lambda p: 1.0)
+
+
+@varied("demonstrations in the warmup", "chord", {"imitate.weight": 0.9, "imitate.warmup": 5})
+def chord_warmup(case):
+    return chord(case, mu=scheduled(4, peak=0.9, valley=0.9, warmup=5, decay=0))

@@ -47,8 +47,10 @@ def found_gradients(objective, batch, logp, extras, totals=None):
 
 
 def trained(objective, batch):
-    """Tokens that a method learns from: its actions and, where it imitates them, an environment's tokens."""
-    return batch.action | batch.observed if "observed" in objective.needs() else batch.action
+    """Tokens that a method learns from: its actions and, where it imitates them, an environment's tokens or those of a
+    demonstration."""
+    imitated = [getattr(batch, name) for name in ("observed", "demonstrated") if name in objective.needs()]
+    return torch.stack([batch.action, *imitated]).any(0)
 
 
 def metrics_of(objective, batch, logp, extras, totals):
@@ -112,7 +114,7 @@ def test_the_number_of_ranks_does_not_matter(name, ranks, kind):
     if kind == "completions":
         assert summed == totals  # whole numbers
     assert asdict(summed) == pytest.approx(asdict(totals), rel=1e-14)
-    assert totals.correct_tokens > 0 and totals.observed_tokens > 0
+    assert min(totals.correct_tokens, totals.observed_tokens, totals.demonstrated_tokens) > 0
     found, metrics = in_parts(objective, batch, logp, extras, shares)
     assert_same(found, found_gradients(objective, batch, logp, extras))
     assert metrics == pytest.approx(metrics_of(objective, batch, logp, extras, totals), rel=1e-6, abs=1e-14)
@@ -164,9 +166,11 @@ def test_prompts_tool_output_and_padding_may_hold_anything(name, fill, kind):
     objective, batch, logp, extras = example(METHODS[name], 4, kind)
     whole = found_gradients(objective, prepared(objective, batch), logp, extras)
     fills = {"tokens": 11, "segment": 3, "anchor": 1, "action": False, "observed": False, "truncated": True}
+    fills["demonstrated"] = False
     given = {field: getattr(batch, field) for field in TOKEN_FIELDS if getattr(batch, field) is not None}
-    # which tokens an environment wrote is no number that may be anything
-    masks = {field: batch.observed if field == "observed" else batch.action for field in given}
+    # which tokens an environment wrote or a demonstration shows is no number that may be anything
+    flags = ("observed", "demonstrated")
+    masks = {field: getattr(batch, field) if field in flags else batch.action for field in given}
     wide = replace(
         batch, **{field: spoiled(values, masks[field], fills.get(field, fill)) for field, values in given.items()}
     )
@@ -194,6 +198,11 @@ def test_untrained_tokens_get_exactly_no_gradient(name, kind):
         assert (gradient[~trained(objective, batch)] == 0).all()
     if "observed" in objective.needs():
         assert (found["logp"][batch.observed & ~batch.reward.isnan()[:, None]] < 0).all()
+    if "demonstrated" in objective.needs():
+        counted = (
+            batch.demonstrated if batch.row_weight is None else batch.demonstrated & (batch.row_weight > 0)[:, None]
+        )
+        assert counted.any() and (found["logp"][counted] < 0).all()
     silent = 0.02 if objective.select.name == "top_entropy" or objective.clip.name == "ppo_clip" else 0.3
     tensor = "logp" if objective.baseline.name != "none" else "teacher_divergence"
     assert (found[tensor][batch.action] != 0).double().mean() > min(silent, 0.1)
@@ -204,9 +213,9 @@ def test_untrained_tokens_get_exactly_no_gradient(name, kind):
 def test_a_sequence_without_a_trained_token_leaves_all_denominators(name, kind):
     objective, batch, logp, extras = example(METHODS[name], 6 if kind == "completions" else 4, kind)
     batch = prepared(objective, batch)
-    silent, seen = batch.action.clone(), batch.observed.clone()
-    silent[[0, 7]] = seen[[0, 7]] = False
-    quiet = replace(batch, action=silent, observed=seen)
+    silent, seen, shown = batch.action.clone(), batch.observed.clone(), batch.demonstrated.clone()
+    silent[[0, 7]] = seen[[0, 7]] = shown[[0, 7]] = False
+    quiet = replace(batch, action=silent, observed=seen, demonstrated=shown)
     others = [row for row in range(batch.num_sequences) if row not in (0, 7)]
     found = found_gradients(objective, quiet, logp, extras)
     totals, without = (step_totals(each, batch.max_new_tokens) for each in (quiet, quiet.select(others)))
@@ -372,8 +381,8 @@ def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name, kin
             torch.testing.assert_close(getattr(found, field)[others], getattr(without, field), rtol=1e-11, atol=1e-13)
     gradient = found_gradients(objective, found, logp, extras)
     assert (gradient["value"][lost] == 0).all()
-    if not (objective.kl.needs or objective.entropy.needs):  # what is imitated is not in it either
-        assert (gradient["logp"][lost] == 0).all()
+    if not (objective.kl.needs or objective.entropy.needs):  # what is imitated is not in it either, but demonstrations
+        assert (gradient["logp"][lost][~batch.demonstrated[lost]] == 0).all()
     remembered = [objective.advantage(each, MEMORY)[1] for each in (with_it, batch.select(others))]
     assert remembered[0] == pytest.approx(remembered[1])
 
@@ -404,7 +413,7 @@ def test_a_step_in_which_nothing_could_be_scored_is_silent(name):
 def test_an_empty_step_is_a_zero_not_a_nan(name):
     objective, batch, logp, extras = example(METHODS[name], 1)
     empty = torch.zeros_like(batch.action)
-    batch = prepared(objective, replace(batch, action=empty, observed=empty))
+    batch = prepared(objective, replace(batch, action=empty, observed=empty, demonstrated=empty))
     assert step_totals(batch, 16) == Totals(0, 0, 16)
     for gradient in found_gradients(objective, batch, logp, extras).values():
         assert (gradient == 0).all()
@@ -511,6 +520,7 @@ def test_a_grad_known_beforehand_is_the_gradient(name):
     tuned = objective.tuned(MEMORY)
     grad = tuned.grad(batch, totals)
     looking = tuned.kl.needs | tuned.mismatch.needs | tuned.smooth.needs | tuned.entropy.needs | tuned.teacher.needs
+    looking = looking | (tuned.imitate.needs & {"demonstrated"})
     assert (grad is None) == bool(looking or tuned.ratio.against != "old_logp")
     if grad is not None:
         for place in (logp, logp - 1.5):

@@ -92,6 +92,9 @@ def batch():
     observed = torch.zeros_like(action)
     observed[2, 4] = observed[0, 4:6] = observed[3, 6] = True
 
+    demonstrated = torch.zeros_like(action)
+    demonstrated[1, 5:8] = demonstrated[4, 6] = True
+
     def noise(scale):
         return scale * torch.randn(action.shape, generator=stream, dtype=torch.float64)
 
@@ -121,6 +124,7 @@ def batch():
         anchor=torch.where(action, torch.tensor([0, 0, 1, 1, 2, 2])[:, None] * 10 + torch.arange(width) // 3, 0),
         max_new_tokens=BUDGET,
         observed=observed,
+        demonstrated=demonstrated,
         role=torch.tensor([7, 7, 8, 8, 7, 7]),
     )
 
@@ -210,8 +214,9 @@ def test_the_gradient_is_that_of_a_plain_forward_pass(exact, model, batch, name,
     advantaged = prepared(model, objective, batch, temperature)
     model.zero_grad(set_to_none=True)
     extras = plain_extras(model, batch, objective, temperature)
-    # what an environment wrote is no choice of the sampler's: it is scored by the model as it is
-    logp = torch.where(batch.observed, plain_logp(model, batch.tokens), plain_logp(model, batch.tokens, temperature))
+    # what an environment wrote or a demonstration shows is no choice of the sampler's: the model scores it as it is
+    given = batch.observed | batch.demonstrated
+    logp = torch.where(given, plain_logp(model, batch.tokens), plain_logp(model, batch.tokens, temperature))
     loss = objective.loss(advantaged, logp, step_totals(batch, BUDGET), extras)
     loss.value.backward()
     assert relative(found, flat_gradient(model.parameters())) < 1e-10

@@ -9,6 +9,7 @@ from typing import Any
 
 from whet.build.adapters import first_policy
 from whet.build.ahead import ahead_fact, session_ahead
+from whet.build.demonstrations import build_demonstrations, check_demonstrations
 from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.player import most_actions
 from whet.build.prompts import data_summary
@@ -68,6 +69,7 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
     )
     check_setting(objective, setting, changes)
     check_teacher(config, objective)
+    check_demonstrations(config, objective)
     if config.model.reference == "reload" and objective.reference.name != "frozen":
         raise WhetError(
             f"model.reference=reload reads the first policy anew, but objective.reference={objective.reference.name} "
@@ -97,6 +99,7 @@ def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
         "data": data,
         **column_facts(prompts, inputs.eval_prompts),
         **({"teacher": trainer.taught_by} if trainer.taught_by else {}),
+        **({"demonstrations": trainer.shown} if trainer.shown else {}),
         "reward": reward_fact(objective, inputs.parts),
     }
     ahead = {"asynchrony": ahead_fact(config)} if config.scale.max_staleness else {}
@@ -185,7 +188,8 @@ def build_rl_trainer(
         reference = None if reference is None else sharded_reference(reference, policy, shards)
     teacher = build_teacher(config, runtime, objective, sampling, dataset.prompt_tokens, reference)
     rate, how = config.critic.learning_rate, build_lesson(config, runtime, dataset.prompts)
-    models = RLModels(policy, runtime.tokenizer, reference, critic, rate, teacher, how)
+    shown = build_demonstrations(config, objective, runtime, dataset.prompts)
+    models = RLModels(policy, runtime.tokenizer, reference, critic, rate, teacher, how, shown)
     spec = RolloutSpec(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )

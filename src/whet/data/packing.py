@@ -7,7 +7,7 @@ its turns and what the environment wrote between them; each branch of an episode
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from statistics import fmean, stdev
 
@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from whet.data.reference_rewards import reference_rewards
 from whet.data.segments import number_of, policy_turns
-from whet.types import Encoded, Group, Sample, StopReason, TokenBatch
+from whet.types import TOKEN_FIELDS, Encoded, Group, Sample, StopReason, TokenBatch
 
 ENVIRONMENT = "environment"  # the reward that an environment's own, turn by turn, add up to
 
@@ -190,6 +190,41 @@ def _routed_experts(samples: Sequence[Sample], width: int) -> Tensor | None:
         if sample.routed_experts is not None:
             row[: len(sample.routed_experts)] = sample.routed_experts
     return rows
+
+
+# what a field says of a row without actions, where that is not 0
+UNKNOWN_VALUES = {"reward": float("nan"), "step_reward": float("nan"), "row_weight": 1.0}
+UNKNOWN_VALUES |= dict.fromkeys(("support", "routed_experts", "old_experts", "segment", "anchor", "prompt"), -1)
+
+
+def with_demonstrations(batch: TokenBatch, rows: Sequence[Encoded]) -> TokenBatch:
+    """The batch with a row for each demonstration behind its own, a group each. Such a row has no action and no reward:
+    it is in no statistic, no advantage and no denominator but its own."""
+    shown = padded_rows(rows) if rows else None
+    width = max(batch.tokens.shape[1], 0 if shown is None else shown.tokens.shape[1])
+
+    def wide(values: Tensor, fill: float) -> Tensor:
+        more = width - values.shape[1]
+        return torch.cat([values, values.new_full((len(values), more, *values.shape[2:]), fill)], 1) if more else values
+
+    fields: dict[str, Tensor] = {}
+    for name in batch.__dataclass_fields__:
+        value = getattr(batch, name)
+        if not isinstance(value, Tensor):
+            continue
+        fill = UNKNOWN_VALUES.get(name, 0)
+        value = wide(value, fill) if name in TOKEN_FIELDS else value
+        new = value.new_full((len(rows), *value.shape[1:]), fill)
+        if name in ("group", "episode"):
+            new = value.max() + 1 + torch.arange(len(rows))
+        elif name == "part_weight":
+            new = value[:1].expand(len(rows), -1)
+        fields[name] = torch.cat([value, new])
+    fields["demonstrated"] = torch.zeros_like(fields["action"])
+    if shown is not None:
+        fields["tokens"][batch.num_sequences :] = wide(shown.tokens, 0)
+        fields["demonstrated"][batch.num_sequences :] = wide(shown.action, False)
+    return replace(batch, **fields)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,10 @@ def step_totals(batch: TokenBatch, max_new_tokens: int) -> Totals:
     """The denominators of one optimizer step, from the whole of its batch on this rank; add them over ranks."""
     lengths = batch.lengths
     seen = 0 if batch.observed is None else (batch.observed & ~batch.reward.isnan()[:, None]).sum(-1)
-    counts = (lengths, lengths > 0, 0 if batch.correct is None else lengths * batch.correct, seen)
-    tokens, sequences, correct, observed = (_weighed(each, batch.row_weight) for each in counts)
-    return Totals(tokens, sequences, max_new_tokens, correct, observed)
+    shown = 0 if batch.demonstrated is None else batch.demonstrated.sum(-1)
+    counts = (lengths, lengths > 0, 0 if batch.correct is None else lengths * batch.correct, seen, shown)
+    tokens, sequences, correct, observed, demonstrated = (_weighed(each, batch.row_weight) for each in counts)
+    return Totals(tokens, sequences, max_new_tokens, correct, observed, demonstrated)
 
 
 def _weighed(counts: Tensor | int, weight: Tensor | None) -> float:

@@ -151,8 +151,9 @@ POLICY = Family(
         ),
         "smooth": _axis("who else learns from a token?", terms.Smooth, terms.NoSmoothing, terms.TopK),
         "imitate": _axis(
-            *("are right completions, or what an environment wrote, imitated as well?", terms.Imitate),
+            *("are right completions, what an environment wrote or demonstrations imitated as well?", terms.Imitate),
             *(terms.NoImitation, terms.ImitateRight, terms.ImitateObserved),
+            *(terms.ImitateDemonstrations, terms.ImitateUnsure),
         ),
         "entropy": _axis(
             *("is entropy rewarded?", terms.Entropy, terms.NoBonus, terms.Bonus, terms.BonusToTarget),

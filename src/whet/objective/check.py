@@ -210,3 +210,8 @@ def _idle(objective: Objective, setting: RunSetting, changed: Mapping[str, Any])
                 f"objective.{path} has no effect with updates_per_step=1: the ratio is exactly 1 on the only update; "
                 "set updates_per_step above 1, or drop it"
             )
+    if "imitate.last" in changed and getattr(objective.imitate, "decay", 0) == 0:
+        yield (
+            "objective.imitate.last has no effect with imitate.decay 0: the weight stays what it is; set "
+            "objective.imitate.decay to a number of steps, or drop it"
+        )

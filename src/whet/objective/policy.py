@@ -97,16 +97,18 @@ class Objective:
         kl, weight = self.kl, self.entropy.coefficient(memory)
         if self.control.turns_beta and "beta" in memory:
             kl = replace(kl, beta=memory["beta"])  # type: ignore[type-var, call-arg]
-        return replace(self, kl=kl, entropy=Bonus(weight) if weight > 0 else NoBonus())
+        entropy = Bonus(weight) if weight > 0 else NoBonus()
+        return replace(self, kl=kl, entropy=entropy, imitate=self.imitate.tuned(memory))
 
     def symbols(self, updates_per_step: int = 1) -> list[str]:
         """What is maximised, line by line."""
         lines = [self.shape.symbols()] if self.shape.symbols() else []
         inner = f"{self.mismatch.symbols()}{self.clip.symbols()}{self.kl.symbols()}"
         inner += f"{self.teacher.symbols()}{self.entropy.symbols()}"
+        rest = "" if self.imitate.rest == 1 else f"{self.imitate.rest:g} * "
         lines += [
             f"A = {self.scale.symbols(self.baseline.symbols())}",
-            f"J = {self.aggregate.symbols()} [ {inner} ]{self.imitate.symbols()}",
+            f"J = {rest}{self.aggregate.symbols()} [ {inner} ]{self.imitate.symbols()}",
         ]
         if self.clip.uses_ratio:
             note = "" if self._ratio_moves(updates_per_step) else "  (always 1 here: one update per batch)"
@@ -212,7 +214,10 @@ class Objective:
             metrics["teacher_divergence"] = apart.detach().sum()
         imitated = self.imitate(batch, totals)
         if imitated is not None:
-            value = value - _total(imitated.to(logp.dtype) * logp.masked_fill(imitated == 0, 0.0), batch)
+            known = logp.masked_fill(imitated == 0, 0.0)
+            doubt, imitated = self.imitate.doubt(known), imitated.to(logp.dtype)
+            each = imitated if doubt is None else imitated * doubt
+            value = self.imitate.rest * value - _total(each * known, batch)
         return Loss(value, metrics)
 
     def grad(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
@@ -220,6 +225,8 @@ class Objective:
         no term that looks at logp. Who knows it before the forward pass need not come back to the logits."""
         looking = self.kl.needs | self.mismatch.needs | self.smooth.needs | self.entropy.needs | self.teacher.needs
         if batch.old_logp is not None or self.ratio.against != "old_logp" or looking:
+            return None
+        if "demonstrated" in self.imitate.needs:  # the factor of a token may be its probability's
             return None
         with torch.enable_grad():
             logp = torch.zeros(batch.tokens.shape, device=batch.tokens.device, requires_grad=True)
@@ -237,7 +244,7 @@ class Objective:
         """What to remember after the updates of a step; `metrics` are those of its last update."""
         beta = getattr(self.kl, "beta", 0.0)
         memory = self.control.adjusted(memory, beta, metrics, num_completions)
-        memory = self.entropy.adjusted(memory, metrics)
+        memory = self.imitate.adjusted(self.entropy.adjusted(memory, metrics))
         return self.aggregate.learned(memory, metrics.get("share_grad", 0.0))
 
     def _clipped(self, batch: TokenBatch, ratio: Tensor, advantage: Tensor, current: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,11 @@
-"""Terms beside the policy's: the entropy bonus, the critic's error, imitation of right completions or of what an
-environment wrote, top-k smoothing."""
+"""Terms beside the policy's: the entropy bonus, the critic's error, imitation of right completions, of what an
+environment wrote or of demonstrations, top-k smoothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -186,13 +187,47 @@ class Imitate(Protocol):
         """What is added to share * weight * A in front of logp: [N, T], 0 where it is not asked; None for nothing."""
         ...
 
+    @property
+    def rest(self) -> float:
+        """What all other terms of the policy's loss are multiplied by."""
+        ...
+
+    def doubt(self, logp: Tensor) -> Tensor | None:
+        """A factor for each token by the policy's own log-probability of it, without gradient: [N, T]; None for 1."""
+        ...
+
+    def tuned(self, memory: Memory) -> Imitate:
+        """As it is in this step."""
+        ...
+
+    def adjusted(self, memory: Memory) -> Memory:
+        """What to remember after a step."""
+        ...
+
     def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 
 
+class _BesideTheRest(Component):
+    """Imitation that leaves the other terms as they are, and is the same in every step."""
+
+    @property
+    def rest(self) -> float:
+        return 1.0
+
+    def doubt(self, logp: Tensor) -> Tensor | None:
+        return None
+
+    def tuned(self, memory: Memory) -> Imitate:
+        return self  # type: ignore[return-value]
+
+    def adjusted(self, memory: Memory) -> Memory:
+        return memory
+
+
 @dataclass(frozen=True)
-class NoImitation(Component):
+class NoImitation(_BesideTheRest):
     name: ClassVar[str] = "none"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
@@ -203,7 +238,7 @@ class NoImitation(Component):
 
 
 @dataclass(frozen=True)
-class ImitateRight(Component):
+class ImitateRight(_BesideTheRest):
     """J += weight / M_right SUM_{right completions} SUM_t log pi, M_right their tokens in the whole step.
 
     Yue 2025 (2504.05118), the positive-example loss. Right means that the reward's first part is 1.
@@ -231,7 +266,7 @@ class ImitateRight(Component):
 
 
 @dataclass(frozen=True)
-class ImitateObserved(Component):
+class ImitateObserved(_BesideTheRest):
     """J += weight / M_observed SUM log pi over what environments wrote, M_observed their tokens in the whole step.
 
     arXiv 2605.24517: tool output that the policy reads anyway teaches it what its calls do. The gradient looks at
@@ -257,6 +292,85 @@ class ImitateObserved(Component):
 
     def symbols(self) -> str:
         return f" + {self.weight:g}/M_observed SUM_observed log pi"
+
+
+@dataclass(frozen=True)
+class ImitateDemonstrations(_BesideTheRest):
+    """J = (1 - mu) J_rest + mu / M_shown SUM log pi over demonstrations, M_shown their tokens in the whole step.
+
+    Zhang 2025 (2508.11408). mu is `weight`: reached after `warmup` steps in a straight line, and left for
+    `last` over `decay` further ones along a cosine; with decay 0 it stays.
+    """
+
+    weight: float = 0.1
+    last: float = 0.05
+    warmup: float = 0
+    decay: float = 0
+    name: ClassVar[str] = "demonstrations"
+    needs: ClassVar[frozenset[str]] = frozenset({"demonstrated"})
+
+    def __post_init__(self) -> None:
+        if not (0 < self.weight < 1 and 0 < self.last < 1):
+            raise ValueError(
+                f"imitate.weight is {self.weight}, last {self.last}; give numbers between 0 and 1, or "
+                "objective.imitate=none"
+            )
+        if min(self.warmup, self.decay) < 0:
+            raise ValueError(f"imitate.warmup is {self.warmup}, decay {self.decay}; give numbers of steps, 0 or more")
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
+        if batch.demonstrated is None:
+            raise ValueError("imitation of demonstrations needs `demonstrated` and the batch has none")
+        return batch.demonstrated.double() * (self.weight / max(totals.demonstrated_tokens, 1))
+
+    @property
+    def rest(self) -> float:
+        return 1.0 - self.weight
+
+    def tuned(self, memory: Memory) -> Imitate:
+        return replace(self, weight=self._mu(memory.get("imitated_steps", 0.0) + 1), warmup=0, decay=0)
+
+    def adjusted(self, memory: Memory) -> Memory:
+        if not (self.warmup or self.decay):
+            return memory
+        return {**memory, "imitated_steps": memory.get("imitated_steps", 0.0) + 1}
+
+    def _mu(self, step: float) -> float:
+        """In a step, counted from 1."""
+        if step <= self.warmup:
+            return self.weight * step / self.warmup
+        if not self.decay:
+            return self.weight
+        done = min((step - self.warmup) / self.decay, 1.0)
+        return self.last + (self.weight - self.last) * 0.5 * (1 + math.cos(math.pi * done))
+
+    def words(self) -> str:
+        first = f", reached in {self.warmup:g} steps" if self.warmup else ""
+        then = f", then {self.last:g} after {self.decay:g} more" if self.decay else ""
+        return f"give {self.weight:g} of the loss to demonstrations{first}{then}"
+
+    def symbols(self) -> str:
+        return f" + {self.weight:g}/M_shown SUM_shown log pi"
+
+
+@dataclass(frozen=True)
+class ImitateUnsure(ImitateDemonstrations):
+    """The same with p (1 - p) in front of each token, p = pi(token) now and without gradient: phi of 2508.11408.
+
+    What the policy says anyway teaches nothing, what it would never say would tear it away: both weigh next to nothing.
+    """
+
+    name: ClassVar[str] = "unsure_demonstrations"
+
+    def doubt(self, logp: Tensor) -> Tensor | None:
+        p = logp.detach().exp()
+        return p * (1 - p)
+
+    def words(self) -> str:
+        return super().words() + ", the more the less sure the policy is of a token"
+
+    def symbols(self) -> str:
+        return f" + {self.weight:g}/M_shown SUM_shown p (1 - p) log pi"
 
 
 class Smooth(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.data.packing import token_batch
+from whet.data.packing import token_batch, with_demonstrations
 from whet.data.segments import anchors, segments, sentence_ends, with_states, with_turns
 from whet.dist.ranks import ALONE, Ranks
 from whet.metrics.distribution import reward_spread
@@ -27,6 +27,7 @@ from whet.objective.whole_step import StepClip
 from whet.rollout.buffer import RolloutBatch
 from whet.rollout.collect import Collector, outcomes_of
 from whet.rollout.seed import request_seed
+from whet.train.demonstrations import DemonstrationSource, ShownRow
 from whet.train.evaluate import Evaluator
 from whet.train.expert_metrics import drift_metrics, expert_counts, load_metrics, replayed_share, used_experts
 from whet.train.optimizer import (
@@ -103,6 +104,7 @@ class RLModels:
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
     teacher: Teacher | None = None
     lesson: LessonSettings = field(default_factory=LessonSettings)
+    demonstrations: DemonstrationSource | None = None
 
 
 class RLTrainer:
@@ -122,6 +124,8 @@ class RLTrainer:
             raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
         if {"teacher_logp", "teacher_divergence"} & objective.needs() and models.teacher is None:
             raise ValueError(f"the objective {objective.name} needs a teacher and got none")
+        if "demonstrated" in objective.needs() and models.demonstrations is None:
+            raise ValueError(f"the objective {objective.name} needs demonstrations and got none")
         if "value" in objective.needs() and models.critic is None:
             raise ValueError(f"the objective {objective.name} needs a critic and got none")
         self._models, self._objective, self._collector, self._settings = models, objective, collector, settings
@@ -158,6 +162,11 @@ class RLTrainer:
         return "" if self._models.teacher is None else self._models.teacher.said
 
     @property
+    def shown(self) -> str:
+        """Its demonstrations in words; empty where there are none."""
+        return "" if self._models.demonstrations is None else self._models.demonstrations.said
+
+    @property
     def ended_early(self) -> str | None:
         return self._objective.control.ends_run(self._memory)
 
@@ -170,8 +179,10 @@ class RLTrainer:
         batch = self._annotate(self._pack(groups, rollout.part_weights), groups, timer)
         batch, self._memory = self._objective.advantage(batch, self._memory)
         rate = scheduled_rate(self._optimizer_settings, number, self._settings.steps)
+        source = self._models.demonstrations
+        shown = [] if source is None else source.rows(groups)
         with timer.phase("train"):
-            metrics = self._update(batch, groups, number, rate)
+            metrics = self._update(batch, groups, shown, number, rate)
         report = StepReport(
             step=number,
             policy_version=self._version,
@@ -180,6 +191,7 @@ class RLTrainer:
                 **episode_counts(groups, rollout.played),
                 **collection_counts(rollout, groups),
                 **self._untaught_count(batch),
+                **({} if source is None else {"demonstrations": len(shown)}),
             },
             reward=mean_rewards(groups),
             spread=reward_spread(groups),
@@ -289,9 +301,15 @@ class RLTrainer:
             batch = replace(batch, teacher_top=top, teacher_top_logp=logp)
         return batch
 
-    def _update(self, batch: TokenBatch, groups: Sequence[Group], number: int, rate: float) -> dict[str, float]:
+    def _update(
+        self, batch: TokenBatch, groups: Sequence[Group], shown: Sequence[ShownRow], number: int, rate: float
+    ) -> dict[str, float]:
         """Every update of the step; metrics are averaged over them."""
         self._set_learning_rates(rate)
+        ids = [group.prompt.id for group in groups for _ in group.samples] + [each.prompt.id for each in shown]
+        num_samples = batch.num_sequences
+        if self._models.demonstrations is not None:
+            batch = with_demonstrations(batch, [each.row for each in shown])
         objective = self._objective.tuned(self._memory)
         only_critic = number <= objective.value.warmup
         updates: list[dict[str, float]] = []
@@ -312,7 +330,7 @@ class RLTrainer:
                         only_critic=only_critic,
                     )
             except UpdateRefused as error:
-                raise RunFailed(_failure(number, error, groups, rows)) from error
+                raise RunFailed(_failure(number, error, ids, rows)) from error
             if not updates:  # before the first update the policy is the one that sampled
                 metrics.update(sampler_metrics(minibatch, scores, self._settings.staleness > 0))
             experts.add(minibatch, scores)
@@ -322,7 +340,7 @@ class RLTrainer:
         means = {name: fmean([each[name] for each in updates if name in each]) for name in updates[0]}
         means |= {"updates": float(len(updates)), **experts.metrics()}
         if not only_critic:
-            self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, batch.num_sequences)
+            self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, num_samples)
         return means
 
     def _untaught_count(self, batch: TokenBatch) -> dict[str, int]:
@@ -467,8 +485,8 @@ def minibatches(num_rows: int, count: int, seed: int, step: int, epoch: int = 0)
     return [part.tolist() for part in order.tensor_split(count)]
 
 
-def _failure(step: int, error: UpdateRefused, groups: Sequence[Group], rows: Sequence[int]) -> str:
-    ids = [group.prompt.id for group in groups for _ in group.samples]
+def _failure(step: int, error: UpdateRefused, ids: Sequence[str], rows: Sequence[int]) -> str:
+    """`ids` are the prompts of the step's rows, `rows` those of the update."""
     concerned = sorted({ids[rows[row]] for row in error.rows}) if error.rows else sorted({ids[row] for row in rows})
     shown = ", ".join(concerned[:4]) + (f" and {len(concerned) - 4} more" if len(concerned) > 4 else "")
     return f"step {step}: {error}; samples of {shown}; the weights of the last checkpoint are untouched"

@@ -186,6 +186,7 @@ def idle_row(batch: TokenBatch) -> TokenBatch:
         tokens=torch.zeros_like(row.tokens),
         action=torch.tensor([[False, True]]),
         observed=None if row.observed is None else torch.zeros_like(row.observed),
+        demonstrated=None if row.demonstrated is None else torch.zeros_like(row.demonstrated),
         support=support,
     )
 
@@ -332,14 +333,18 @@ class _MicroBatch:
 
 def _scored_tokens(objective: Objective, batch: TokenBatch) -> Tensor:
     """bool [N, T]: tokens whose log-probability the loss looks at."""
-    if "observed" not in objective.needs() or batch.observed is None:
-        return batch.action
-    return batch.action | batch.observed
+    scored, needs = batch.action, objective.needs()
+    if "observed" in needs and batch.observed is not None:
+        scored = scored | batch.observed
+    if "demonstrated" in needs and batch.demonstrated is not None:
+        scored = scored | batch.demonstrated
+    return scored
 
 
 def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: Details) -> TokenScores:
-    """Of the actions, under the distribution that was sampled from; and of what an environment wrote, where the loss
-    looks at it, under the model's own: in the same pass where the two distributions are one, else in a second."""
+    """Of the actions, under the distribution that was sampled from; and of what an environment wrote or a demonstration
+    shows, where the loss looks at it, under the model's own: in the same pass where the two distributions are one, else
+    in a second."""
     scored = _scored_tokens(objective, host)
     details = replace(details, replay=replayed_experts(host, state.routing_replay), experts=True)
     if details.lesson is not None and details.lesson.teacher is None:

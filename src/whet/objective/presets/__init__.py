@@ -16,7 +16,7 @@ EVERY = (
     *(far.PPO, far.PPO_DUAL, far.PPO_PENALTY, far.VAPO, far.VTRACE),
     *(variants.GDPO, variants.SPO, far.GRPO_PROCESS, far.GIGPO),
     *(off_policy.PMD_MEAN, off_policy.DRO, off_policy.PRIME_RL, off_policy.TOPR, off_policy.ASYM_RE),
-    *(off_policy.M2PO, off_policy.A_STAR_PO, bands.BAPO, bands.REWARDS_AS_LABELS),
+    *(off_policy.M2PO, off_policy.A_STAR_PO, off_policy.CHORD, bands.BAPO, bands.REWARDS_AS_LABELS),
     *(bands.CE_GPPO, bands.DCPO, bands.ASPO, bands.FIPO, bands.DELTA_L, bands.ENTROPIC),
     *(agents.RLOO_TURNS, agents.ECHO, agents.RAE),
     *teacher.EVERY,

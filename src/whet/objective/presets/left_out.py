@@ -10,6 +10,4 @@ LEFT_OUT = {
     "otb": "the optimal token baseline (arXiv 2602.07078) weighs tokens by SUM_v pi_v^2 of the policy that wrote them, "
     "which the pass before the updates does not compute (preference losses have it, as log_square), and which a "
     "batch has no field for; opo weighs completions by their length",
-    "chord": "CHORD (arXiv 2508.11408) mixes demonstrations into each RL step by a schedule, and RL rows carry none; "
-    "sft first and grpo behind it is the two-stage form",
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from whet.objective.advantage import GroupMean, LeaveOneOut, PromptValue, ShiftedMean
 from whet.objective.aggregate import SequenceMean, SequenceSum, TokenMean
-from whet.objective.clip import OnPolicy, Tapered
+from whet.objective.clip import OnPolicy, PPOClip, Tapered
 from whet.objective.gates import VariationMask
 from whet.objective.kl import K2Completion, K2Old, K2OldCompletion, K2Sampler, NoKL
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import SamplerProduct, SamplerTokenRatio, TokenRatio
 from whet.objective.scale import GroupStd, NoScale
+from whet.objective.terms import ImitateUnsure
 from whet.objective.whole_step import MomentMask
 
 PMD_MEAN = Preset(
@@ -96,6 +97,33 @@ M2PO = Preset(
     deviations=(
         "tokens that moved against A are neither counted nor dropped (algorithm 1); AReaL divides by the tokens kept",
     ),
+)
+
+CHORD = Preset(
+    Objective(
+        "chord",
+        GroupMean(),
+        GroupStd(),
+        TokenRatio(),
+        PPOClip(0.2, 0.2),
+        TokenMean(),
+        NoKL(),
+        imitate=ImitateUnsure(0.1),
+    ),
+    title="CHORD-phi",
+    paper="Zhang et al. 2025, On-Policy RL Meets Off-Policy Experts, arXiv 2508.11408",
+    formula="L = (1 - mu) L_GRPO + mu L_SFT,  L_SFT = -1/M_shown SUM p (1 - p) log pi,  p = pi, stopped",
+    fixes="SFT before RL overfits the expert and breaks what the policy could do: both at once, gentle where it is far",
+    breaks="needs demonstrations; tokens that the policy would never write teach next to nothing",
+    deviations=(
+        "mu is 0.1 throughout and phi = p (1 - p), the defaults of the authors' code (Trinity-RFT)",
+        "CHORD-mu, without phi and with mu warmed up and decayed: objective.imitate=demonstrations, with its weight, "
+        "last, warmup and decay; steps are counted from 1",
+        "a step imitates the demonstrations of its own prompts; the authors draw expert rows from a file of their own",
+        "log pi of a demonstration is at temperature 1 and over the whole vocabulary, whatever the sampling",
+        "no KL, and means over tokens for both losses",
+    ),
+    unverified="the paper itself; its loss was read in the authors' code",
 )
 
 A_STAR_PO = Preset(
