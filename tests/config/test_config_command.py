@@ -81,6 +81,13 @@ def test_the_config_of_a_run_needs_no_torch():
 def test_the_recipes_are_configs_of_today():
     from pathlib import Path
 
+    from whet.pipeline.registry import find_pipeline
+    from whet.pipeline.settings import resolve_settings
+
     for path in (Path(__file__).parents[2] / "recipes").glob("*.toml"):
+        values = read_toml(path)
+        if "pipeline" in values:
+            assert resolve_settings(find_pipeline(values["pipeline"]), values).pipeline == values["pipeline"]
+            continue
         method = {"dpo": "dpo", "rm": "rm", "rl": "grpo"}.get(path.stem.rpartition("_")[2], "sft")
-        assert resolved(method, read_toml(path)).eval.every >= 0
+        assert resolved(method, values).eval.every >= 0
