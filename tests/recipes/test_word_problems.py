@@ -85,6 +85,25 @@ def test_the_files_are_the_same_every_time_and_do_not_overlap(
     assert not any("<<" in row["completion"] for row in rows["demonstrations"])
 
 
+@pytest.mark.parametrize(
+    ("completion", "paid"),
+    [("3 + 4 = 7\n#### 7", 1.0), ("#### -1,250.5 ", 1.0), ("#### 7 apples", 0.0), ("so #### 7", 0.0), ("7", 0.0)],
+)
+def test_the_answer_has_a_line_of_its_own(recipe: Recipe, completion: str, paid: float) -> None:
+    assert recipe("last_number").answer_line(completion, "7") == paid
+
+
+def test_evals_are_averaged_over_the_seeds_and_paths_stay_on_the_machine(recipe: Recipe, tmp_path: Path) -> None:
+    pipelines = recipe("smollm2_pipelines")
+    found = pipelines.over_seeds([{"prompts": 5, "pass@8": (0.2, 0.1, 0.3)}, {"prompts": 5, "pass@8": (0.4, 0.3, 0.5)}])
+    assert found["pass_at_8"]["mean"] == pytest.approx(0.3) and found["pass_at_8"]["std"] == pytest.approx(0.02**0.5)
+    assert found["seeds"] == 2 and (found["pass_at_8"]["low"], found["pass_at_8"]["high"]) == (0.1, 0.3)
+    stage = {"name": "mix", "result": {"summary": "3 of /data/here/rows.jsonl, 1/2 kept"}, "seconds": 1.0}
+    (tmp_path / "01-mix").mkdir()
+    (tmp_path / "01-mix" / "stage.json").write_text(json.dumps(stage))
+    assert pipelines.stage_results(tmp_path)["mix"]["summary"] == "3 of rows.jsonl, 1/2 kept"
+
+
 def test_more_questions_to_train_on_are_not_tested_either(recipe: Recipe, word_problems: Path, tmp_path: Path) -> None:
     data = recipe("word_problem_data")
     without = data.write_data(word_problems, tmp_path / "one", ("gsm8k", "asdiv"))
