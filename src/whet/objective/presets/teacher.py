@@ -69,6 +69,7 @@ OPD_FULL = Preset(
     fixes="the noise of judging a state by the one token that was sampled there",
     breaks="the teacher's logits at every pass, or its likeliest tokens (teacher.top_k); no gradient through sampling",
     deviations=("MiniLLM's long-term part, its mixed sampling and its length norm are left out",),
+    unverified="the papers themselves; the divergence was read in TRL and in a summary",
     run=SINGLE,
     small_run=SMALL_SINGLE,
 )
@@ -94,6 +95,7 @@ GKD = Preset(
         "the mean over the step's tokens",
         "every completion is the policy's own: the paper's lambda is 1",
     ),
+    unverified="the papers themselves; the divergence was read in TRL and in a summary",
     run=SINGLE,
     small_run=SMALL_SINGLE,
 )
