@@ -13,9 +13,8 @@ from whet.report.pages import ASSETS
 
 
 def test_a_short_line_is_given_point_by_point():
-    spec = line_spec(
-        [Series("reward", ((1, 0.25), (2, 0.123456789))), Series("eval", ((0, 1.0),), marked=True)], unit=True
-    )
+    lines = [Series("reward", ((1, 0.25), (2, 0.123456789))), Series("eval", ((0, 1.0),), marked=True)]
+    spec = line_spec(lines, unit=True)
     first, second = spec["series"]
     assert first == {"name": "reward", "tone": 0, "x": [1, 2], "y": [0.25, 0.12346]}
     assert second["marked"] and second["tone"] == 1 and (spec["y"]["min"], spec["y"]["max"]) == (0, 1)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 ASSETS = Path(__file__).parent / "assets"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+EMPTY = ("heading", "verdict", "status", "status_text")  # of the shell, unless a page says otherwise
 CHART_SCRIPTS = ("uplot.js", "charts.js")  # in the order they are loaded
 
 
@@ -91,15 +92,7 @@ class TextCard:
 
 def render(template: str, **values: Any) -> str:
     """A template filled in. Names that a template needs and does not get are an error."""
-    shell = {
-        "policy": POLICY,
-        "live": False,
-        "about": (),
-        "heading": "",
-        "verdict": "",
-        "status": "",
-        "status_text": "",
-    }
+    shell = {"policy": POLICY, "live": False, "about": (), **dict.fromkeys(EMPTY, "")}
     return _environment().get_template(template).render({**shell, **values})
 
 
