@@ -41,7 +41,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "config": ("types", "hub", "data", "explain", "reward"),
     "build": (
         *("types", "registry", "protocols", "objective", "data", "model", "sandbox", "reward", "rollout", "envs"),
-        *("dist", "train", "plan", "explain", "hub", "config"),
+        *("report", "dist", "train", "plan", "explain", "hub", "config"),
     ),
     "evaluate": ("types", "protocols", "data", "metrics", "report", "reward", "rollout", "train", "config", "build"),
     "label": ("types", "protocols", "data", "model", "metrics", "reward", "rollout", "config", "build"),
