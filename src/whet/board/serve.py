@@ -6,11 +6,11 @@ import contextlib
 import socket
 
 from whet import web
-from whet.board import runs_page
+from whet.board import run_page, runs_page
 from whet.board.access import BoardAccess
 from whet.board.server import Board, BoardApp, serve_asset
 
-FAMILIES = (runs_page,)
+FAMILIES = (runs_page, run_page)
 
 
 class BoardServer:
@@ -31,9 +31,12 @@ class BoardServer:
         app.get("/static/{digest}/{name}", serve_asset)
         for family in FAMILIES:
             family.add_routes(app, self.board)
+        app.stream("/events", self.board.watcher.events)
+        self.board.watcher.start()
         self._server.start(app.made())
 
     def stop(self) -> None:
+        self.board.watcher.stop()
         self._server.stop()
 
 

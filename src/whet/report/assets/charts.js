@@ -73,7 +73,8 @@ const whet = (() => {
       }
       if (calm) { columns.push(values); drawn.push({role: 'raw', tone, line: place}); }
       columns.push(calm ? smooth(values, share) : values);
-      drawn.push({role: 'line', tone, line: place, marked: Boolean(line.marked), dashed: Boolean(line.dashed)});
+      drawn.push({role: 'line', tone, line: place, marked: Boolean(line.marked), dashed: Boolean(line.dashed),
+        own: line.own ? spread(line, line.own) : null});  // of a line that stands on others: its value by itself
     });
     return {columns, drawn, bands};
   }
