@@ -306,6 +306,7 @@ def _run(
                 summary,
                 checkpoint=checkpoint,
                 precision=assembly.precision,
+                health_settings=assembly.settings,
                 also_saved=assembly.also_saved,
                 identity=inputs.identity,
                 ranks=ranks,
@@ -365,6 +366,7 @@ def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards
         {},
         checkpoint=checkpoint,
         precision=assembly.precision,
+        health_settings=assembly.settings,
         also_saved=assembly.also_saved,
         ranks=ranks,
         note=crew.note,
@@ -494,6 +496,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, i
         "started": started,
         "command": inputs.command or f"whet resume {shlex.quote(str(folder))}",
         "seed": config.seed,
+        "settings": assembly.settings,
     }
 
 
