@@ -43,7 +43,9 @@ def make(folder: Path, steps: int = STEPS, samples: int = SAMPLES, seed: int = 0
             log.write(json.dumps(step_line(step, steps, draw)) + "\n")
             if step % 1000 == 0:
                 result = {"accuracy": rise(step, steps), "reward": rise(step, steps)}
-                log.write(json.dumps({"step": step, "eval": "eval", "result": result, "seconds": {"evaluate": 1.0}}) + "\n")
+                log.write(
+                    json.dumps({"step": step, "eval": "eval", "result": result, "seconds": {"evaluate": 1.0}}) + "\n"
+                )
     words = "so the sum of both numbers is and we carry one to the next place of it".split()
     with (folder / "samples.jsonl").open("w") as log:
         for number in range(samples):
@@ -72,7 +74,13 @@ def step_line(step: int, steps: int, draw: random.Random) -> dict[str, Any]:
     return {
         "step": step,
         "policy_version": step - 1,
-        "counts": {"prompts": 16, "samples": 128, "tokens": draw.randrange(1800, 5000), "truncated": 0, "unscorable": 0},
+        "counts": {
+            "prompts": 16,
+            "samples": 128,
+            "tokens": draw.randrange(1800, 5000),
+            "truncated": 0,
+            "unscorable": 0,
+        },
         "reward": {"exact_answer": reward, "total": reward},
         "metrics": {name: draw.random() for name in METRICS},
         "health": ["entropy collapse: the entropy fell: all the same; raise it."] if step > 0.9 * steps else [],

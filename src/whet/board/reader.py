@@ -32,6 +32,7 @@ from whet.types import StepReport
 
 CONFIG = "config.toml"
 FIRST, LAST, SPACED = 50, 200, 700  # lines of the first look
+SMALL = 1 << 20  # bytes of a log that is read whole at once
 MOST_BETWEEN = 800  # steps kept whole beside the first and the last ones, for the rules of health
 MOST_EVALS = 5000
 MOST_SPANS = 200  # problems by name
@@ -89,6 +90,7 @@ class RunReader:
         self._quick: ReadState | None = None
         self._quick_size = -1
         self.is_complete = False
+        self.since = time.monotonic()  # when it was first asked for
         self.generation = 0  # grows with every change that a page would show
         self._summary: tuple[FileState | None, dict[str, Any], str] | None = None
         self._config: tuple[FileState | None, str] | None = None
@@ -124,9 +126,11 @@ class RunReader:
 
     def _state(self) -> ReadState:
         """All of the log where it was read, else a first look at it."""
+        size = self._log.size
+        if not self.is_complete and size <= SMALL:
+            self.catch_up(1.0)
         if self.is_complete:
             return self._whole
-        size = self._log.size
         if self._quick is None or size != self._quick_size:
             self._quick, self._quick_size = first_look(self.folder / METRICS), size
         return self._quick
@@ -213,13 +217,8 @@ class RunReader:
 def first_look(path: Path) -> ReadState:
     """A log without reading all of it."""
     state = ReadState()
-    lines = dict(last_lines(path, LAST))
-    size = file_state(path)
-    if size is not None and size.size > 1 << 20:
-        head = GrowingLog(path).read(1 << 16).lines[:FIRST]
-        lines |= dict(spaced_lines(path, SPACED)) | dict(head)
-    elif size is not None:
-        lines = dict(GrowingLog(path).read(1 << 21).lines)
+    head = GrowingLog(path).read(1 << 16).lines[:FIRST]
+    lines = {**dict(head), **dict(spaced_lines(path, SPACED)), **dict(last_lines(path, LAST))}
     take_lines(state, sorted(lines.items()))
     return state
 

@@ -110,7 +110,11 @@ def time_charts(view: RunView, names: Sequence[str]) -> list[PlannedChart]:
     phases = [phase for phase, _ in ordered({name.removeprefix("seconds/"): took for name, took in spent.items()})]
     phases += [name.removeprefix("seconds/") for name in spent if name.removeprefix("seconds/") not in phases]
     lines = tuple(PlannedLine(label(phase), f"seconds/{phase}", tone=PHASE_TONES.get(phase, 7)) for phase in phases)
-    return [PlannedChart("time", "Time of a step", "seconds, by phase", lines, is_stacked=True)] if lines else []
+    return (
+        [PlannedChart("time", "Time of a step", "seconds, by phase", lines, is_wide=True, is_stacked=True)]
+        if lines
+        else []
+    )
 
 
 def other_charts(view: RunView, names: Sequence[str]) -> list[PlannedChart]:

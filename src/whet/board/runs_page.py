@@ -23,7 +23,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
             "board_runs.html",
             title="Runs",
             heading=board.folder.name or "Runs",
-            eyebrow="runs",
+            eyebrow="whet board",
             here="/",
             verdict=runs_verdict(runs),
             groups=grouped(runs[:MOST_RUNS]),

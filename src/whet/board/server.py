@@ -11,6 +11,7 @@ import json
 import math
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -35,6 +36,7 @@ MOST_BODY = 1 << 20  # bytes
 BODY_SECONDS = 20.0
 MOST_READERS = 16  # runs that are kept up with at a time
 MOST_INDEXES = 16  # runs whose samples are kept track of at a time
+FIRST_PAGE = 0.7  # seconds that the first page of a run gets before its log is read whole
 MOST_QUERY = 8192  # characters
 ASSETS = (Path(__file__).parent / "assets", Path(__file__).parent.parent / "report" / "assets")
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".json": "application/json"}
@@ -315,7 +317,10 @@ class Board:
             readers, indexes = list(self._readers.values()), list(self._samples.values())
         left = [reader for reader in reversed(readers) if not reader.is_complete or reader.is_behind]
         for reader in left[:1]:  # the newest first
-            reader.catch_up(seconds)
+            if time.monotonic() - reader.since < FIRST_PAGE:
+                time.sleep(seconds)  # its first page is being made from a first look
+            else:
+                reader.catch_up(seconds)
         behind = [index for index in reversed(indexes) if not index.is_complete or index.is_behind]
         for index in behind[:1]:
             index.refresh(seconds)

@@ -225,7 +225,7 @@ const whet = (() => {
         if (each.role !== 'line') return;
         // what was measured, also where a smoothed line is drawn
         const raw = data.drawn.findIndex(other => other.role === 'raw' && other.line === each.line);
-        const values = data.columns[(raw < 0 ? column : raw) + 1];
+        const values = each.own || data.columns[(raw < 0 ? column : raw) + 1];
         let at = pointed ? place : values.length - 1;
         if (!pointed) while (at > 0 && values[at] === null) at -= 1;
         this.cells[each.line].textContent = number(values[at], spec.y.percent);
