@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet import __version__
 from whet.api.ending import ERROR_LOG, going_on, one_line_of, signals_wait, watched, write_traceback
 from whet.api.inputs import (
     RewardLike,
@@ -488,7 +487,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, i
     changed = [f"after step {each['after_step']}: {', '.join(each['what'])}" for each in inputs.changes]
     facts = {**assembly.facts, "seed": str(config.seed), "folder": config.folder or str(folder)}
     return {
-        "whet": __version__,
+        "whet": sys.modules["whet"].__version__,  # the front door imports this file
         "title": assembly.title,
         "method": config.method,
         "objective": assembly.objective,

@@ -113,9 +113,9 @@ def group_names(groups: Sequence[Sequence[ComparedRun]]) -> list[str]:
     names = []
     for group in groups:
         first = group[0].settings
-        told = [str(first.get("method", ""))] if "method" in differing else []
-        told += [f"{name}={_text(first.get(name))}" for name in differing if name != "method"][: 2 - len(told)]
-        name = ", ".join(each for each in told if each) or group[0].name
+        parts = [str(first.get("method", ""))] if "method" in differing else []
+        parts += [f"{name}={_text(first.get(name))}" for name in differing if name != "method"][: 2 - len(parts)]
+        name = ", ".join(each for each in parts if each) or group[0].name
         names.append(f"{name} ({len(group)} seeds)" if len(group) > 1 else name)
     if len(set(names)) < len(names):
         return [f"{group[0].name} ({len(group)} seeds)" if len(group) > 1 else group[0].name for group in groups]

@@ -1,104 +1,144 @@
-"""Evaluations: what `whet eval` left below the folder, with intervals, and what runs measured of themselves."""
+"""Evaluations: what `whet eval` measured, with intervals, and what runs measured of themselves before and after."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from whet.board.files import file_state, read_small
-from whet.board.folders import EVALUATION, SIGNS
-from whet.board.run_page import MOST_REPORT
+from whet.board.folders import EVALUATION, RUN, FoundFolder
 from whet.board.server import Board, BoardApp, BoardRequest, BoardResponse
 from whet.metrics.estimates import IntervalEstimate
 from whet.report.charts import interval_chart
-from whet.report.evaluation import estimate_text, short_names
-from whet.report.text import metric_text, words
+from whet.report.evaluation import estimate_text
+from whet.report.pages import Figure, PageTable
+from whet.report.text import ABSENT, headline, metric_text, words
 
-MOST_EVALS = 200  # on the page
-MOST_ROWS = 40  # of one evaluation
+MOST_SHOWN = 500
+MOST_BARS = 24
+LONGEST_NAME = 40
+ENDS = ("value", "low", "high")
+
+
+@dataclass(frozen=True)
+class ListedEval:
+    """One model on one task, as eval.json has it."""
+
+    model: str
+    task: str
+    measure: str
+    estimate: IntervalEstimate
+    prompts: int
+    samples: int
+    temperature: float
+    place: str
+    measured: float  # seconds since 1970
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
     def page(request: BoardRequest) -> BoardResponse:
-        found = [each for each in board.look().values() if each.kind == EVALUATION]
-        changed = {each.id: file_state(each.path / SIGNS[EVALUATION]) for each in found}
-        found.sort(key=lambda each: -(state.changed if (state := changed[each.id]) else 0))
-        evaluations = []
-        for each in found[:MOST_EVALS]:
-            state = changed[each.id]
-            when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(state.changed / 1e9)) if state else ""
-            evaluations.append(
-                {
-                    "place": each.place,
-                    "when": when,
-                    "tasks": read_tasks(read_small(each.path / SIGNS[EVALUATION], MOST_REPORT)),
-                }
-            )
-        runs = [run for run in board.runs() if run.outcome]
+        found = list(board.look().values())
+        listed: list[ListedEval] = []
+        damaged: list[str] = []
+        for each in found:
+            if each.kind == EVALUATION:
+                evals = read_evals(each)
+                listed += evals or ()
+                damaged += [each.place] if evals is None else []
+        listed.sort(key=lambda each: (each.task, -each.measured))
+        runs = [row for each in found if each.kind == RUN if (row := run_row(each)) is not None]
+        tasks = [(task, [e for e in listed if e.task == task]) for task in dict.fromkeys(e.task for e in listed)]
         return board.page(
-            "board_evals.html", title="Evaluations", here="/evals", evaluations=evaluations, runs=runs[:MOST_EVALS]
+            "board_evals.html",
+            title="Evaluations",
+            here="/evals",
+            sections=[section(task, evals[:MOST_SHOWN]) for task, evals in tasks],
+            runs=runs[:MOST_SHOWN],
+            damaged=damaged,
+            num_hidden=max(len(runs) - MOST_SHOWN, 0),
         )
 
     app.get("/evals", page)
 
 
-def read_tasks(content: bytes | None) -> list[dict[str, Any]] | None:
-    """The tasks of an eval.json with their models; None where it cannot be read."""
+def read_evals(found: FoundFolder) -> list[ListedEval] | None:
+    """What an eval.json lists; None where it cannot be read."""
+    path = found.path / "eval.json"
+    content, state = read_small(path), file_state(path)
     try:
-        value = json.loads(content or b"")
-        evals = value["evals"]
-        pairs = value.get("pairs") or {}
-        tasks: dict[str, list[dict[str, Any]]] = {}
-        for each in evals[:MOST_ROWS]:
-            tasks.setdefault(str(each["task"])[:300], []).append(each)
-        return [_task(name, found, pairs.get(name) or []) for name, found in tasks.items()]
+        record = json.loads(content or b"")
+        return [_listed(each, found.place, state.changed / 1e9 if state else 0.0) for each in record["evals"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def _task(name: str, evals: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    names = short_names([str(each["model"])[:300] for each in evals])
-    measure = str(evals[0]["summary"]["measure"])[:60]
-    is_share = measure == "accuracy"
-    estimates = [_estimate(each["summary"]["value"]) for each in evals]
+def _listed(each: Mapping[str, Any], place: str, measured: float) -> ListedEval:
+    summary = each["summary"]
+    value = {name: math.nan if summary["value"][name] is None else float(summary["value"][name]) for name in ENDS}
+    return ListedEval(
+        str(each["model"]),
+        str(each["task"]),
+        str(summary["measure"]),
+        IntervalEstimate(**value),
+        int(summary["prompts"]),
+        int(summary["samples"]),
+        float(each.get("temperature") or 0.0),
+        place,
+        measured,
+    )
+
+
+def section(task: str, evals: list[ListedEval]) -> dict[str, Any]:
+    """A task: a figure of the newest, and a table of all."""
+    rows = tuple(
+        (
+            each.model,
+            each.measure,
+            estimate_text(each.estimate, each.measure == "accuracy"),
+            str(each.prompts),
+            str(each.samples),
+            f"{each.temperature:g}",
+            time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.measured)),
+            each.place,
+        )
+        for each in evals
+    )
+    head = ("model", "measure", "value (95% interval)", "prompts", "completions each", "temperature", "UTC", "folder")
+    return {"task": task, "figure": _figure(task, evals), "table": PageTable(head, rows)}
+
+
+def _figure(task: str, evals: list[ListedEval]) -> Figure | None:
+    drawn = [each for each in evals if all(math.isfinite(getattr(each.estimate, end)) for end in ENDS)]
+    drawn = [each for each in drawn if each.measure == drawn[0].measure][:MOST_BARS]
+    if len(drawn) < 2:
+        return None
+    is_share = drawn[0].measure == "accuracy"
     rows = [
-        (short, found.value, found.low, found.high, estimate_text(found, is_share))
-        for short, found in zip(names, estimates, strict=True)
+        (each.model[-LONGEST_NAME:], found.value, found.low, found.high, estimate_text(found, is_share))
+        for each in drawn
+        for found in (each.estimate,)
     ]
-    metrics = list(dict.fromkeys(str(key) for each in evals for key in each["metrics"]))[:16]
-    table = [
-        (short, *(metric_text(key, _number(each["metrics"].get(key))) for key in metrics))
-        for short, each in zip(names, evals, strict=True)
-    ]
-    about = f"{int(evals[0]['summary']['prompts']):,} prompts, {int(evals[0]['summary']['samples'])} per prompt"
-    return {
-        "name": name,
-        "about": about,
-        "measure": measure,
-        "svg": interval_chart(rows, f"{measure} by model", is_share),
-        "head": [words(key) for key in metrics],
-        "table": table,
-        "pairs": [_pair_text(each) for each in pairs[:40]],
-    }
+    title = f"{drawn[0].measure.capitalize()} on {task}"
+    return Figure(title, "95% intervals over the prompts", interval_chart(rows, title, is_share))
 
 
-def _estimate(values: dict[str, Any]) -> IntervalEstimate:
-    low, high = (_number(values.get(key)) for key in ("low", "high"))
-    value = _number(values["value"])
-    if value is None:
-        raise ValueError("an estimate without a value")
-    return IntervalEstimate(value, -math.inf if low is None else low, math.inf if high is None else high)
+def run_row(found: FoundFolder) -> dict[str, str] | None:
+    """What a run measured of itself on held-out prompts, before and after; None where it did not."""
+    try:
+        summary = json.loads(read_small(found.path / "run.json") or b"")
+        before, after = (dict(summary.get(end) or {}) for end in ("before", "after"))
+        name = headline(after)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    if name is None:
+        return None
 
+    def shown(values: Mapping[str, Any]) -> str:
+        value = values.get(name)
+        return metric_text(name, value) if isinstance(value, int | float) else ABSENT
 
-def _number(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
-
-
-def _pair_text(test: dict[str, Any]) -> str:
-    first, second = short_names([str(test["first"])[:300], str(test["second"])[:300]])
-    low, high, p = (_number(test.get(key)) for key in ("low", "high", "corrected_p"))
-    span = f" (95% {low:+.3f} to {high:+.3f})" if low is not None and high is not None else ""
-    sure = "" if p is None else f", p = {p:.3g}" + ("" if p < 0.05 else ": within noise")
-    return f"{second} less {first}: {float(test['difference']):+.3f}{span}{sure}"
+    return {"id": found.id, "place": found.place, "metric": words(name), "before": shown(before), "after": shown(after)}
