@@ -96,6 +96,7 @@ def train(planned: PlannedRun, out: Path, models: Mapping[str, str], quick: bool
         whet.register("engine", engine, name=name)
     if planned.patch:
         patched(planned.patch)
+    told = settings_told()
     watcher, began, error = Watcher(), time.monotonic(), ""
     try:
         whet.train(planned.method, config=settings, folder=str(folder), callbacks=[watcher], console=False)
@@ -112,6 +113,7 @@ def train(planned: PlannedRun, out: Path, models: Mapping[str, str], quick: bool
         "seconds": time.monotonic() - began,
         "dtype": summary.get("facts", {}).get("dtype", "float32"),
         "facts": without_folders(summary.get("facts", {})),
+        "health_settings": without_folders(told),
         "objective": summary.get("objective", []),
         "lines": [compact(line, watcher.seen) for line in lines],
     }
@@ -132,6 +134,19 @@ def compact(line: Mapping[str, Any], seen: Mapping[int, Mapping[str, Any]]) -> d
     if "eval" not in line and line["step"] in seen:
         kept["seen"] = seen[line["step"]]
     return kept
+
+
+def settings_told() -> dict[str, Any]:
+    """Filled, when the run is put together, with the settings that health rules are told of it."""
+    told: dict[str, Any] = {}
+    made = whet.build.assembly.health_settings
+
+    def kept(*given: Any, **more: Any) -> dict[str, Any]:
+        told.update(made(*given, **more))
+        return dict(told)
+
+    whet.build.assembly.health_settings = kept
+    return told
 
 
 def patched(patch: str) -> None:
