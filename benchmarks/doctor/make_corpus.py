@@ -35,8 +35,9 @@ from catalogue import HEALTHY, PlannedRun, faulty, healthy, real
 from plants import ENGINES, STEP, is_right, repeated_share
 
 import whet
-import whet.api.training
 import whet.build.kinds
+from whet.api import training  # noqa: F401
+from whet.build import assembly
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import contrasts
 from whet.report.record import METRICS
@@ -139,13 +140,13 @@ def compact(line: Mapping[str, Any], seen: Mapping[int, Mapping[str, Any]]) -> d
 def settings_told() -> dict[str, Any]:
     """Filled, when the run is put together, with the settings that health rules are told of it."""
     told: dict[str, Any] = {}
-    made = whet.build.assembly.health_settings
+    made = assembly.health_settings
 
     def kept(*given: Any, **more: Any) -> dict[str, Any]:
         told.update(made(*given, **more))
         return dict(told)
 
-    whet.build.assembly.health_settings = kept
+    assembly.health_settings = kept
     return told
 
 
