@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -101,18 +102,21 @@ def clip_text(rule: Clip) -> str:
     return "\n".join([*lines, " " * 7 + "+" + "-" * TEXT_COLUMNS, " " * 8 + "".join(axis)])
 
 
+@cache
 def looks_at_probability(rule: Clip) -> bool:
     """True when a token's weight depends on how likely it was."""
     ratios = [0.02 * place for place in range(1, 54)]
     return any(weights(rule, ratios, side, 0.05) != weights(rule, ratios, side, 0.9) for side, _ in SIDES)
 
 
+@cache
 def looks_at_completion(rule: Clip) -> bool:
     """True when a token's weight depends on the other tokens of its completion."""
     ratios = [0.02 * place for place in range(1, 100)]
     return any(weights(rule, ratios, side, others=0) != weights(rule, ratios, side) for side, _ in SIDES)
 
 
+@cache
 def ratio_range(rule: Clip) -> tuple[float, float]:
     """Where a rule is worth looking at: 0 to 3, more where its band ends further out, near 1 where it is tiny."""
     chosen = PROBABILITIES if looks_at_probability(rule) else (0.5,)
@@ -174,12 +178,21 @@ def _probes(most: float) -> list[float]:
     return sorted([1 - step for step in away if step < 1] + [1 + step for step in away if 1 + step < most])
 
 
-def _stretches(rule: Clip, side: float, span: tuple[float, float], probability: float) -> tuple[Stretch, ...]:
+def curve_points(
+    rule: Clip, side: float, span: tuple[float, float], probability: float, steps: int
+) -> list[tuple[float, float]]:
+    """(ratio, weight) from one end of the span to the other, with both sides of every edge."""
+    return [point for stretch in _stretches(rule, side, span, probability, steps) for point in stretch]
+
+
+def _stretches(
+    rule: Clip, side: float, span: tuple[float, float], probability: float, steps: int = 240
+) -> tuple[Stretch, ...]:
     low, high = span
-    step = (high - low) / 240
+    step = (high - low) / steps
     # a ratio of 0 has no logarithm, and no token that was drawn has it; some rules are steep there
     first = [low] if low else [step * 0.1**power for power in range(9, 0, -1)]
-    grid = first + [low + step * place for place in range(1, 241)]
+    grid = first + [low + step * place for place in range(1, steps + 1)]
     edges = [edge for edge in _edges(rule, side, grid, probability) if low < edge < high]
     stretches = []
     nudge = 1e-7 * (high - low)
