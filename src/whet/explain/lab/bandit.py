@@ -42,7 +42,7 @@ SUPPLIED = frozenset(
     {"old_logp", "behavior_logp", "ref_logp", "greedy_reward", "prompt", "parts", "value", "segment", "entropy"}
     | {"divergence", "max_new_tokens", "finished"}
 )
-LIMIT = 600  # updates of one table, at most: steps times updates times seeds
+LIMIT = 360  # updates of one table, at most: steps times updates times seeds
 
 
 @dataclass(frozen=True)
@@ -301,11 +301,11 @@ def experiment() -> Experiment:
         (("Sutton and Barto, Reinforcement Learning, chapter 2.8", ""), ("Williams 1992", "")),
         (
             Selector("method", "method", options, plain),
-            Slider("rate", "learning rate (Adam)", (0.03, 0.1, 0.3), 0.1, log=True),
-            Slider("group_size", "completions per prompt, G", (4, 8), 8, whole=True),
-            Slider("updates", "updates per step", (1, 4), 4, whole=True),
-            Slider("steps", "steps", (40,), 40, whole=True),
-            Slider("seeds", "seeds", (3,), 3, whole=True),
+            Slider("rate", "learning rate (Adam)", (0.03, 0.1), 0.1, log=True, reach=(0.01, 1.0)),
+            Slider("group_size", "completions per prompt, G", (8,), 8, whole=True, reach=(2, 32)),
+            Slider("updates", "updates per step", (1, 4), 4, whole=True, reach=(1, 8)),
+            Slider("steps", "steps", (30,), 30, whole=True, reach=(5, 100)),
+            Slider("seeds", "seeds", (3,), 3, whole=True, reach=(1, 5)),
         ),
         _table,
         compared={"method": other},

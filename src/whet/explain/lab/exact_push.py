@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import factorial, prod
+from math import factorial, nan, prod
 
 import torch
 from torch import Tensor
@@ -99,10 +99,10 @@ def length_push(objective: Objective, usual: int, length: int, group_size: int =
     """How hard the right, the wrong and the other wrong completion are pushed, as a share of the exact gradient.
 
     The three are equally likely; the last has `length` tokens, the others `usual`. The unit is what a method does where
-    all three are of one length, so that its constant factors drop out.
+    all three are of one length, so that its constant factors drop out; NaN for one that does nothing then.
     """
     now, even = (_relative_push(objective, usual, last, group_size) for last in (length, usual))
-    return [one / other for one, other in zip(now, even, strict=True)]
+    return [one / other if other else nan for one, other in zip(now, even, strict=True)]
 
 
 @lru_cache(maxsize=4096)

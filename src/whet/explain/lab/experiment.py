@@ -11,11 +11,12 @@ from whet.types import WhetError, did_you_mean
 
 LabSettings = Mapping[str, float | str]
 DIGITS = 4  # of every number in a table
+PLACE_DIGITS = 8  # of where it lies: two sides of a jump are close together
 
 
 @dataclass(frozen=True)
 class Slider:
-    """A number to turn. The static page stops at `values`; the board takes any number from the first to the last."""
+    """A number to turn. The static page stops at `values`; the board takes any number of `span`."""
 
     name: str
     label: str
@@ -24,9 +25,14 @@ class Slider:
     whole: bool = False
     log: bool = False  # between two values the board goes by factors, not by differences
     when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # shown where a selector has one of these values
+    reach: tuple[float, float] | None = None  # of the board, where it goes further than the static page
+
+    @property
+    def span(self) -> tuple[float, float]:
+        return self.reach or (self.values[0], self.values[-1])
 
     def read(self, text: str) -> float:
-        low, high = self.values[0], self.values[-1]
+        low, high = self.span
         try:
             number = float(text)
         except ValueError:
@@ -89,7 +95,7 @@ class LabTable:
         """For JSON: numbers of four digits, None where a number is not finite."""
         return {
             "charts": [
-                {"title": each.title, "note": each.note, "overlay": each.overlay, "spec": rounded(each.spec)}
+                {"title": each.title, "note": each.note, "overlay": each.overlay, "spec": _short_spec(each.spec)}
                 for each in self.charts
             ],
             "facts": [list(each) for each in self.facts],
@@ -170,28 +176,35 @@ def _control_record(control: LabControl) -> dict[str, Any]:
     }
     if isinstance(control, Selector):
         return {**common, "options": [list(each) for each in control.options]}
-    return {**common, "values": list(control.values), "whole": control.whole, "log": control.log}
+    return {
+        **common,
+        "values": list(control.values),
+        "span": list(control.span),
+        "whole": control.whole,
+        "log": control.log,
+    }
 
 
 def number(settings: LabSettings, name: str) -> float:
     return float(settings[name])
 
 
-def key(settings: LabSettings) -> str:
-    """A setting as one line: how the static page finds its table."""
-    return "&".join(f"{name}={value if isinstance(value, str) else format(value, 'g')}" for name, value in settings.items())
-
-
-def rounded(value: Any) -> Any:
-    """The value with every float cut to DIGITS significant digits."""
+def rounded(value: Any, digits: int = DIGITS) -> Any:
+    """The value with every float cut to so many significant digits; None for what is not finite."""
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
-        short = float(f"{value:.{DIGITS}g}")
+        short = float(f"{value:.{digits}g}")
         return int(short) if short == int(short) else short
-    if isinstance(value, Mapping):
-        return {name: rounded(each) for name, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
+    return [rounded(each, digits) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _short_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    series = [
+        {name: rounded(value, PLACE_DIGITS if name == "x" else DIGITS) for name, value in each.items()}
+        for each in spec["series"]
+    ]
+    return {**spec, "series": series}
 
 
 def line(

@@ -110,7 +110,7 @@ def _table(settings: LabSettings) -> LabTable:
             LabChart("By success rate", _rate_spec(size, by_count), "groups drawn at that rate; exact, not sampled"),
         ),
         (
-            ("sum of the advantages", f"{sum(found):.3g}"),
+            ("sum of the advantages", f"{round(sum(found), 9) + 0.0:.3g}"),
             ("largest", f"{max(found, key=abs):.3g}"),
         ),
         words,
@@ -166,7 +166,7 @@ def experiment() -> Experiment:
             ("Liu et al. 2025, on the std", "2503.20783"),
         ),
         (
-            Slider("group_size", "completions per prompt, G", (2, 4, 8, 16), 8, whole=True),
+            Slider("group_size", "completions per prompt, G", (2, 4, 8, 16), 8, whole=True, reach=(2, 32)),
             Selector("pattern", "rewards of the group", tuple(PATTERNS.items()), "one_right"),
             Selector("baseline", "baseline", _named(usable_baselines()), "group_mean"),
             Selector("scale", "scale (the std on or off)", _named(usable_scales()), "group_std"),

@@ -134,7 +134,7 @@ def experiment() -> Experiment:
         "jumps over any edge within one update.",
         (("Yu et al. 2025, section 3.1", "2503.14476"), ("Schulman et al. 2017, eq. 7", "1707.06347")),
         (
-            Slider("high", "upper edge, high", (0.1, 0.2, 0.24, 0.28, 0.35, 0.5, 1.0), 0.28),
+            Slider("high", "upper edge, high", (0.1, 0.2, 0.24, 0.28, 0.35, 0.5, 1.0), 0.28, reach=(0.0, 2.0)),
             Slider("start", "probability at the start", (0.001, 0.003, 0.01, 0.03, 0.1), 0.01, log=True),
             Slider("updates", "updates per step", (1, 2, 4, 6), 6, whole=True),
             Slider("rate", "learning rate", (0.05, 0.1, 0.2, 0.5), 0.2, log=True),
