@@ -303,6 +303,7 @@ def _run(
                 summary,
                 checkpoint=checkpoint,
                 precision=assembly.precision,
+                health_settings=assembly.settings,
                 also_saved=assembly.also_saved,
                 identity=inputs.identity,
                 ranks=ranks,
@@ -362,6 +363,7 @@ def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards
         {},
         checkpoint=checkpoint,
         precision=assembly.precision,
+        health_settings=assembly.settings,
         also_saved=assembly.also_saved,
         ranks=ranks,
         note=crew.note,
@@ -491,6 +493,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, i
         "started": started,
         "command": inputs.command or f"whet resume {shlex.quote(str(folder))}",
         "seed": config.seed,
+        "settings": assembly.settings,
     }
 
 

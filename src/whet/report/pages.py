@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
+OF_BOARD = Path(__file__).parents[1] / "board" / "templates"  # pages of the board extend those beside this file
 ASSETS = Path(__file__).parent / "assets"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 EMPTY = ("heading", "verdict", "status", "status_text")  # of the shell, unless a page says otherwise
@@ -142,7 +143,7 @@ def _environment() -> Environment:
         return Markup(text)
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader((TEMPLATES, OF_BOARD)),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
