@@ -7,10 +7,11 @@ whether at the other tokens of the completion. A new rule has its plot without a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -24,6 +25,12 @@ PROBABILITIES = (0.05, 0.5, 0.9)
 USUAL = (0.0, 3.0)
 SIDES = ((1.0, "A > 0"), (-1.0, "A < 0"))
 TEXT_COLUMNS, TEXT_ROWS = 50, 8
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+def remembered(function: AnyFunction) -> AnyFunction:
+    """The function with its results kept. A rule can be a key: it is frozen, which its Protocol does not say."""
+    return cast(AnyFunction, lru_cache(maxsize=4096)(function))
 
 
 def weights(rule: Clip, ratios: Sequence[float], side: float, probability: float = 0.5, others: int = 7) -> list[float]:
@@ -102,21 +109,21 @@ def clip_text(rule: Clip) -> str:
     return "\n".join([*lines, " " * 7 + "+" + "-" * TEXT_COLUMNS, " " * 8 + "".join(axis)])
 
 
-@cache
+@remembered
 def looks_at_probability(rule: Clip) -> bool:
     """True when a token's weight depends on how likely it was."""
     ratios = [0.02 * place for place in range(1, 54)]
     return any(weights(rule, ratios, side, 0.05) != weights(rule, ratios, side, 0.9) for side, _ in SIDES)
 
 
-@cache
+@remembered
 def looks_at_completion(rule: Clip) -> bool:
     """True when a token's weight depends on the other tokens of its completion."""
     ratios = [0.02 * place for place in range(1, 100)]
     return any(weights(rule, ratios, side, others=0) != weights(rule, ratios, side) for side, _ in SIDES)
 
 
-@cache
+@remembered
 def ratio_range(rule: Clip) -> tuple[float, float]:
     """Where a rule is worth looking at: 0 to 3, more where its band ends further out, near 1 where it is tiny."""
     chosen = PROBABILITIES if looks_at_probability(rule) else (0.5,)

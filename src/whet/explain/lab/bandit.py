@@ -66,11 +66,29 @@ class BanditPolicy:
         # before the first token a state is a prompt, behind it a completion as well
         self.first = torch.zeros(len(START), dtype=torch.float64, requires_grad=True)
         self.later = torch.zeros(start.shape, dtype=torch.float64, requires_grad=True)
-        self.optimizer = torch.optim.Adam([self.logits], lr=rate)
-        self.critic = torch.optim.SGD([self.first, self.later], lr=CRITIC_RATE)
+        self._rate, self._count = rate, 0
+        self._mean, self._square = torch.zeros_like(start), torch.zeros_like(start)
 
     def logp(self) -> Tensor:
         return torch.log_softmax(self.logits, -1)
+
+    def descend(self, loss: Tensor) -> None:
+        """One step of Adam on the logits: Kingma and Ba 2014 (1412.6980), algorithm 1, with its usual numbers.
+
+        Written out: torch.optim takes seconds to import, and a page waits for them.
+        """
+        (gradient,) = torch.autograd.grad(loss, self.logits)
+        self._count += 1
+        self._mean = 0.9 * self._mean + 0.1 * gradient
+        self._square = 0.999 * self._square + 0.001 * gradient**2
+        mean, square = self._mean / (1 - 0.9**self._count), self._square / (1 - 0.999**self._count)
+        self.logits = (self.logits - self._rate * mean / (square.sqrt() + 1e-8)).detach().requires_grad_()
+
+    def correct(self, error: Tensor) -> None:
+        """One step of the critic down its error."""
+        first, later = torch.autograd.grad(error, (self.first, self.later))
+        self.first = (self.first - CRITIC_RATE * first).detach().requires_grad_()
+        self.later = (self.later - CRITIC_RATE * later).detach().requires_grad_()
 
     def on_tokens(self, logp: Tensor, batch: TokenBatch, arm: Tensor) -> Tensor:
         """[N, T]: log-probabilities of completions on their first tokens; the others are forced."""
@@ -90,7 +108,8 @@ def _prompt(batch: TokenBatch) -> Tensor:
 
 def trained(objective: Objective, steps: int, group_size: int, updates: int, rate: float, seed: int) -> BanditRun:
     """Train a fresh policy and say what became of it."""
-    draw, policy, memory = random.Random(seed), BanditPolicy(rate), {}
+    draw, policy = random.Random(seed), BanditPolicy(rate)
+    memory: Memory = {}
     states = [policy.logp().detach()]
     for _ in range(steps):
         memory = _step(objective, policy, draw, memory, group_size, updates)
@@ -124,13 +143,9 @@ def _step(
         on_tokens = policy.on_tokens(logp, batch, arm)
         seen = now.surveyed(batch, on_tokens.detach())
         loss = now.loss(seen, on_tokens, totals, _extras(logp, batch, policy))
-        policy.optimizer.zero_grad()
-        loss.value.backward()
-        policy.optimizer.step()
+        policy.descend(loss.value)
         if "value" in now.needs():
-            policy.critic.zero_grad()
-            now.critic_loss(batch, policy.value(batch, arm), totals).value.backward()
-            policy.critic.step()
+            policy.correct(now.critic_loss(batch, policy.value(batch, arm), totals).value)
         if update == updates - 1:
             metrics = {**loss.metrics, "entropy": float(-(old.exp() * old).sum(1).mean())}
     return objective.learned(memory, metrics, batch.num_sequences)
@@ -267,7 +282,7 @@ def _table(settings: LabSettings) -> LabTable:
         curve(kind, [[at[place] for at in run.kinds] for run in runs], tone)
         for place, (kind, tone) in enumerate(zip(KINDS, (0, 1, 3), strict=True))
     ]
-    share = {"percent": True, "y_range": (0.0, 1.0), "steps": True}
+    share: dict[str, Any] = {"percent": True, "y_range": (0.0, 1.0), "steps": True}
     note = "mean and span over the seeds" if seeds > 1 else ""
     ends = [sum(run.right[-1]) / len(START) for run in runs]
     facts = [("reward at the end", f"{sum(ends) / len(ends):.3f}")]
@@ -294,10 +309,10 @@ def experiment() -> Experiment:
         "bandit",
         "A bandit that learns",
         "What do two methods do with the same luck?",
-        "Four prompts, from easy to hard; each has one right completion of 6 tokens and wrong ones of 2, 6 and 16. Press "
-        "play and watch which prompts are solved first, how fast the entropy goes and what becomes of the long wrong "
-        "completion. Smaller groups see the hard prompt's right completion less often; more updates per step make the "
-        "clip rule matter.",
+        "Four prompts, from easy to hard; each has one right completion of 6 tokens and wrong ones of 2, 6 and 16. "
+        "Press play and watch which prompts are solved first, how fast the entropy goes and what becomes of the long "
+        "wrong completion. Smaller groups see the hard prompt's right completion less often; more updates per step "
+        "make the clip rule matter.",
         (("Sutton and Barto, Reinforcement Learning, chapter 2.8", ""), ("Williams 1992", "")),
         (
             Selector("method", "method", options, plain),

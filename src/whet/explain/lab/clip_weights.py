@@ -32,7 +32,7 @@ from whet.objective.clip import Clip
 POINTS = 48  # of a curve, its edges apart
 FACTORS = (0.5, 2.0, 0.25, 4.0, 0.75, 1.5)  # of a rule's own number, the most interesting ones first
 MOST_VALUES = {1: 7, 2: 7, 3: 4, 4: 3}  # of each number's slider, by how many numbers the rule has; 2 of more
-PROBES = tuple(0.05 * place for place in range(1, 80))
+PROBES = (0.05, 0.3, 0.55, 0.75, 0.85, 0.95, 1.05, 1.15, 1.25, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 3.95)
 PROBABILITIES = (0.01, 0.05, 0.2, 0.5, 0.9)
 
 
@@ -48,7 +48,8 @@ def rule_sliders(name: str) -> list[Slider]:
         own = float(getattr(usual, each.name))
         used = {float(getattr(clip, each.name)) for clip in _used() if clip.name == name}
         wanted = [value for value in _by_interest(own, used) if _taken(kind, {each.name: value})]
-        if len({_seen(kind(**{each.name: value})) for value in wanted}) > 1:
+        seen = _seen(usual)
+        if any(_seen(kind(**{each.name: value})) != seen for value in wanted):
             choices[each.name] = (own, wanted)
     most = MOST_VALUES.get(len(choices), 2)
     return [
@@ -76,7 +77,7 @@ def _by_interest(own: float, used: set[float]) -> list[float]:
 
 
 def _seen(rule: Clip) -> tuple[float, ...]:
-    return tuple(weight for side, _ in SIDES for weight in weights(rule, PROBES, side, probability=0.2))
+    return tuple(weight for p in (0.2, 0.9) for side, _ in SIDES for weight in weights(rule, PROBES, side, p))
 
 
 def _taken(kind: Any, numbers: dict[str, float]) -> bool:
@@ -100,17 +101,13 @@ def _table(settings: LabSettings) -> LabTable:
     for tone, (side, said) in enumerate(SIDES):
         points = curve_points(rule, side, (low, high), probability, POINTS)
         series.append(line(said, [at for at, _ in points], [weight for _, weight in points], tone))
-    spec = chart_spec(
-        "ratio", "weight", series, y_range=(0, None), lines=[{"x": 1, "label": "on policy"}], height=320
-    )
+    spec = chart_spec("ratio", "weight", series, y_range=(0, None), lines=[{"x": 1, "label": "on policy"}], height=320)
     notes = []
     if looks_at_completion(rule):
         notes.append(f"one token of {COMPLETION_TOKENS}, the others at ratio 1")
     titles = [preset.title for preset in PRESETS.values() if preset.objective.clip.name == rule.name]
     facts = (("methods with this rule", ", ".join(titles) or "none of the presets"), ("in words", rule.words()))
-    return LabTable(
-        (LabChart("The factor in front of grad log pi", spec, "; ".join(notes)),), facts, rule.symbols()
-    )
+    return LabTable((LabChart("The factor in front of grad log pi", spec, "; ".join(notes)),), facts, rule.symbols())
 
 
 def _controls() -> tuple[LabControl, ...]:
@@ -129,9 +126,10 @@ def experiment() -> Experiment:
         "clip",
         "Clip rules",
         "How far off-policy may a token learn?",
-        "A weight of 0 means that the token no longer learns; a weight of 1 that it learns as if nothing had moved. ppo_clip "
-        "cuts a good token off above its band and a bad one below, and lets both come back; cap never cuts; soft_gate fades. "
-        "Turn high up to widen the band for good tokens only. Compare with a second rule to see where they part.",
+        "A weight of 0 means that the token no longer learns; a weight of 1 that it learns as if nothing had moved. "
+        "ppo_clip cuts a good token off above its band and a bad one below, and lets both come back; cap never cuts; "
+        "soft_gate fades. Turn high up to widen the band for good tokens only. Compare with a second rule to see where "
+        "they part.",
         (
             ("Schulman et al. 2017, eq. 7", "1707.06347"),
             ("Yu et al. 2025, section 3.1", "2503.14476"),

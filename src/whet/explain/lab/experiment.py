@@ -253,5 +253,3 @@ def chart_spec(
 
 def evenly(low: float, high: float, count: int) -> list[float]:
     return [low + (high - low) * place / (count - 1) for place in range(count)]
-
-

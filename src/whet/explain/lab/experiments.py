@@ -29,5 +29,7 @@ def experiments() -> tuple[Experiment, ...]:
 def experiment_named(name: str) -> Experiment:
     found = {each.name: each for each in experiments()}
     if name not in found:
-        raise WhetError(f"no experiment is called {name[:40]!r}{did_you_mean(name[:40], found)}; give {', '.join(found)}")
+        raise WhetError(
+            f"no experiment is called {name[:40]!r}{did_you_mean(name[:40], found)}; give {', '.join(found)}"
+        )
     return found[name]

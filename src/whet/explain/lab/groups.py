@@ -121,7 +121,10 @@ def _count_spec(size: int, by_count: list[tuple[float, ...]]) -> dict[str, Any]:
     counts = list(range(size + 1))
     good = [each[0] if right else None for right, each in enumerate(by_count)]
     bad = [each[-1] if right < size else None for right, each in enumerate(by_count)]
-    series = [line("a right completion", counts, good, 0, marked=True), line("a wrong one", counts, bad, 1, marked=True)]
+    series = [
+        line("a right completion", counts, good, 0, marked=True),
+        line("a wrong one", counts, bad, 1, marked=True),
+    ]
     return chart_spec("right completions of the group", "advantage", series, steps=True)
 
 
@@ -157,9 +160,9 @@ def experiment() -> Experiment:
         "groups",
         "Groups and advantages",
         "Better than what, and in which unit?",
-        "Compare scale none with group_std: dividing by the spread makes the lone success of a hard prompt and the lone "
-        "failure of an easy one count most, and a group of equal rewards teaches nothing either way. With one right "
-        "completion, leave_one_out gives it G/(G-1) of what group_mean gives.",
+        "Compare scale none with group_std: dividing by the spread makes the lone success of a hard prompt and the "
+        "lone failure of an easy one count most, and a group of equal rewards teaches nothing either way. With one "
+        "right completion, leave_one_out gives it G/(G-1) of what group_mean gives.",
         (
             ("Shao et al. 2024, section 4.1", "2402.03300"),
             ("Ahmadian et al. 2024, eq. 6", "2402.14740"),

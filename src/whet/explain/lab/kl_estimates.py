@@ -39,7 +39,12 @@ def components(where: str) -> list[str]:
     for name, kind in AXES["kl"].items():
         term: Any = kind
         own = not (term.to_old or term.to_sampler or "divergence" in term.needs)
-        if own and term.needs and not name.endswith("completion") and (term.in_reward or term.immediate) == (where == "reward"):
+        if (
+            own
+            and term.needs
+            and not name.endswith("completion")
+            and (term.in_reward or term.immediate) == (where == "reward")
+        ):
             found.append(name)
     return found
 
@@ -118,7 +123,9 @@ def _table(settings: LabSettings) -> LabTable:
     return LabTable(
         (
             LabChart("What it says, on average", chart_spec("shift", "nats", values, lines=mark)),
-            LabChart("How much one sample scatters", chart_spec("shift", "std", spreads, y_range=(0, None), lines=mark)),
+            LabChart(
+                "How much one sample scatters", chart_spec("shift", "std", spreads, y_range=(0, None), lines=mark)
+            ),
             LabChart(
                 "Where it pulls: expected gradient on each logit",
                 chart_spec("token (its place under the bells)", "gradient / beta", pulls),
@@ -141,10 +148,10 @@ def experiment() -> Experiment:
         "kl",
         "k1, k2, k3",
         "What do the estimators estimate, and where do they pull?",
-        "k3 has the mean of k1, which is the true KL, is never negative and scatters less while the policies are close; "
-        "far apart its exponential takes over. k2 is biased. In the loss it is the other way round: k2 pulls with the "
-        "gradient of KL(policy, reference), k3 with that of KL(reference, policy), and k1 with nothing, so whet refuses "
-        "it there. In the reward k1 has the right gradient and k3 does not.",
+        "k3 has the mean of k1, which is the true KL, is never negative and scatters less while the policies are "
+        "close; far apart its exponential takes over. k2 is biased. In the loss it is the other way round: k2 pulls "
+        "with the gradient of KL(policy, reference), k3 with that of KL(reference, policy), and k1 with nothing, so "
+        "whet refuses it there. In the reward k1 has the right gradient and k3 does not.",
         (
             ("Schulman 2020, Approximating KL divergence (note)", ""),
             ("Shao et al. 2024, eq. 4", "2402.03300"),

@@ -114,7 +114,14 @@ def _table(settings: LabSettings) -> LabTable:
     places = list(range(1, TOKENS + 1))
     ends = [(lam, 0), (0.0, 1), (1.0, 2)]
     traces = [
-        line(f"lambda {each:g}", places, estimates(batch, each, gamma)[0].tolist(), tone, dashed=tone > 0, marked=not tone)
+        line(
+            f"lambda {each:g}",
+            places,
+            estimates(batch, each, gamma)[0].tolist(),
+            tone,
+            dashed=tone > 0,
+            marked=not tone,
+        )
         for each, tone in ends
     ]
     said, truth = (each.value[0].tolist() for each in (batch, episodes(0.0, tokens)) if each.value is not None)
@@ -124,12 +131,12 @@ def _table(settings: LabSettings) -> LabTable:
         (
             LabChart(
                 "Error of the first token's advantage",
-                chart_spec(
-                    "lambda", "", series, y_range=(0, None), lines=[{"x": lam, "label": "lambda"}]
-                ),
+                chart_spec("lambda", "", series, y_range=(0, None), lines=[{"x": lam, "label": "lambda"}]),
                 f"all {2**TOKENS} episodes of {TOKENS} tokens, {CRITICS} critics",
             ),
-            LabChart("One episode: advantages", chart_spec("token", "advantage", traces, steps=True), f"it wins: {SHOWN}"),
+            LabChart(
+                "One episode: advantages", chart_spec("token", "advantage", traces, steps=True), f"it wins: {SHOWN}"
+            ),
             LabChart("One episode: values", chart_spec("token", "chance to win", critic, steps=True)),
         ),
         (("smallest error of both at lambda", f"{best:g}"),),
@@ -143,9 +150,9 @@ def experiment() -> Experiment:
         "GAE",
         "How far ahead should an advantage look?",
         "At lambda 1 the advantage is the return less the value: right on average whatever the critic says, and noisy. "
-        "At lambda 0 it is one step of the critic: quiet, and as wrong as the critic. Turn the critic's error down to 0 "
-        "and lambda 0 wins; turn it up, or average more episodes, and the best lambda moves to 1. A gamma below 1 forgets "
-        "an early token's merit.",
+        "At lambda 0 it is one step of the critic: quiet, and as wrong as the critic. Turn the critic's error down to "
+        "0 and lambda 0 wins; turn it up, or average more episodes, and the best lambda moves to 1. A gamma below 1 "
+        "forgets an early token's merit.",
         (("Schulman et al. 2015, eq. 16", "1506.02438"), ("Yue et al. 2025", "2504.05118")),
         (
             Slider("lam", "lambda", tuple(evenly(0.0, 1.0, 11)), 0.9),

@@ -92,7 +92,9 @@ def _table(settings: LabSettings) -> LabTable:
         facts.append(("drawn with", "an anchor of 0"))
     return LabTable(
         (
-            LabChart("Loss of a pair", chart_spec("margin, nats", "loss", [line("loss", MARGINS, losses, 0)], lines=zero)),
+            LabChart(
+                "Loss of a pair", chart_spec("margin, nats", "loss", [line("loss", MARGINS, losses, 0)], lines=zero)
+            ),
             LabChart(
                 "How hard it pushes: - d loss / d log pi",
                 chart_spec(
@@ -122,10 +124,10 @@ def experiment() -> Experiment:
     return Experiment(
         "preference",
         "Preference losses",
-        "What does a pair cost, and when does it stop to teach?",
-        "A logistic loss pushes hardest on pairs that are wrong and fades on pairs that are right; a squared one pulls a "
-        "margin back that has grown too large; a hinge stops altogether. beta sets how soon. Where the two gradients are "
-        "not mirror images the method judges each completion by itself, or imitates the chosen one.",
+        "What does a pair cost, and when does it stop teaching?",
+        "A logistic loss pushes hardest on pairs that are wrong and fades on pairs that are right; a squared one pulls "
+        "a margin back that has grown too large; a hinge stops altogether. beta sets how soon. Where the two gradients "
+        "are not mirror images the method judges each completion by itself, or imitates the chosen one.",
         (
             ("Rafailov et al. 2023, eq. 7", "2305.18290"),
             ("Azar et al. 2023, eq. 17", "2310.12036"),
@@ -141,4 +143,3 @@ def experiment() -> Experiment:
         _table,
         compared={"method": second},
     )
-

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from whet.explain.clip_plots import remembered
 from whet.explain.lab.experiment import (
     Experiment,
     LabChart,
@@ -38,7 +38,7 @@ class Lift:
     ratio: tuple[float, ...]  # after each update of the first step
 
 
-@lru_cache(maxsize=256)
+@remembered
 def lifted(clip: Clip, start: float, updates: int, rate: float, steps: int = STEPS) -> Lift:
     """Train the softmax on groups in which the rare token, which is right, occurs once, and so does each common one.
 
@@ -130,8 +130,8 @@ def experiment() -> Experiment:
         "Why raise the upper edge of the clip and not the lower?",
         "A token of probability p may rise to (1 + high) p before its gradient stops: from 0.01 that is hardly a step, "
         "from 0.9 it is no limit at all. With high 0.28 instead of 0.2 the rare token takes off steps earlier, and the "
-        "entropy rises while it gains. With one update per step the ratio is always 1 and no edge matters; a large learning rate "
-        "jumps over any edge within one update.",
+        "entropy rises while it gains. With one update per step the ratio is always 1 and no edge matters; a large "
+        "learning rate jumps over any edge within one update.",
         (("Yu et al. 2025, section 3.1", "2503.14476"), ("Schulman et al. 2017, eq. 7", "1707.06347")),
         (
             Slider("high", "upper edge, high", (0.1, 0.2, 0.24, 0.28, 0.35, 0.5, 1.0), 0.28, reach=(0.0, 2.0)),

@@ -54,7 +54,7 @@ def _table(settings: LabSettings) -> LabTable:
     rule = clip(min(width, 1.0), width)
     bands, outside = [], []
     for tone, name in enumerate(ratio_names()):
-        low, middle, high, cut = [], [], [], []
+        low, middle, high, cut = (list[float]() for _ in range(4))
         for length in LENGTHS:
             found = ratios(name, spread, drift, length)
             some = found if length == 1 else found[:, : min(length, 64)]
@@ -67,9 +67,7 @@ def _table(settings: LabSettings) -> LabTable:
         bands.append(line(name, LENGTHS, middle, tone, band=(low, high)))
         outside.append(line(name, LENGTHS, cut, tone, marked=True))
     spans = chart_spec("tokens of a completion", "ratio", bands, x_log=True, y_log=True, height=300)
-    shares = chart_spec(
-        "tokens of a completion", "", outside, x_log=True, percent=True, y_range=(0, None), height=300
-    )
+    shares = chart_spec("tokens of a completion", "", outside, x_log=True, percent=True, y_range=(0, None), height=300)
     used = sorted(
         {
             (preset.objective.ratio.name, f"{preset.objective.clip.low:g} / {preset.objective.clip.high:g}")  # type: ignore[attr-defined]

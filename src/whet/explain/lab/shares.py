@@ -127,7 +127,7 @@ def usable() -> list[str]:
     found = []
     for name in usable_baselines():
         try:
-            _rate_curve(name, "none", 4)
+            prompt_weight(_objective(name, "none", "sequence_sum"), 0.5, 4)
             found.append(name)
         except WhetError:
             continue
