@@ -264,7 +264,9 @@ def _run(
     import torch
 
     from whet.build.assembly import assemble
+    from whet.data.pieces import TokenPieces
     from whet.report import RunRecorder, write_report
+    from whet.report.tokens import TokenSettings
     from whet.train.run import notify, run_training
     from whet.workbench.workbench import note_version, record_effect, write_version
 
@@ -286,7 +288,8 @@ def _run(
         version = write_version(folder, assembly.parts) if assembly.parts else None
         reward_hash = version.hash if version else ""
         first.then = lambda: note_version(folder, version, ledger) if version else None
-        record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
+        tokens = TokenSettings(config.report.tokens, TokenPieces(assembly.trainer.tokenizer))
+        record = RunRecorder(folder, config.report.samples_per_step, reward_hash, tokens if tokens.most else None)
         display = _display() if console else None
         reviewers = _reviewers(config, folder, reward_hash)
         everyone = [first, *([display] if display is not None else []), *callbacks, *reviewers]
