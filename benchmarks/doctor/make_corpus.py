@@ -35,8 +35,9 @@ from catalogue import HEALTHY, PlannedRun, faulty, healthy, real
 from plants import ENGINES, STEP, is_right, repeated_share
 
 import whet
-import whet.api.training
 import whet.build.kinds
+from whet.api import training  # noqa: F401
+from whet.build import assembly
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import contrasts
 from whet.report.record import METRICS
@@ -96,6 +97,7 @@ def train(planned: PlannedRun, out: Path, models: Mapping[str, str], quick: bool
         whet.register("engine", engine, name=name)
     if planned.patch:
         patched(planned.patch)
+    told = settings_told()
     watcher, began, error = Watcher(), time.monotonic(), ""
     try:
         whet.train(planned.method, config=settings, folder=str(folder), callbacks=[watcher], console=False)
@@ -112,6 +114,7 @@ def train(planned: PlannedRun, out: Path, models: Mapping[str, str], quick: bool
         "seconds": time.monotonic() - began,
         "dtype": summary.get("facts", {}).get("dtype", "float32"),
         "facts": without_folders(summary.get("facts", {})),
+        "health_settings": without_folders(told),
         "objective": summary.get("objective", []),
         "lines": [compact(line, watcher.seen) for line in lines],
     }
@@ -132,6 +135,19 @@ def compact(line: Mapping[str, Any], seen: Mapping[int, Mapping[str, Any]]) -> d
     if "eval" not in line and line["step"] in seen:
         kept["seen"] = seen[line["step"]]
     return kept
+
+
+def settings_told() -> dict[str, Any]:
+    """Filled, when the run is put together, with the settings that health rules are told of it."""
+    told: dict[str, Any] = {}
+    made = assembly.health_settings
+
+    def kept(*given: Any, **more: Any) -> dict[str, Any]:
+        told.update(made(*given, **more))
+        return dict(told)
+
+    assembly.health_settings = kept
+    return told
 
 
 def patched(patch: str) -> None:

@@ -73,7 +73,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("types", "objective", "data", "model", "metrics", "report", "reward", "rollout", "train"),
         *("config", "build", "api", "pipeline"),
     ),
-    "board": ("types", "web", "metrics", "report", "config", "__init__"),
+    "board": ("types", "web", "metrics", "report", "explain", "config", "__init__"),
     "cli": (
         "data",
         *("web", "board"),

@@ -6,11 +6,19 @@ import contextlib
 import socket
 
 from whet import web
-from whet.board import compare_page, comparisons_page, evals_page, pipeline_page, run_page, runs_page
+from whet.board import compare_page, comparisons_page, evals_page, lab, pipeline_page, run_page, runs_page
 from whet.board.access import BoardAccess
 from whet.board.server import Board, BoardApp, serve_asset
 
-FAMILIES = (runs_page, run_page, compare_page, comparisons_page, pipeline_page, evals_page)
+FAMILIES = (
+    runs_page,
+    run_page,
+    compare_page,
+    comparisons_page,
+    pipeline_page,
+    evals_page,
+    lab,
+)
 
 
 class BoardServer:
