@@ -226,6 +226,17 @@ class Support:
 
 
 @dataclass(frozen=True)
+class TokenTrace:
+    """What a step's updates made of the tokens of one sample: float32 [L] each, 0 where the policy did not choose."""
+
+    advantage: Tensor
+    # the factor in front of A grad logp, in the last update that the sample was part of; 0: no gradient came from it
+    weight: Tensor
+    # of the trainer: before the step's first update where the method asks for that, else in the sample's first update
+    logp: Tensor
+
+
+@dataclass(frozen=True)
 class Sample:
     """One trajectory exactly as the engine saw it. Never re-tokenised."""
 
@@ -248,6 +259,7 @@ class Sample:
     routed_experts: Tensor | None = None
     # int32 [L], the policy version that chose each token, of others the oldest; None: one version wrote all of it
     token_versions: Tensor | None = None
+    trace: TokenTrace | None = None  # set after training, on those samples that are recorded
 
     def scored(self, parts: Mapping[str, float], reward: float | None) -> Sample:
         return replace(self, parts=dict(parts), reward=reward)

@@ -44,7 +44,7 @@ def left_behind(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))
     }
-    for name in ("samples.jsonl", "metrics.jsonl"):
+    for name in ("samples.jsonl", "tokens.jsonl", "metrics.jsonl"):
         lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
         found[name] = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
     return found

@@ -64,6 +64,7 @@ def content(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found["metrics"] = json.dumps([{key: value for key, value in line.items() if key != "seconds"} for line in lines])
     found["samples"] = (folder / "samples.jsonl").read_text()
+    found["tokens"] = (folder / "tokens.jsonl").read_text()
     return found
 
 

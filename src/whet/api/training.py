@@ -267,7 +267,9 @@ def _run(
     import torch
 
     from whet.build.assembly import assemble
+    from whet.data.pieces import TokenPieces
     from whet.report import RunRecorder, write_report
+    from whet.report.tokens import TokenSettings
     from whet.train.run import notify, run_training
     from whet.workbench.workbench import note_version, record_effect, write_version
 
@@ -290,7 +292,8 @@ def _run(
         version = write_version(folder, assembly.parts) if assembly.parts else None
         reward_hash = version.hash if version else ""
         first.then = lambda: note_version(folder, version, ledger) if version else None
-        record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
+        tokens = TokenSettings(config.report.tokens, TokenPieces(assembly.trainer.tokenizer))
+        record = RunRecorder(folder, config.report.samples_per_step, reward_hash, tokens if tokens.most else None)
         display = _display() if console else None
         reviewers = _reviewers(config, folder, reward_hash)
         trackers = _trackers(config, folder)
@@ -309,6 +312,7 @@ def _run(
                 summary,
                 checkpoint=checkpoint,
                 precision=assembly.precision,
+                health_settings=assembly.settings,
                 also_saved=assembly.also_saved,
                 identity=inputs.identity,
                 ranks=ranks,
@@ -373,6 +377,7 @@ def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards
         {},
         checkpoint=checkpoint,
         precision=assembly.precision,
+        health_settings=assembly.settings,
         also_saved=assembly.also_saved,
         ranks=ranks,
         note=crew.note,
@@ -502,6 +507,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, i
         "started": started,
         "command": inputs.command or f"whet resume {shlex.quote(str(folder))}",
         "seed": config.seed,
+        "settings": assembly.settings,
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from whet.build.health import health_settings
 from whet.build.kind import BuildInputs, TrainingKind
 from whet.build.kinds import kind_of
 from whet.build.planning import memory_facts, refuse_too_large, this_device
@@ -38,6 +39,7 @@ class Assembly:
     objective: list[str]  # in words and symbols
     facts: Mapping[str, str]
     precision: str
+    settings: Mapping[str, Any]  # that health rules look at
     parts: tuple[RewardPart, ...] = ()
     also_saved: Mapping[str, Stateful] = field(default_factory=dict)  # with each checkpoint, besides the trainer
     eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
@@ -111,6 +113,7 @@ def _assembled(
         objective,
         facts,
         precision,
+        health_settings(config, parts),
         tuple(parts),
         also_saved,
         eval_size,

@@ -205,6 +205,7 @@ def build_rl_trainer(
         batch.staleness or config.scale.max_staleness,
         most_actions(config),
         batch.routing_replay,
+        config.report.samples_per_step if config.report.tokens else 0,
     )
     return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator, runtime.ranks)
 

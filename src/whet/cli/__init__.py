@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from whet import __version__
-from whet.cli import bench, cluster, evaluate, plan, runs, serve, text, train
+from whet.cli import bench, board, cluster, evaluate, plan, runs, serve, text, train
 from whet.cli.data import data_app
 from whet.cli.label import label_app
 from whet.cli.options import APP_SETTINGS
@@ -58,6 +58,7 @@ for _commands in (
         bench.commands,
         plan.commands,
         serve.commands,
+        board.commands,
         cluster.commands,
     ),
     pipeline_app,

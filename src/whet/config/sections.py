@@ -526,6 +526,12 @@ class ReportSection(Section):
     save_every: int = Field(10, ge=1, le=MOST_STEPS, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, le=MOST_STEPS, description="checkpoints to keep; older ones are deleted")
     samples_per_step: int = Field(1, ge=0, le=MOST_ROWS, description="groups per step written to samples.jsonl")
+    tokens: int = Field(
+        4096,
+        ge=0,
+        le=MOST_TOKENS,
+        description="tokens per step of those samples whose advantage, weight and log-probs go to tokens.jsonl; 0: off",
+    )
     review_every: int = Field(100, ge=0, le=MOST_STEPS, description="steps between two selections for review; 0: off")
     review_count: int = Field(20, ge=1, le=MOST_ROWS, description="best and worst completions to select, each")
     trackers: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(

@@ -186,9 +186,8 @@ class Objective:
             "ratio": _total(torch.where(action, ratio, 0.0), batch),
             "reweighted": _total((weight != ratio) & action, batch),
         }
-        if self.mismatch.needs:
-            sampled = self._sampled(batch)
-            factor = self.mismatch(old - sampled, current - sampled, advantage, action)
+        factor = self._correction(batch, current, old, advantage)
+        if factor is not None:
             weight, surrogate = weight * factor, surrogate * factor
             metrics["mismatch_dropped"] = _total((factor == 0) & action, batch)
         if batch.learns is not None:
@@ -219,6 +218,23 @@ class Objective:
             each = imitated if doubt is None else imitated * doubt
             value = self.imitate.rest * value - _total(each * known, batch)
         return Loss(value, metrics)
+
+    def token_weight(self, batch: TokenBatch, logp: Tensor) -> Tensor:
+        """weight_it [N, T] as `loss` has it at these log-probabilities: the factor in front of A grad logp.
+
+        Of the clip rule, the mismatch rule and the choice of tokens; 0 for what is no action. Shares, and what a
+        smoothing moves to other tokens, are not in it. Any rows of the step may be asked about.
+        """
+        if batch.advantage is None:
+            raise ValueError("the batch has no advantage yet: call Objective.advantage on the whole step first")
+        action = batch.action
+        current = logp.detach().masked_fill(~action, 0.0)
+        old = current if batch.old_logp is None else batch.old_logp.masked_fill(~action, 0.0)
+        ratio, advantage = self.ratio(current - self._against(batch, old), batch), batch.advantage.to(logp.dtype)
+        weight, _ = self._clipped(batch, ratio, advantage, current)
+        factor = self._correction(batch, current, old, advantage)
+        weight = weight if factor is None else weight * factor
+        return torch.where(action if batch.learns is None else action & batch.learns, weight, 0.0)
 
     def grad(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         """d loss / d logp [N, T], where no log-probability changes it: one update on the policy's own completions, and
@@ -256,6 +272,13 @@ class Objective:
             raise ValueError(f"{self.clip.name} looks at the whole step: call Objective.surveyed on it first")
         weight = batch.step_weight.to(ratio.dtype)
         return weight, weight * advantage
+
+    def _correction(self, batch: TokenBatch, current: Tensor, old: Tensor, advantage: Tensor) -> Tensor | None:
+        """The factor of the mismatch rule; None where there is none."""
+        if not self.mismatch.needs:
+            return None
+        sampled = self._sampled(batch)
+        return self.mismatch(old - sampled, current - sampled, advantage, batch.action)
 
     def _against(self, batch: TokenBatch, old: Tensor) -> Tensor:
         return old if self.ratio.against == "old_logp" else self._sampled(batch)

@@ -6,8 +6,7 @@ page, `run_card` and `run_figure` in small. The fields of the logs are described
 
 from whet.report.card import run_card, run_figure
 from whet.report.console import Console
-from whet.report.findings import Check, HealthFinding
-from whet.report.health import FindingSpan, diagnosis, finding_spans, findings, notes
+from whet.report.health import FindingSpan, HealthFinding, HealthRule, diagnosis, finding_spans, findings, notes
 from whet.report.record import (
     EvalRecord,
     RunRecorder,
@@ -25,10 +24,10 @@ from whet.report.run_page import html_report, write_report
 from whet.report.text import metric_text
 
 __all__ = [
-    "Check",
     "Console",
     "EvalRecord",
     "HealthFinding",
+    "HealthRule",
     "FindingSpan",
     "RunRecord",
     "RunRecorder",

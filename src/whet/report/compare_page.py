@@ -9,9 +9,10 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
+from whet.report.chart_specs import band_spec
 from whet.report.charts import LEAST_SMOOTHED, NUM_TONES, BandSeries, band_chart, smoothed
 from whet.report.compare import BEST, MethodComparison, cells, heads, notes, rows, standings, verdict
-from whet.report.pages import Figure, LegendEntry, render
+from whet.report.pages import Figure, LegendEntry, render_live
 from whet.report.run_page import REPORT
 from whet.report.text import number
 
@@ -44,7 +45,7 @@ def compare_page(comparison: MethodComparison) -> str:
     about = f"{methods} method{'s' if methods > 1 else ''} x {seeds} seed{'s' if seeds > 1 else ''}"
     title = ", ".join(comparison.methods) if methods <= MOST_NAMES else f"{methods} methods"
     planned = sum(map(comparison.num_planned, comparison.methods))
-    return render(
+    return render_live(
         "compare.html",
         title=title,
         eyebrow="whet compare",
@@ -91,4 +92,5 @@ def reward_figure(comparison: MethodComparison) -> Figure | None:
     calm = ", smoothed" if any(len(line.steps) >= LEAST_SMOOTHED for line in series) else ""
     seeds = "mean over seeds, band from the lowest to the highest" if len(comparison.seeds) > 1 else "one seed"
     wide, narrow = (band_chart(series, label, size) for size in ((1060, 320), (340, 230)))
-    return Figure("Mean reward", f"by step; {seeds}{calm}", wide, narrow=narrow, legend=legend)
+    spec = {**band_spec(series), "height": 320}
+    return Figure("Mean reward", f"by step; {seeds}{calm}", wide, narrow=narrow, legend=legend, spec=spec)

@@ -1,13 +1,16 @@
 """HTML pages from the templates beside this file: one shell, one style sheet, everything escaped.
 
 The one file that knows jinja2. Every value is escaped where it enters a template; only charts, which escape their own
-text, are placed as they are. The content policy in the head forbids scripts besides, since completions are written by
-a model that may have read anything.
+text, are placed as they are. The content policy in the head forbids every script but the charts' own, since
+completions are written by a model that may have read anything.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +20,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
+OF_BOARD = Path(__file__).parents[1] / "board" / "templates"  # pages of the board extend those beside this file
+ASSETS = Path(__file__).parent / "assets"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+EMPTY = ("heading", "verdict", "status", "status_text")  # of the shell, unless a page says otherwise
+CHART_SCRIPTS = ("uplot.js", "charts.js")  # in the order they are loaded
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class Figure:
     note: str = ""
     narrow: str = ""
     legend: tuple[LegendEntry, ...] = ()
+    spec: Mapping[str, Any] | None = None  # of `chart_specs`: what charts.js draws where scripts run
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,25 @@ class TextCard:
 
 def render(template: str, **values: Any) -> str:
     """A template filled in. Names that a template needs and does not get are an error."""
-    shell = {"policy": POLICY, "about": (), "status": "", "status_text": "", "heading": "", "verdict": ""}
+    shell = {"policy": POLICY, "live": False, "about": (), **dict.fromkeys(EMPTY, "")}
     return _environment().get_template(template).render({**shell, **values})
+
+
+def render_live(template: str, **values: Any) -> str:
+    """A self-contained page whose charts answer to the pointer and the keyboard; it runs their script and no other."""
+    return render(template, **{"policy": script_policy(chart_script()), "live": True, **values})
+
+
+@cache
+def chart_script() -> str:
+    """What a self-contained page runs: the charting library, the charts, and their start."""
+    return "".join(f"{(ASSETS / name).read_text(encoding='utf-8')}\n" for name in CHART_SCRIPTS) + "whet.upgrade();"
+
+
+def script_policy(script: str) -> str:
+    """The content policy that admits one script, by its digest, and no other."""
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
+    return f"{POLICY}; script-src 'sha256-{digest}'"
 
 
 def write_page(path: Path | str, page: str) -> Path:
@@ -111,7 +136,7 @@ def _environment() -> Environment:
         return Markup(text)
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader((TEMPLATES, OF_BOARD)),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -119,4 +144,6 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["svg"] = svg
+    environment.globals["chart_script"] = lambda: Markup(chart_script())
+    environment.globals["chart_style"] = lambda: Markup((ASSETS / "uplot.css").read_text(encoding="utf-8"))
     return environment

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from whet.report.chart_specs import line_spec
 from whet.report.charts import NUM_TONES, Series, line_chart
-from whet.report.pages import Figure, LegendEntry, PageTable, Tile, render, write_page
+from whet.report.pages import Figure, LegendEntry, PageTable, Tile, render_live, write_page
 from whet.report.pipeline_changes import ALL, MOST_LOST, branched, fallen, lost_prompts, side_by_side
 from whet.report.pipeline_summary import (
     PipelineSummary,
@@ -27,7 +28,7 @@ def write_pipeline_page(folder: Path, summary: PipelineSummary) -> Path:
 
 
 def pipeline_html(summary: PipelineSummary) -> str:
-    return render(
+    return render_live(
         "pipeline.html",
         title=f"whet pipeline {summary.name}",
         heading=summary.name,
@@ -104,7 +105,8 @@ def _figure(summary: PipelineSummary) -> Figure | None:
         for place, line in enumerate(series)
     )
     wide, narrow = (line_chart(series, f"{title} by round", size, unit) for size in ((1060, 300), (340, 220)))
-    return Figure(title, "by round, greedy completions", wide, narrow=narrow, legend=legend)
+    spec = {**line_spec(series, unit=unit, x="round"), "height": 300}
+    return Figure(title, "by round, greedy completions", wide, narrow=narrow, legend=legend, spec=spec)
 
 
 def _comparison(stage: StageSummary) -> dict[str, object]:
@@ -137,7 +139,8 @@ def _sets_figure(summary: PipelineSummary, name: str) -> Figure | None:
     title = f"Held-out {words(name)}"
     wide, narrow = (line_chart(series, f"{title} by stage", size, unit) for size in ((1060, 300), (340, 220)))
     stages = ", ".join(f"{at} {stage.label or stage.name}" for at, stage in enumerate(measured))
-    return Figure(title, "by stage, greedy completions", wide, narrow=narrow, legend=legend, note=stages)
+    spec = {**line_spec(series, unit=unit, x="stage"), "height": 300}
+    return Figure(title, "by stage, greedy completions", wide, narrow=narrow, legend=legend, note=stages, spec=spec)
 
 
 def _stage(stage: StageSummary) -> dict[str, object]:

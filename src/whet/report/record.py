@@ -1,8 +1,9 @@
-"""What a run leaves on disk: two append-only logs and a summary that is replaced whole.
+"""What a run leaves on disk: append-only logs and a summary that is replaced whole.
 
 `metrics.jsonl` has one line per step and one per evaluation, `samples.jsonl` one line per recorded sample,
-`run.json` the summary. The trainer stores `RunRecorder.position()` in each checkpoint and calls `cut_back` when it
-resumes, so a run that was killed and resumed leaves the same lines as one that was not, but for `seconds`.
+`tokens.jsonl` what became of the tokens of those samples (`whet.report.tokens`), `run.json` the summary. The trainer
+stores `RunRecorder.position()` in each checkpoint and calls `cut_back` when it resumes, so a run that was killed and
+resumed leaves the same lines as one that was not, but for `seconds`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from whet.report.rows import eval_row, step_row
+from whet.report.tokens import TokenSettings, token_lines
 from whet.types import Prompt, Sample, StepReport, Turn, WhetError
 
-METRICS, SAMPLES, SUMMARY = "metrics.jsonl", "samples.jsonl", "run.json"
-LOGS = (METRICS, SAMPLES)
+METRICS, SAMPLES, TOKENS, SUMMARY = "metrics.jsonl", "samples.jsonl", "tokens.jsonl", "run.json"
+LOGS = (METRICS, SAMPLES, TOKENS)
 # what whet 0.1 called the columns and metrics of a run folder
 NAMES_OF_0_1 = {
     "reply": "completion",
@@ -91,9 +93,16 @@ def log_ends(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> d
 class RunRecorder:
     """A callback that writes the run folder."""
 
-    def __init__(self, folder: Path | str, samples_per_step: int = 1, reward_hash: str = "") -> None:
-        """`samples_per_step`: 0 records none, n those of a step's first n groups, its best and its worst."""
-        self._reward_hash = reward_hash
+    def __init__(
+        self,
+        folder: Path | str,
+        samples_per_step: int = 1,
+        reward_hash: str = "",
+        tokens: TokenSettings | None = None,
+    ) -> None:
+        """`samples_per_step`: 0 records none, n those of a step's first n groups, its best and its worst; `tokens`: how
+        their tokens are recorded, None: not at all."""
+        self._reward_hash, self._tokens = reward_hash, tokens
         if samples_per_step < 0:
             raise WhetError(f"samples_per_step is {samples_per_step}; give 0 (none) or a number of groups")
         self.folder = Path(folder)
@@ -111,10 +120,12 @@ class RunRecorder:
 
     def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
         chosen = recorded_samples(samples, self.samples_per_step)
-        # samples first: a metrics line then always has its samples, whenever the process dies
+        # metrics last: a step's line then always has its samples and tokens, whenever the process dies
         self._append(
             SAMPLES, [sample_line(report.step, prompt, sample, self._reward_hash) for prompt, sample in chosen]
         )
+        if self._tokens is not None:
+            self._append(TOKENS, token_lines(report.step, [sample for _, sample in chosen], self._tokens))
         self._append(METRICS, [step_line(report)])
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
@@ -263,7 +274,11 @@ def _turn_fields(turn: Turn) -> dict[str, Any]:
 
 
 def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[tuple[Prompt, Sample]]:
-    """The samples of the first groups and, wherever they are, the best and the worst; in order."""
+    return [samples[place] for place in recorded_places(samples, samples_per_step)]
+
+
+def recorded_places(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[int]:
+    """Where the samples of the first groups are and, wherever they are, the best and the worst; in order."""
     if samples_per_step == 0:
         return []
     first = list(dict.fromkeys(prompt.id for prompt, _ in samples))[:samples_per_step]
@@ -275,7 +290,7 @@ def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step:
     ]
     if scored:
         chosen |= {-max(scored)[1], -min(scored, key=lambda item: (item[0], -item[1]))[1]}
-    return [samples[place] for place in sorted(chosen)]
+    return sorted(chosen)
 
 
 def replace_summary(folder: Path, summary: Mapping[str, Any]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whet.report.pages import TEMPLATES, render
+from whet.report.pages import TEMPLATES, render, script_policy
 from whet.report.run_page import sample_card
 
 ENDS = (("high", "Highest rewards"), ("low", "Lowest rewards"))
@@ -15,9 +13,7 @@ ENDS = (("high", "Highest rewards"), ("low", "Lowest rewards"))
 
 def review_policy() -> str:
     """The content policy that admits the page's own script and no other."""
-    digest = hashlib.sha256((TEMPLATES / "review.js").read_bytes()).digest()
-    fingerprint = base64.b64encode(digest).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{fingerprint}'"
+    return script_policy((TEMPLATES / "review.js").read_text(encoding="utf-8"))
 
 
 def review_page(title: str, rows: Sequence[Mapping[str, Any]]) -> str:

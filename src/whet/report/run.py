@@ -87,6 +87,12 @@ class RunRecord:
     def dtype(self) -> str:
         return str((self.summary.get("facts") or {}).get("dtype", "float32"))
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Those that health rules look at, by name; empty for a run of an older version."""
+        found = self.summary.get("settings")
+        return found if isinstance(found, Mapping) else {}
+
     def seconds(self) -> dict[str, float]:
         """Where the time went: as summed up by the run, or by its logs where it never came to that."""
         summed = self.summary.get("seconds")

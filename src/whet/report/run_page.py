@@ -1,4 +1,4 @@
-"""report.html: a run on one page that needs nothing but a browser. No script, no font, no network."""
+"""report.html: a run on one page that needs nothing but a browser. No network, and no script but the charts' own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whet.report.chart_specs import line_spec, spread_spec
 from whet.report.charts import (
     NARROW,
     NUM_TONES,
@@ -23,7 +24,7 @@ from whet.report.charts import (
 )
 from whet.report.health import finding_spans, findings
 from whet.report.kinds import RL, Measure, Shown, metric, reward_part
-from whet.report.pages import Figure, LegendEntry, PageTable, TextCard, Tile, render, write_page
+from whet.report.pages import Figure, LegendEntry, PageTable, TextCard, Tile, render_live, write_page
 from whet.report.run import RunRecord, StepTotals, read_run, started_on, verdict
 from whet.report.text import (
     duration,
@@ -84,7 +85,7 @@ def html_report(folder: Path | str, summary: Mapping[str, Any] | None = None) ->
     if len(run.steps) < run.totals.num_steps:
         drawn = f"{len(run.steps):,} of {run.totals.num_steps:,}: the first, the last, and evenly spaced ones between"
         facts["steps drawn"] = drawn
-    return render(
+    return render_live(
         "run.html",
         title=run.title,
         eyebrow="whet",
@@ -100,7 +101,7 @@ def html_report(folder: Path | str, summary: Mapping[str, Any] | None = None) ->
         phases=phases(run),
         num_steps=run.totals.num_steps,
         problems=problems(run),
-        notes=[finding for finding in findings(run.steps, run.dtype) if not finding.is_problem],
+        notes=[finding for finding in findings(run.steps, run.dtype, run.settings) if not finding.is_problem],
         samples=sample_columns(run),
         counts=count_table(run.totals),
         config=run.config,
@@ -185,7 +186,8 @@ def main_figures(run: RunRecord) -> list[Figure]:
         for place, line in enumerate(series)
     )
     wide, narrow = (line_chart(series, f"{title} by step", size, unit) for size in (WIDE, NARROW))
-    return [Figure(f"{title[0].upper()}{title[1:]}", "by step", wide, narrow=narrow, legend=legend)]
+    spec = {**line_spec(series, unit=unit), "height": 300}
+    return [Figure(f"{title[0].upper()}{title[1:]}", "by step", wide, narrow=narrow, legend=legend, spec=spec)]
 
 
 def small_figures(run: RunRecord) -> list[Figure]:
@@ -211,12 +213,14 @@ def metric_figure(steps: Sequence[StepReport], shown: Shown) -> Figure | None:
     if not points:
         return None
     unit = shown.unit
-    if value_scale([value for _, value in points], (0, 1)).log:
+    log = value_scale([value for _, value in points], (0, 1)).log
+    if log:
         unit = f"{unit}, log scale" if unit else "log scale"
     low, high = min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])
     note = f"min {number(low[1])} at step {low[0]:.0f} · max {number(high[1])} at step {high[0]:.0f}"
-    chart = line_chart([Series(shown.title.lower(), points)], f"{shown.title} by step")
-    return Figure(shown.title, unit, chart, last=number(points[-1][1]), note=note)
+    series = [Series(shown.title.lower(), points)]
+    chart = line_chart(series, f"{shown.title} by step")
+    return Figure(shown.title, unit, chart, last=number(points[-1][1]), note=note, spec=line_spec(series, log=log))
 
 
 def spread_figures(steps: Sequence[StepReport]) -> list[Figure]:
@@ -231,7 +235,14 @@ def spread_figures(steps: Sequence[StepReport]) -> list[Figure]:
         note = f"last step: min {number(last['min'])}, max {number(last['max'])}{flat}"
         chart = spread_chart(points, f"Spread of {name} by step", f"s{place % NUM_TONES}")
         figures.append(
-            Figure(f"Spread: {name}", "range, middle half, mean", chart, last=number(last["mean"]), note=note)
+            Figure(
+                f"Spread: {name}",
+                "range, middle half, mean",
+                chart,
+                last=number(last["mean"]),
+                note=note,
+                spec=spread_spec(points, place),
+            )
         )
     return figures
 
@@ -315,7 +326,7 @@ def phases(run: RunRecord) -> list[LegendEntry]:
 def problems(run: RunRecord) -> list[dict[str, str]]:
     """Every problem that held in any step, with the steps in which it did."""
     entries = []
-    for span in finding_spans(run.steps, run.dtype, run.totals.problems):
+    for span in finding_spans(run.steps, run.dtype, run.totals.problems, run.settings):
         if not span.finding.is_problem:
             continue
         steps = f"step {span.first}" if span.first == span.last else f"steps {span.first} to {span.last}"

@@ -15,8 +15,6 @@ from torch import Tensor
 from whet.dist.ranks import ALONE, Ranks
 from whet.metrics.timer import PhaseTimer
 from whet.objective.preference.objective import PairObjective
-from whet.report.findings import Check
-from whet.report.preference_health import PREFERENCE_CHECKS
 from whet.rollout.collect import RolloutCollector
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
@@ -66,11 +64,6 @@ class OnlinePreferenceTrainer(PreferenceTrainer):
             metrics={**report.metrics, **rollout.notes, "uniform_groups": uniform_share(groups)},
         )
         return report, [(group.prompt, sample) for group in groups for sample in group.samples]
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """Its steps report rewards, so they are read as RL: the checks of preference runs come on top."""
-        return (*PREFERENCE_CHECKS, *super().checks)
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "collector": self._collector.state()}

@@ -36,8 +36,6 @@ from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
 from whet.objective.preference.objective import PairObjective
-from whet.report.findings import Check
-from whet.report.preference_health import beta_check
 from whet.train.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
@@ -249,14 +247,6 @@ class PreferenceTrainer(RowTrainer):
             return result
         self._evaluator.load_weights(self.model.state_dict(), self._version)
         return {**result, **self._evaluator.metrics()}
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """Health checks that only the objective can bring; the kind's own are in the registry."""
-        curve, score = self._objective.curve, self._objective.score
-        # the usual range is that of a logistic loss of summed log-ratios: other scores and curves have another unit
-        is_usual = (score.name, curve.name) == ("log_ratio", "logistic")
-        return (beta_check(curve.reward_unit),) if is_usual else ()
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "memory": dict(self._memory), "moved": self._reference_moved}

@@ -24,6 +24,7 @@ from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.model.token_logp import TokenScores
 from whet.objective import Memory, Objective, step_totals
 from whet.objective.whole_step import StepClip
+from whet.report.record import recorded_places
 from whet.rollout.buffer import RolloutBatch
 from whet.rollout.collect import Collector, outcomes_of
 from whet.rollout.seed import request_seed
@@ -53,6 +54,7 @@ from whet.train.step_metrics import (
     uniform_share,
 )
 from whet.train.teacher import LessonSettings, Teacher, taught_rows
+from whet.train.token_traces import TokenTraces
 from whet.train.update import (
     RoutingReplay,
     TrainState,
@@ -82,6 +84,7 @@ class RLSettings:
     staleness: int = 0  # policy versions that completions are behind
     most_actions: int = 0  # tokens that the policy may write in an episode; 0: one completion's
     routing_replay: RoutingReplay = "none"
+    traced: int = 0  # samples of so many groups, the best and the worst say what became of their tokens; 0: none
 
     @property
     def max_new_tokens(self) -> int:
@@ -181,8 +184,10 @@ class RLTrainer:
         rate = scheduled_rate(self._optimizer_settings, number, self._settings.steps)
         source = self._models.demonstrations
         shown = [] if source is None else source.rows(groups)
+        samples = [(group.prompt, sample) for group in groups for sample in group.samples]
+        traces = TokenTraces(batch, recorded_places(samples, self._settings.traced) if self._ranks.is_first else ())
         with timer.phase("train"):
-            metrics = self._update(batch, groups, shown, number, rate)
+            metrics = self._update(batch, groups, shown, number, rate, traces)
         report = StepReport(
             step=number,
             policy_version=self._version,
@@ -209,7 +214,7 @@ class RLTrainer:
             },
         )
         self._publish(number)
-        return report, [(group.prompt, sample) for group in groups for sample in group.samples]
+        return report, traces.on(samples)
 
     def _select(self, rollout: RolloutBatch, number: int) -> list[Group]:
         """The groups to train on; an error where nothing can be learned from them."""
@@ -302,7 +307,13 @@ class RLTrainer:
         return batch
 
     def _update(
-        self, batch: TokenBatch, groups: Sequence[Group], shown: Sequence[ShownRow], number: int, rate: float
+        self,
+        batch: TokenBatch,
+        groups: Sequence[Group],
+        shown: Sequence[ShownRow],
+        number: int,
+        rate: float,
+        traces: TokenTraces,
     ) -> dict[str, float]:
         """Every update of the step; metrics are averaged over them."""
         self._set_learning_rates(rate)
@@ -336,6 +347,7 @@ class RLTrainer:
             experts.add(minibatch, scores)
             if "ended" in metrics and updates:
                 break
+            traces.add(objective, minibatch, rows, scores.logp, only_critic)
             updates.append(metrics)
         means = {name: fmean([each[name] for each in updates if name in each]) for name in updates[0]}
         means |= {"updates": float(len(updates)), **experts.metrics()}

@@ -124,11 +124,6 @@ def notify(callbacks: Sequence[object], event: str, *arguments: Any) -> None:
             method(*arguments)
 
 
-def _health(trainer: Trainer, history: Sequence[StepReport], precision: str) -> tuple[str, ...]:
-    """The problems of the last step, by the checks of every run, of this kind, and those the trainer brings."""
-    return diagnosis(history, precision, getattr(trainer, "checks", ()))
-
-
 def _for_checks(report: StepReport) -> StepReport:
     """What health checks read of a step: all steps are kept, and the rest would be most of their memory."""
     return replace(report, spread={}, seconds={}, health=())
@@ -144,6 +139,7 @@ def run_training(
     *,
     checkpoint: Path | None = None,
     precision: str = "fp32",
+    health_settings: Mapping[str, Any] | None = None,
     also_saved: Mapping[str, Stateful] | None = None,
     identity: str = "",
     ranks: Ranks = ALONE,
@@ -214,9 +210,8 @@ def run_training(
             note(f"in step {step}")
             with _memory_in_words(f"step {step}", folder):
                 report, samples = trainer.step(step, timer)
-            report = replace(
-                report, health=_health(trainer, [*history.items(), report], precision), seconds=timer.seconds
-            )
+            health = diagnosis([*history.items(), report], precision, health_settings)
+            report = replace(report, health=health, seconds=timer.seconds)
             history.append(_for_checks(report))
             _add(spent, timer.seconds)
             progress.step = step

@@ -122,7 +122,7 @@ def test_flat_reward_needs_twenty_steps_and_noise_is_not_a_rise() -> None:
 
 def test_falling_reward_is_called_falling() -> None:
     (sentence,) = diagnosis(history(20, lambda step: 0.8 - 0.02 * step))
-    assert "fell" in sentence and "lower learning_rate" in sentence
+    assert "fell" in sentence and "lower optimizer.learning_rate" in sentence
 
 
 def test_entropy() -> None:

@@ -1,42 +1,24 @@
-"""Findings about a run's health: what one is, and the steps so far with what every check asks of them. Pure."""
+"""The steps of a run so far and its settings, with what every rule asks of them. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, median
+from typing import Any
 
+from whet.report.health.finding import SettingAdvice
+from whet.report.health.settings import SETTINGS
 from whet.report.text import ACCURACY_NAMES
 from whet.types import StepReport
 
 RECENT = 5  # steps that must agree before a finding is made
 TREND_WINDOWS = (10, 20, 40)  # steps over which a rise of the reward is looked for
 FLAT_STEPS = 20
+TREND_STEPS = 8  # before the first and the last steps are apart
 SOLVED, FAILED = 0.95, 0.05  # mean score from which a task counts as solved, or as never solved
 HALF_PRECISION = ("bf16", "bfloat16", "fp16", "float16", "half")
-
-
-@dataclass(frozen=True)
-class HealthFinding:
-    """One thing the numbers say: a problem with its fix, or a note on what looks alarming and is normal."""
-
-    name: str
-    sentence: str
-    is_problem: bool = True
-
-    @property
-    def text(self) -> str:
-        """As it is recorded and printed: the name, a colon, the sentence."""
-        return f"{self.name}: {self.sentence}"
-
-
-def problem(name: str, evidence: str, cause: str, fix: str) -> HealthFinding:
-    return HealthFinding(name, f"{evidence}: {cause}; {fix}.")
-
-
-def note(name: str, evidence: str, cause: str) -> HealthFinding:
-    return HealthFinding(name, f"{evidence}: {cause}.", is_problem=False)
 
 
 @dataclass(frozen=True)
@@ -49,6 +31,7 @@ class History:
     solved: bool  # the score is at its top
     gained: bool  # it took at least half of the way to its top, and holds
     score: float  # mean over the recent steps
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, by their names; empty: not known
 
     @property
     def doing_well(self) -> bool:
@@ -60,16 +43,52 @@ class History:
 
     def start_and_now(self, measure: Callable[[StepReport], float | None]) -> tuple[float, float] | None:
         """The medians of the first and the last three steps; None while they would nearly overlap."""
-        if len(self.steps) < 8:
+        if len(self.steps) < TREND_STEPS:
             return None
         start, now = (finite(map(measure, steps)) for steps in (self.steps[:3], self.steps[-3:]))
         return (median(start), median(now)) if start and now else None
 
+    def lower(self, setting: str, times: float = 0.3) -> SettingAdvice | None:
+        """Advice to lower a number; None where the run has no such setting, or has it at 0."""
+        return self._moved(setting, times, "lower")
 
-Check = Callable[[History], HealthFinding | None]
+    def higher(self, setting: str, times: float = 2.0) -> SettingAdvice | None:
+        """Advice to raise a number; None where the run has no such setting."""
+        return self._moved(setting, times, "raise")
+
+    def setting(self, name: str) -> Any:
+        """Its value in this run; None where it has none, or nothing is known of its settings."""
+        if name not in SETTINGS:
+            raise ValueError(f"{name} is no setting of whet.report.health.settings; add it there")
+        return self.settings.get(name)
+
+    def _moved(self, setting: str, times: float, verb: str) -> SettingAdvice | None:
+        now = self.setting(setting)
+        if not self.settings:
+            return SettingAdvice(setting, f"{times:g} times what it is", f"{verb} {setting}")
+        if not isinstance(now, int | float) or not now:
+            return None
+        value = f"{max(1, round(now * times))}" if isinstance(now, int) else f"{now * times:.2g}"
+        if value == f"{now:g}":
+            return None
+        return SettingAdvice(setting, value, f"{verb} {setting} from {now:g} to {value}", is_exact=True)
+
+    def give(self, setting: str, value: str) -> SettingAdvice | None:
+        """Advice to give a setting another value; None where it has it."""
+        if str(self.setting(setting)) == value:
+            return None
+        return SettingAdvice(setting, value, f"give {setting}={value}", is_exact=True)
+
+    def tie(self) -> SettingAdvice | None:
+        """Advice to hold the policy closer to its reference."""
+        if self.settings and "objective.kl.beta" not in self.settings:
+            return self.give("objective.kl", "k3")
+        return self.higher("objective.kl.beta")
 
 
-def history_of(steps: Sequence[StepReport], dtype: str = "float32") -> History:
+def history_of(
+    steps: Sequence[StepReport], dtype: str = "float32", settings: Mapping[str, Any] | None = None
+) -> History:
     """The steps of a run, ready to be checked; `dtype` sets how far sampler and trainer may be apart."""
     scores = finite(score(step) for step in steps[-max(TREND_WINDOWS) :])
     return History(
@@ -79,6 +98,7 @@ def history_of(steps: Sequence[StepReport], dtype: str = "float32") -> History:
         is_solved(steps[-RECENT:]),
         has_gained(finite(map(score, steps))),
         fmean(scores[-RECENT:]) if scores else math.nan,
+        settings or {},
     )
 
 

@@ -8,8 +8,8 @@ import torch
 from whet.objective.axes import with_changes
 from whet.objective.preference import PairBatch, pair_totals
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.report.findings import history_of
-from whet.report.preference_health import PREFERENCE_CHECKS, beta_check
+from whet.report.health import RULES, history_of
+from whet.report.kinds import PREFERENCE
 from whet.types import StepReport
 
 STEPS = 12
@@ -21,8 +21,10 @@ def diagnosis(metrics, beta=None):
     if not metrics:
         return []
     steps = [StepReport(number, number - 1, {}, {}, values) for number, values in enumerate(metrics, 1)]
-    checks = (*PREFERENCE_CHECKS, *([] if beta is None else [beta_check(beta)]))
-    return [finding.text for check in checks if (finding := check(history_of(steps))) is not None]
+    usual = {"objective.score": "log_ratio", "objective.curve": "logistic", "objective.curve.beta": beta}
+    history = history_of(steps, settings={} if beta is None else usual)
+    rules = [rule for rule in RULES.values() if PREFERENCE in rule.kinds]
+    return [finding.text for rule in rules if (finding := rule.find(history)) is not None]
 
 
 def healthy(step):
@@ -80,7 +82,7 @@ FINDINGS = {
     "longer in only 10%": ({"chosen_is_longer": 0.1, "longer": -30.0, "longer_square": 1000.0}, ["-30", "swapped"]),
     "longer in 90%": ({"chosen_is_longer": 0.9, "longer": 30.0, "longer_square": 1000.0}, ["30 tokens", "length"]),
     "length decides": ({"longer_margin": lambda x: 1.6 * x + 2.5}, ["0.79", "longer completion wins"]),
-    "not a number": ({"loss": lambda x: float("nan") if x > 0.5 else 0.6}, ["loss is nan", "step 7"]),
+    "not a number": ({"loss": lambda x: float("nan") if x > 0.5 else 0.6}, ["loss of step 12 is not a number"]),
 }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whet.report.findings import RECENT, Check, HealthFinding, History, note, problem, share_of
+from whet.report.health.finding import HealthFinding, note, problem
+from whet.report.health.history import RECENT, History, share_of
+from whet.report.health.rule import HealthRule
 from whet.report.text import percent
 from whet.types import StepReport, StopReason
 
@@ -12,11 +14,11 @@ MANY_MALFORMED = 0.2  # of all calls that were begun
 MANY_ERRORS = 0.3  # of the calls that were read
 MANY_FAILED = 0.05  # of the episodes
 MANY_LIMITED = 0.3  # of the episodes
-REMEDIES = {
-    StopReason.TURNS: "raise env.max_turns, or reward fewer calls",
-    StopReason.TOKENS: "raise env.max_tokens, shorten what tools answer, or lower sampling.max_new_tokens",
-    StopReason.STEP_SECONDS: "raise env.step_seconds, or look at why the environment is slow",
-    StopReason.SECONDS: "raise env.seconds, or look at which tool is slow",
+LIMITS = {  # what an episode may run out of, the setting that says how much there is, and what else helps
+    StopReason.TURNS: ("turns", "env.max_turns", "reward fewer calls"),
+    StopReason.TOKENS: ("tokens", "env.max_tokens", "shorten what tools answer"),
+    StopReason.STEP_SECONDS: ("time", "env.step_seconds", "look at why the environment is slow"),
+    StopReason.SECONDS: ("time", "env.seconds", "look at which tool is slow"),
 }
 
 
@@ -26,10 +28,10 @@ def _malformed(history: History) -> HealthFinding | None:
     if len(recent) < RECENT or not broken or broken < MANY_MALFORMED * (broken + read):
         return None
     return problem(
-        "malformed calls",
         f"{percent(broken / (broken + read))} of the tool calls of the last {RECENT} steps could not be read",
         "the model does not know the format of calls",
-        "begin with SFT on a few hundred demonstrations of calls, or try another env.call_format",
+        "begin with SFT on a few hundred demonstrations of calls",
+        "try another env.call_format",
     )
 
 
@@ -39,10 +41,10 @@ def _tool_errors(history: History) -> HealthFinding | None:
     if len(recent) < RECENT or not calls or failed < MANY_ERRORS * calls:
         return None
     return problem(
-        "failing tools",
         f"{percent(failed / calls)} of the tool calls of the last {RECENT} steps ended in an error or ran out of time",
         "arguments are wrong, or the tool is broken",
-        "read the errors in samples.jsonl; raise env.tool_seconds where calls run out of time",
+        "read the errors in samples.jsonl",
+        history.higher("env.tool_seconds") if _sum(recent, "tool_timeouts") else None,
     )
 
 
@@ -51,7 +53,6 @@ def _failed_episodes(history: History) -> HealthFinding | None:
     if share < MANY_FAILED:
         return None
     return problem(
-        "failing environment",
         f"{percent(share)} of the episodes of the last {RECENT} steps failed and were left out",
         "the environment raises, or answers something that is no answer",
         "the warnings of the run name the episodes; fix the environment",
@@ -62,15 +63,15 @@ def _limits(history: History) -> HealthFinding | None:
     recent = history.steps[-RECENT:]
     if len(recent) < RECENT:
         return None
-    for reason, remedy in REMEDIES.items():
+    for reason, (what, setting, otherwise) in LIMITS.items():
         share = share_of(recent, f"ended_by_{reason}")
         if share >= MANY_LIMITED and not history.doing_well:
-            what = {"turns": "turns", "tokens": "tokens"}.get(reason, "time")
             return problem(
-                "episodes cut off",
                 f"{percent(share)} of the episodes of the last {RECENT} steps ran out of {what}",
                 "they are rewarded for what they had until then",
-                remedy,
+                # 0 tokens stand for twice the budget of its turns
+                history.higher(setting) or history.higher("sampling.max_new_tokens", 1.5),
+                otherwise,
             )
     return None
 
@@ -79,7 +80,6 @@ def _slow(history: History) -> HealthFinding | None:
     if not any(step.counts.get("slow_environments") for step in history.steps):
         return None
     return note(
-        "slow environment",
         "An answer took longer than a second, and the engine no longer waits for answers",
         "it goes on writing for whoever is ready; two runs of the same seed may now differ in rounding",
     )
@@ -89,4 +89,44 @@ def _sum(steps: Sequence[StepReport], name: str) -> int:
     return sum(step.counts.get(name, 0) for step in steps)
 
 
-EPISODE_CHECKS: tuple[Check, ...] = (_malformed, _tool_errors, _failed_episodes, _limits, _slow)
+EPISODE_RULES = (
+    HealthRule(
+        "malformed calls",
+        _malformed,
+        "a fifth of the tool calls or more cannot be read",
+        "a few of them: the policy is still learning the format",
+        ("counts.tool_calls",),
+        earliest=RECENT,
+    ),
+    HealthRule(
+        "failing tools",
+        _tool_errors,
+        "three in ten tool calls end in an error or run out of time",
+        "the tool is meant to refuse, and the reward rises",
+        ("counts.tool_calls",),
+        earliest=RECENT,
+    ),
+    HealthRule(
+        "failing environment",
+        _failed_episodes,
+        "one in twenty episodes or more fails and is left out",
+        "never; single failures are left out and counted",
+        ("counts.turns",),
+    ),
+    HealthRule(
+        "episodes cut off",
+        _limits,
+        "three in ten episodes run out of turns, tokens or time",
+        "the reward rises",
+        ("counts.turns",),
+        earliest=RECENT,
+    ),
+    HealthRule(
+        "slow environment",
+        _slow,
+        "an answer took so long that the engine no longer waits for answers",
+        "always: a note that equal seeds may now differ in rounding",
+        ("counts.turns",),
+        is_note=True,
+    ),
+)

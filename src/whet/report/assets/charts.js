@@ -1,0 +1,324 @@
+// One way to draw a chart, on the board and in files that need nothing but a browser: a spec in, a live chart out.
+// Text reaches the page through textContent alone.
+const whet = (() => {
+  'use strict';
+  const NUM_TONES = 8, HEIGHT = 220, MARGIN = 0.06;
+  const charts = new Set();
+  let weight = 0;
+
+  function element(name, kind, text) {
+    const made = document.createElement(name);
+    if (kind) made.className = kind;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  }
+
+  function colour(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || '#888';
+  }
+
+  function trimmed(text) { return text.includes('.') && !text.includes('e') ? text.replace(/\.?0+$/, '') : text; }
+
+  // three significant digits, thousands and millions by their letter
+  function number(value, percent) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return '–';
+    if (percent) return trimmed((100 * value).toFixed(1)) + '%';
+    const size = Math.abs(value);
+    if (size >= 1e9) return trimmed((value / 1e9).toPrecision(3)) + 'G';
+    if (size >= 1e6) return trimmed((value / 1e6).toPrecision(3)) + 'M';
+    if (size >= 1e4) return trimmed((value / 1e3).toPrecision(3)) + 'k';
+    if (size >= 100) return trimmed(value.toFixed(1));
+    if (size !== 0 && size < 1e-3) return value.toExponential(1);
+    return trimmed(value.toPrecision(3));
+  }
+
+  // exponential mean without its bias towards the start; gaps stay gaps
+  function smooth(values, share) {
+    let sum = 0, total = 0;
+    return values.map(value => {
+      if (value === null || value === undefined) return null;
+      sum = share * sum + (1 - share) * value;
+      total = share * total + (1 - share);
+      return sum / total;
+    });
+  }
+
+  function normal(spec) {
+    const series = (spec.series || []).filter(line => line.x && line.x.length);
+    return {smooth: true, height: HEIGHT, lines: [], ...spec,
+      x: {label: 'step', log: false, steps: true, ...spec.x}, y: {label: '', log: false, ...spec.y}, series};
+  }
+
+  // all series on one sorted x, each with null where it has no value
+  function table(spec, share) {
+    const places = [...new Set(spec.series.flatMap(line => line.x))].sort((a, b) => a - b);
+    const at = new Map(places.map((x, place) => [x, place]));
+    const spread = (line, values) => {
+      const column = new Array(places.length).fill(null);
+      if (values) line.x.forEach((x, place) => {
+        const value = values[place];
+        const drawable = value !== null && value !== undefined && Number.isFinite(value) && (!spec.y.log || value > 0);
+        column[at.get(x)] = drawable ? value : null;
+      });
+      return column;
+    };
+    const columns = [places], drawn = [], bands = [];
+    spec.series.forEach((line, place) => {
+      const tone = (line.tone ?? place) % NUM_TONES, values = spread(line, line.y);
+      const calm = share > 0 && spec.smooth && !line.marked && line.x.length > 3;
+      if (line.low && line.high) {
+        bands.push({tone, line: place, high: columns.length, low: columns.length + 1});
+        columns.push(spread(line, line.high), spread(line, line.low));
+        drawn.push({role: 'edge', tone}, {role: 'edge', tone});
+      }
+      if (calm) { columns.push(values); drawn.push({role: 'raw', tone, line: place}); }
+      columns.push(calm ? smooth(values, share) : values);
+      drawn.push({role: 'line', tone, line: place, marked: Boolean(line.marked), dashed: Boolean(line.dashed)});
+    });
+    return {columns, drawn, bands};
+  }
+
+  class Chart {
+    constructor(host, spec) {
+      this.host = host;
+      this.hidden = new Set();
+      this.zoom = null;
+      this.box = element('div', 'plot');
+      this.box.tabIndex = 0;
+      this.box.setAttribute('role', 'group');
+      this.box.setAttribute('aria-label', host.dataset.label || 'chart');
+      this.box.title = 'Drag to zoom, double click for all; with the keyboard: arrows, + - 0';
+      this.legend = element('div', 'legend live-legend');
+      this.spoken = element('div', 'spoken');
+      this.spoken.setAttribute('aria-live', 'polite');
+      host.replaceChildren(this.box, this.legend, this.spoken);
+      this.box.addEventListener('keydown', event => this.key(event));
+      this.observer = new ResizeObserver(() => this.fit());
+      this.observer.observe(this.box);
+      charts.add(this);
+      this.set(spec);
+    }
+
+    set(spec) {
+      this.spec = normal(spec);
+      this.draw();
+    }
+
+    destroy() {
+      this.observer.disconnect();
+      if (this.plot) this.plot.destroy();
+      charts.delete(this);
+      this.host.replaceChildren();
+    }
+
+    draw() {
+      const {spec} = this;
+      const before = this.plot && this.plot.cursor.idx;
+      if (this.plot) this.plot.destroy();
+      this.plot = null;
+      this.data = table(spec, weight);
+      this.legends();
+      if (!spec.series.length) return;
+      this.plot = new uPlot(this.options(), this.data.columns, this.box);
+      if (this.zoom) this.plot.setScale('x', this.zoom);
+      if (before !== null && before !== undefined) this.point(before);
+    }
+
+    options() {
+      const {spec, data} = this, ink = colour('--soft'), rule = colour('--rule');
+      const font = '11px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif';
+      const style = each => {
+        const stroke = colour('--c' + each.tone), show = !this.hidden.has(each.line);
+        if (each.role === 'edge') return {stroke: 'transparent', width: 0, points: {show: false}, spanGaps: true};
+        if (each.role === 'raw') return {show, stroke, alpha: 0.3, width: 1, points: {show: false}, spanGaps: true};
+        const few = this.spec.series[each.line].x.length === 1;
+        return {show, stroke, width: 1.8, dash: each.dashed ? [6, 4] : undefined, spanGaps: true,
+          points: {show: each.marked || few, size: 6, fill: stroke}};
+      };
+      const ticks = {stroke: rule, width: 1, size: 4};
+      const wanted = [spec.y.min, spec.y.max];
+      const lines = (spec.lines || []).filter(line => Number.isFinite(line.y)).map(line => line.y);
+      return {
+        width: Math.max(this.box.clientWidth, 120), height: spec.height, legend: {show: false},
+        cursor: {drag: {x: true, y: false}, points: {size: 7}, focus: {prox: 24}},
+        scales: {
+          x: {time: false, distr: spec.x.log ? 3 : 1},
+          y: spec.y.log ? {distr: 3} : {range: (plot, low, high) => bounds(low, high, wanted, lines)},
+        },
+        axes: [
+          {stroke: ink, font, ticks, grid: {stroke: rule, width: 1}, size: 28, space: 60,
+            ...(spec.x.steps && !spec.x.log ? {incrs: whole()} : {}),
+            values: (plot, splits) => splits.map(each => (each === null ? null : axisText(each, spec.x.percent)))},
+          {stroke: ink, font, ticks, grid: {stroke: rule, width: 1}, size: 50, space: 34,
+            ...(spec.y.log ? {filter: (plot, splits) => powers(splits), grid: {stroke: rule, width: 1, filter: (plot, splits) => powers(splits)}} : {}),
+            values: (plot, splits) => splits.map(each => (each === null ? null : axisText(each, spec.y.percent)))},
+        ],
+        series: [{}, ...data.drawn.map(style)],
+        bands: data.bands.filter(band => !this.hidden.has(band.line)).map(band => ({series: [band.high, band.low],
+          fill: colour('--c' + band.tone) + '2e'})),
+        hooks: {
+          setCursor: [plot => this.values(plot.cursor.idx)],
+          setScale: [(plot, key) => this.scaled(plot, key)],
+          drawAxes: [plot => this.references(plot, font, ink)],
+        },
+      };
+    }
+
+    scaled(plot, key) {
+      if (key !== 'x' || !this.plot) return;
+      const places = this.data.columns[0], {min, max} = plot.scales.x;
+      const all = min <= places[0] && max >= places[places.length - 1];
+      const zoom = all ? null : {min, max};
+      const moved = JSON.stringify(zoom) !== JSON.stringify(this.zoom);
+      this.zoom = zoom;
+      if (moved) this.host.dispatchEvent(new CustomEvent('whet-zoom', {bubbles: true, detail: zoom}));
+    }
+
+    references(plot, font, ink) {
+      for (const line of this.spec.lines || []) {
+        const across = line.x !== undefined, at = plot.valToPos(across ? line.x : line.y, across ? 'x' : 'y', true);
+        const {left, top, width, height} = plot.bbox, to = plot.ctx;
+        if (!Number.isFinite(at) || (across ? at < left || at > left + width : at < top || at > top + height)) continue;
+        to.save();
+        to.strokeStyle = ink; to.fillStyle = ink; to.setLineDash([5, 5]); to.lineWidth = devicePixelRatio;
+        to.beginPath();
+        if (across) { to.moveTo(at, top); to.lineTo(at, top + height); } else { to.moveTo(left, at); to.lineTo(left + width, at); }
+        to.stroke();
+        to.font = font.replace('11px', 11 * devicePixelRatio + 'px');
+        if (line.label) {
+          if (across) to.fillText(line.label, at + 4 * devicePixelRatio, top + 11 * devicePixelRatio);
+          else to.fillText(line.label, left + 5 * devicePixelRatio, at - 4 * devicePixelRatio);
+        }
+        to.restore();
+      }
+    }
+
+    // a button per series with its value where the cursor is, or its last one
+    legends() {
+      this.cells = [];
+      this.where = element('span', 'soft where');
+      const entries = this.spec.series.map((line, place) => {
+        const button = element('button', 's' + ((line.tone ?? place) % NUM_TONES));
+        button.type = 'button';
+        button.setAttribute('aria-pressed', String(!this.hidden.has(place)));
+        const value = element('b');
+        button.append(element('span', line.dashed ? 'swatch hollow' : 'swatch'), element('span', '', line.name + ' '), value);
+        button.addEventListener('click', () => {
+          if (!this.hidden.delete(place)) this.hidden.add(place);
+          this.draw();
+        });
+        this.cells.push(value);
+        return button;
+      });
+      // one series is named by the caption of its figure
+      const alone = entries.length === 1 && this.host.closest('figure');
+      this.legend.replaceChildren(...(alone ? [] : entries), this.where);
+      this.values(null);
+    }
+
+    values(place) {
+      const {spec, data} = this, places = data.columns[0];
+      const pointed = place !== null && place !== undefined && places[place] !== undefined;
+      this.where.textContent = pointed ? spec.x.label + ' ' + axisText(places[place], spec.x.percent) : '';
+      data.drawn.forEach((each, column) => {
+        if (each.role !== 'line') return;
+        // what was measured, also where a smoothed line is drawn
+        const raw = data.drawn.findIndex(other => other.role === 'raw' && other.line === each.line);
+        const values = data.columns[(raw < 0 ? column : raw) + 1];
+        let at = pointed ? place : values.length - 1;
+        if (!pointed) while (at > 0 && values[at] === null) at -= 1;
+        this.cells[each.line].textContent = number(values[at], spec.y.percent);
+      });
+      if (spec.series.length === 1 && pointed) this.where.textContent += ': ' + this.cells[0].textContent;
+    }
+
+    point(place) {
+      const {plot} = this, places = this.data.columns[0];
+      const at = Math.min(Math.max(place, 0), places.length - 1);
+      plot.setCursor({left: plot.valToPos(places[at], 'x'), top: plot.over.clientHeight / 2});
+      this.at = at;
+    }
+
+    key(event) {
+      const {plot} = this;
+      if (!plot || event.altKey || event.ctrlKey || event.metaKey) return;
+      const places = this.data.columns[0], {min, max} = plot.scales.x, middle = (min + max) / 2;
+      const from = this.at ?? (plot.cursor.idx ?? places.length - 1), stride = event.shiftKey ? 10 : 1;
+      const widen = factor => plot.setScale('x', {
+        min: Math.max(places[0], middle - (max - min) * factor / 2),
+        max: Math.min(places[places.length - 1], middle + (max - min) * factor / 2)});
+      const acts = {
+        ArrowLeft: () => this.point(from - stride), ArrowRight: () => this.point(from + stride),
+        Home: () => this.point(0), End: () => this.point(places.length - 1),
+        '+': () => widen(0.5), '=': () => widen(0.5), '-': () => widen(2),
+        '0': () => plot.setScale('x', {min: places[0], max: places[places.length - 1]}),
+        Escape: () => plot.setCursor({left: -10, top: -10}),
+      };
+      if (!acts[event.key]) return;
+      event.preventDefault();
+      acts[event.key]();
+      const said = [this.where.textContent, ...this.spec.series.map((line, place) => line.name + ' ' + this.cells[place].textContent)];
+      this.spoken.textContent = said.filter(Boolean).join(', ');
+    }
+
+    fit() {
+      const width = Math.max(this.box.clientWidth, 120);
+      if (this.plot && Math.abs(width - this.plot.width) > 1) this.plot.setSize({width, height: this.spec.height});
+    }
+  }
+
+  function whole() {
+    const steps = [];
+    for (let power = 1; power <= 1e9; power *= 10) steps.push(power, 2 * power, 5 * power);
+    return steps;
+  }
+
+  // of a logarithmic axis the powers of ten, where there are two of them
+  function powers(splits) {
+    const whole = splits.map(each => (each !== null && Math.abs(Math.log10(each) % 1) < 1e-6 ? each : null));
+    return whole.filter(each => each !== null).length > 1 ? whole : splits;
+  }
+
+  function axisText(value, percent) {
+    if (percent) return trimmed((100 * value).toFixed(1)) + '%';
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e4)) return number(value);
+    return trimmed(value.toFixed(4));
+  }
+
+  function bounds(low, high, wanted, lines) {
+    if (low === null || high === null) return [0, 1];
+    const least = Math.min(low, ...lines), most = Math.max(high, ...lines);
+    const room = (most - least) * MARGIN || Math.abs(most) * 0.1 || 0.5;
+    const bottom = least >= 0 && least - room < 0 ? 0 : least - room;
+    return [wanted[0] ?? bottom, wanted[1] ?? most + room];
+  }
+
+  function redraw() { for (const chart of charts) if (chart.host.isConnected) chart.draw(); else chart.destroy(); }
+
+  function smoothing(share) {
+    weight = Math.min(Math.max(Number(share) || 0, 0), 0.99);
+    redraw();
+  }
+
+  // each figure with a spec becomes a live chart; what Python drew stays for print
+  function upgrade(root) {
+    for (const figure of (root || document).querySelectorAll('figure[data-chart]:not(.is-live)')) {
+      const source = figure.querySelector('script.spec'), host = figure.querySelector('.live');
+      if (!source || !host) continue;
+      figure.classList.add('is-live');
+      figure.chart = new Chart(host, JSON.parse(source.textContent));
+    }
+    for (const slider of (root || document).querySelectorAll('input[data-smoothing]:not(.is-live)')) {
+      slider.classList.add('is-live');
+      const shown = slider.parentElement.querySelector('output');
+      const apply = () => { if (shown) shown.textContent = slider.value; smoothing(slider.value); };
+      slider.parentElement.hidden = false;
+      slider.addEventListener('input', apply);
+      apply();
+    }
+  }
+
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+  return {chart: (host, spec) => new Chart(host, spec), upgrade, smoothing, redraw, number, smooth, element};
+})();

@@ -1,0 +1,26 @@
+"""The health of a run: rules over its steps, each with evidence, cause, remedy and the cases where all is well.
+
+A rule is a value in `RULES`; `findings` asks those of a run's kind. The files are the topics.
+"""
+
+from whet.report.health.finding import FindingSpan, HealthFinding, recorded_finding
+from whet.report.health.history import History, history_of
+from whet.report.health.registry import RULES, diagnosis, finding_spans, findings, notes, rules_of
+from whet.report.health.rule import HealthRule
+from whet.report.health.settings import SETTINGS
+
+__all__ = [
+    "FindingSpan",
+    "HealthFinding",
+    "HealthRule",
+    "History",
+    "RULES",
+    "SETTINGS",
+    "diagnosis",
+    "finding_spans",
+    "findings",
+    "history_of",
+    "notes",
+    "recorded_finding",
+    "rules_of",
+]

@@ -1,0 +1,167 @@
+"""How the policy moves: entropy, KL, gradients, and losses that are no numbers."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from whet.report.health.finding import HealthFinding, note, problem
+from whet.report.health.history import RECENT, TREND_STEPS, History, entropy, finite
+from whet.report.health.rule import ALL_KINDS, HealthRule
+from whet.report.kinds import gradient_norm
+from whet.report.text import number
+
+
+def _not_finite(history: History) -> HealthFinding | None:
+    last = history.steps[-1]
+    broken = [name for name, value in last.metrics.items() if not math.isfinite(value)]
+    if not broken:
+        return None
+    return problem(
+        f"{' and '.join(broken[:3])} of step {last.step} {'are' if len(broken) > 1 else 'is'} not a number",
+        "the update overflowed and the weights may be lost, or a row holds something that is none",
+        "go back to the last checkpoint and look at the rows of this step",
+        history.lower("optimizer.learning_rate"),
+    )
+
+
+def _entropy_collapse(history: History) -> HealthFinding | None:
+    pair = history.start_and_now(entropy)
+    if pair is None or history.doing_well:
+        return None
+    start, now = pair
+    if not (start > 0 and now < 0.1 * start):
+        return None
+    return problem(
+        f"Entropy fell from {number(start)} to {number(now)} while the reward stays flat",
+        "the policy has stopped exploring",
+        history.lower("optimizer.learning_rate"),
+        history.higher("sampling.temperature", 1.2),
+        history.higher("objective.clip.high", 1.4),
+    )
+
+
+def _entropy_explosion(history: History) -> HealthFinding | None:
+    pair = history.start_and_now(entropy)
+    if pair is None or history.doing_well:
+        return None
+    start, now = pair
+    if not (now > 3 * start and now > start + 1):
+        return None
+    return problem(
+        f"Entropy grew from {number(start)} to {number(now)} without a better reward",
+        "the policy is being washed out towards random text",
+        history.lower("optimizer.learning_rate"),
+        history.tie(),
+    )
+
+
+def _entropy_falls(history: History) -> HealthFinding | None:
+    pair = history.start_and_now(entropy)
+    if pair is None or not history.doing_well or pair[1] >= 0.5 * pair[0]:
+        return None
+    evidence = f"Entropy fell from {number(pair[0])} to {number(pair[1])}"
+    return note(evidence, "this is normal while the reward grows or is at its top")
+
+
+def _kl(history: History) -> HealthFinding | None:
+    values = history.metric("kl", 13)
+    if len(values) < 3:
+        return None
+    now = median(values[-3:])
+    earlier = median(values[-13:-3]) if len(values) >= 13 else math.inf
+    if not (now > 10 or (now > 1 and now > 4 * earlier and not history.doing_well)):
+        return None
+    return problem(
+        f"KL from the reference reached {number(now)} per token",
+        "the policy is leaving the language it started from, often to please a flaw in the reward",
+        history.tie(),
+        history.lower("optimizer.learning_rate"),
+        "read the best samples for reward hacking",
+    )
+
+
+def _gradient_spike(history: History) -> HealthFinding | None:
+    # a step without signal has norm 0: it says nothing about what is typical
+    earlier = [norm for norm in finite(map(gradient_norm, history.steps[-21:-1])) if norm > 0]
+    norm = gradient_norm(history.steps[-1]) or 0.0
+    if len(earlier) < RECENT or not norm > 10 * (typical := median(earlier)):
+        return None
+    return problem(
+        f"The gradient norm of step {history.steps[-1].step} was {number(norm)},"
+        f" {norm / typical:.0f} times its median of {number(typical)}",
+        "a few samples dominate the update",
+        history.lower("optimizer.max_gradient_norm", 0.5),
+        history.lower("optimizer.learning_rate"),
+        history.higher("batch.prompts_per_step"),
+    )
+
+
+def _surrogate_near_zero(history: History) -> HealthFinding | None:
+    values = history.metric("surrogate")
+    if len(values) < 3 or median(abs(value) for value in values) > 0.01:
+        return None
+    evidence = f"The surrogate objective is near 0 ({number(values[-1])})"
+    cause = "this is normal; while the ratio is 1 the advantages of a group cancel in its value, not in its gradient"
+    return note(evidence, cause + ". Watch the reward instead")
+
+
+POLICY_RULES = (
+    HealthRule(
+        "not a number",
+        _not_finite,
+        "a metric of the last step is NaN or infinite",
+        "never",
+        kinds=ALL_KINDS,
+    ),
+    HealthRule(
+        "entropy collapse",
+        _entropy_collapse,
+        "entropy fell below a tenth of what it was while the reward did not rise",
+        "the reward rises or is at its top: a policy that knows the answer is sure of it (a note)",
+        ("metrics.entropy",),
+        earliest=TREND_STEPS,
+    ),
+    HealthRule(
+        "entropy explosion",
+        _entropy_explosion,
+        "entropy grew to three times what it was, by more than 1 nat, without a better reward",
+        "the reward rises: longer reasoning is less certain of each word",
+        ("metrics.entropy",),
+        earliest=TREND_STEPS,
+    ),
+    HealthRule(
+        "entropy falls",
+        _entropy_falls,
+        "entropy fell by half in a run that goes well",
+        "always: a note",
+        ("metrics.entropy",),
+        earliest=TREND_STEPS,
+        is_note=True,
+    ),
+    HealthRule(
+        "KL runaway",
+        _kl,
+        "the KL from the reference is above 10 nats per token, or above 1 and four times what it was",
+        "it grows slowly, or the reward rises with it and it stays below 10",
+        ("metrics.kl",),
+        earliest=3,
+    ),
+    HealthRule(
+        "gradient spike",
+        _gradient_spike,
+        "the gradient norm is ten times its recent median",
+        "the steps before had no signal and a norm of 0",
+        kinds=ALL_KINDS,
+        earliest=RECENT + 1,
+    ),
+    HealthRule(
+        "surrogate near zero",
+        _surrogate_near_zero,
+        "the value of the objective is near 0",
+        "always: a note that the reward is what to watch",
+        ("metrics.surrogate",),
+        earliest=3,
+        is_note=True,
+    ),
+)

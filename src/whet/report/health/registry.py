@@ -1,0 +1,101 @@
+"""The registry of health rules, and what they say about the steps of a run. Pure.
+
+A run that improves, or that has solved its task, is left in peace: low entropy, short completions and groups that agree
+are what success looks like. The problems of each step are recorded with it, so the page shows each with the steps in
+which it held, also when it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whet.report.health.episodes import EPISODE_RULES
+from whet.report.health.finding import FindingSpan, HealthFinding, recorded_finding
+from whet.report.health.groups import GROUP_RULES
+from whet.report.health.hacking import HACKING_RULES
+from whet.report.health.history import history_of
+from whet.report.health.length import LENGTH_RULES
+from whet.report.health.policy import POLICY_RULES
+from whet.report.health.preference import PREFERENCE_RULES
+from whet.report.health.reward import REWARD_RULES
+from whet.report.health.rollout import ROLLOUT_RULES
+from whet.report.health.rows import ROW_RULES
+from whet.report.health.rule import HealthRule
+from whet.report.kinds import PREFERENCE, kind_of
+from whet.types import StepReport
+
+RULES: Mapping[str, HealthRule] = {
+    rule.name: rule
+    for rule in (
+        *POLICY_RULES,
+        *GROUP_RULES,
+        *REWARD_RULES,
+        *LENGTH_RULES,
+        *ROLLOUT_RULES,
+        *HACKING_RULES,
+        *EPISODE_RULES,
+        *PREFERENCE_RULES,
+        *ROW_RULES,
+    )
+}
+
+
+def rules_of(steps: Sequence[StepReport]) -> tuple[HealthRule, ...]:
+    """The rules about such a run. One that writes its own pairs reports rewards too, and is asked about both."""
+    kinds = {kind_of(steps).name} | ({PREFERENCE} if steps and "chosen_logp" in steps[-1].metrics else set())
+    return tuple(rule for rule in RULES.values() if kinds & set(rule.kinds))
+
+
+def findings(
+    steps: Sequence[StepReport], dtype: str = "float32", settings: Mapping[str, Any] | None = None
+) -> tuple[HealthFinding, ...]:
+    """What the rules find at the last step: problems first, then notes."""
+    if not steps:
+        return ()
+    history = history_of(steps, dtype, settings)
+    found = {rule: finding for rule in rules_of(steps) if (finding := rule.find(history)) is not None}
+    hidden = {name for rule, finding in found.items() if finding.is_problem for name in rule.hides}
+    shown = [finding for finding in found.values() if finding.name not in hidden]
+    return tuple(sorted(shown, key=lambda finding: not finding.is_problem))
+
+
+def diagnosis(
+    steps: Sequence[StepReport], dtype: str = "float32", settings: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
+    """The problems visible at the last step, one sentence each; empty when the run is healthy."""
+    return tuple(finding.text for finding in findings(steps, dtype, settings) if finding.is_problem)
+
+
+def notes(steps: Sequence[StepReport], dtype: str = "float32") -> tuple[str, ...]:
+    """What may look wrong at the last step and is normal, one sentence each."""
+    return tuple(finding.text for finding in findings(steps, dtype) if not finding.is_problem)
+
+
+def finding_spans(
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    recorded: Sequence[tuple[int, tuple[str, ...]]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[FindingSpan, ...]:
+    """Every problem recorded in any step, in the order they first appeared, then the notes of the last step.
+
+    `recorded` are the problems by step, where `steps` are not all there are. A problem that still holds is told with
+    all that its rule knows of it; of one that is over, only the sentence was recorded.
+    """
+    if not steps:
+        return ()
+    spans: dict[str, FindingSpan] = {}
+    end = steps[-1].step
+    now = findings(steps, dtype, settings)
+    known = {finding.name: finding for finding in now if finding.is_problem}
+    for step, texts in ((each.step, each.health) for each in steps) if recorded is None else recorded:
+        for text in texts:
+            finding = recorded_finding(text)
+            before = spans.get(finding.name)
+            first, count = (before.first, before.num_steps + 1) if before else (step, 1)
+            holds = step == end
+            shown = known.get(finding.name, finding) if holds else finding
+            spans[finding.name] = FindingSpan(shown, first, step, count, holds)
+    last = [FindingSpan(each, end, end, 1, True) for each in now if not each.is_problem]
+    return (*spans.values(), *last)

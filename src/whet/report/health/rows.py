@@ -1,0 +1,59 @@
+"""Runs that learn from rows that are given: the loss should fall, and scores should tell better from worse."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from whet.report.health.finding import HealthFinding, problem
+from whet.report.health.history import FLAT_STEPS, RECENT, History, trend_in_errors
+from whet.report.health.rule import HealthRule
+from whet.report.kinds import REWARD_MODEL, SFT
+from whet.report.text import number, percent
+
+
+def _loss_rises(history: History) -> HealthFinding | None:
+    """A loss on rows that are seen again should fall."""
+    losses = history.metric("loss", FLAT_STEPS)
+    if len(losses) < FLAT_STEPS or trend_in_errors(losses) <= 2:
+        return None
+    start, now = fmean(losses[:RECENT]), fmean(losses[-RECENT:])
+    return problem(
+        f"The loss rose from {number(start)} to {number(now)} over {FLAT_STEPS} steps",
+        "the updates do harm",
+        history.lower("optimizer.learning_rate"),
+        "look for rows of another kind late in the data",
+    )
+
+
+def _guesses(history: History) -> HealthFinding | None:
+    accuracies = history.metric("accuracy", FLAT_STEPS)
+    if len(accuracies) < FLAT_STEPS or (now := fmean(accuracies[-2 * RECENT :])) > 0.55:
+        return None
+    return problem(
+        f"Accuracy on the training pairs is {percent(now)} after {len(history.steps)} steps",
+        "the scores do not tell better from worse",
+        history.higher("optimizer.learning_rate", 3.0),
+        "read a few pairs: the difference may not be visible, or labels be swapped",
+    )
+
+
+ROW_RULES = (
+    HealthRule(
+        "loss rises",
+        _loss_rises,
+        f"the loss rises over {FLAT_STEPS} steps, beyond noise",
+        "it goes up and down around a level",
+        ("metrics.loss",),
+        kinds=(SFT, REWARD_MODEL),
+        earliest=FLAT_STEPS,
+    ),
+    HealthRule(
+        "guessing",
+        _guesses,
+        "a reward model orders its training pairs no better than a coin",
+        "it has seen fewer steps than that",
+        ("metrics.accuracy",),
+        kinds=(REWARD_MODEL,),
+        earliest=FLAT_STEPS,
+    ),
+)

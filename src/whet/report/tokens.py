@@ -1,0 +1,120 @@
+"""What became of the tokens of recorded samples: one line of `tokens.jsonl` per line of `samples.jsonl`.
+
+A line has the tokens from the first that the policy chose to the last one, as pieces of text, and values of the chosen
+ones: `advantage`, `weight` (the factor in front of A grad logp, in the last update that the sample was part of), `logp`
+(of the sampler, as drawn) and `gap` (what the trainer's is above it). A value that all of them share is written once.
+`action` counts tokens in turns: so many chosen, so many read, so many chosen. `turns` are the places of a trajectory's
+turns. Of a long step the samples get equal shares of the room there is, and `left_out` says what is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from whet.types import Sample
+
+DIGITS, DECIMALS = 4, 6  # significant ones, and behind the point: below that is the noise of float32
+VALUES = ("advantage", "weight", "logp", "gap")
+
+
+@dataclass(frozen=True)
+class TokenSettings:
+    """How much of a step is recorded, and how tokens are turned into text."""
+
+    most: int  # tokens per step
+    pieces: Callable[[Sequence[int]], list[str]]
+
+
+@dataclass(frozen=True)
+class RecordedToken:
+    """A token of `tokens.jsonl`; None for what nobody computed, and everywhere but on tokens that the policy chose."""
+
+    piece: str
+    is_action: bool
+    advantage: float | None
+    weight: float | None
+    logp: float | None  # of the sampler
+    gap: float | None  # the trainer's minus the sampler's
+
+
+def token_lines(step: int, samples: Sequence[Sample], settings: TokenSettings) -> list[dict[str, Any]]:
+    """Of a step's recorded samples in order; none of those that say nothing of their training."""
+    firsts = [_first_action(sample) if sample.trace is not None else None for sample in samples]
+    traced = [place for place, first in enumerate(firsts) if first is not None]
+    lengths = [len(samples[place].tokens) - (firsts[place] or 0) for place in traced]
+    return [
+        _token_line(step, place, samples[place], firsts[place] or 0, kept, settings)
+        for place, kept in zip(traced, equal_shares(lengths, settings.most), strict=True)
+    ]
+
+
+def equal_shares(wanted: Sequence[int], most: int) -> list[int]:
+    """As much as each wants, or as much as everybody else who does not get it: together at most `most`."""
+    given = [0] * len(wanted)
+    left, open_places = most, [place for place, want in enumerate(wanted) if want > 0]
+    while open_places and left >= len(open_places):
+        share = left // len(open_places)
+        for place in open_places:
+            more = min(share, wanted[place] - given[place])
+            given[place] += more
+            left -= more
+        open_places = [place for place in open_places if given[place] < wanted[place]]
+    return given
+
+
+def _first_action(sample: Sample) -> int | None:
+    places = sample.action.nonzero()
+    return int(places[0]) if len(places) else None
+
+
+def _token_line(
+    step: int, place: int, sample: Sample, first: int, kept: int, settings: TokenSettings
+) -> dict[str, Any]:
+    trace = sample.trace
+    assert trace is not None
+    end = first + kept
+    action = sample.action[first:end]
+    logp = sample.behavior_logp[first:end][action]
+    known = {
+        "advantage": trace.advantage[first:end][action],
+        "weight": trace.weight[first:end][action],
+        "logp": logp,
+        "gap": trace.logp[first:end][action] - logp,
+    }
+    line: dict[str, Any] = {
+        "step": int(step),
+        "place": place,
+        "pieces": settings.pieces(sample.tokens[first:end].tolist()),
+        "action": [len(list(run)) for _, run in groupby(action.tolist())],
+        **{name: _compact([_rounded(value) for value in values.tolist()]) for name, values in known.items()},
+    }
+    if sample.turns:
+        line["turns"] = [[min(max(at - first, 0), kept) for at in (turn.start, turn.stop)] for turn in sample.turns]
+    left_out = len(sample.tokens) - end
+    return {**line, "left_out": left_out} if left_out else line
+
+
+def recorded_tokens(line: Mapping[str, Any]) -> list[RecordedToken]:
+    """The tokens of a line of tokens.jsonl."""
+    is_action = [number % 2 == 0 for number, count in enumerate(line["action"]) for _ in range(count)]
+    values = {name: iter(_spread(line.get(name), sum(is_action))) for name in VALUES}
+    return [
+        RecordedToken(piece, acts, *(next(values[name]) if acts else None for name in VALUES))
+        for piece, acts in zip(line["pieces"], is_action, strict=True)
+    ]
+
+
+def _rounded(value: float) -> float | None:
+    return round(float(f"{value:.{DIGITS}g}"), DECIMALS) + 0.0 if math.isfinite(value) else None
+
+
+def _compact(values: list[float | None]) -> float | list[float | None] | None:
+    return values[0] if len(set(values)) == 1 else values
+
+
+def _spread(values: float | list[float | None] | None, count: int) -> list[float | None]:
+    return values if isinstance(values, list) else [values] * count
