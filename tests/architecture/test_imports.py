@@ -75,7 +75,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("types", "objective", "data", "model", "metrics", "report", "reward", "rollout", "train"),
         *("config", "build", "api", "pipeline"),
     ),
-    "board": ("types", "web", "report", "__init__"),
+    "board": ("types", "web", "metrics", "report", "explain", "config", "__init__"),
     "cli": (
         "data",
         *("web", "board"),

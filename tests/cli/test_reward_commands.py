@@ -224,11 +224,14 @@ def test_a_run_leaves_answers_for_review(tmp_path):
     hashes = {row["reward_hash"] for row in rows}
     assert {row["step"] for row in rows} == {2, 3} and hashes == {each["reward_hash"] for each in read_samples(folder)}
     assert len(hashes) == 1 and "" not in hashes
-    marked = [{**row, "mark": "bad" if row["end"] == "high" else "good"} for row in rows]
+    marked = [{**row, "mark": "hacked" if row["end"] == "high" else "good"} for row in rows]
     (tmp_path / "marked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in marked))
     counts = json.loads(called("review", str(folder), "--marks", str(tmp_path / "marked.jsonl"), "--json"))
     assert counts["high unmarked"] == counts["low unmarked"] == 0
-    assert "are bad" in called("review", str(folder)) and (folder / "review.html").exists()
+    assert counts["agreement"]["agreed"] == 0 and counts["agreement"]["marked"] == len(rows)
+    said = called("review", str(folder))
+    assert "marked answers with a high reward are hacked" in said and (folder / "review.html").exists()
+    assert {row["mark"] for row in read_review(folder)} == {"hacked", "good"}
 
 
 def test_a_run_remembers_its_reward(run, here):

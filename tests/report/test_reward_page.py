@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from whet.cli.reward import reward_app
 from whet.metrics.correlation import correlations, pearson, ranks, spearman
 from whet.metrics.distribution import distribution, flat_shares, histogram, reward_spread
+from whet.report.marks import review_counts, review_verdict
 from whet.report.pages import TEMPLATES
 from whet.report.rescore import Rescore, RescoredSample, rescore_record, rescore_text
 from whet.report.review import (
@@ -25,9 +26,7 @@ from whet.report.review import (
     ReviewPlan,
     is_review_due,
     read_review,
-    review_counts,
     review_rows,
-    review_verdict,
     with_marks,
     write_review,
 )
@@ -286,9 +285,12 @@ def test_a_review_keeps_its_marks_and_forgets_steps_that_were_cut(tmp_path):
     write_review(tmp_path, review_rows(200, step_samples([0.0, 1.0])))  # the run was resumed from step 150
     rows = read_review(tmp_path)
     assert [row["step"] for row in rows] == [100, 100, 200, 200]
-    assert [row["mark"] for row in rows] == ["bad", None, None, None]
-    assert review_counts(rows)["high bad"] == 1
-    assert review_verdict(review_counts(rows)).startswith("1 of 1 marked answers with a high reward are bad, 0 of 0")
+    assert [row["mark"] for row in rows] == ["wrong", None, None, None]  # which version 0.1 called bad
+    counts = review_counts(rows)
+    assert counts["high wrong"] == 1
+    assert review_verdict(counts).startswith(
+        "0 of 1 marked answers with a high reward are hacked and 1 are wrong; 0 of 0"
+    )
 
 
 def test_downloaded_marks_are_taken_over():
@@ -301,7 +303,7 @@ def test_downloaded_marks_are_taken_over():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (('"mark": null', '"mark": "fine"'), r':1: mark is "fine"; write "good", "bad" or null'),
+        (('"mark": null', '"mark": "fine"'), r':1: mark is "fine"; write "good", "hacked", "wrong" or null'),
         (('"end": "high"', '"end": "top"'), ":1: no row of a review; restore the line or delete it"),
         (('"step": 1', '"step": "one"'), ":1: no row of a review"),
         (('"id": "', '"id": 1, "was": "'), ":1: no sample is named"),
@@ -333,7 +335,7 @@ def test_a_review_edited_by_hand_loses_nothing(tmp_path):
 MARKED = {
     "an invalid mark": (
         lambda rows: [{**rows[0], "mark": "great"}],
-        ':1: mark is "great"; write "good", "bad" or null',
+        ':1: mark is "great"; write "good", "hacked", "wrong" or null',
     ),
     "a mark in capitals": (lambda rows: [rows[0], {**rows[1], "mark": "Good"}], ':2: mark is "Good"; write'),
     "a mark that is a list": (lambda rows: [{**rows[0], "mark": ["good"]}], r':1: mark is \["good"\]; write'),
@@ -411,9 +413,9 @@ def test_marks_are_given_in_a_browser(tmp_path, click):
     page = write_review(tmp_path, review_rows(1, step_samples([0.0, 0.4, 1.0])))
     if click:  # the page's own policy would refuse the probe
         text = re.sub(r"<meta http-equiv=.Content-Security-Policy.[^>]*>", "", page.read_text())
-        probe = "<script>document.querySelector('.sample button[value=bad]').click()</script>"
+        probe = "<script>document.querySelector('.sample button[value=hacked]').click()</script>"
         page.write_text(text + probe)
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
     done = subprocess.run([CHROMIUM, *flags, page.as_uri()], check=True, capture_output=True, text=True, timeout=120)
     assert f"{int(click)} of 3 marked" in done.stdout
-    assert ('data-mark="bad"' in done.stdout) is click
+    assert ('data-mark="hacked"' in done.stdout) is click

@@ -61,7 +61,7 @@ def test_how_an_episode_began_is_shown_by_its_end() -> None:
 
 def steps(**counts: int) -> list[StepReport]:
     every = {"samples": 100, "prompts": 10, "tokens": 1000, **counts}
-    return [StepReport(number, number, every, {"total": 0.3 + 0.01 * (number % 2)}, {}) for number in range(1, 8)]
+    return [StepReport(number, number, every, {"total": 0.3 + 0.01 * (number % 2)}, {}) for number in range(1, 12)]
 
 
 @pytest.mark.parametrize(

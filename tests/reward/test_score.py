@@ -452,3 +452,18 @@ def test_a_watchdog_that_another_one_ended_starts_again_with_the_next_call(monke
             pass
         renew()
     assert started == [12.0, 14.0, 12.0]
+
+
+def test_the_share_of_failures_is_that_since_it_was_last_asked_also_after_a_restore() -> None:
+    failures = Failures("exclude")
+    assert failures.take_notes() == {}
+    failures.note("mine", [False, True, False, False])
+    assert failures.take_notes() == {"failed_rewards": 0.25} and failures.take_notes() == {}
+    failures.note("mine", [False, False])
+    assert failures.take_notes() == {}
+    failures.note("mine", [True, True])
+    again = Failures("exclude")
+    again.restore(failures.state())
+    assert again.take_notes() == {}
+    again.note("mine", [True, False])
+    assert again.take_notes() == {"failed_rewards": 0.5}

@@ -7,7 +7,15 @@ import torch
 
 from whet.model.token_logp import TokenScores
 from whet.rollout.buffer import RolloutBatch
-from whet.train.step_metrics import collection_counts, critic_metrics, role_rewards, sampler_metrics, uniform_share
+from whet.train.step_metrics import (
+    collection_counts,
+    critic_metrics,
+    deciding_parts,
+    repetition,
+    role_rewards,
+    sampler_metrics,
+    uniform_share,
+)
 from whet.types import Group, Prompt, Sample, StopReason, TokenBatch
 
 ACTION = torch.tensor([[False, True, True, False], [False, False, True, True]])
@@ -86,3 +94,41 @@ def test_roles_are_reported_apart_and_a_group_is_uniform_where_each_of_its_roles
     assert uniform_share([agreed]) == 1.0 and uniform_share([agreed, mixed]) == 0.5
     assert role_rewards([agreed, mixed]) == {"reward_as_x": 0.75, "reward_as_y": 0.0}
     assert role_rewards([Group(Prompt("c", ()), (played("", 1.0),))]) == {}
+
+
+def written(tokens, reward=1.0, **parts):
+    tokens = torch.tensor(tokens)
+    action = torch.ones(len(tokens), dtype=torch.bool)
+    return Sample(tokens, action, torch.zeros(len(tokens)), (0, 0), StopReason.END, "", reward=reward, parts=parts)
+
+
+def test_repetition_is_the_share_of_runs_that_a_completion_has_written_before():
+    new, same, short = written(list(range(20))), written([7] * 20), written([7] * 11)
+    half = written([1, 2, 3, 4, 5, 6] * 2)  # 9 runs of four, 6 of them different
+    for samples, share in (((new,), 0.0), ((same,), 16 / 17), ((half,), 3 / 9), ((new, same), 8 / 17)):
+        assert repetition([Group(Prompt("q", ()), samples)]) == {"repetition": pytest.approx(share)}
+    assert repetition([Group(Prompt("q", ()), (short,))]) == {}
+    many = Group(Prompt("q", ()), (new,) * 600 + (same,) * 600)
+    assert repetition([many]) == {"repetition": pytest.approx(8 / 17, abs=0.01)}
+
+
+def test_a_part_decides_as_much_as_it_makes_completions_of_a_group_differ():
+    def shares(parts, weights, unscored=0):
+        samples = [
+            written([1, 2], sum(weights[name] * value for name, value in each.items()), **each) for each in parts
+        ]
+        samples += [written([1, 2], None)] * unscored
+        groups = [Group(Prompt("a", ()), tuple(samples[:2])), Group(Prompt("b", ()), tuple(samples[2:]))]
+        rows = torch.tensor([0, 0] + [1] * (len(samples) - 2))
+        made = TokenBatch(torch.ones(len(samples), 2).long(), torch.ones(len(samples), 2) > 0, rows, torch.zeros(1))
+        return deciding_parts(made, groups, weights)
+
+    right = [{"right": float(place == 0), "format": (0.3, 0.3, 0.9, 0.9)[place]} for place in range(4)]
+    found = shares(right, {"right": 1.0, "format": 1.0})
+    assert found == {"right_decides": pytest.approx(1.0), "format_decides": pytest.approx(0.0)}
+    assert shares(right, {"right": 1.0, "format": 1.0}, unscored=2)["right_decides"] == pytest.approx(1.0)
+    mixed = [{"right": float(place == 0), "format": float(place == 2)} for place in range(4)]
+    found = shares(mixed, {"right": 1.0, "format": 3.0})
+    assert found == {"right_decides": pytest.approx(0.1), "format_decides": pytest.approx(0.9)}
+    assert shares([{"right": 1.0, "format": 1.0}] * 4, {"right": 1.0, "format": 1.0}) == {}  # no group differs
+    assert shares([{"right": 1.0}] * 4, {"right": 1.0}) == {}

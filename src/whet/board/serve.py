@@ -6,11 +6,11 @@ import contextlib
 import socket
 
 from whet import web
-from whet.board import runs_page
+from whet.board import evals_page, lab, pipeline_page, runs_page
 from whet.board.access import BoardAccess
 from whet.board.server import Board, BoardApp, serve_asset
 
-FAMILIES = (runs_page,)
+FAMILIES = (runs_page, pipeline_page, evals_page, lab)
 
 
 class BoardServer:

@@ -256,8 +256,8 @@ class Board:
 @cache
 def _assets() -> dict[str, Path]:
     found = {path.name: path for folder in ASSETS if folder.is_dir() for path in sorted(folder.iterdir())}
-    own = Path(__file__).parent.parent / "report" / "templates" / "style.css"
-    return {**found, own.name: own}
+    sheets = (Path(__file__).parent.parent / "report" / "templates").glob("*.css")
+    return {**found, **{path.name: path for path in sorted(sheets)}}
 
 
 @cache

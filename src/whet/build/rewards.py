@@ -260,14 +260,18 @@ def score_and_check(
 
 
 def take_notes(
-    parts: Sequence[RewardPart], checks: RewardChecks | None = None, ranks: Ranks = ALONE
+    parts: Sequence[RewardPart],
+    checks: RewardChecks | None = None,
+    ranks: Ranks = ALONE,
+    failures: Failures | None = None,
 ) -> dict[str, float]:
     """What rewards and their checks noticed since they were last asked, such as how far members were apart."""
-    return ranks.first(lambda: _own_notes(parts, checks))
+    return ranks.first(lambda: _own_notes(parts, checks, failures))
 
 
-def _own_notes(parts: Sequence[RewardPart], checks: RewardChecks | None) -> dict[str, float]:
+def _own_notes(parts: Sequence[RewardPart], checks: RewardChecks | None, failures: Failures | None) -> dict[str, float]:
     found: dict[str, float] = checks.take_notes() if checks is not None else {}
+    found |= failures.take_notes() if failures is not None else {}
     for part in parts:
         take: Callable[[], dict[str, float]] = getattr(part.reward, "take_notes", dict)
         found |= take()

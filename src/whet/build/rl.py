@@ -132,7 +132,7 @@ def build_reward_at(
             score = partial(score_and_check, score=score, checks=checks, ranks=ranks)
         if steps_scorer is not None and "step_reward" in objective.needs():
             score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer, ranks=ranks)
-        noted = partial(take_notes, parts, checks, ranks)
+        noted = partial(take_notes, parts, checks, ranks, inputs.failures)
         return RewardContext(score, part_weights_at(config, parts, progress), noted)
 
     return reward_at

@@ -219,26 +219,21 @@ def review(
     as_json: AsJson = False,
 ) -> None:
     """How people marked a run's best and worst answers: is the reward right? Reads downloaded marks with --marks."""
-    from whet.report.review import (
-        REVIEW,
-        read_marks,
-        read_review,
-        review_counts,
-        review_verdict,
-        with_marks,
-        write_review,
-    )
+    from dataclasses import asdict
+
+    from whet.report.marks import agreement, review_counts, review_verdict
+    from whet.report.review import REVIEW, draw_review, read_review, take_marks
     from whet.types import WhetError
 
-    rows = read_review(run)
-    if not rows:
+    if not read_review(run):
         raise WhetError(f"{run} has no {REVIEW}; a run writes one every report.review_every steps and at its end")
     if marks is not None:
-        rows = with_marks(rows, read_marks(marks, run))
-    written = write_review(run, rows)
-    counts = review_counts(rows)
+        take_marks(run, marks)
+    written = draw_review(run)
+    counts = review_counts(read_review(run))
     if as_json:
-        _print_json(counts)
+        both = {name: None if value != value else value for name, value in asdict(agreement(counts)).items()}
+        _print_json({**counts, "agreement": both})
         return
     typer.echo(f"{review_verdict(counts)}\n{written}")
 

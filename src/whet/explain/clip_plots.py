@@ -7,9 +7,11 @@ whether at the other tokens of the completion. A new rule has its plot without a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -23,6 +25,12 @@ PROBABILITIES = (0.05, 0.5, 0.9)
 USUAL = (0.0, 3.0)
 SIDES = ((1.0, "A > 0"), (-1.0, "A < 0"))
 TEXT_COLUMNS, TEXT_ROWS = 50, 8
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+def remembered(function: AnyFunction) -> AnyFunction:
+    """The function with its results kept. A rule can be a key: it is frozen, which its Protocol does not say."""
+    return cast(AnyFunction, lru_cache(maxsize=4096)(function))
 
 
 def weights(rule: Clip, ratios: Sequence[float], side: float, probability: float = 0.5, others: int = 7) -> list[float]:
@@ -101,18 +109,21 @@ def clip_text(rule: Clip) -> str:
     return "\n".join([*lines, " " * 7 + "+" + "-" * TEXT_COLUMNS, " " * 8 + "".join(axis)])
 
 
+@remembered
 def looks_at_probability(rule: Clip) -> bool:
     """True when a token's weight depends on how likely it was."""
     ratios = [0.02 * place for place in range(1, 54)]
     return any(weights(rule, ratios, side, 0.05) != weights(rule, ratios, side, 0.9) for side, _ in SIDES)
 
 
+@remembered
 def looks_at_completion(rule: Clip) -> bool:
     """True when a token's weight depends on the other tokens of its completion."""
     ratios = [0.02 * place for place in range(1, 100)]
     return any(weights(rule, ratios, side, others=0) != weights(rule, ratios, side) for side, _ in SIDES)
 
 
+@remembered
 def ratio_range(rule: Clip) -> tuple[float, float]:
     """Where a rule is worth looking at: 0 to 3, more where its band ends further out, near 1 where it is tiny."""
     chosen = PROBABILITIES if looks_at_probability(rule) else (0.5,)
@@ -174,12 +185,21 @@ def _probes(most: float) -> list[float]:
     return sorted([1 - step for step in away if step < 1] + [1 + step for step in away if 1 + step < most])
 
 
-def _stretches(rule: Clip, side: float, span: tuple[float, float], probability: float) -> tuple[Stretch, ...]:
+def curve_points(
+    rule: Clip, side: float, span: tuple[float, float], probability: float, steps: int
+) -> list[tuple[float, float]]:
+    """(ratio, weight) from one end of the span to the other, with both sides of every edge."""
+    return [point for stretch in _stretches(rule, side, span, probability, steps) for point in stretch]
+
+
+def _stretches(
+    rule: Clip, side: float, span: tuple[float, float], probability: float, steps: int = 240
+) -> tuple[Stretch, ...]:
     low, high = span
-    step = (high - low) / 240
+    step = (high - low) / steps
     # a ratio of 0 has no logarithm, and no token that was drawn has it; some rules are steep there
     first = [low] if low else [step * 0.1**power for power in range(9, 0, -1)]
-    grid = first + [low + step * place for place in range(1, 241)]
+    grid = first + [low + step * place for place in range(1, steps + 1)]
     edges = [edge for edge in _edges(rule, side, grid, probability) if low < edge < high]
     stretches = []
     nudge = 1e-7 * (high - low)

@@ -268,7 +268,7 @@ def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> Stage
 
 
 def _has_results(folder: Path) -> bool:
-    own = {SETTINGS, COMMAND, LOCK, "pipeline.html"}
+    own = {SETTINGS, COMMAND, LOCK, "pipeline.html", "pipeline.json"}
     return any(path.is_file() and path.name not in own for path in folder.rglob("*"))
 
 

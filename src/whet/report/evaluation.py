@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from whet.metrics.attempts import FORCED, EvalSummary
 from whet.metrics.estimates import IntervalEstimate
 from whet.metrics.paired import PairedTest
 from whet.report.rerank import Reranking
-from whet.report.text import ABSENT, count_of, metric_text, number, percent, words
+from whet.report.text import ABSENT, count_of, json_values, metric_text, number, percent, words
 
 SURE = 0.05  # p below which a difference is called one
 
@@ -57,7 +57,7 @@ def eval_record(report: EvalReport) -> dict[str, Any]:
     record["pairs"] = {task: [asdict(test) for test in tests] for task, tests in report.pairs.items()}
     if only is not None and only.reranking is not None:
         record["rerank"] = asdict(only.reranking)
-    finite: dict[str, Any] = _finite(record)
+    finite: dict[str, Any] = json_values(record)
     return finite
 
 
@@ -72,17 +72,6 @@ def _eval_record(each: ModelEval) -> dict[str, Any]:
         "summary": summary,
         **({} if each.reranking is None else {"rerank": asdict(each.reranking)}),
     }
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: what was not measured is null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def eval_text(report: EvalReport) -> str:

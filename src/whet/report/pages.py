@@ -97,15 +97,22 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render({**shell, **values})
 
 
-def render_live(template: str, **values: Any) -> str:
-    """A self-contained page whose charts answer to the pointer and the keyboard; it runs their script and no other."""
-    return render(template, **{"policy": script_policy(chart_script()), "live": True, **values})
+def render_live(template: str, *scripts: str, **values: Any) -> str:
+    """A self-contained page whose charts answer to the pointer and the keyboard; it runs their script and no other.
+
+    A template with `scripts` of its own, files of the assets, asks `chart_script` for the same ones.
+    """
+    return render(template, **{"policy": script_policy(chart_script(*scripts)), "live": True, **values})
 
 
 @cache
-def chart_script() -> str:
-    """What a self-contained page runs: the charting library, the charts, and their start."""
-    return "".join(f"{(ASSETS / name).read_text(encoding='utf-8')}\n" for name in CHART_SCRIPTS) + "whet.upgrade();"
+def chart_script(*scripts: str) -> str:
+    """What a self-contained page runs: the charting library, the charts, their start, and the page's own scripts."""
+
+    def joined(names: tuple[str, ...]) -> str:
+        return "".join(f"{(ASSETS / name).read_text(encoding='utf-8')}\n" for name in names)
+
+    return joined(CHART_SCRIPTS) + "whet.upgrade();" + (f"\n{joined(scripts)}" if scripts else "")
 
 
 def script_policy(script: str) -> str:
@@ -144,6 +151,6 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["svg"] = svg
-    environment.globals["chart_script"] = lambda: Markup(chart_script())
+    environment.globals["chart_script"] = lambda *scripts: Markup(chart_script(*scripts))
     environment.globals["chart_style"] = lambda: Markup((ASSETS / "uplot.css").read_text(encoding="utf-8"))
     return environment

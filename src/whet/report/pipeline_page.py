@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from whet.report.chart_specs import line_spec
 from whet.report.charts import NUM_TONES, Series, line_chart
@@ -15,47 +17,54 @@ from whet.report.pipeline_summary import (
     main_metric,
     metrics_by_round,
     rounds_table,
+    summary_record,
     verdict,
 )
 from whet.report.text import ABSENT, duration, metric_text, quantity, words
 
-PAGE = "pipeline.html"
+PAGE, RECORD = "pipeline.html", "pipeline.json"
 HALF = 0.5  # shares that stay below are drawn on an axis of their own, not on 0 to 1
 
 
 def write_pipeline_page(folder: Path, summary: PipelineSummary) -> Path:
+    """The page, and beside it what it was drawn from."""
+    write_page(folder / RECORD, json.dumps(summary_record(summary), ensure_ascii=False, allow_nan=False) + "\n")
     return write_page(folder / PAGE, pipeline_html(summary))
 
 
 def pipeline_html(summary: PipelineSummary) -> str:
-    return render_live(
-        "pipeline.html",
-        title=f"whet pipeline {summary.name}",
-        heading=summary.name,
-        eyebrow="whet",
-        about=("pipeline", summary.about),
-        status=summary.status,
-        verdict=verdict(summary),
-        tiles=_tiles(summary),
-        figure=_figure(summary),
-        rounds=_page_table(rounds_table(summary)),
-        costs=_page_table(cost_table(summary)),
-        is_staged=any(stage.sets for stage in summary.stages),
-        fallen=fallen(summary.policies),
-        is_paired=len(summary.policies) > 1,
-        lost=_lost(summary),
-        written=side_by_side(summary.policies),
-        comparisons=[_comparison(stage) for stage in summary.stages if stage.table],
-        samples=[each for stage in summary.stages for each in stage.samples],
-        stages=[_stage(stage) for stage in summary.stages],
-        counted=[
+    return render_live("pipeline.html", **pipeline_values(summary))
+
+
+def pipeline_values(summary: PipelineSummary) -> dict[str, Any]:
+    """What the template of the page is filled in with, in a file and on the board."""
+    return {
+        "title": f"whet pipeline {summary.name}",
+        "heading": summary.name,
+        "eyebrow": "whet",
+        "about": ("pipeline", summary.about),
+        "status": summary.status,
+        "verdict": verdict(summary),
+        "tiles": _tiles(summary),
+        "figure": _figure(summary),
+        "rounds": _page_table(rounds_table(summary)),
+        "costs": _page_table(cost_table(summary)),
+        "is_staged": any(stage.sets for stage in summary.stages),
+        "fallen": fallen(summary.policies),
+        "is_paired": len(summary.policies) > 1,
+        "lost": _lost(summary),
+        "written": side_by_side(summary.policies),
+        "comparisons": [_comparison(stage) for stage in summary.stages if stage.table],
+        "samples": [each for stage in summary.stages for each in stage.samples],
+        "stages": [_stage(stage) for stage in summary.stages],
+        "counted": [
             (stage.name, [(words(name), quantity(count)) for name, count in stage.counts.items()])
             for stage in summary.stages
             if stage.counts
         ],
-        command=summary.command,
-        config=summary.config,
-    )
+        "command": summary.command,
+        "config": summary.config,
+    }
 
 
 def _page_table(rows: list[list[str]]) -> PageTable | None:

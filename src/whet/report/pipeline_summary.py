@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from whet.metrics.significance import shares_apart
 from whet.report.pipeline_changes import ALL, MeasuredPolicy, branched, fallen, measured_text
-from whet.report.text import duration, headline, metric_text, quantity
+from whet.report.text import duration, headline, json_values, metric_text, quantity
 
 NOISE = 2.0  # standard errors that two metrics must be apart to be called different
 
@@ -48,6 +48,30 @@ class PipelineSummary:
     command: str = ""
     config: str = ""
     policies: tuple[MeasuredPolicy, ...] = ()  # with the completions of each eval, where the pipeline kept them
+
+
+def summary_record(summary: PipelineSummary) -> dict[str, Any]:
+    """As JSON; what is not finite is null."""
+    record: dict[str, Any] = json_values(asdict(summary))
+    return record
+
+
+def summary_from(record: Mapping[str, Any]) -> PipelineSummary:
+    """What `summary_record` wrote; fields that a newer version added are left out."""
+
+    def known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {each.name: values[each.name] for each in fields(kind) if each.name in values}
+
+    stages = []
+    for values in record["stages"]:
+        values = {**values, "table": tuple(map(tuple, values.get("table", ())))}
+        measures = values.get("measures")
+        values |= {"measures": None if measures is None else (str(measures[0]), int(measures[1]))}
+        values |= {name: tuple(values.get(name, ())) for name in ("findings", "samples")}
+        values["metrics"] = {name: each for name, each in values.get("metrics", {}).items() if each is not None}
+        stages.append(StageSummary(**known(StageSummary, values)))
+    policies = tuple(MeasuredPolicy(**known(MeasuredPolicy, values)) for values in record.get("policies", ()))
+    return PipelineSummary(**{**known(PipelineSummary, record), "stages": tuple(stages), "policies": policies})
 
 
 MOST_WORSE = 2  # in the verdict; the page lists them all

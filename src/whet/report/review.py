@@ -1,9 +1,9 @@
 """Answers for a person to look at: some of the best and some of the worst of a step, by the reward's own judgement.
 
-`review.jsonl` in the run folder has one answer a line with an empty `mark`; `review.html` shows the same answers with
-buttons. Marks given there stay in the browser until they are downloaded; those written into the file by hand stay in
-the file, also when the run goes on. A good answer with a low reward, or a bad one with a high reward, is a reward to
-fix.
+`review.jsonl` in the run folder has one answer a line; `review.html` shows the same answers with buttons. What people
+say of them is in `marks.jsonl` (`whet.report.marks`): the board appends there, and so does `whet reward review --marks`
+with what a page saved. A mark that somebody writes into review.jsonl by hand counts until there is another. A good
+answer with a low reward, or a hacked or wrong one with a high reward, is a reward to fix.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.metrics.distribution import is_flat
+from whet.report.marks import HIGH, LOW, SampleMark, append_marks, checked_mark, read_sample_marks
 from whet.report.record import parsed_line, sample_line
 from whet.report.review_page import review_page
 from whet.types import Prompt, Sample, StepReport, WhetError
@@ -28,11 +29,7 @@ from whet.types import Prompt, Sample, StepReport, WhetError
 logger = logging.getLogger(__name__)
 
 REVIEW, REVIEW_PAGE = "review.jsonl", "review.html"
-HIGH, LOW = "high", "low"
-GOOD, BAD = "good", "bad"
-MARKS = (GOOD, BAD)
 EVERY, COUNT = 100, 20  # steps between reviews, answers of each end
-LONGEST_SHOWN = 100  # characters of a wrong mark that an error repeats
 
 
 @dataclass(frozen=True)
@@ -114,19 +111,48 @@ def write_review(folder: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Add a step's rows to the review and draw its page again. Later steps, left by a run that was cut back, go."""
     folder = Path(folder)
     first = min((int(row["step"]) for row in rows), default=None)
-    kept = [row for row in read_review(folder) if first is None or row["step"] < first]
+    kept = [row for row in _listed(folder) if first is None or row["step"] < first]
     everything = [*kept, *rows]
     text = "".join(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n" for row in everything)
-    page = review_page(folder.name, everything)
+    page = review_page(folder.name, _with_last_words(folder, everything))
     # nothing is replaced before everything is made
     _replace(folder / REVIEW, text)
     _replace(folder / REVIEW_PAGE, page)
     return folder / REVIEW_PAGE
 
 
+def draw_review(folder: Path | str) -> Path:
+    """Draw the page again, with the marks of today."""
+    folder = Path(folder)
+    _replace(folder / REVIEW_PAGE, review_page(folder.name, read_review(folder)))
+    return folder / REVIEW_PAGE
+
+
+def take_marks(folder: Path | str, path: Path | str) -> None:
+    """Add the marks of a downloaded review to the run's; what it leaves unmarked, or says already, adds nothing."""
+    rows = read_review(folder)
+    said = [
+        SampleMark(new["id"], new["mark"], new.get("note") or "")
+        for old, new in zip(rows, with_marks(rows, read_marks(path, folder)), strict=True)
+        if (old.get("mark"), old.get("note") or "") != (new.get("mark"), new.get("note") or "")
+    ]
+    append_marks(folder, said)
+
+
 def read_review(folder: Path | str) -> list[dict[str, Any]]:
-    """The rows of a run's review, with their marks checked; no file, no rows."""
-    path = Path(folder) / REVIEW
+    """The rows of a run's review with what was said of them last; no file, no rows."""
+    return _with_last_words(Path(folder), _listed(Path(folder)))
+
+
+def _with_last_words(folder: Path, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    said = read_sample_marks(folder)
+    found = ((row, said.get(row["id"])) for row in rows)
+    return [dict(row) if last is None else {**row, "mark": last.mark, "note": last.note} for row, last in found]
+
+
+def _listed(folder: Path) -> list[dict[str, Any]]:
+    """The rows as review.jsonl has them, checked."""
+    path = folder / REVIEW
     rows: dict[str, dict[str, Any]] = {}
     for place, row in _marked_lines(path) if path.exists() else ():
         step = row.get("step")
@@ -181,12 +207,7 @@ def _marked_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         row = parsed_line(f"{path}:{place}", line)
         if not isinstance(row.get("id"), str):
             raise WhetError(f'{path}:{place}: no sample is named; restore its "id", or delete the line')
-        if row.get("mark") not in (None, "", *MARKS):
-            mark = json.dumps(row["mark"], ensure_ascii=False)[:LONGEST_SHOWN]
-            raise WhetError(f'{path}:{place}: mark is {mark}; write "{GOOD}", "{BAD}" or null')
-        if not isinstance(row.get("note", ""), str | None):
-            raise WhetError(f"{path}:{place}: note is {_shown(row['note'])}; write text in quotes")
-        yield place, row
+        yield place, checked_mark(f"{path}:{place}", row)
 
 
 def with_marks(rows: Iterable[Mapping[str, Any]], marked: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -198,31 +219,6 @@ def with_marks(rows: Iterable[Mapping[str, Any]], marked: Iterable[Mapping[str, 
         extra = {name: other[name] for name in ("mark", "note") if other.get(name)}
         reviewed.append({**row, **extra})
     return reviewed
-
-
-def review_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many of each end were marked good and bad, and how many not at all: "high good", "high bad", ..."""
-    counts = {f"{end} {verdict}": 0 for end in (HIGH, LOW) for verdict in (*MARKS, "unmarked")}
-    for row in rows:
-        counts[f"{row['end']} {row.get('mark') or 'unmarked'}"] += 1
-    return counts
-
-
-def review_verdict(counts: Mapping[str, int]) -> str:
-    """What the marks say of the reward."""
-    high, low = (sum(counts[f"{end} {mark}"] for mark in MARKS) for end in (HIGH, LOW))
-    waiting = counts[f"{HIGH} unmarked"] + counts[f"{LOW} unmarked"]
-    if not high + low:
-        return f"No answer is marked yet; {waiting} wait."
-    hacked, missed = counts[f"{HIGH} {BAD}"], counts[f"{LOW} {GOOD}"]
-    return (
-        f"{hacked} of {high} marked answers with a high reward are bad, {missed} of {low} with a low reward are good; "
-        f"{waiting} wait."
-    )
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=True)[:LONGEST_SHOWN]
 
 
 def _identity(step: int, prompt_id: str, completion: str, place: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whet.report.health import FindingSpan, HealthFinding, finding_spans, findings
 from whet.report.kinds import RL, RunKind, kind_of
 from whet.report.record import (
     METRICS,
@@ -92,6 +93,14 @@ class RunRecord:
         """Those that health rules look at, by name; empty for a run of an older version."""
         found = self.summary.get("settings")
         return found if isinstance(found, Mapping) else {}
+
+    def findings(self) -> tuple[HealthFinding, ...]:
+        """What health rules find at its last step."""
+        return findings(self.steps, self.dtype, self.settings, self.evals)
+
+    def finding_spans(self) -> tuple[FindingSpan, ...]:
+        """Every problem of any step with the steps in which it held, then the notes of the last step."""
+        return finding_spans(self.steps, self.dtype, self.totals.problems, self.settings, self.evals)
 
     def seconds(self) -> dict[str, float]:
         """Where the time went: as summed up by the run, or by its logs where it never came to that."""

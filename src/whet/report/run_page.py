@@ -22,7 +22,6 @@ from whet.report.charts import (
     spread_chart,
     value_scale,
 )
-from whet.report.health import finding_spans, findings
 from whet.report.kinds import RL, Measure, Shown, metric, reward_part
 from whet.report.pages import Figure, LegendEntry, PageTable, TextCard, Tile, render_live, write_page
 from whet.report.run import RunRecord, StepTotals, read_run, started_on, verdict
@@ -101,7 +100,7 @@ def html_report(folder: Path | str, summary: Mapping[str, Any] | None = None) ->
         phases=phases(run),
         num_steps=run.totals.num_steps,
         problems=problems(run),
-        notes=[finding for finding in findings(run.steps, run.dtype, run.settings) if not finding.is_problem],
+        notes=[finding for finding in run.findings() if not finding.is_problem],
         samples=sample_columns(run),
         counts=count_table(run.totals),
         config=run.config,
@@ -326,7 +325,7 @@ def phases(run: RunRecord) -> list[LegendEntry]:
 def problems(run: RunRecord) -> list[dict[str, str]]:
     """Every problem that held in any step, with the steps in which it did."""
     entries = []
-    for span in finding_spans(run.steps, run.dtype, run.totals.problems, run.settings):
+    for span in run.finding_spans():
         if not span.finding.is_problem:
             continue
         steps = f"step {span.first}" if span.first == span.last else f"steps {span.first} to {span.last}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -136,3 +137,14 @@ def sparkline(values: Sequence[float], width: int = 12, blocks: str = BLOCKS) ->
     if high - low <= 1e-12 * max(abs(low), abs(high), 1.0):
         return blocks[len(blocks) // 2] * cells
     return "".join(blocks[round((mean - low) / (high - low) * (len(blocks) - 1))] for mean in means)
+
+
+def json_values(value: Any) -> Any:
+    """A value in JSON's own types. It has no infinity: what is not finite is null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): json_values(each) for key, each in value.items()}
+    return [json_values(each) for each in value] if isinstance(value, list | tuple) else value

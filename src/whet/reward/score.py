@@ -72,6 +72,13 @@ class Failures:
         self._latest: dict[str, str] = {}
         self._judged: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
+        self._noted: tuple[int, int] = (0, 0)
+
+    def take_notes(self) -> dict[str, float]:
+        """The share of judged samples that failed since it was last asked; nothing where none did."""
+        before, self._noted = self._noted, (self._failed.total(), self._judged.total())
+        failed, judged = (now - then for now, then in zip(self._noted, before, strict=True))
+        return {"failed_rewards": failed / judged} if failed > 0 and judged > 0 else {}
 
     @property
     def counts(self) -> Mapping[str, tuple[int, int]]:
@@ -113,6 +120,7 @@ class Failures:
             self._judged[name], self._failed[name] = saved["judged"], saved["failed"]
             if saved["latest"] is not None:
                 self._latest[name] = saved["latest"]
+        self._noted = (self._failed.total(), self._judged.total())
 
     def excess(self) -> str | None:
         """Why the run must stop; None while it need not."""

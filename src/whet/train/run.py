@@ -34,7 +34,7 @@ from whet.model.checkpoint import (
 )
 from whet.model.finite import non_finite_weight
 from whet.report.health import diagnosis
-from whet.report.record import RunRecorder, cut_back, eval_records, read_metrics, step_reports
+from whet.report.record import EvalRecord, RunRecorder, cut_back, eval_records, read_metrics, step_reports
 from whet.report.thinning import ThinnedLog
 from whet.types import Prompt, RunFailed, Sample, StepReport
 
@@ -158,6 +158,7 @@ def run_training(
     history: ThinnedLog[StepReport] = ThinnedLog()  # of a long run: a check must not cost more with every step
     for earlier in step_reports(lines):
         history.append(_for_checks(earlier))
+    evals = eval_records(lines)
     spent = _spent(lines)
     everyone = [record, *callbacks]
     notify(everyone, "started", summary)
@@ -173,6 +174,7 @@ def run_training(
         progress.after, progress.evaluated_at = result, step
         if result:  # nothing to evaluate on takes no time worth a line
             _add(spent, timer.seconds)
+            evals.append(EvalRecord(step, "eval", result, timer.seconds["evaluate"]))
             notify(everyone, "evaluated", step, "eval", result, timer.seconds["evaluate"])
 
     def save(step: int) -> None:
@@ -210,7 +212,7 @@ def run_training(
             note(f"in step {step}")
             with _memory_in_words(f"step {step}", folder):
                 report, samples = trainer.step(step, timer)
-            health = diagnosis([*history.items(), report], precision, health_settings)
+            health = diagnosis([*history.items(), report], precision, health_settings, evals)
             report = replace(report, health=health, seconds=timer.seconds)
             history.append(_for_checks(report))
             _add(spent, timer.seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import torch
@@ -14,6 +14,11 @@ from whet.model.token_logp import TokenScores
 from whet.rollout.buffer import RolloutBatch
 from whet.rollout.play import PlayNotes
 from whet.types import Group, Sample, StopReason, TokenBatch
+
+MIXERS = (6364136223846793005, 1442695040888963407, 3935559000370003845, 2685821657736338717)  # large and odd
+RUN = 4  # tokens that are compared with the rest of their completion
+FEWEST_COMPARED = 12  # tokens of a completion in which something can repeat
+MOST_COMPARED = 256  # completions of a step
 
 
 def group_counts(groups: Sequence[Group]) -> dict[str, int]:
@@ -94,6 +99,59 @@ def reward_company(batch: TokenBatch) -> dict[str, float]:
         columns["reward_reference_correlation"] = logp / tokens.clamp(min=1)
     found = {name: _within_groups(reward, column, group, known) for name, column in columns.items()}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def deciding_parts(batch: TokenBatch, groups: Sequence[Group], weights: Mapping[str, float]) -> dict[str, float]:
+    """Of each part of the reward, how much of the total's variance within groups is its own: cov(w part, total) / var.
+
+    The shares of plainly weighted parts add up to 1. Nothing where there is one part, or no group differs.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    names = [name for name in weights if all(name in sample.parts for sample in samples if sample.reward is not None)]
+    if len(names) < 2:
+        return {}
+    known = torch.tensor([sample.reward is not None for sample in samples])
+    if not bool(known.any()):
+        return {}
+    total = _centred(
+        torch.tensor([sample.reward or 0.0 for sample in samples], dtype=torch.float64), batch.group.cpu(), known
+    )
+    variance = float(total.square().sum())
+    if variance <= 1e-12 * len(samples):
+        return {}
+    found = {}
+    for name in names:
+        part = torch.tensor([weights[name] * each.parts.get(name, 0.0) for each in samples], dtype=torch.float64)
+        found[f"{name}_decides"] = float((_centred(part, batch.group.cpu(), known) * total).sum()) / variance
+    return found
+
+
+def _centred(values: Tensor, group: Tensor, known: Tensor) -> Tensor:
+    """Less the mean of its group, over the rows that are known; 0 elsewhere."""
+    size = int(group.max()) + 1
+    counts = torch.zeros(size).double().index_add(0, group, known.double())
+    sums = torch.zeros(size).double().index_add(0, group, torch.where(known, values, 0.0))
+    return torch.where(known, values - (sums / counts.clamp(min=1))[group], 0.0)
+
+
+def repetition(groups: Sequence[Group]) -> dict[str, float]:
+    """The share of a completion's runs of four tokens that it has written before, on average; of up to 256 completions.
+
+    Nothing where all are too short to tell.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    chosen = samples[:: -(-len(samples) // MOST_COMPARED)]
+    shares = [share for sample in chosen if (share := _repeated(sample.tokens[sample.action])) is not None]
+    return {"repetition": fmean(shares)} if shares else {}
+
+
+def _repeated(tokens: Tensor) -> float | None:
+    if len(tokens) < FEWEST_COMPARED:
+        return None
+    each = tokens.long().unfold(0, RUN, 1)
+    # runs as numbers: equal runs are equal, and two others are not but once in 2^60
+    key = torch.tensor(MIXERS)
+    return 1 - len((each * key).sum(1).unique()) / len(each)
 
 
 def _within_groups(first: Tensor, second: Tensor, group: Tensor, known: Tensor) -> float | None:

@@ -156,7 +156,9 @@ def test_truncation_and_unscorable_shares() -> None:
     assert "60.0%" in truncated and "max_new_tokens" in truncated
     assert names(history(6, counts={"truncated": 40})) == set()
     assert names(history(6, 1.0, counts={"truncated": 100})) == set()
-    (episodes,) = diagnosis(history(6, counts={"truncated": 90, "ended_by_turns": 60, "ended_by_length": 30}))
+    (episodes,) = diagnosis(
+        history(10, counts={"truncated": 90, "turns": 200, "ended_by_turns": 60, "ended_by_length": 30})
+    )
     assert "60.0%" in episodes and "env.max_turns" in episodes
     (unscorable,) = diagnosis(history(6, counts={"unscorable": 20}))
     assert "20.0%" in unscorable and "samples.jsonl" in unscorable

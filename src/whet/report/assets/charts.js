@@ -139,7 +139,7 @@ const whet = (() => {
       const wanted = [spec.y.min, spec.y.max];
       const lines = (spec.lines || []).filter(line => Number.isFinite(line.y)).map(line => line.y);
       return {
-        width: Math.max(this.box.clientWidth, 120), height: spec.height, legend: {show: false},
+        width: Math.max(this.box.clientWidth, 120), height: spec.height, pxAlign: 0, legend: {show: false},
         cursor: {drag: {x: true, y: false}, points: {size: 7}, focus: {prox: 24}},
         scales: {
           x: {time: false, distr: spec.x.log ? 3 : 1},

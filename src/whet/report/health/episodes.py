@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whet.report.health.finding import HealthFinding, note, problem
-from whet.report.health.history import RECENT, History, share_of
+from whet.report.health.history import RECENT, TREND_STEPS, History, score, share_of
 from whet.report.health.rule import HealthRule
-from whet.report.text import percent
+from whet.report.kinds import per_sample
+from whet.report.text import number, percent
 from whet.types import StepReport, StopReason
 
 MANY_MALFORMED = 0.2  # of all calls that were begun
 MANY_ERRORS = 0.3  # of the calls that were read
 MANY_FAILED = 0.05  # of the episodes
 MANY_LIMITED = 0.3  # of the episodes
+MANY_CALLS = 2.0  # of an episode
 LIMITS = {  # what an episode may run out of, the setting that says how much there is, and what else helps
     StopReason.TURNS: ("turns", "env.max_turns", "reward fewer calls"),
     StopReason.TOKENS: ("tokens", "env.max_tokens", "shorten what tools answer"),
@@ -59,9 +61,23 @@ def _failed_episodes(history: History) -> HealthFinding | None:
     )
 
 
+def _needless(history: History) -> HealthFinding | None:
+    pair, scores = history.start_and_now(per_sample("tool_calls")), history.start_and_now(score)
+    if pair is None or scores is None or history.doing_well or scores[1] > scores[0] + 0.1 * abs(scores[0]):
+        return None
+    if not (pair[1] >= MANY_CALLS and pair[1] > 2 * pair[0]):
+        return None
+    return problem(
+        f"Episodes call tools {number(pair[1])} times, {number(pair[0])} at first, without a better reward",
+        "calls are paid for, or cost nothing",
+        "take a cost of calls into the reward",
+        history.lower("env.max_turns", 0.5),
+    )
+
+
 def _limits(history: History) -> HealthFinding | None:
     recent = history.steps[-RECENT:]
-    if len(recent) < RECENT:
+    if len(history.steps) < TREND_STEPS:
         return None
     for reason, (what, setting, otherwise) in LIMITS.items():
         share = share_of(recent, f"ended_by_{reason}")
@@ -95,7 +111,7 @@ EPISODE_RULES = (
         _malformed,
         "a fifth of the tool calls or more cannot be read",
         "a few of them: the policy is still learning the format",
-        ("counts.tool_calls",),
+        ("counts.turns",),
         earliest=RECENT,
     ),
     HealthRule(
@@ -103,8 +119,16 @@ EPISODE_RULES = (
         _tool_errors,
         "three in ten tool calls end in an error or run out of time",
         "the tool is meant to refuse, and the reward rises",
-        ("counts.tool_calls",),
+        ("counts.turns",),
         earliest=RECENT,
+    ),
+    HealthRule(
+        "needless calls",
+        _needless,
+        "episodes call tools twice as often as at first, and are no better for it",
+        "the reward rises: the calls help",
+        ("counts.tool_calls",),
+        earliest=TREND_STEPS,
     ),
     HealthRule(
         "failing environment",
@@ -119,7 +143,7 @@ EPISODE_RULES = (
         "three in ten episodes run out of turns, tokens or time",
         "the reward rises",
         ("counts.turns",),
-        earliest=RECENT,
+        earliest=TREND_STEPS,
     ),
     HealthRule(
         "slow environment",

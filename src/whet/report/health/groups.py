@@ -5,9 +5,12 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.report.health.finding import HealthFinding, note, problem
-from whet.report.health.history import FAILED, RECENT, History
+from whet.report.health.history import FAILED, RECENT, TREND_STEPS, History
 from whet.report.health.rule import HealthRule
 from whet.report.text import number, percent
+
+MANY_STEPS = 10
+MOSTLY_UNIFORM = 0.8  # of the groups
 
 
 def _no_signal(history: History) -> HealthFinding | None:
@@ -20,7 +23,7 @@ def _no_signal(history: History) -> HealthFinding | None:
         doubt = f"; look at {', '.join(idle)}, though, which stays at 0" if idle else ""
         cause = f"every completion is right, which is normal once a task is solved{doubt}"
         return note(evidence, f"{cause}. Give harder data to learn more")
-    if history.rising:
+    if history.score > FAILED and (history.rising or len(history.steps) < TREND_STEPS):
         return None
     larger = (history.higher("batch.group_size"), history.higher("sampling.temperature", 1.2))
     if history.score <= FAILED:
@@ -28,6 +31,21 @@ def _no_signal(history: History) -> HealthFinding | None:
         return problem(evidence, cause, "give easier data", *larger)
     cause = "each prompt is always solved or never, so no completion is better than its group"
     return problem(evidence, cause, "give data of middling difficulty", *larger)
+
+
+def _uniform(history: History) -> HealthFinding | None:
+    uniform = history.metric("uniform_groups", MANY_STEPS)
+    if len(uniform) < MANY_STEPS or history.doing_well or (share := fmean(uniform)) < MOSTLY_UNIFORM:
+        return None
+    filters = history.give("objective.keep", "mixed_outcome")
+    return problem(
+        f"{percent(share)} of the groups of the last {MANY_STEPS} steps scored alike and gave no gradient",
+        "most prompts are always solved or never, and most completions are wasted",
+        "give data of middling difficulty",
+        history.higher("batch.group_size"),
+        history.higher("sampling.temperature", 1.2),
+        filters,
+    )
 
 
 def _agree(history: History) -> HealthFinding | None:
@@ -47,6 +65,14 @@ GROUP_RULES = (
         ("metrics.uniform_groups",),
         earliest=RECENT,
         hides=("flat reward", "uniform groups"),
+    ),
+    HealthRule(
+        "uniform groups",
+        _uniform,
+        f"four in five groups of the last {MANY_STEPS} steps score alike, in a run that does not improve",
+        "the reward rises or is at its top: more and more prompts are solved (a note)",
+        ("metrics.uniform_groups",),
+        earliest=MANY_STEPS,
     ),
     HealthRule(
         "groups agree",

@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from whet.report.health.finding import HealthFinding, problem
-from whet.report.health.history import RECENT, TREND_STEPS, History, finite
+from whet.report.health.history import FLAT_STEPS, RECENT, TREND_STEPS, History, finite, improves_truly
 from whet.report.health.rule import HealthRule
 from whet.report.kinds import completion_length
 from whet.report.text import ACCURACY_NAMES, number, percent
 from whet.types import StepReport
 
+FARMED_GAIN = 0.1  # of the total and of the easier part
+FAILED_MOST = 0.5  # of the first part: above, it is earned often enough to be learned from
+DECIDES = 0.8  # of the variance within groups
+FEWEST_EVALS = 3
+RISE = 0.1  # of the reward of the training
+EVAL_FALL = 0.2  # of the first evaluation: less is noise
 FEWEST_FOR_HACKING = 12  # steps before a trend of the parts is one
 FALL = 0.05  # of the first part, below which a fall is noise
 GIVE = 0.01  # by how much the total may fall and still be said to hold
@@ -25,20 +31,29 @@ GROWTH = 2.0  # times the first disagreement
 LEAST_APART = 0.05  # in the scores' own scale: below, members agree
 
 
+def _parts(history: History) -> tuple[str, tuple[str, ...]]:
+    """The first part of the reward, which says whether a completion is right, and the others; none while it is too
+    early to say, or where there is one."""
+    names = [name for name in history.steps[-1].reward if name != "total"]
+    if len(names) < 2 or len(history.steps) < FEWEST_FOR_HACKING:
+        return "", ()
+    first = next((name for name in history.setting("reward.parts") or () if name in names), names[0])
+    return first, tuple(name for name in names if name != first)
+
+
+def _ends(history: History, name: str) -> tuple[float, float]:
+    """Means of a part over the first and the last quarter of the steps."""
+    values = finite(step.reward.get(name) for step in history.steps)
+    quarter = max(1, len(values) // 4)
+    return fmean(values[:quarter] or [0.0]), fmean(values[-quarter:] or [0.0])
+
+
 def _hacked(history: History) -> HealthFinding | None:
     """The first part of a reward says whether a completion is right: the total must not hold or rise without it."""
-    steps = [step.reward for step in history.steps if len(step.reward) > 2]  # the total and at least two parts
-    if len(steps) < FEWEST_FOR_HACKING:
+    first, others = _parts(history)
+    if not others:
         return None
-    first = next((name for name in history.setting("reward.parts") or () if name in steps[-1]), "")
-    first = first or next(name for name in steps[-1] if name != "total")
-    quarter = len(steps) // 4
-
-    def ends(name: str) -> tuple[float, float]:
-        values = finite(rewards.get(name) for rewards in steps)
-        return fmean(values[:quarter] or [0.0]), fmean(values[-quarter:] or [0.0])
-
-    (part_before, part_after), (before, after) = ends(first), ends("total")
+    (part_before, part_after), (before, after) = _ends(history, first), _ends(history, "total")
     if not (part_before - part_after > FALL and before - after < GIVE):
         return None
     return problem(
@@ -50,19 +65,84 @@ def _hacked(history: History) -> HealthFinding | None:
     )
 
 
+def _farmed(history: History) -> HealthFinding | None:
+    """An easier part has been learned, and the first one has not moved since."""
+    first, others = _parts(history)
+    if not others or len(history.steps) < FLAT_STEPS:
+        return None
+    right, total = _ends(history, first), _ends(history, "total")
+    if total[1] - total[0] < FARMED_GAIN or right[1] - right[0] > FALL or not right[1] <= FAILED_MOST:
+        return None
+    for name in others:
+        easy = _ends(history, name)
+        if easy[1] - easy[0] >= FARMED_GAIN and history.steps[-1].reward.get(name, 0.0) > 0:
+            return problem(
+                f"The reward rose from {total[0]:.2f} to {total[1]:.2f} by {name} ({easy[0]:.2f} to {easy[1]:.2f}) "
+                f"while {first} went from {right[0]:.2f} to {right[1]:.2f}",
+                f"{name} is easier to earn, and nothing is left that asks for more",
+                f"let {name} count only where {first} passes (gate)",
+                f"lower the weight of {name}",
+                "give easier data",
+            )
+    return None
+
+
+def _dominates(history: History) -> HealthFinding | None:
+    """A part other than the first decides which completions are learned from, and the first does not improve."""
+    first, others = _parts(history)
+    if not others or history.doing_well:
+        return None
+    right = _ends(history, first)
+    if right[1] - right[0] > FALL:
+        return None
+    for name in others:
+        shares = history.metric(f"{name}_decides", FEWEST_FOR_HACKING)
+        if len(shares) >= FEWEST_FOR_HACKING // 2 and (share := fmean(shares)) > DECIDES:
+            return problem(
+                f"{percent(share)} of the differences within groups are those of {name}, while {first} stays at "
+                f"{right[1]:.2f}",
+                f"which completion is learned from is decided by {name}, not by {first}",
+                f"lower the weight of {name}",
+                f"let {name} count only where {first} passes (gate)",
+            )
+    return None
+
+
 def _held_out(history: History) -> HealthFinding | None:
     """A stricter verifier no longer accepts what the reward pays."""
     shares = finite(step.metrics.get("held_out_disagreement") for step in history.steps)
     if len(shares) < FEWEST_FOR_PARTING:
-        return None
+        return _eval_falls(history)
     start, now = fmean(shares[:ENDS]), fmean(shares[-RECENT:])
     if now < LEAST_DISAGREEMENT or (now < MUCH_DISAGREEMENT and now < start + LEAST_DISAGREEMENT):
-        return None
+        return _eval_falls(history)
     return problem(
         f"The held-out reward rejects {percent(now)} of what the reward paid, {percent(start)} at first",
         "the policy has found what the reward pays and a stricter one does not",
         "read such completions in review.html, run `whet reward attack`, and make the held-out reward the first part",
     )
+
+
+def _eval_falls(history: History) -> HealthFinding | None:
+    """The reward rises in training while evaluations fall below where they began."""
+    values, rewards = history.evaluated((*ACCURACY_NAMES, "reward")), history.start_and_now(_total)
+    if len(values) < FEWEST_EVALS or rewards is None or rewards[1] <= rewards[0] + RISE * max(abs(rewards[0]), 0.1):
+        return None
+    (_, first), (_, before), (_, now) = values[0], values[-2], values[-1]
+    if max(before, now) > first - EVAL_FALL * max(abs(first), 0.1):
+        return None
+    return problem(
+        f"The evaluations fell from {number(first)} to {number(now)} while the reward of the training rose from "
+        f"{number(rewards[0])} to {number(rewards[1])}",
+        "what the reward pays is not what is wanted, or the training data is learned by heart",
+        "read the best completions in review.html and run `whet reward attack`",
+        history.tie(),
+        history.lower("optimizer.learning_rate"),
+    )
+
+
+def _total(step: StepReport) -> float | None:
+    return step.reward.get("total")
 
 
 def _frame(history: History) -> HealthFinding | None:
@@ -80,16 +160,11 @@ def _frame(history: History) -> HealthFinding | None:
     )
 
 
-def _may_be_better(history: History) -> bool:
-    """Where an accuracy rises too, longer or rarer completions are simply better ones."""
-    return history.doing_well and any(name in history.steps[-1].reward for name in ACCURACY_NAMES)
-
-
 def _follows_length(history: History) -> HealthFinding | None:
     """The reward goes with length, and the policy follows."""
     together = history.start_and_now(lambda step: step.metrics.get("reward_length_correlation"))
     lengths = history.start_and_now(completion_length)
-    if not together or not lengths or _may_be_better(history):
+    if not together or not lengths or improves_truly(history):
         return None
     if not (together[1] > STRONG_COMPANY and lengths[1] > 1.5 * lengths[0]):
         return None
@@ -106,7 +181,7 @@ def _follows_length(history: History) -> HealthFinding | None:
 def _against_reference(history: History) -> HealthFinding | None:
     """What is paid is more and more what the starting model would hardly write."""
     together = history.start_and_now(lambda step: step.metrics.get("reward_reference_correlation"))
-    if not together or _may_be_better(history):
+    if not together or improves_truly(history):
         return None
     if not (together[1] < -STRONG_COMPANY and together[1] < together[0] - 0.3):
         return None
@@ -157,11 +232,27 @@ HACKING_RULES = (
         earliest=FEWEST_FOR_HACKING,
     ),
     HealthRule(
+        "format farmed",
+        _farmed,
+        "the reward rose by a part that is easier than the first, and the first has not moved",
+        "the first part moves too, or the format is being learned first and 20 steps are not over",
+        ("reward",),
+        earliest=FLAT_STEPS,
+    ),
+    HealthRule(
+        "one part dominates",
+        _dominates,
+        "four fifths of the differences within groups are those of a part other than the first, which does not improve",
+        "the first part improves or is at its top: what is left to tell completions apart is the rest",
+        ("metrics.*_decides",),
+        earliest=FEWEST_FOR_HACKING,
+    ),
+    HealthRule(
         "held-out disagreement",
         _held_out,
-        "a stricter reward rejects more and more of what the reward pays",
+        "a stricter reward rejects more and more of what the reward pays, or evaluations fall below where they began "
+        "while the reward rises",
         "it rejected as much at the start: the two were never the same",
-        ("metrics.held_out_disagreement",),
         earliest=FEWEST_FOR_PARTING,
     ),
     HealthRule(

@@ -10,14 +10,20 @@ from typing import Any
 
 from whet.report.health.finding import SettingAdvice
 from whet.report.health.settings import SETTINGS
+from whet.report.record import EvalRecord
 from whet.report.text import ACCURACY_NAMES
 from whet.types import StepReport
 
 RECENT = 5  # steps that must agree before a finding is made
 TREND_WINDOWS = (10, 20, 40)  # steps over which a rise of the reward is looked for
 FLAT_STEPS = 20
-TREND_STEPS = 8  # before the first and the last steps are apart
+TREND_STEPS = min(TREND_WINDOWS)  # before it is known whether a run goes well
 SOLVED, FAILED = 0.95, 0.05  # mean score from which a task counts as solved, or as never solved
+# parts of a reward that say whether a completion is right, and are hard to please otherwise
+VERIFIED = (
+    *(*ACCURACY_NAMES, "exact_answer", "math_answer", "choice_answer", "set_answer", "gym_answer", "code_tests"),
+    *("countdown", "instructions", "tool_calls", "environment"),
+)
 HALF_PRECISION = ("bf16", "bfloat16", "fp16", "float16", "half")
 
 
@@ -32,6 +38,7 @@ class History:
     gained: bool  # it took at least half of the way to its top, and holds
     score: float  # mean over the recent steps
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, by their names; empty: not known
+    evals: Sequence[EvalRecord] = ()  # up to the last step
 
     @property
     def doing_well(self) -> bool:
@@ -40,6 +47,13 @@ class History:
     def metric(self, name: str, last: int = RECENT) -> list[float]:
         """The finite values of a metric over the last steps."""
         return finite(step.metrics.get(name) for step in self.steps[-last:])
+
+    def evaluated(self, names: Sequence[str]) -> list[tuple[int, float]]:
+        """(step, value) of the first of these metrics that the run's own evaluations have."""
+        own = [each for each in self.evals if each.name == self.evals[0].name and each.step <= self.steps[-1].step]
+        name = next((name for name in names if any(name in each.result for each in own)), None)
+        values = [(each.step, each.result.get(name, math.nan)) for each in own] if name else []
+        return [(step, value) for step, value in values if math.isfinite(value)]
 
     def start_and_now(self, measure: Callable[[StepReport], float | None]) -> tuple[float, float] | None:
         """The medians of the first and the last three steps; None while they would nearly overlap."""
@@ -87,7 +101,10 @@ class History:
 
 
 def history_of(
-    steps: Sequence[StepReport], dtype: str = "float32", settings: Mapping[str, Any] | None = None
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
 ) -> History:
     """The steps of a run, ready to be checked; `dtype` sets how far sampler and trainer may be apart."""
     scores = finite(score(step) for step in steps[-max(TREND_WINDOWS) :])
@@ -99,12 +116,13 @@ def history_of(
         has_gained(finite(map(score, steps))),
         fmean(scores[-RECENT:]) if scores else math.nan,
         settings or {},
+        evals,
     )
 
 
 def score(report: StepReport) -> float | None:
-    """The number that should grow: the accuracy where one is a part of the reward, the reward otherwise."""
-    name = next((name for name in ACCURACY_NAMES if name in report.reward), "total")
+    """The number that should grow: a verdict on the answer where one is a part of the reward, the reward otherwise."""
+    name = next((name for name in VERIFIED if name in report.reward), "total")
     return report.reward.get(name)
 
 
@@ -113,7 +131,7 @@ def is_solved(recent: Sequence[StepReport]) -> bool:
     scores = finite(score(step) for step in recent)
     if not scores:
         return False
-    if any(name in recent[-1].reward for name in ACCURACY_NAMES):
+    if any(name in recent[-1].reward for name in VERIFIED):
         return fmean(scores) >= SOLVED
     parts = {name for step in recent for name in step.reward if name != "total"} or {"total"}
     means = {name: fmean(finite(step.reward.get(name) for step in recent) or [0.0]) for name in parts}
@@ -155,6 +173,11 @@ def share_of(steps: Sequence[StepReport], name: str) -> float:
     """The share of the samples counted under a name."""
     samples = sum(step.counts.get("samples", 0) for step in steps)
     return sum(step.counts.get(name, 0) for step in steps) / samples if samples else 0.0
+
+
+def improves_truly(history: History) -> bool:
+    """True where a verdict on the answer is a part of the reward and goes well: nothing is being gamed then."""
+    return history.doing_well and any(name in history.steps[-1].reward for name in VERIFIED)
 
 
 def entropy(report: StepReport) -> float | None:

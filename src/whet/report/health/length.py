@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from whet.report.health.episodes import LIMITS
 from whet.report.health.finding import HealthFinding, problem
-from whet.report.health.history import RECENT, TREND_STEPS, History, score, share_of
+from whet.report.health.history import RECENT, TREND_STEPS, History, improves_truly, score, share_of
 from whet.report.health.rule import HealthRule
 from whet.report.kinds import completion_length
 from whet.report.text import number, percent
+
+MUCH_REPEATED = 0.5
 
 
 def _truncation(history: History) -> HealthFinding | None:
@@ -57,6 +59,20 @@ def _blow_up(history: History) -> HealthFinding | None:
     )
 
 
+def _repetition(history: History) -> HealthFinding | None:
+    pair = history.start_and_now(lambda step: step.metrics.get("repetition"))
+    if pair is None or not (pair[1] > MUCH_REPEATED and pair[1] > pair[0] + 0.2) or improves_truly(history):
+        return None
+    return problem(
+        f"{percent(pair[1])} of what completions say, in runs of four tokens, they have said before, "
+        f"{percent(pair[0])} at first",
+        "the policy repeats itself, because the reward pays for it or nothing ends a completion",
+        "add repetition to reward.defences",
+        history.tie(),
+        history.lower("optimizer.learning_rate"),
+    )
+
+
 LENGTH_RULES = (
     HealthRule(
         "truncated completions",
@@ -80,6 +96,14 @@ LENGTH_RULES = (
         "completions are four times as long as they were, and no better",
         "the reward rises: the policy learns to reason",
         ("counts.samples",),
+        earliest=TREND_STEPS,
+    ),
+    HealthRule(
+        "repetition",
+        _repetition,
+        "half of what completions say, in runs of four tokens, they have said before, and at first it was less",
+        "it was so from the start, as in lists and code; or an accuracy rises",
+        ("metrics.repetition",),
         earliest=TREND_STEPS,
     ),
 )

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from statistics import median
+from statistics import fmean, median
 
 from whet.report.health.finding import HealthFinding, note, problem
 from whet.report.health.history import RECENT, TREND_STEPS, History, entropy, finite
 from whet.report.health.rule import ALL_KINDS, HealthRule
 from whet.report.kinds import gradient_norm
-from whet.report.text import number
+from whet.report.text import number, percent
+
+NARROW = 0.05  # half-width of a band below which most ratios are meant to leave it
+MUCH_CLIPPED = 0.5  # of the tokens
+FAR_OFF = 0.1  # of a mean ratio from 1
 
 
 def _not_finite(history: History) -> HealthFinding | None:
     last = history.steps[-1]
-    broken = [name for name, value in last.metrics.items() if not math.isfinite(value)]
+    broken = [name for name, value in last.metrics.items() if not (math.isfinite(value) or name.startswith("env_"))]
     if not broken:
         return None
     return problem(
@@ -81,6 +85,55 @@ def _kl(history: History) -> HealthFinding | None:
     )
 
 
+def _clips_tokens(history: History) -> bool:
+    """True where the method drops what left a band around 1, token by token or sentence by sentence: there, a share of
+    dropped tokens means something. A ratio of whole completions in a band of thousandths drops most of them by
+    design, and other rules weigh every token anew."""
+    kind, ratio = history.setting("objective.clip"), str(history.setting("objective.ratio"))
+    width = max(history.setting("objective.clip.high") or 0.0, history.setting("objective.clip.low") or 0.0)
+    return kind in ("ppo_clip", "dual_clip") and "sequence" not in ratio and "product" not in ratio and width >= NARROW
+
+
+def _clipping(history: History) -> HealthFinding | None:
+    shares = history.metric("reweighted")
+    if len(shares) < RECENT or not _clips_tokens(history) or (share := fmean(shares)) <= MUCH_CLIPPED:
+        return None
+    return problem(
+        f"{percent(share)} of the tokens of the last {RECENT} steps were clipped and taught nothing",
+        "the policy moves further within a step than its batch can be trusted",
+        history.lower("optimizer.learning_rate"),
+        history.lower("batch.updates_per_step", 0.5),
+        history.lower("batch.epochs_per_batch", 0.5),
+        history.higher("objective.clip.high", 1.4),
+    )
+
+
+def _clipped_by_design(history: History) -> HealthFinding | None:
+    shares = history.metric("reweighted")
+    if len(shares) < RECENT or not history.settings or _clips_tokens(history) or (share := fmean(shares)) <= 0.5:
+        return None
+    return note(
+        f"{percent(share)} of the tokens have a weight that is not their ratio",
+        "this is normal for this method, whose band is narrow on purpose or which weighs every token anew",
+    )
+
+
+def _ratio_drift(history: History) -> HealthFinding | None:
+    ratios = history.metric("ratio")
+    if len(ratios) < RECENT or "product" in str(history.setting("objective.ratio")):
+        return None
+    off = [ratio - 1 for ratio in ratios]
+    if not (min(off) > FAR_OFF or max(off) < -FAR_OFF):
+        return None
+    return problem(
+        f"The mean ratio of the last {RECENT} steps was {number(fmean(ratios))} and should be near 1",
+        "the policy is far from the one that wrote the completions",
+        history.lower("optimizer.learning_rate"),
+        history.lower("batch.updates_per_step", 0.5),
+        history.give("optimizer.warmup_steps", "10"),
+    )
+
+
 def _gradient_spike(history: History) -> HealthFinding | None:
     # a step without signal has norm 0: it says nothing about what is typical
     earlier = [norm for norm in finite(map(gradient_norm, history.steps[-21:-1])) if norm > 0]
@@ -111,7 +164,7 @@ POLICY_RULES = (
         "not a number",
         _not_finite,
         "a metric of the last step is NaN or infinite",
-        "never",
+        "it is what an environment measured by itself",
         kinds=ALL_KINDS,
     ),
     HealthRule(
@@ -146,6 +199,32 @@ POLICY_RULES = (
         "it grows slowly, or the reward rises with it and it stays below 10",
         ("metrics.kl",),
         earliest=3,
+    ),
+    HealthRule(
+        "clipping",
+        _clipping,
+        "more than half of the tokens are clipped and teach nothing",
+        "one update per step: the ratio is 1 and nothing is clipped; or the band is one of thousandths around the "
+        "ratio of whole completions, which most leave by design (a note)",
+        ("metrics.reweighted",),
+        earliest=RECENT,
+    ),
+    HealthRule(
+        "clipped by design",
+        _clipped_by_design,
+        "most tokens have a weight that is not their ratio, by a method that means it",
+        "always: a note",
+        ("metrics.reweighted",),
+        earliest=RECENT,
+        is_note=True,
+    ),
+    HealthRule(
+        "ratio drift",
+        _ratio_drift,
+        f"the mean ratio of the policy to the one that wrote the batch is more than {FAR_OFF:g} from 1",
+        "a single step; or the ratio is a product over whole completions, which has no typical size",
+        ("metrics.ratio",),
+        earliest=RECENT,
     ),
     HealthRule(
         "gradient spike",

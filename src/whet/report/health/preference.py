@@ -106,13 +106,13 @@ def _not_learning(history: History) -> HealthFinding | None:
     """The rewards of good and bad completions do not part, and accuracy or loss shows it."""
     series = _metrics(history)
     accuracy, margin, loss = _ends(series, "accuracy"), _ends(_with_margin(series), "margin"), _ends(series, "loss")
-    if not margin or margin[1] > margin[0] + STILL:
+    if not margin or not loss or margin[1] > margin[0] + STILL:
         return None
     guessing = accuracy is not None and accuracy[1] <= 0.55
-    if not guessing and (loss is None or loss[1] < loss[0] - STILL):
+    if not guessing and loss[1] < loss[0] - STILL:
         return None
     trend = f"accuracy {accuracy[0]:.2f} -> {accuracy[1]:.2f}, " if accuracy else ""
-    trend += f"margin {margin[0]:.3g} -> {margin[1]:.3g}" + (f", loss {loss[0]:.4g} -> {loss[1]:.4g}" if loss else "")
+    trend += f"margin {margin[0]:.3g} -> {margin[1]:.3g}, loss {loss[0]:.4g} -> {loss[1]:.4g}"
     return problem(
         trend,
         f"the rewards of good and bad completions do not part{_ruled_out(series)}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whet.report.health.critic import CRITIC_RULES
 from whet.report.health.episodes import EPISODE_RULES
 from whet.report.health.finding import FindingSpan, HealthFinding, recorded_finding
 from whet.report.health.groups import GROUP_RULES
@@ -23,6 +24,7 @@ from whet.report.health.rollout import ROLLOUT_RULES
 from whet.report.health.rows import ROW_RULES
 from whet.report.health.rule import HealthRule
 from whet.report.kinds import PREFERENCE, kind_of
+from whet.report.record import EvalRecord
 from whet.types import StepReport
 
 RULES: Mapping[str, HealthRule] = {
@@ -34,11 +36,14 @@ RULES: Mapping[str, HealthRule] = {
         *LENGTH_RULES,
         *ROLLOUT_RULES,
         *HACKING_RULES,
+        *CRITIC_RULES,
         *EPISODE_RULES,
         *PREFERENCE_RULES,
         *ROW_RULES,
     )
 }
+
+MOST_REPLAYED = 200  # steps
 
 
 def rules_of(steps: Sequence[StepReport]) -> tuple[HealthRule, ...]:
@@ -48,23 +53,36 @@ def rules_of(steps: Sequence[StepReport]) -> tuple[HealthRule, ...]:
 
 
 def findings(
-    steps: Sequence[StepReport], dtype: str = "float32", settings: Mapping[str, Any] | None = None
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
+    *,
+    timed: bool = True,
 ) -> tuple[HealthFinding, ...]:
-    """What the rules find at the last step: problems first, then notes."""
+    """What the rules find at the last step: problems first, then notes; without `timed`, not by the clock."""
     if not steps:
         return ()
-    history = history_of(steps, dtype, settings)
-    found = {rule: finding for rule in rules_of(steps) if (finding := rule.find(history)) is not None}
+    history = history_of(steps, dtype, settings, evals)
+    asked = [rule for rule in rules_of(steps) if timed or not rule.is_timed]
+    found = {rule: finding for rule in asked if (finding := rule.find(history)) is not None}
     hidden = {name for rule, finding in found.items() if finding.is_problem for name in rule.hides}
     shown = [finding for finding in found.values() if finding.name not in hidden]
     return tuple(sorted(shown, key=lambda finding: not finding.is_problem))
 
 
 def diagnosis(
-    steps: Sequence[StepReport], dtype: str = "float32", settings: Mapping[str, Any] | None = None
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
 ) -> tuple[str, ...]:
-    """The problems visible at the last step, one sentence each; empty when the run is healthy."""
-    return tuple(finding.text for finding in findings(steps, dtype, settings) if finding.is_problem)
+    """The problems of the last step as they are recorded with it, one sentence each; empty when the run is healthy.
+
+    Equal runs record equal lines, so what the clock says is not among them.
+    """
+    found = findings(steps, dtype, settings, evals, timed=False)
+    return tuple(finding.text for finding in found if finding.is_problem)
 
 
 def notes(steps: Sequence[StepReport], dtype: str = "float32") -> tuple[str, ...]:
@@ -77,6 +95,7 @@ def finding_spans(
     dtype: str = "float32",
     recorded: Sequence[tuple[int, tuple[str, ...]]] | None = None,
     settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
 ) -> tuple[FindingSpan, ...]:
     """Every problem recorded in any step, in the order they first appeared, then the notes of the last step.
 
@@ -87,7 +106,7 @@ def finding_spans(
         return ()
     spans: dict[str, FindingSpan] = {}
     end = steps[-1].step
-    now = findings(steps, dtype, settings)
+    now = findings(steps, dtype, settings, evals)
     known = {finding.name: finding for finding in now if finding.is_problem}
     for step, texts in ((each.step, each.health) for each in steps) if recorded is None else recorded:
         for text in texts:
@@ -97,5 +116,17 @@ def finding_spans(
             holds = step == end
             shown = known.get(finding.name, finding) if holds else finding
             spans[finding.name] = FindingSpan(shown, first, step, count, holds)
+    for finding in now:
+        if finding.is_problem and RULES[finding.name].is_timed:
+            first, count = _holding(steps, RULES[finding.name])
+            spans[finding.name] = FindingSpan(finding, first, end, count, True)
     last = [FindingSpan(each, end, end, 1, True) for each in now if not each.is_problem]
     return (*spans.values(), *last)
+
+
+def _holding(steps: Sequence[StepReport], rule: HealthRule) -> tuple[int, int]:
+    """Since which step a rule that nobody recorded has spoken without a break, and in how many steps."""
+    count = 1
+    while count < min(len(steps), MOST_REPLAYED) and rule.find(history_of(steps[:-count])) is not None:
+        count += 1
+    return steps[-count].step, count

@@ -10,6 +10,7 @@ from whet.report.health.rule import HealthRule
 from whet.report.text import number, percent
 
 FEW = 3  # steps after which a share of completions is one
+MANY_FAILURES = 0.01  # of the completions
 NEAR_TOP = 0.8  # of a score that ends at 1
 
 
@@ -19,8 +20,21 @@ def _unscorable(history: History) -> HealthFinding | None:
         return None
     return problem(
         f"{percent(share)} of the completions of the last steps could not be scored",
-        "the reward gave None, so they were left out of training",
+        "the reward gave no score, so they were left out of training",
         "read them in samples.jsonl, then fix the reward or the answers in the data",
+    )
+
+
+def _failing(history: History) -> HealthFinding | None:
+    recent = history.steps[-RECENT:]
+    share = fmean([step.metrics.get("failed_rewards", 0.0) for step in recent])
+    if len(recent) < RECENT or share < MANY_FAILURES:
+        return None
+    return problem(
+        f"The reward raised or ran out of time on {percent(share)} of the completions of the last {RECENT} steps",
+        "its code fails on some completions, which are left out of training",
+        "the warnings of the run name them; fix the reward",
+        history.higher("reward.timeout"),
     )
 
 
@@ -92,6 +106,14 @@ REWARD_RULES = (
         ("reward",),
         earliest=FLAT_STEPS,
         is_note=True,
+    ),
+    HealthRule(
+        "failing rewards",
+        _failing,
+        "the reward raises, or runs out of time, on one completion in a hundred or more",
+        "a single one in a thousand: it is left out and counted",
+        ("counts.unscorable",),
+        earliest=RECENT,
     ),
     HealthRule(
         "unscorable completions",

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from statistics import fmean, median
+
 from whet.report.health.finding import HealthFinding, problem
-from whet.report.health.history import History
-from whet.report.health.rule import HealthRule
+from whet.report.health.history import RECENT, TREND_STEPS, History
+from whet.report.health.rule import ALL_KINDS, HealthRule
+from whet.report.kinds import completion_length, speed
 from whet.report.text import number, percent
 
 MUCH_DRIFT = 0.05  # of (token, layer)
+MUCH_STALE = 0.1  # nats per token
+MANY_DEAD = 0.1  # of the experts, more than at first
+WARM_UP = 2  # steps whose time says nothing
+LOOK_BACK = 50  # steps that say how fast the run was
+SLOWER = 0.5  # of the speed before
 
 
 def _sampler_gap(history: History) -> HealthFinding | None:
@@ -36,6 +44,53 @@ def _router_drift(history: History) -> HealthFinding | None:
     )
 
 
+def _stale(history: History) -> HealthFinding | None:
+    gaps, behind = history.metric("staleness"), history.metric("versions_behind")
+    if len(gaps) < RECENT or (gap := median(gaps)) <= MUCH_STALE:
+        return None
+    age = f", {number(fmean(behind))} versions behind" if behind else ""
+    return problem(
+        f"The policy has moved {number(gap)} nats per token since the completions were written{age}",
+        "they are another policy's, and what is learned from them is wrong for this one",
+        history.lower("scale.max_staleness", 0.5),
+        history.lower("batch.staleness", 0.5),
+        history.lower("optimizer.learning_rate"),
+        history.give("objective.mismatch", "truncate"),
+    )
+
+
+def _dead_experts(history: History) -> HealthFinding | None:
+    dead = history.start_and_now(lambda step: step.metrics.get("dead_experts"))
+    if dead is None or not dead[1] > dead[0] + MANY_DEAD:
+        return None
+    return problem(
+        f"{percent(dead[1])} of the experts get no token, {percent(dead[0])} at first",
+        "the router has stopped using them, and what they knew is lost",
+        history.lower("optimizer.learning_rate"),
+        history.give("objective.ratio", "sequence"),
+        history.give("batch.routing_replay", "sampler"),
+    )
+
+
+def _slower(history: History) -> HealthFinding | None:
+    """Tokens per second of the last steps against those of the steps before; the first steps warm up."""
+    timed = [(each, completion_length(step) or 0.0) for step in history.steps[WARM_UP:] if (each := speed(step))]
+    if len(timed) < 3 * RECENT:
+        return None
+    earlier, recent = timed[:-RECENT][-LOOK_BACK:], timed[-RECENT:]
+    typical, now = median(each for each, _ in earlier), median(each for each, _ in recent)
+    if not (now < SLOWER * typical and max(each for each, _ in recent) < typical):
+        return None
+    # short completions are dear per token: what a step costs besides them is shared by fewer
+    if median(length for _, length in recent) < 0.7 * median(length for _, length in earlier):
+        return None
+    return problem(
+        f"The run makes {number(now)} tokens per second, {number(typical)} before",
+        "another process took the machine, memory is short, or what writes completions has slowed down",
+        "look at the time split of the steps, and at what else runs on the machine",
+    )
+
+
 ROLLOUT_RULES = (
     HealthRule(
         "sampler gap",
@@ -43,6 +98,32 @@ ROLLOUT_RULES = (
         "the trainer's log-probabilities are not the sampler's, before any update",
         "the products run in half precision: 0.05 nats are allowed there, 0.001 otherwise",
         ("metrics.sampler_gap",),
+    ),
+    HealthRule(
+        "stale rollouts",
+        _stale,
+        f"the policy has moved {MUCH_STALE:g} nats per token or more since the completions were written",
+        "completions are a version or two old, and the policy has hardly moved",
+        ("metrics.staleness",),
+        earliest=RECENT,
+    ),
+    HealthRule(
+        "throughput loss",
+        _slower,
+        "tokens per second fell to half of what they were",
+        "completions became much shorter: what a step costs besides is shared by fewer tokens",
+        ("seconds", "counts.tokens"),
+        kinds=ALL_KINDS,
+        earliest=WARM_UP + 3 * RECENT,
+        is_timed=True,
+    ),
+    HealthRule(
+        "dead experts",
+        _dead_experts,
+        "a tenth more of the experts than at first get no token",
+        "they got none from the start: the step is too small to use them all",
+        ("metrics.dead_experts",),
+        earliest=TREND_STEPS,
     ),
     HealthRule(
         "router drift",

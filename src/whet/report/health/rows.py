@@ -7,8 +7,12 @@ from statistics import fmean
 from whet.report.health.finding import HealthFinding, problem
 from whet.report.health.history import FLAT_STEPS, RECENT, History, trend_in_errors
 from whet.report.health.rule import HealthRule
-from whet.report.kinds import REWARD_MODEL, SFT
+from whet.report.kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.report.text import number, percent
+
+FEWEST_EVALS = 4
+ENDS = 3  # steps whose mean is a loss
+WORSE = 0.1  # of the lowest loss on held-out rows
 
 
 def _loss_rises(history: History) -> HealthFinding | None:
@@ -37,6 +41,24 @@ def _guesses(history: History) -> HealthFinding | None:
     )
 
 
+def _overfits(history: History) -> HealthFinding | None:
+    evals, losses = history.evaluated(("loss",)), history.metric("loss", 2 * FLAT_STEPS)
+    if len(evals) < FEWEST_EVALS or len(losses) < 2 * ENDS:
+        return None
+    lowest, (best_at, best) = min(value for _, value in evals), min(evals, key=lambda each: each[1])
+    falls = fmean(losses[-ENDS:]) < fmean(losses[:ENDS])
+    if not falls or min(value for _, value in evals[-2:]) <= lowest + WORSE * max(abs(lowest), 0.01):
+        return None
+    return problem(
+        f"The loss on held-out rows rose from {number(best)} at step {best_at} to {number(evals[-1][1])} while the "
+        "training's falls",
+        "the rows are being learned by heart",
+        f"take the checkpoint of step {best_at}",
+        "give more rows, or fewer steps",
+        history.lower("optimizer.learning_rate"),
+    )
+
+
 ROW_RULES = (
     HealthRule(
         "loss rises",
@@ -46,6 +68,15 @@ ROW_RULES = (
         ("metrics.loss",),
         kinds=(SFT, REWARD_MODEL),
         earliest=FLAT_STEPS,
+    ),
+    HealthRule(
+        "overfitting",
+        _overfits,
+        "the loss on held-out rows rises while the training's falls",
+        "it rises by less than a tenth, or in a single evaluation",
+        ("metrics.loss",),
+        kinds=(SFT, PREFERENCE, REWARD_MODEL),
+        earliest=2 * ENDS,
     ),
     HealthRule(
         "guessing",

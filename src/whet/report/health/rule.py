@@ -27,6 +27,7 @@ class HealthRule:
     earliest: int = 1  # the first step at which it can speak
     hides: tuple[str, ...] = ()  # names of rules that say the same less well
     is_note: bool = False  # it never finds a problem
+    is_timed: bool = False  # it reads the clock, so equal runs may differ: not recorded with the steps
 
     def find(self, history: History) -> HealthFinding | None:
         finding = self.check(history)

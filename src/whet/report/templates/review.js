@@ -22,6 +22,7 @@ for (const card of document.querySelectorAll('.sample')) {
   const row = byId.get(card.id);
   const kept = store && store.getItem(key(row.id));
   if (kept) Object.assign(row, JSON.parse(kept));
+  if (row.mark === 'bad') row.mark = 'wrong';  // what an earlier version called it
   show(card);
   card.addEventListener('click', event => {
     if (event.target.tagName !== 'BUTTON') return;

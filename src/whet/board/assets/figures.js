@@ -1,0 +1,1 @@
+whet.upgrade();

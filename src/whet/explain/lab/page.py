@@ -1,0 +1,56 @@
+"""The lab as a page: a file that needs nothing but a browser, or a page of the board that asks for every table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from whet.explain.lab.experiments import experiments
+from whet.explain.lab.packing import packed
+from whet.report.pages import render_live, write_page
+from whet.types import WhetError
+
+SCRIPT = "lab.js"
+DATA = "lab-data"  # the id of the element that holds the tables
+
+
+def static_page(record: Mapping[str, Any]) -> str:
+    """The whole lab in one file: `record` is what `packed` made."""
+    # a string in JSON: the template escapes what a page must not hold, and the order of the keys stays
+    data = json.dumps(record, separators=(",", ":"), allow_nan=False)
+    return render_live(
+        "lab.html",
+        SCRIPT,
+        title="The lab",
+        eyebrow="whet",
+        experiments=experiments(),
+        data=data,
+        api="",
+    )
+
+
+def written_tables(page: str) -> Mapping[str, Any]:
+    """The tables that a static page holds."""
+    held = page.partition(f'<script id="{DATA}" type="application/json">')[2].partition("</script>")[0]
+    if not held:
+        raise WhetError("the page holds no tables of the lab; write it with: python -m whet.explain.lab")
+    return json.loads(json.loads(held))
+
+
+def write_static_page(path: Path, said: Callable[[str], None] = lambda _: None) -> Path:
+    return write_page(path, static_page(packed(experiments(), said)))
+
+
+def rewrite_static_page(path: Path) -> Path:
+    """The page with its tables as they are, and everything else as it is today."""
+    record = dict(written_tables(path.read_text(encoding="utf-8")))
+    kept = {each["name"]: each for each in record["experiments"]}
+    described = []
+    for experiment in experiments():
+        today = json.loads(json.dumps(experiment.record()))
+        if kept.get(experiment.name, {}).get("controls") != today["controls"]:
+            raise WhetError(f"the controls of {experiment.name} have changed: compute the tables anew")
+        described.append({**today, "tables": kept[experiment.name]["tables"]})
+    return write_page(path, static_page({**record, "experiments": described}))

@@ -1,0 +1,40 @@
+"""Whether the critic knows what its states are worth."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from whet.report.health.finding import HealthFinding, problem
+from whet.report.health.history import History, finite
+from whet.report.health.rule import HealthRule
+from whet.report.text import number
+
+SETTLED = 20  # steps that a critic has to learn its first lesson
+LATELY = 10  # steps whose mean decides
+NEARLY_SOLVED = 0.85  # mean score from which there is little left to explain
+WORTHLESS = 0.0  # share of the variance explained: a constant does as well
+
+
+def _misfit(history: History) -> HealthFinding | None:
+    known = finite(step.metrics.get("critic_explains") for step in history.steps)
+    if len(known) < SETTLED or history.score >= NEARLY_SOLVED or (now := fmean(known[-LATELY:])) > WORTHLESS:
+        return None
+    return problem(
+        f"The critic explains {number(now)} of the variance of its targets over the last {LATELY} steps",
+        "it is no better than a constant, and its errors are in every advantage",
+        history.higher("critic.learning_rate", 3.0),
+        history.give("objective.value.warmup", "10"),
+        "leave the critic out: compare each completion with its group",
+    )
+
+
+CRITIC_RULES = (
+    HealthRule(
+        "critic misfit",
+        _misfit,
+        "the critic's values explain nothing of what completions earn",
+        f"the first {SETTLED} steps, while it learns; or every completion is right and there is nothing to explain",
+        ("metrics.critic_explains",),
+        earliest=SETTLED,
+    ),
+)

@@ -1,0 +1,81 @@
+"""Each rule speaks about its run, at the step it says, and not about runs in which the same numbers are normal."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from whet.report.health import RULES, HealthFinding, findings, history_of
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cases import CASES, Course
+
+
+def found(name: str, course: Course, num_steps: int | None = None) -> HealthFinding | None:
+    steps = course.reports(course.steps if num_steps is None else num_steps)
+    return RULES[name].find(history_of(steps, settings=course.settings, evals=course.evaluations()))
+
+
+def test_every_rule_has_its_run() -> None:
+    assert set(CASES) == set(RULES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_speaks_about_its_run_with_evidence_cause_and_remedy(name: str) -> None:
+    finding = found(name, CASES[name].ill)
+    assert finding is not None and finding.name == name and finding.is_problem != RULES[name].is_note
+    assert finding.evidence and finding.cause and "\n" not in finding.text and "None" not in finding.text
+    assert bool(finding.remedy) == finding.is_problem and finding.normal_when
+
+
+WELL = [(name, why) for name, case in CASES.items() for why in case.well]
+
+
+@pytest.mark.parametrize(("name", "why"), WELL)
+def test_it_is_silent_where_the_same_numbers_are_normal(name: str, why: str) -> None:
+    course = CASES[name].well[why]
+    for num_steps in range(1, course.steps + 1):
+        finding = found(name, course, num_steps)
+        assert finding is None or not (finding.is_problem or RULES[name].is_note), (why, num_steps, finding)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_speaks_no_earlier_than_it_says_and_can_do_so_then(name: str) -> None:
+    spoke = [step for step in range(1, 31) if found(name, CASES[name].ill, step) is not None]
+    assert spoke and spoke[0] == RULES[name].earliest
+
+
+# what is only counted where it happens; a run that could have counted it is known by something else
+COUNTED = ("failing rewards", "malformed calls", "failing tools", "failing environment", "episodes cut off")
+COUNTED += ("slow environment",)
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.reads])
+def test_without_what_it_reads_it_is_silent(name: str) -> None:
+    course = CASES[name].ill
+    for quantity in RULES[name].reads:
+        part, _, key = quantity.partition(".")
+        steps = course.reports(course.steps)
+        assert not RULES[name].missing(steps[-1])
+        blind = [
+            replace(step, **{part: {each: value for each, value in getattr(step, part).items() if not _is(each, key)}})
+            for step in steps
+        ]
+        assert quantity in RULES[name].missing(blind[-1])
+        if name not in COUNTED:
+            assert RULES[name].find(history_of(blind, settings=course.settings)) is None
+
+
+def _is(each: str, key: str) -> bool:
+    return not key or each == key or (key.startswith("*") and each.endswith(key[1:]))
+
+
+def test_a_run_is_asked_about_its_kind_alone() -> None:
+    for name, case in CASES.items():
+        steps = case.ill.reports(case.ill.steps)
+        names = {each.name for each in findings(steps, settings=case.ill.settings, evals=case.ill.evaluations())}
+        hidden = {"flat reward"} if "no reward signal" in names else set()
+        assert name in names | hidden | {"uniform groups"}, (name, names)
