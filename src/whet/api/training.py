@@ -498,6 +498,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, i
     changed = [f"after step {each['after_step']}: {', '.join(each['what'])}" for each in inputs.changes]
     facts = {**assembly.facts, "seed": str(config.seed), "folder": config.folder or str(folder)}
     return {
+        "whet": sys.modules["whet"].__version__,  # the front door imports this file
         "title": assembly.title,
         "method": config.method,
         "objective": assembly.objective,
