@@ -53,7 +53,7 @@ def fault_table() -> str:
     """Each planted fault: found and named on both halves, after how many steps."""
     found = values()
     lines = [
-        "| planted fault | found, tuned half | found, sealed half | named, sealed half | steps until found | named by |",
+        "| planted fault | found, tuned half | found, sealed half | named, sealed | steps until found | named by |",
         "|---|---|---|---|---|---|",
     ]
     for name, tuned in found[TUNED]["faults"].items():
@@ -96,7 +96,7 @@ def rival_table() -> str:
     """whet beside other diagnosers on the RL runs of the sealed half."""
     found = values()[SEALED]
     lines = [
-        "| on the RL runs of the sealed half | healthy runs with an alarm | of them critical | faulty runs with an alarm |"
+        "| RL runs of the sealed half | healthy runs with an alarm | of them critical | faulty runs with an alarm |"
         " fault named |",
         "|---|---|---|---|---|",
     ]
