@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from whet.explain.lab.experiment import PLACE_DIGITS, rounded
 from whet.explain.lab.experiments import experiments
 from whet.explain.lab.packing import packed
 from whet.report.pages import render_live, write_page
@@ -53,4 +54,5 @@ def rewrite_static_page(path: Path) -> Path:
         if kept.get(experiment.name, {}).get("controls") != today["controls"]:
             raise WhetError(f"the controls of {experiment.name} have changed: compute the tables anew")
         described.append({**today, "tables": kept[experiment.name]["tables"]})
-    return write_page(path, static_page({**record, "experiments": described}))
+    columns = rounded(record["columns"], PLACE_DIGITS)
+    return write_page(path, static_page({**record, "columns": columns, "experiments": described}))
