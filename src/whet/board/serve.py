@@ -6,11 +6,11 @@ import contextlib
 import socket
 
 from whet import web
-from whet.board import evals_page, lab, pipeline_page, runs_page
+from whet.board import evals_page, lab, pipeline_page, review_page, runs_page, samples_page
 from whet.board.access import BoardAccess
 from whet.board.server import Board, BoardApp, serve_asset
 
-FAMILIES = (runs_page, pipeline_page, evals_page, lab)
+FAMILIES = (runs_page, samples_page, review_page, pipeline_page, evals_page, lab)
 
 
 class BoardServer:
