@@ -211,6 +211,16 @@ def test_pages_and_json(tmp_path):
         assert none["pieces"] == [] and "report.tokens" in none["why"]
 
 
+def test_the_newest_are_shown_and_opened_before_all_is_read(tmp_path, monkeypatch):
+    address = written(tmp_path / "run", [line(step, f"p{step}", completion="x" * 2000) for step in range(3000)])
+    monkeypatch.setattr("whet.board.samples_page.INDEX_SECONDS", 0.0)
+    with board_over(tmp_path) as board:
+        page = board.get(f"{address}/samples")
+        assert "were read so far" in page and "step 2999" in page and "data-unread" in page
+        newest = page.split('class="row" href="')[1].split('"')[0]
+        assert "Step 2999, prompt p2999" in board.get(newest)
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

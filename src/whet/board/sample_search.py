@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whet.board.growing_log import line_at
+from whet.board.files import open_file
+from whet.board.growing_log import LONGEST
 from whet.board.sample_index import SampleIndex, parsed_sample
 
 SORTS = {
@@ -74,24 +76,39 @@ class TextSearch:
             if self._index.generation != self._generation:
                 self._verdicts.clear()
                 self._generation = self._index.generation
-            found, looked = [], 0
-            for number in numbers.tolist():
-                verdict = self._verdicts.get(number)
-                if verdict is None:
-                    if looked % 64 == 0 and time.monotonic() > until:
-                        break
-                    verdict = self._verdicts[number] = self._holds(int(places[number]))
-                looked += 1
-                if verdict:
-                    found.append(number)
-            return found, looked
+            file = open_file(self._index.path)
+            if file is None:
+                return [], len(numbers)
+            with file:
+                lines = _Lines(file.fileno(), places)
+                found: list[int] = []
+                for looked, number in enumerate(numbers.tolist()):
+                    verdict = self._verdicts.get(number)
+                    if verdict is None:
+                        if looked % 64 == 0 and time.monotonic() > until:
+                            return found, looked
+                        verdict = self._verdicts[number] = self._holds(lines.text(number))
+                    if verdict:
+                        found.append(number)
+            return found, len(numbers)
 
-    def _holds(self, place: int) -> bool:
-        text = line_at(self._index.path, place)
-        if text is None or (self._is_ascii and self._raw not in text.lower()):
+    def _holds(self, text: bytes) -> bool:
+        if self._is_ascii and self._raw not in text.lower():
             return False
         line = parsed_sample(text)
         return line is not None and any(self._text in each.lower() for each in searched_texts(line))
+
+
+class _Lines:
+    """The lines of an open log by their number; each is known to end before the next one begins."""
+
+    def __init__(self, descriptor: int, places: NDArray[np.int64]) -> None:
+        self._descriptor = descriptor
+        self._starts = [*places.tolist(), os.fstat(descriptor).st_size]
+
+    def text(self, number: int) -> bytes:
+        start, end = self._starts[number], self._starts[number + 1]
+        return os.pread(self._descriptor, min(end - start, LONGEST), start).partition(b"\n")[0]
 
 
 def searched_texts(line: Mapping[str, Any]) -> list[str]:

@@ -30,7 +30,8 @@ from whet.report.text import number
 
 PER_PAGE = 25
 MOST_PER_PAGE = 200
-INDEX_SECONDS, SEARCH_SECONDS = 0.5, 0.5  # that a request may read on
+INDEX_SECONDS, SEARCH_SECONDS = 0.35, 0.4  # that a request may read on
+LONG_SECONDS = 3.0
 SNIPPET, LONGEST_TEXT = 280, 20_000  # characters of a text in the list, and beside its group
 MOST_SIBLINGS = 64
 MOST_SEARCHED = 500  # characters of a text to look for
@@ -75,8 +76,9 @@ def add_routes(app: BoardApp, board: Board) -> None:
         run, index, query, found = asked(request)
         pages = max(1, math.ceil(len(found.numbers) / PER_PAGE))
         at = min(request.number("page", 1, 1, 10**9), pages)
-        rows = _page_rows(index, found, at, PER_PAGE)
         kept = {name: request.query[name] for name in FIELDS if request.query.get(name)}
+        is_newest = not kept and at == 1 and not index.is_complete  # the newest are known before the rest is read
+        rows = index.newest(PER_PAGE) if is_newest else _page_rows(index, found, at, PER_PAGE)
 
         def address(where: int) -> str:
             return f"/run/{run.id}/samples?{urlencode({**kept, 'page': where})}"
@@ -205,6 +207,8 @@ def _sample_at(index: SampleIndex, text: str) -> tuple[int, int, dict[str, Any]]
     """The number, the place and the line of a sample named by its place in the file."""
     place = int(text) if text.isdecimal() and len(text) < 19 else -1
     index.refresh(INDEX_SECONDS)
+    if index.line(place) is not None and (not len(index) or place > index.sample(len(index) - 1).place):
+        index.refresh(LONG_SECONDS)  # a sample of the end, before all of the file is read
     places = index.columns()["place"]
     number_ = _bisected(places, place)
     line = index.line(place) if number_ is not None else None
