@@ -207,7 +207,7 @@ def _sample_at(index: SampleIndex, text: str) -> tuple[int, int, dict[str, Any]]
     """The number, the place and the line of a sample named by its place in the file."""
     place = int(text) if text.isdecimal() and len(text) < 19 else -1
     index.refresh(INDEX_SECONDS)
-    if index.line(place) is not None and (not len(index) or place > index.sample(len(index) - 1).place):
+    if place >= 0 and index.line(place) is not None and (not len(index) or place > index.sample(len(index) - 1).place):
         index.refresh(LONG_SECONDS)  # a sample of the end, before all of the file is read
     places = index.columns()["place"]
     number_ = _bisected(places, place)
