@@ -57,7 +57,7 @@ def test_a_frame_has_the_essentials(tmp_path: Path) -> None:
     assert "reward" in shown and "▁" in shown and "█" in shown and "0.500  from 0.017" in shown
     shown = " ".join(shown.split())
     assert "! KL runaway" in shown and "raise objective.kl.coefficient." in shown
-    assert "rollout 50% train 50%" in shown and "400 tokens/s" in shown
+    assert "rollout 50% train 50%" in shown and "397 tokens/s" in shown
     assert "best  1.00" in shown and "worst 0" in shown
 
 

@@ -113,7 +113,7 @@ def _stacked(panels: Sequence[str]) -> str:
     above = 22 if len(panels) == 1 and 'class="name"' not in panels[0] else 42
     pieces = []
     for place, panel in enumerate(panels):
-        chart = panel.replace("<svg ", f'<svg width="{width}" height="{height}" ', 1)
+        chart = panel.replace(f'viewBox="0 0 {width} {height}" ', "").replace("<svg ", "<g ").replace("</svg>", "</g>")
         pieces.append(f'<g transform="translate(0 {place * (height + above) + above})">{chart}</g>')
     whole = len(panels) * (height + above)
     return (
