@@ -58,7 +58,7 @@ def test_a_frame_has_the_essentials(tmp_path: Path) -> None:
     shown = " ".join(shown.split())
     assert "! KL runaway" in shown and "raise objective.kl.coefficient." in shown
     assert "rollout 50% train 50%" in shown and "397 tokens/s" in shown
-    assert "best  1.00" in shown and "worst 0" in shown
+    assert "best 1.00" in shown and "worst 0" in shown
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (20, 3), (80, 1)])
