@@ -7,7 +7,17 @@ import socket
 import time
 
 from whet import web
-from whet.board import compare_page, comparisons_page, evals_page, lab, pipeline_page, run_page, runs_page
+from whet.board import (
+    compare_page,
+    comparisons_page,
+    evals_page,
+    lab,
+    pipeline_page,
+    review_page,
+    run_page,
+    runs_page,
+    samples_page,
+)
 from whet.board.access import BoardAccess
 from whet.board.server import Board, BoardApp, serve_asset
 
@@ -20,6 +30,8 @@ FAMILIES = (
     pipeline_page,
     evals_page,
     lab,
+    samples_page,
+    review_page,
 )
 
 
