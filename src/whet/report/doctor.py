@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.report.health import FindingSpan, HealthFinding, finding_spans, findings, rules_of, since_when
+from whet.report.health import (
+    ACTIONS,
+    FindingSpan,
+    HealthFinding,
+    finding_spans,
+    findings,
+    recorded_finding,
+    rules_of,
+    since_when,
+)
 from whet.report.kinds import kind_of
 from whet.report.record import (
     METRICS,
@@ -116,7 +125,12 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
         tuple(name for name, absent in missing.items() if not absent),
         {name: absent for name, absent in missing.items() if absent},
         tuple(damage),
+        tuple(f"step {at}: {text}" for at, texts in recorded for text in texts if _is_action(text)),
     )
+
+
+def _is_action(text: str) -> bool:
+    return recorded_finding(text).name in ACTIONS.values()
 
 
 def _read(
