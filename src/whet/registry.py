@@ -1,4 +1,5 @@
-"""One place for what has a name: components, presets, rewards, environments, engines, pipelines; built in, or your own.
+"""One place for what has a name: components, presets, rewards, environments, engines, trackers, pipelines; built in or
+your own.
 
     import whet
 
@@ -16,9 +17,10 @@ are listed. Nothing here imports torch.
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import FrameType
@@ -54,6 +56,7 @@ Kind = Literal[
     "reward",
     "environment",
     "engine",
+    "tracker",
     "pipeline",
 ]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -64,11 +67,13 @@ HOMES = {
     "reward": "whet.reward.find",
     "environment": "whet.envs.find",
     "engine": "whet.rollout.engines",
+    "tracker": "whet.track.find",
     "pipeline": "whet.pipeline.registry",
 }
 # what may be registered under another name than its own
-NAMED_FREELY = ("preset", "reward", "environment", "engine")
+NAMED_FREELY = ("preset", "reward", "environment", "engine", "tracker")
 OBJECTIVE = "whet.objective"
+TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,9 @@ def register(kind: Kind, *, name: str | None = None, replace: bool = False) -> C
 
 
 def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace: bool = False) -> Any:
-    """Add a component of an axis, a preset, a reward, an environment, an engine or a pipeline; also a decorator.
+    """Add a component of an axis, a preset, a reward, an environment, an engine, a tracker or a pipeline.
+
+    Also a decorator.
 
     `whet.register("clip", MyClip)`, `@whet.register("reward")`, `whet.register("preset", Preset(...))`. Its name is
     its own: the `name` of a component, of a preset's objective, of a function; `name` is for what has none. A thing
@@ -167,6 +174,25 @@ def added(kind: Kind) -> dict[str, Any]:
     """What users and plugins have registered; nothing that is built in, and nothing of it imported."""
     load_plugins()
     return {name: shelf.things[name] for shelf in _SHELVES.get(kind, []) for name in shelf.registered}
+
+
+def check_settings(kind: Kind, name: str, maker: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    """Raise where what makes the thing takes no setting of that name, or one of another type than its default."""
+    parameters = inspect.signature(maker).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return
+    named = [each for each in parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    known = [each.name for each in named if each.name != "context"]
+    for key, value in settings.items():
+        if key in known and parameters[key].default is not inspect.Parameter.empty:
+            wanted = type(parameters[key].default)
+            if type(value) is not wanted and not (wanted is float and type(value) is int):
+                raise WhetError(
+                    f"{key} of the {kind} {name!r} is {value!r}; give {TYPE_NAMES.get(wanted, wanted.__name__)}"
+                )
+        if key not in known:
+            fix = f"give one of {', '.join(known)}" if known else "it has none; drop it"
+            raise WhetError(f"the {kind} {name!r} has no setting {key!r}{did_you_mean(key, known)}; {fix}")
 
 
 def load_plugins() -> None:

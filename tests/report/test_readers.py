@@ -38,6 +38,8 @@ def test_steps_and_evals_are_flat(folder: Path) -> None:
     assert first == {
         "step": 1,
         "policy_version": 0,
+        "seconds": 1.5,
+        "health": [],
         "reward": 0.5,
         "reward/short": 0.3,
         "kl": 0.1,
@@ -46,7 +48,7 @@ def test_steps_and_evals_are_flat(folder: Path) -> None:
         "seconds/train": 1.5,
     }
     assert second["reward"] == 1.0
-    assert eval_rows(folder) == [{"step": 0, "name": "eval", "accuracy": 0.25, "seconds": 2.0}]
+    assert eval_rows(folder) == [{"step": 0, "eval": "eval", "accuracy": 0.25, "seconds": 2.0}]
     assert step_rows(folder / "nowhere") == [] == eval_rows(folder / "nowhere")
 
 

@@ -110,3 +110,23 @@ def test_a_checkpoint_is_saved_where_a_problem_holds(tmp_path: Path) -> None:
     trained(tmp_path / "run", "checkpoint", 7)
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert saved == ["step-000006", "step-000007"]
+
+
+def test_every_rank_does_what_the_first_one_decides() -> None:
+    from types import SimpleNamespace
+
+    from whet.train.run import _actions, _Progress
+
+    class Second:
+        """The second of two ranks: of what is asked of the first it hears the answer."""
+
+        size, is_first = 2, False
+
+        def first(self, work: object) -> tuple[str, ...]:
+            return ILL
+
+    watch, progress = HealthWatch(HealthPolicy({"KL runaway": "lower_rate"}, 1, 0.5)), _Progress()
+    trainer = SimpleNamespace(rate_factor=1.0)
+    taken = _actions(watch, (), progress, trainer, Second())  # its own numbers, by the clock say, show nothing
+    assert list(taken) == ["lower_rate"] and trainer.rate_factor == progress.rate_factor == 0.5
+    assert progress.streaks == {"KL runaway": 1}

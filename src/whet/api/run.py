@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.api.tables import eval_row, step_row, table
+from whet.api.tables import table
 from whet.config.run_folder import CONFIG, is_locked, read_values
+from whet.report.rows import eval_row, step_row
 from whet.types import WhetError, did_you_mean
 
 SORTS = ("reward", "-reward", "tokens", "-tokens", "step", "-step")

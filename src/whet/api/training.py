@@ -38,7 +38,7 @@ from whet.api.ranks import (
 from whet.api.ray_ranks import run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
-from whet.config.config import FROM_PYTHON, Config, merged, read_toml, resolved
+from whet.config.config import FROM_PYTHON, Config, config_values, merged, read_toml, resolved
 from whet.config.run_folder import (
     EVAL_ROWS,
     ROWS,
@@ -58,6 +58,7 @@ from whet.types import RunFailed, WhetError
 if TYPE_CHECKING:
     from whet.build.assembly import Assembly
     from whet.dist.crew import Crew
+    from whet.track.tracking import Trackers
     from whet.train.run import LoopSettings, TrainingResult
     from whet.types import StepReport
 
@@ -126,6 +127,7 @@ def train(
             }
             return _train_on_ray(resolved_config, train, given, callbacks, console)
         check_ranks(resolved_config, launch)
+        check_trackers(resolved_config)
         with claimed_by_first(crew, resolved_config, rows, eval_rows, model, tokenizer) as (final, folder):
             named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
             files = RunFiles(final, folder, command)
@@ -165,6 +167,7 @@ def resume(
         given = merged({} if steps is None else {"steps": steps}, settings or {})
         if given:
             config = with_settings(config, given)
+        check_trackers(config)
         unreachable = [part.reward for part in config.reward.parts if part.reward.startswith(FROM_PYTHON)]
         if reward is None and unreachable:
             name = unreachable[0].removeprefix(FROM_PYTHON)
@@ -275,6 +278,7 @@ def _run(
 
     started = time.time()
     display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
+    trackers: Trackers | None = None
     assembly: Assembly | None = None
     try:
         inputs = files.begin()
@@ -292,7 +296,9 @@ def _run(
         record = RunRecorder(folder, config.report.samples_per_step, reward_hash, tokens if tokens.most else None)
         display = _display() if console else None
         reviewers = _reviewers(config, folder, reward_hash)
-        everyone = [first, *([display] if display is not None else []), *callbacks, *reviewers]
+        trackers = _trackers(config, folder)
+        followers = [each for each in (display, *callbacks, *reviewers, trackers) if each is not None]
+        everyone = [first, *followers]
         start_up = time.time() - started
         with watched(folder) as let_go, journal(folder):
             if crew is not None:
@@ -318,6 +324,8 @@ def _run(
             error = explained(crew, raised)
             if record is not None:
                 _break_off(error, folder, record, summary, display, is_untouched=files.is_new and not first.done)
+                if trackers is not None:
+                    trackers.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", summary)
             elif files.is_new:  # a resume that is refused leaves the run as it was
                 discard(folder)
         if error is raised:
@@ -329,6 +337,9 @@ def _run(
     with signals_wait(), _finishing(folder):
         assert assembly is not None
         ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model), **processes}
+        if trackers is not None:  # before the report: it says where each service has the run, or why not
+            trackers.close(outcome.status, {**summary, **ending})
+            ending |= {"trackers": trackers.fact, "facts": {**summary["facts"], "trackers": trackers.fact}}
         if reward_hash:
             record_effect(folder, reward_hash, ledger)
         report = write_report(folder, {**summary, **ending})
@@ -488,6 +499,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, i
     changed = [f"after step {each['after_step']}: {', '.join(each['what'])}" for each in inputs.changes]
     facts = {**assembly.facts, "seed": str(config.seed), "folder": config.folder or str(folder)}
     return {
+        "whet": sys.modules["whet"].__version__,  # the front door imports this file
         "title": assembly.title,
         "method": config.method,
         "objective": assembly.objective,
@@ -509,6 +521,23 @@ def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[object]:
         return []
     plan = ReviewPlan(config.report.review_every, config.report.review_count, config.seed)
     return [Review(folder, config.steps, plan, reward_hash)]
+
+
+def check_trackers(config: Config) -> None:
+    """Raise where a tracker that the run should have cannot work, before anything else is done."""
+    if config.report.trackers or config.report.tracker_settings:
+        from whet.track.find import make_trackers
+
+        make_trackers(config.report.trackers, config.report.tracker_settings)
+
+
+def _trackers(config: Config, folder: Path) -> Trackers | None:
+    if not config.report.trackers:
+        return None
+    from whet.track.find import trackers_of
+
+    kept = config.report
+    return trackers_of(kept.trackers, kept.tracker_settings, folder, config_values(config), kept.samples_per_step)
 
 
 def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whet.board.files import file_state, open_file
+from whet.board.files import FileState, file_state, open_file
 
 BLOCK = 1 << 20  # bytes that are read at once
 LONGEST = 32 << 20  # bytes of a line that is read; longer ones are passed over
@@ -39,6 +39,12 @@ class GrowingLog:
         self._identity: tuple[int, int] | None = None
         self._mark = b""
         self._is_skipping = False  # inside a line that is too long
+        self._read_state: FileState | None = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file is another than when it was last read."""
+        return file_state(self.path) != self._read_state
 
     @property
     def size(self) -> int:
@@ -48,6 +54,7 @@ class GrowingLog:
 
     def read(self, most: int = BLOCK) -> LogPart:
         """The next lines, about `most` bytes of them."""
+        state = file_state(self.path)
         file = open_file(self.path)
         if file is None:
             was_read = self._identity is not None
@@ -60,7 +67,7 @@ class GrowingLog:
             if not self._still_stands(file.fileno(), identity, size):
                 part.is_anew = self._identity is not None
                 self._forget()
-            self._identity = identity
+            self._identity, self._read_state = identity, state
             while True:
                 content = os.pread(file.fileno(), most, self.position)
                 end = content.rfind(b"\n") + 1

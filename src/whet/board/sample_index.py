@@ -58,6 +58,11 @@ class SampleIndex:
         """Of the log's bytes, from 0 to 1."""
         return min(1.0, self._log.position / size) if (size := self._log.size) else 1.0
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the log has changed since it was last read."""
+        return self._log.is_changed
+
     def refresh(self, seconds: float = 0.1) -> bool:
         """Read on for about so long; True when the end of the log is reached."""
         until = time.monotonic() + seconds

@@ -6,11 +6,19 @@ import contextlib
 import socket
 
 from whet import web
-from whet.board import evals_page, lab, pipeline_page, runs_page
+from whet.board import compare_page, comparisons_page, evals_page, lab, pipeline_page, run_page, runs_page
 from whet.board.access import BoardAccess
 from whet.board.server import Board, BoardApp, serve_asset
 
-FAMILIES = (runs_page, pipeline_page, evals_page, lab)
+FAMILIES = (
+    runs_page,
+    run_page,
+    compare_page,
+    comparisons_page,
+    pipeline_page,
+    evals_page,
+    lab,
+)
 
 
 class BoardServer:
@@ -31,9 +39,12 @@ class BoardServer:
         app.get("/static/{digest}/{name}", serve_asset)
         for family in FAMILIES:
             family.add_routes(app, self.board)
+        app.stream("/events", self.board.watcher.events)
+        self.board.watcher.start()
         self._server.start(app.made())
 
     def stop(self) -> None:
+        self.board.watcher.stop()
         self._server.stop()
 
 

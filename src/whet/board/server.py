@@ -11,6 +11,7 @@ import json
 import math
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,15 +21,22 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from whet import __version__, web
 from whet.board.access import HEADERS, BoardAccess, Refusal
-from whet.board.folders import RUN, FoundFolder, found_folders
+from whet.board.files import file_state
+from whet.board.folders import RUN, SIGNS, FoundFolder, found_folders
+from whet.board.glance import RunGlance, run_glance, signature
+from whet.board.reader import RunReader
 from whet.board.sample_index import SampleIndex
+from whet.board.watcher import Watcher
+from whet.config.run_folder import is_locked
 from whet.report.pages import render
 from whet.report.record import SAMPLES
 from whet.types import WhetError
 
 MOST_BODY = 1 << 20  # bytes
 BODY_SECONDS = 20.0
+MOST_READERS = 16  # runs that are kept up with at a time
 MOST_INDEXES = 16  # runs whose samples are kept track of at a time
+FIRST_PAGE = 0.7  # seconds that the first page of a run gets before its log is read whole
 MOST_QUERY = 8192  # characters
 ASSETS = (Path(__file__).parent / "assets", Path(__file__).parent.parent / "report" / "assets")
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".json": "application/json"}
@@ -123,15 +131,16 @@ class BoardApp:
         """Called only for who holds the token; the body is JSON."""
         self._routes.append((path, self._guarded(handler, writes=True), "POST"))
 
-    def stream(self, path: str, events: Callable[[], Any]) -> None:
-        """Server-sent events of an asynchronous iterator, one for each client."""
+    def stream(self, path: str, events: Callable[[int | None], Any]) -> None:
+        """Server-sent events of an asynchronous iterator, one for each client; it gets the number of the last one."""
 
         async def answer(request: Any) -> Any:
             try:
                 self._access.check_read(request.headers, request.cookies)
             except Refusal as refusal:
                 return _sent(refused(refusal, as_json=True))
-            return web.event_response(events(), HEADERS)
+            last = request.headers.get("last-event-id", "")
+            return web.event_response(events(int(last) if last.isdecimal() and len(last) < 16 else None), HEADERS)
 
         self._routes.append((path, answer, "GET"))
 
@@ -206,7 +215,7 @@ def board_page(template: str, **values: Any) -> str:
 
 
 class Board:
-    """What is served: a folder, and what was found below it."""
+    """What is served: a folder, what was found below it, and what was read of it."""
 
     def __init__(self, folder: Path | str, token: str = "") -> None:
         self.folder = Path(folder).resolve()
@@ -214,6 +223,9 @@ class Board:
         self._lock = threading.Lock()
         self._found: dict[str, FoundFolder] = {}
         self._samples: dict[str, SampleIndex] = {}
+        self._readers: dict[str, RunReader] = {}
+        self._glances: dict[str, tuple[Any, RunGlance]] = {}
+        self.watcher = Watcher(self._states, self._read_on)
         self.look()
 
     def look(self) -> dict[str, FoundFolder]:
@@ -221,6 +233,9 @@ class Board:
         found = found_folders(self.folder)
         with self._lock:
             self._found = found
+            for kept in (self._samples, self._readers, self._glances):
+                for gone in kept.keys() - found.keys():
+                    del kept[gone]  # type: ignore[attr-defined]
         return found
 
     def found(self) -> dict[str, FoundFolder]:
@@ -232,11 +247,22 @@ class Board:
         """What an id stands for; a refusal where nothing has that id, or something of another kind."""
         with self._lock:
             each = self._found.get(run)
-        if each is None:
-            each = self.look().get(run)  # it may be new
+        if each is None or not each.path.is_dir():
+            each = self.look().get(run)  # it may be new, or gone
         if each is None or (kinds and each.kind not in kinds):
             raise Refusal(404, "there is no such run on this board; it may have been deleted or moved")
         return each
+
+    def reader(self, run: str) -> RunReader:
+        """What is known of a run, found by its id; it is kept up while the run is looked at."""
+        folder = self.find(run, RUN).path
+        with self._lock:
+            reader = self._readers.pop(run, None) or RunReader(folder)
+            self._readers[run] = reader  # the newest last
+            while len(self._readers) > MOST_READERS:
+                del self._readers[next(iter(self._readers))]
+        self.watcher.wake()
+        return reader
 
     def samples(self, run: str) -> SampleIndex:
         """The samples of a run, found by its id; the index is kept while the run is looked at."""
@@ -246,11 +272,59 @@ class Board:
             self._samples[run] = index  # the newest last
             while len(self._samples) > MOST_INDEXES:
                 del self._samples[next(iter(self._samples))]
+        self.watcher.wake()
         return index
+
+    def glance(self, found: FoundFolder) -> RunGlance:
+        """A run in one line; it is read again only when its files changed, or when it may have been killed."""
+        state = signature(found.path)
+        with self._lock:
+            known = self._glances.get(found.id)
+        if known is not None and known[0] == state:
+            if known[1].status != "running":
+                return known[1]
+            if is_locked(found.path):
+                return known[1]
+        glance = run_glance(found)
+        with self._lock:
+            self._glances[found.id] = (state, glance)
+        return glance
+
+    def runs(self) -> list[RunGlance]:
+        """Every run, the newest first."""
+        found = [self.glance(each) for each in self.look().values() if each.kind == RUN]
+        return sorted(found, key=lambda run: (-run.started, run.place))
 
     def page(self, template: str, **values: Any) -> BoardResponse:
         """A page from one of the board's templates, which extend board.html; `title` is needed."""
         return BoardResponse(board_page(template, **values))
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        """What each run is like, for the watcher."""
+        states = {}
+        for each in self.look().values():
+            if each.kind == RUN:
+                glance = self.glance(each)
+                states[each.id] = {"status": glance.status, "step": glance.step, "size": glance.size}
+            else:
+                changed = file_state(each.path / SIGNS[each.kind])
+                states[each.id] = {"status": each.kind, "size": changed.changed if changed else 0}
+        return states
+
+    def _read_on(self, seconds: float) -> bool:
+        """Read on in whatever is looked at; False when nothing is left."""
+        with self._lock:
+            readers, indexes = list(self._readers.values()), list(self._samples.values())
+        left = [reader for reader in reversed(readers) if not reader.is_complete or reader.is_behind]
+        for reader in left[:1]:  # the newest first
+            if time.monotonic() - reader.since < FIRST_PAGE:
+                time.sleep(seconds)  # its first page is being made from a first look
+            else:
+                reader.catch_up(seconds)
+        behind = [index for index in reversed(indexes) if not index.is_complete or index.is_behind]
+        for index in behind[:1]:
+            index.refresh(seconds)
+        return bool(left or behind)
 
 
 @cache

@@ -19,8 +19,7 @@ from whet.model.load import LoadedModel
 from whet.model.lora import adapted_layers
 from whet.model.narrow import widen_vectors
 from whet.protocols import Engine
-from whet.registry import lookup
-from whet.rollout.engines import check_settings
+from whet.registry import check_settings, lookup
 from whet.rollout.torch_engine import TorchEngine
 
 
@@ -53,7 +52,7 @@ def engine_host(config: Config, maker: Callable[..., Engine], kept: torch.dtype)
 def remote_engine(config: Config, pool: WorkerPool, policy: CausalLM, kept: torch.dtype) -> RemoteEngine:
     """`scale.engines` of them, with the policy's weights."""
     maker = lookup("engine", config.sampling.engine)
-    check_settings(config.sampling.engine, maker, config.sampling.engine_settings)
+    check_settings("engine", config.sampling.engine, maker, config.sampling.engine_settings)
     make = partial(engine_host, config, maker, kept)
     gpus = 1.0 if policy.device.type == "cuda" else 0.0
 

@@ -557,3 +557,9 @@ class ReportSection(Section):
     )
     review_every: int = Field(100, ge=0, le=MOST_STEPS, description="steps between two selections for review; 0: off")
     review_count: int = Field(20, ge=1, le=MOST_ROWS, description="best and worst completions to select, each")
+    trackers: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
+        (), description="services that follow the run: trackio, tensorboard, wandb, mlflow, or registered ones"
+    )
+    tracker_settings: Table = Field(
+        default_factory=dict, description="settings by tracker, e.g. report.tracker_settings.wandb.mode=online"
+    )

@@ -233,7 +233,7 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
         rows.append(("tokens", Text(f"{quantity(tokens)}, {number(tokens / total)} per second{burst}")))
     if summary.get("memory"):
         rows.append(("peak memory", Text(memory_text(summary["memory"]))))
-    endings = [name for name in ("ended", "report", "next") if summary.get(name)]
+    endings = [name for name in ("ended", "trackers", "report", "next") if summary.get(name)]
     rows += [(name, Text(str(summary[name]), style="bold")) for name in endings]
     status = str(summary.get("status") or "finished")
     style = "bold" if status == "finished" else "bold yellow"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from whet.report.rows import eval_row, step_row
 from whet.report.tokens import TokenSettings, token_lines
 from whet.types import Prompt, Sample, StepReport, Turn, WhetError
 
@@ -336,29 +337,13 @@ def read_samples(folder: Path | str) -> list[dict[str, Any]]:
 
 
 def step_rows(folder: Path | str) -> list[dict[str, Any]]:
-    """Every step as one flat dictionary, for a table or a data frame.
-
-    Counts and metrics under their own names, `reward` and `reward/PART`, `seconds/PHASE`; None for what was not
-    finite. Where a metric has the name of a count, the count wins.
-    """
-    rows = []
-    for line in read_metrics(folder):
-        if "eval" in line:
-            continue
-        rewards = {"reward" if name == "total" else f"reward/{name}": value for name, value in line["reward"].items()}
-        seconds = {f"seconds/{phase}": took for phase, took in line["seconds"].items()}
-        first = {"step": line["step"], "policy_version": line["policy_version"]}
-        rows.append({**first, **rewards, **line["metrics"], **line["counts"], **seconds})
-    return rows
+    """Every step as one flat dictionary, for a table or a data frame, under the names of `rows.step_row`."""
+    return [step_row(line) for line in read_metrics(folder) if "eval" not in line]
 
 
 def eval_rows(folder: Path | str) -> list[dict[str, Any]]:
-    """Every evaluation as one flat dictionary: `step`, `name`, its metrics, `seconds`."""
-    return [
-        {"step": line["step"], "name": line["eval"], **line["result"], "seconds": line["seconds"].get("evaluate")}
-        for line in read_metrics(folder)
-        if "eval" in line
-    ]
+    """Every evaluation as one flat dictionary: `step`, `eval` (its name), its metrics, `seconds`."""
+    return [eval_row(line) for line in read_metrics(folder) if "eval" in line]
 
 
 def sample_rows(

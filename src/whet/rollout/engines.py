@@ -12,7 +12,7 @@ from whet.protocols import Engine
 from whet.rollout.openai_engine import OpenAIEngine
 from whet.rollout.torch_engine import TorchEngine
 from whet.rollout.vllm_engine import VLLMEngine
-from whet.types import WhetError, did_you_mean
+from whet.types import WhetError
 
 ENGINES: dict[str, Callable[..., Engine]] = {"torch": TorchEngine, "vllm": VLLMEngine, "openai": OpenAIEngine}
 
@@ -46,28 +46,10 @@ def build_engine(
     `settings` are `sampling.engine_settings`.
     """
     maker = registry.lookup("engine", name)
-    check_settings(name, maker, settings or {})
+    registry.check_settings("engine", name, maker, settings or {})
     engine = maker(policy, tokenizer, end_tokens, context=context, **(settings or {}))
     if not isinstance(engine, Engine):
         raise WhetError(
             f"the engine {name!r} made {engine!r}; it must have generate(requests, sampling) and load(weights, version)"
         )
     return engine
-
-
-def check_settings(name: str, maker: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Raise where the engine takes no setting of that name, or one of another type than its default."""
-    parameters = inspect.signature(maker).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        return
-    named = [each for each in parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    known = [each.name for each in named if each.name != "context"]
-    for key, value in settings.items():
-        if key in known and parameters[key].default is not inspect.Parameter.empty:
-            wanted = type(parameters[key].default)
-            if type(value) is not wanted and not (wanted is float and type(value) is int):
-                kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
-                raise WhetError(f"{key} of the engine {name!r} is {value!r}; give {kind.get(wanted, wanted.__name__)}")
-        if key not in known:
-            fix = f"give one of {', '.join(known)}" if known else "it has none; drop it"
-            raise WhetError(f"the engine {name!r} has no setting {key!r}{did_you_mean(key, known)}; {fix}")

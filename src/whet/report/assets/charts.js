@@ -73,7 +73,8 @@ const whet = (() => {
       }
       if (calm) { columns.push(values); drawn.push({role: 'raw', tone, line: place}); }
       columns.push(calm ? smooth(values, share) : values);
-      drawn.push({role: 'line', tone, line: place, marked: Boolean(line.marked), dashed: Boolean(line.dashed)});
+      drawn.push({role: 'line', tone, line: place, marked: Boolean(line.marked), dashed: Boolean(line.dashed),
+        own: line.own ? spread(line, line.own) : null});  // of a line that stands on others: its value by itself
     });
     return {columns, drawn, bands};
   }
@@ -224,7 +225,7 @@ const whet = (() => {
         if (each.role !== 'line') return;
         // what was measured, also where a smoothed line is drawn
         const raw = data.drawn.findIndex(other => other.role === 'raw' && other.line === each.line);
-        const values = data.columns[(raw < 0 ? column : raw) + 1];
+        const values = each.own || data.columns[(raw < 0 ? column : raw) + 1];
         let at = pointed ? place : values.length - 1;
         if (!pointed) while (at > 0 && values[at] === null) at -= 1;
         this.cells[each.line].textContent = number(values[at], spec.y.percent);

@@ -1,0 +1,181 @@
+"""A run of 100,000 steps and 50,000 samples, and how soon the board shows it.
+
+    python benchmarks/board.py make FOLDER
+    python benchmarks/board.py measure FOLDER --results
+
+`make` writes the run. `measure` starts `whet board` anew for each repeat and opens the run in Chromium: the time until
+the first byte of the page, until the first chart is drawn, and until all of the log was read. The page cache of the
+system is warm or, where it may be dropped (root), cold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from results_file import add_results_flag, write_results
+
+STEPS, SAMPLES = 100_000, 50_000
+METRICS = (
+    *("entropy", "gradient_norm", "kl", "kl_completion", "kl_old", "learning_rate", "loss", "ratio"),
+    *("reward_length_correlation", "reward_reference_correlation", "reweighted", "sampler_gap", "sampler_gap_max"),
+    *("surrogate", "uniform_groups", "updates"),
+)
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+REPEATS = 5
+
+
+def make(folder: Path, steps: int = STEPS, samples: int = SAMPLES, seed: int = 0) -> None:
+    """A finished run folder of that size, with the fields that a policy run records."""
+    draw = random.Random(seed)
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(f'method = "grpo"\nsteps = {steps}\n[model]\nname = "whetstone"\n')
+    with (folder / "metrics.jsonl").open("w") as log:
+        for step in range(1, steps + 1):
+            log.write(json.dumps(step_line(step, steps, draw)) + "\n")
+            if step % 1000 == 0:
+                result = {"accuracy": rise(step, steps), "reward": rise(step, steps)}
+                log.write(
+                    json.dumps({"step": step, "eval": "eval", "result": result, "seconds": {"evaluate": 1.0}}) + "\n"
+                )
+    words = ("so", "the", "sum", "of", "both", "numbers", "is", "and", "we", "carry", "one", "to", "next", "place")
+    with (folder / "samples.jsonl").open("w") as log:
+        for number in range(samples):
+            step = 1 + number * steps // samples
+            text = " ".join(draw.choice(words) for _ in range(150))
+            right = draw.random() < rise(step, steps)
+            line = {"step": step, "prompt_id": f"prompt-{draw.randrange(1024)}", "question": "What is 17 + 25?"}
+            line |= {"answer": "42", "completion": text, "stop": "end", "parts": {"exact_answer": float(right)}}
+            line |= {"reward": float(right), "tokens": 150, "versions": [step - 1, step - 1], "reward_hash": "0" * 12}
+            log.write(json.dumps(line) + "\n")
+    summary = {"status": "finished", "title": "GRPO", "method": "grpo", "total_steps": steps, "started": 1.7e9}
+    summary |= {"finished": 1.7e9 + 4.0 * steps, "objective": ["GRPO"], "facts": {"model": "made by a script"}}
+    (folder / "run.json").write_text(json.dumps(summary))
+
+
+def rise(step: int, steps: int) -> float:
+    return 0.1 + 0.8 * (1 - math.exp(-4 * step / steps))
+
+
+def step_line(step: int, steps: int, draw: random.Random) -> dict[str, Any]:
+    reward = min(1.0, max(0.0, draw.gauss(rise(step, steps), 0.05)))
+    if step == steps // 3:
+        reward = 0.0  # one bad step that no downsampling may lose
+    ends = {"at_max": 0.4, "at_min": 0.6, "flat": 0.0, "max": 1.0, "mean": reward, "median": 0.0, "min": 0.0}
+    ends |= {"q1": 0.0, "q3": 1.0}
+    return {
+        "step": step,
+        "policy_version": step - 1,
+        "counts": {
+            "prompts": 16,
+            "samples": 128,
+            "tokens": draw.randrange(1800, 5000),
+            "truncated": 0,
+            "unscorable": 0,
+        },
+        "reward": {"exact_answer": reward, "total": reward},
+        "metrics": {name: draw.random() for name in METRICS},
+        "health": ["entropy collapse: the entropy fell: all the same; raise it."] if step > 0.9 * steps else [],
+        "spread": {"exact_answer": ends, "total": ends},
+        "seconds": {phase: draw.random() for phase in ("reference", "reward", "rollout", "train")},
+    }
+
+
+def measure(folder: Path, repeats: int = REPEATS) -> dict[str, Any]:
+    """Times in seconds, the median over fresh servers; `cold` is whether the system's page cache was dropped."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = next(path for name in CHROMIUM if (path := shutil.which(name)))
+    found: dict[str, list[float]] = {}
+    is_cold = True
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for _ in range(repeats):
+            is_cold = drop_cache() and is_cold
+            for name, seconds in opened(browser, folder).items():
+                found.setdefault(name, []).append(seconds)
+        browser.close()
+    times = {name: {"median": round(statistics.median(v), 3), "most": round(max(v), 3)} for name, v in found.items()}
+    sizes = {name: (folder / name).stat().st_size for name in ("metrics.jsonl", "samples.jsonl")}
+    return {"seconds": times, "repeats": repeats, "cold": is_cold, "bytes": sizes}
+
+
+def opened(browser: Any, folder: Path) -> dict[str, float]:
+    """One fresh server: the list, the run's page, a zoomed chart, its samples, and when all of it was read."""
+    command = [sys.executable, "-m", "whet", "board", str(folder.parent), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = next(line.split()[1] for line in server.stdout if line.startswith("read"))
+            time.sleep(1.0)
+            run = next(
+                each["id"] for each in asked(f"{address}api/runs")["runs"] if each["place"].endswith(folder.name)
+            )
+            page = browser.new_page()
+            times = {}
+            for name, path in (("run", f"run/{run}"), ("samples", f"run/{run}/samples")):
+                began = time.monotonic()
+                response = page.goto(f"{address}{path}", wait_until="commit")
+                times[f"{name}: first byte"] = time.monotonic() - began
+                if response is None or not response.ok:
+                    continue
+                page.wait_for_selector("canvas" if name == "run" else "main article, main li, main tr")
+                times[f"{name}: first {'chart' if name == 'run' else 'sample'}"] = time.monotonic() - began
+            while not asked(f"{address}api/run/{run}/series?names=reward")["complete"]:
+                time.sleep(0.1)
+            times["run: all of the log read, after it was opened"] = time.monotonic() - began
+            middle = f"{address}api/run/{run}/series?names=reward&from={STEPS // 3 - 300}&to={STEPS // 3 + 300}"
+            began = time.monotonic()
+            zoomed = asked(middle)["series"]["reward"]
+            times["a zoom to 600 steps"] = time.monotonic() - began
+            assert min(zoomed["y"]) == 0.0, "the one bad step was lost"
+            page.close()
+            return times
+        finally:
+            server.terminate()
+            server.wait(20)
+
+
+def asked(address: str) -> Any:
+    with urllib.request.urlopen(address, timeout=60) as response:
+        return json.load(response)
+
+
+def drop_cache() -> bool:
+    """Whether the system's page cache could be dropped."""
+    try:
+        subprocess.run(["sync"], check=True)
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("make", "measure"))
+    parser.add_argument("folder", type=Path)
+    add_results_flag(parser, "board")
+    given = parser.parse_args()
+    if given.what == "make":
+        make(given.folder)
+        return
+    values = {**measure(given.folder), "steps": STEPS, "samples": SAMPLES}
+    print(json.dumps(values, indent=2))
+    if given.results:
+        write_results(given.results, values)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""How often each health rule is right: false alarms on healthy runs, misses and delays on runs with a planted fault.
+
+    python benchmarks/doctor/measure.py                       # both halves of the corpus that is here
+    python benchmarks/doctor/measure.py --half tune --details # every run with what was said of it
+    python benchmarks/doctor/measure.py --results             # and write results/doctor.json
+
+Every run is replayed: after each step the rules see what they would have seen then. A rule that speaks once in a run
+has spoken. `kinds.py` says which rules are right for which fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from kinds import KINDS
+from results_file import add_results_flag, write_results
+from split_corpus import HALVES, read_runs
+
+from whet.metrics.significance import share_interval
+from whet.report.health import RULES, findings
+from whet.report.record import eval_records, step_reports
+from whet.report.thinning import ThinnedLog
+
+HERE = Path(__file__).resolve().parent
+HEALTHY = "healthy"
+
+
+@dataclass(frozen=True)
+class ReplayedRun:
+    """What the rules said of a run: for each that spoke of a problem, the steps in which it did."""
+
+    name: str
+    kind: str
+    model: str
+    start: int
+    num_steps: int
+    spoke: Mapping[str, Sequence[int]]
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.kind == HEALTHY
+
+    def heard(self, names: Iterable[str]) -> int | None:
+        """The first step at or after the fault's in which one of the rules spoke."""
+        steps = [step for name in names for step in self.spoke.get(name, ()) if step >= self.start]
+        return min(steps, default=None)
+
+    def wrong(self) -> list[str]:
+        """Rules that spoke of what is not there: any of a healthy run, of a faulty one those that do not belong."""
+        if self.is_healthy:
+            return sorted(self.spoke)
+        kind = KINDS[self.kind]
+        fitting = kind.names | kind.follows
+        return sorted(
+            name
+            for name, steps in self.spoke.items()
+            if name not in fitting or any(step < self.start for step in steps)
+        )
+
+
+def replayed(run: Mapping[str, Any]) -> ReplayedRun:
+    log: ThinnedLog[Any] = ThinnedLog()
+    spoke: dict[str, list[int]] = {}
+    lines = run["lines"]
+    known: list[Any] = []
+    dtype = str(run["dtype"]).split(" ")[0]
+    num_steps = 0
+    for line in lines:
+        if "eval" in line:
+            known += eval_records([line])
+            continue
+        (report,) = step_reports([{**line, "health": []}])
+        log.append(replace(report, spread={}))
+        num_steps += 1
+        for finding in findings(log.items(), dtype, run.get("health_settings"), known):
+            if finding.is_problem:
+                spoke.setdefault(finding.name, []).append(report.step)
+    return ReplayedRun(run["name"], run["kind"], run["model"], run["start"], num_steps, spoke)
+
+
+def replay_all(runs: Sequence[Mapping[str, Any]], workers: int) -> list[ReplayedRun]:
+    if workers <= 1:
+        return [replayed(run) for run in runs]
+    with ProcessPoolExecutor(workers) as pool:
+        return list(pool.map(replayed, runs, chunksize=4))
+
+
+def share(count: int, total: int) -> dict[str, float]:
+    """A count with its share and the Wilson interval of it (95%)."""
+    if not total:
+        return {"count": 0, "of": 0}
+    low, high = share_interval(count / total, total)
+    return {"count": count, "of": total, "share": count / total, "low": low, "high": high}
+
+
+def by_rule(runs: Sequence[ReplayedRun]) -> dict[str, Any]:
+    """Of each rule: alarms on healthy runs, alarms on runs with another fault, and how many of its own it found."""
+    healthy = [run for run in runs if run.is_healthy]
+    steps = sum(run.num_steps for run in healthy)
+    found = {}
+    for name in RULES:
+        mine = [run for run in runs if not run.is_healthy and name in KINDS[run.kind].names]
+        fitting = [
+            run for run in runs if not run.is_healthy and name in KINDS[run.kind].names | KINDS[run.kind].follows
+        ]
+        others = [run for run in runs if not run.is_healthy and run not in fitting]
+        spoke = sum(len(run.spoke.get(name, ())) for run in healthy)
+        found[name] = {
+            "healthy": share(sum(name in run.spoke for run in healthy), len(healthy)),
+            "per 1,000 healthy steps": 1000 * spoke / steps if steps else 0.0,
+            "other faults": share(sum(name in run.spoke for run in others), len(others)),
+            "its faults": share(sum(run.heard([name]) is not None for run in mine), len(mine)),
+        }
+    return found
+
+
+def by_fault(runs: Sequence[ReplayedRun]) -> dict[str, Any]:
+    """Of each fault: how often a fitting rule spoke, how often one named it, after how many steps, and confusions."""
+    found: dict[str, Any] = {}
+    for name, kind in KINDS.items():
+        members = [run for run in runs if run.kind == name]
+        if not members:
+            continue
+        delays = [at - run.start for run in members if (at := run.heard(kind.names | kind.follows)) is not None]
+        named = [at - run.start for run in members if (at := run.heard(kind.names)) is not None]
+        wrong = Counter(rule for run in members for rule in run.wrong())
+        found[name] = {
+            "found": share(len(delays), len(members)),
+            "named": share(len(named), len(members)),
+            "delay": median(delays) if delays else None,
+            "named after": median(named) if named else None,
+            "named by": dict(Counter(rule for run in members for rule in kind.names if run.heard([rule]) is not None)),
+            "wrong": share(sum(bool(run.wrong()) for run in members), len(members)),
+            "wrong by": dict(wrong),
+        }
+    return found
+
+
+def summary(runs: Sequence[ReplayedRun]) -> dict[str, Any]:
+    healthy = [run for run in runs if run.is_healthy]
+    faulty = [run for run in runs if not run.is_healthy]
+    steps = sum(run.num_steps for run in healthy)
+    alarms = Counter(rule for run in healthy for rule in run.spoke)
+    found = [run.heard(KINDS[run.kind].names | KINDS[run.kind].follows) for run in faulty]
+    named = [run.heard(KINDS[run.kind].names) for run in faulty]
+    delays = [at - run.start for run, at in zip(faulty, found, strict=True) if at is not None]
+    return {
+        "runs": len(runs),
+        "steps": sum(run.num_steps for run in runs),
+        "healthy": {
+            "alarmed": share(sum(bool(run.spoke) for run in healthy), len(healthy)),
+            "per 1,000 steps": 1000
+            * sum(len({s for at in r.spoke.values() for s in at}) for r in healthy)
+            / max(steps, 1),
+            "by": dict(alarms.most_common()),
+        },
+        "faulty": {
+            "found": share(sum(at is not None for at in found), len(faulty)),
+            "named": share(sum(at is not None for at in named), len(faulty)),
+            "delay": median(delays) if delays else None,
+            "wrong": share(sum(bool(run.wrong()) for run in faulty), len(faulty)),
+        },
+        "rules": by_rule(runs),
+        "faults": by_fault(runs),
+    }
+
+
+def cell(of: Mapping[str, Any]) -> str:
+    return f"{of['count']}/{of['of']}" if of["of"] else "-"
+
+
+def told(half: str, found: Mapping[str, Any]) -> str:
+    lines = [
+        f"{half}: {found['runs']} runs, {found['steps']} steps",
+        f"  healthy runs with an alarm {cell(found['healthy']['alarmed'])} {found['healthy']['by']}",
+        f"  faults found {cell(found['faulty']['found'])}, named {cell(found['faulty']['named'])}, median delay "
+        f"{found['faulty']['delay']}, another rule spoke too {cell(found['faulty']['wrong'])}",
+        f"  {'fault':26}{'found':>8}{'named':>8}{'delay':>7}{'wrong':>8}",
+    ]
+    for name, each in found["faults"].items():
+        lines.append(
+            f"  {name:26}{cell(each['found']):>8}{cell(each['named']):>8}{each['delay'] or 0:7.0f}"
+            f"{cell(each['wrong']):>8}  {each['wrong by']}"
+        )
+    lines.append(f"  {'rule':30}{'healthy':>9}{'others':>9}{'its own':>9}")
+    for name, each in found["rules"].items():
+        columns = [cell(each[key]) for key in ("healthy", "other faults", "its faults")]
+        lines.append(f"  {name:30}" + "".join(f"{column:>9}" for column in columns))
+    return "\n".join(lines)
+
+
+def details(runs: Sequence[ReplayedRun]) -> str:
+    lines = []
+    for run in runs:
+        said = ", ".join(f"{name} {steps[0]}-{steps[-1]} ({len(steps)})" for name, steps in run.spoke.items())
+        missed = "" if run.is_healthy or run.heard(KINDS[run.kind].names | KINDS[run.kind].follows) else "MISSED "
+        lines.append(f"{run.name} (from {run.start} of {run.num_steps}): {missed}{said or 'nothing'}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--corpus", type=Path, default=HERE, help="folder with corpus-tune.jsonl.xz, corpus-sealed.jsonl.xz"
+    )
+    parser.add_argument("--half", choices=HALVES, action="append")
+    parser.add_argument("--only", default="", help="runs whose name holds this")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--details", action="store_true", help="every run with what was said of it")
+    add_results_flag(parser, "doctor")
+    options = parser.parse_args()
+    values: dict[str, Any] = {}
+    for half in options.half or HALVES:
+        path = options.corpus / f"corpus-{half}.jsonl.xz"
+        runs = [run for run in read_runs(path) if options.only in run["name"]]
+        done = replay_all(runs, options.workers)
+        values[half] = summary(done)
+        print(told(half, values[half]), flush=True)
+        if options.details:
+            print(details(done), flush=True)
+    if options.results:
+        write_results(options.results, values)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The logs of a run as flat rows under one set of names: tables, CSV, Parquet and trackers all use these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+COUNTS_PREFIX = "counts/"  # in front of a count whose name a metric has taken
+
+
+def step_row(line: Mapping[str, Any]) -> dict[str, Any]:
+    """One step of metrics.jsonl, flat: `reward` is the total and `reward/PART` a part, `seconds` all of the step and
+    `seconds/PHASE` one phase; metrics and counts keep their names. None for what was not finite."""
+    seconds = {name: value for name, value in line["seconds"].items() if value is not None}
+    row: dict[str, Any] = {"step": line["step"]}
+    if "total" in line["reward"]:
+        row["reward"] = line["reward"]["total"]
+    row |= {f"reward/{name}": value for name, value in line["reward"].items() if name != "total"}
+    row |= {name: value for name, value in line["metrics"].items() if name not in row}
+    for name, count in line["counts"].items():
+        row[f"{COUNTS_PREFIX}{name}" if name in row else name] = count
+    row["seconds"] = sum(seconds.values())
+    row |= {f"seconds/{name}": value for name, value in seconds.items()}
+    return {**row, "policy_version": line["policy_version"], "health": list(line["health"])}
+
+
+def eval_row(line: Mapping[str, Any]) -> dict[str, Any]:
+    """One evaluation of metrics.jsonl, flat."""
+    return {"step": line["step"], "eval": line["eval"], **line["result"], "seconds": line["seconds"].get("evaluate")}
+
+
+def sample_row(line: Mapping[str, Any]) -> dict[str, Any]:
+    """One line of samples.jsonl, flat: `reward/PART` for its parts, the turns of an episode as they are."""
+    parts = {f"reward/{name}": value for name, value in (line.get("parts") or {}).items()}
+    return {**{name: value for name, value in line.items() if name != "parts"}, **parts}
+
+
+def sample_reward(line: Mapping[str, Any]) -> float | None:
+    reward = line.get("reward")
+    return None if reward is None else float(reward)
