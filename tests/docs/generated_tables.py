@@ -1,5 +1,5 @@
-"""The tables of docs/rewards.md, config.md, pipelines.md and doctor.md, written from the code; measured numbers of every
-page, written from results/ (quoted_results.py).
+"""The tables of docs/rewards.md, config.md, pipelines.md and doctor.md, written from the code; measured numbers of
+every page, written from results/ (quoted_results.py).
 
     python tests/docs/generated_tables.py
 
