@@ -14,7 +14,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from whet.api.evaluation import EvalResult, evaluate
-    from whet.api.run import Run, load
+    from whet.api.run import Run, load, plot
     from whet.api.training import resume, train
     from whet.experiments.run_comparison import RunComparison, compare
     from whet.protocols import Callback
@@ -35,6 +35,7 @@ __all__ = [
     "compare",
     "evaluate",
     "load",
+    "plot",
     "register",
     "resume",
     "train",

@@ -140,12 +140,12 @@ def test_metrics_are_a_table_with_or_without_pandas(run, monkeypatch):
     assert set(rows[0]) == set(frame.columns)
     raw = lines(run.folder)[0]
     assert (
-        rows[0]["reward"] == raw["reward"]["total"] and rows[0]["reward.exact_answer"] == raw["reward"]["exact_answer"]
+        rows[0]["reward"] == raw["reward"]["total"] and rows[0]["reward/exact_answer"] == raw["reward"]["exact_answer"]
     )
     assert (
         rows[0]["samples"] == raw["counts"]["samples"] and rows[0]["gradient_norm"] == raw["metrics"]["gradient_norm"]
     )
-    parts = [value for name, value in rows[0].items() if name.startswith("seconds.")]
+    parts = [value for name, value in rows[0].items() if name.startswith("seconds/")]
     assert rows[0]["seconds"] == pytest.approx(sum(parts)) and parts
 
 

@@ -134,7 +134,7 @@ def test_the_notebook_runs_and_shows_progress(tmp_path):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    training, card, metrics, evals, plot, _, result = cells
+    training, card, metrics, evals, plot, panels, both, _, table, result = cells
     (progress,) = [
         each for each in training.outputs if each.output_type == "display_data"
     ]  # one output that was kept up to date, not a line per step
@@ -142,6 +142,11 @@ def test_the_notebook_runs_and_shows_progress(tmp_path):
     assert "<svg" in card.outputs[0]["data"]["text/html"]
     assert "<table" in metrics.outputs[0]["data"]["text/html"] and "<table" in evals.outputs[0]["data"]["text/html"]
     assert "<svg" in plot.outputs[0]["data"].get("image/svg+xml", plot.outputs[0]["data"].get("text/html", ""))
+    shown = [each.outputs[0]["data"]["image/svg+xml"] for each in (panels, both)]
+    assert all(f">{name}</text>" in shown[0] for name in ("kl", "entropy", "eval/accuracy"))
+    assert ">notebook-run</text>" in shown[1] and ">notebook-run-1</text>" in shown[1]
+    assert "<table" in table.outputs[0]["data"]["text/html"] and (tmp_path / "samples.csv").read_text().count("\n") > 8
+    assert sum(len(json.dumps(cell.outputs)) for cell in cells) < 400_000  # a saved notebook stays small
     assert "pass@4" in result.outputs[0]["data"]["text/plain"]
 
 

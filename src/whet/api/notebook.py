@@ -20,6 +20,7 @@ def in_notebook() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
+PAUSE = 0.25  # seconds between two updates at least: fast steps must not flood the page that shows them
 DRAWING_SHARE = 0.02  # at most this share of the time goes into drawing the curve
 
 
@@ -31,7 +32,7 @@ class NotebookDisplay:
         self._title, self._total, self._step = "", 0, 0
         self._lines: dict[str, str] = {}  # by what they are about, so that the newest stands for the older ones
         self._ended = ""
-        self._folder, self._figure, self._draw_at = "", "", 0.0
+        self._folder, self._figure, self._draw_at, self._show_at = "", "", 0.0, 0.0
 
     def started(self, summary: Mapping[str, Any]) -> None:
         self._folder = str((summary.get("facts") or {}).get("folder") or "")
@@ -47,7 +48,8 @@ class NotebookDisplay:
             self._lines[f"health: {finding.partition(':')[0]}"] = f"health: {finding}"
         if time.monotonic() >= self._draw_at:
             self._draw()
-        self._show()
+        if time.monotonic() >= self._show_at:
+            self._show()
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
         from whet.report.text import metric_text, words
@@ -87,3 +89,4 @@ class NotebookDisplay:
             self._handle = display(HTML(self.html()), display_id=True)
         else:
             self._handle.update(HTML(self.html()))
+        self._show_at = time.monotonic() + PAUSE

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.api.tables import table
+from whet.api.tables import table, write_table
 from whet.config.run_folder import CONFIG, is_locked, read_values
-from whet.report.rows import eval_row, step_row
+from whet.report.rows import eval_row, sample_row, step_row
 from whet.types import WhetError, did_you_mean
 
+WHAT = ("metrics", "evals", "samples")
+MOST_SMOOTH = 1_000_000
 SORTS = ("reward", "-reward", "tokens", "-tokens", "step", "-step")
 
 
@@ -113,11 +115,15 @@ class Run:
 
     def metrics(self) -> Any:
         """One row per step: reward and its parts, metrics, counts, seconds. A DataFrame where pandas is installed."""
-        return table([step_row(line) for line in self._lines() if "eval" not in line])
+        return table(self.rows("metrics"))
 
     def evals(self) -> Any:
         """One row per evaluation on held-out data. A DataFrame where pandas is installed."""
-        return table([eval_row(line) for line in self._lines() if "eval" in line])
+        return table(self.rows("evals"))
+
+    def samples_table(self) -> Any:
+        """One row per recorded completion. A DataFrame where pandas is installed."""
+        return table(self.rows("samples"))
 
     def samples(self, step: int | None = None, sort: str | None = None) -> list[dict[str, Any]]:
         """Recorded completions with their prompts and rewards; of one `step` (-1 is the last).
@@ -139,8 +145,30 @@ class Run:
         key, sign = sort.removeprefix("-"), -1 if sort.startswith("-") else 1
         return sorted(found, key=lambda line: (line[key] is None, sign * (line[key] or 0)))
 
-    def plot(self) -> RunFigure:
-        """The headline metric and what was trained, by step; a notebook shows it, `save` writes it."""
+    def export(self, path: str | Path, what: str = "metrics") -> Path:
+        """Write the metrics, evals or samples to a .csv or .parquet file."""
+        return write_table(self.rows(what), path)
+
+    def rows(self, what: str = "metrics") -> list[dict[str, Any]]:
+        """The metrics, evals or samples as flat dictionaries: what tables and exports are made of."""
+        if what == "metrics":
+            return [step_row(line) for line in self._lines() if "eval" not in line]
+        if what == "evals":
+            return [eval_row(line) for line in self._lines() if "eval" in line]
+        if what != "samples":
+            raise WhetError(f"a run has no {what!r}{did_you_mean(what, WHAT)}; give one of {', '.join(WHAT)}")
+        return [sample_row(line) for line in self.samples()]
+
+    def plot(self, *names: str, smooth: int = 0, against: Run | Sequence[Run] = ()) -> RunFigure:
+        """Metrics by step; a notebook shows the figure, `save` writes it. Without names: the headline metric and
+        what was trained.
+
+        Names are columns of `metrics()`, and `eval/NAME` for those of `evals()`; each has a panel. `smooth` is the
+        number of steps that each point is the mean of. `against` are runs to draw beside this one.
+        """
+        others = [against] if isinstance(against, Run) else list(against)
+        if names or others:
+            return plot([self, *others], *names, smooth=smooth)
         from whet.report.card import run_figure
 
         return RunFigure(run_figure(self.folder))
@@ -169,3 +197,25 @@ def load(folder: str | Path) -> Run:
     if not (path / CONFIG).is_file():
         raise WhetError(f"{path}: not a run folder (no {CONFIG}); `whet train` makes one, `whet runs` lists yours")
     return Run(path)
+
+
+def plot(runs: Run | Sequence[Run], *names: str, smooth: int = 0) -> RunFigure:
+    """Metrics of several runs in one figure, a line per run; without names: what all of them train, or evaluate.
+
+    Names are as in `Run.plot`.
+    """
+    from whet.report.card import metrics_figure
+    from whet.report.run import read_run
+
+    listed = [runs] if isinstance(runs, Run) else list(runs)
+    if not listed:
+        raise WhetError("there is no run to plot; give one or more: whet.plot([run, other], 'reward')")
+    if not 0 <= smooth <= MOST_SMOOTH:
+        raise WhetError(f"smooth is {smooth}; give a number of steps from 0 to {MOST_SMOOTH:,}")
+    folders: dict[str, Path | str] = {}
+    for each in listed:
+        name = each.folder.resolve().name
+        if name in folders:
+            name = "/".join(each.folder.resolve().parts[-2:])
+        folders[name if name not in folders else f"{name} ({len(folders) + 1})"] = each.folder
+    return RunFigure(metrics_figure(folders, names or [read_run(listed[0].folder).kind.goal], smooth))

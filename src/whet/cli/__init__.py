@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from whet import __version__
-from whet.cli import bench, board, cluster, evaluate, plan, runs, serve, text, train
+from whet.cli import bench, board, cluster, evaluate, plan, runs, serve, text, train, watch
 from whet.cli.data import data_app
 from whet.cli.label import label_app
 from whet.cli.options import APP_SETTINGS
@@ -54,6 +54,7 @@ for _commands in (
         train.commands,
         evaluate.commands,
         runs.commands,
+        watch.commands,
         text.commands,
         bench.commands,
         plan.commands,

@@ -143,6 +143,37 @@ def doctor(
         raise typer.Exit(1)
 
 
+def export(
+    run: Annotated[str, typer.Argument(help="A run folder.")],
+    what: Annotated[str, typer.Option("--what", help="metrics (one row per step), evals or samples.")] = "metrics",
+    form: Annotated[str | None, typer.Option("--format", help="csv or parquet; default: as the file's ending.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="File; without one, CSV is printed.")] = None,
+) -> None:
+    """Write the numbers or the completions of a run as CSV or Parquet, also while it is running.
+
+    Examples:
+
+      whet export runs/grpo-001 -o metrics.csv
+
+      whet export runs/grpo-001 --what samples -o samples.parquet
+
+    In CSV, a text that a spreadsheet would run as a formula has an apostrophe in front of it.
+    """
+    from whet import api
+    from whet.api.tables import FORMATS, csv_text, write_table
+    from whet.types import WhetError, did_you_mean
+
+    if form is not None and form not in FORMATS:
+        raise WhetError(f"--format is {form!r}{did_you_mean(form, FORMATS)}; give csv or parquet")
+    rows = api.load(run).rows(what)
+    if output is not None:
+        typer.echo(f"{write_table(rows, output, form)}  {len(rows)} rows")
+    elif form == "parquet":
+        raise WhetError("Parquet is not printed; give a file: -o metrics.parquet")
+    else:
+        typer.echo(csv_text(rows), nl=False)
+
+
 @commands.command()
 def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
     """Draw report.html of a run again, also while it is running."""
