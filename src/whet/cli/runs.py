@@ -143,6 +143,7 @@ def doctor(
         raise typer.Exit(1)
 
 
+@commands.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run folder.")],
     what: Annotated[str, typer.Option("--what", help="metrics (one row per step), evals or samples.")] = "metrics",
