@@ -119,6 +119,7 @@ def train(
         base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
         width = stated_width(model.config) if model is not None and model_name(model) is None else None
         resolved_config = resolved(method, base, layer, width=width)
+        check_trackers(resolved_config)
         if launch.size == 1 and resolved_config.scale.workers > 1:
             given = {
                 **{"method": method, "model": model, "tokenizer": tokenizer, "data": data, "eval_data": eval_data},
@@ -127,7 +128,6 @@ def train(
             }
             return _train_on_ray(resolved_config, train, given, callbacks, console)
         check_ranks(resolved_config, launch)
-        check_trackers(resolved_config)
         with claimed_by_first(crew, resolved_config, rows, eval_rows, model, tokenizer) as (final, folder):
             named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
             files = RunFiles(final, folder, command)
