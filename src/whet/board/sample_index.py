@@ -19,6 +19,7 @@ from whet.board.growing_log import GrowingLog, last_lines, line_at
 from whet.report.record import in_todays_names
 
 MOST_SAMPLES = 2_000_000  # that are kept track of
+MOST_NAMES, MOST_NAME = 100, 200  # parts of a reward and stop reasons, and characters of one
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class SampleIndex:
 
     def _clear(self) -> None:
         self._places, self._steps, self._tokens = array("q"), array("q"), array("q")
-        self._rewards, self._prompts = array("d"), array("q")
+        self._rewards, self._prompts, self._stops = array("d"), array("q"), array("q")
+        self._stop_codes: dict[str, int] = {}
+        self._parts: dict[str, array[float]] = {}  # of the reward; shorter than the others where the last ones lack it
         self._codes: dict[str, int] = {}
         self._names: list[str] = []
         self.num_damaged = 0  # lines that are no samples
@@ -98,11 +101,28 @@ class SampleIndex:
                 "reward": self._rewards[:],
                 "tokens": self._tokens[:],
                 "prompt": self._prompts[:],
+                "stop": self._stops[:],
             }
 
     def prompt_names(self) -> list[str]:
         with self._lock:
             return list(self._names)
+
+    def stop_names(self) -> list[str]:
+        """Why samples ended; the column `stop` has places of this list."""
+        with self._lock:
+            return list(self._stop_codes)
+
+    def part_names(self) -> list[str]:
+        with self._lock:
+            return sorted(self._parts)
+
+    def part(self, name: str) -> array[float]:
+        """A part of the reward of each sample; NaN where it has none."""
+        with self._lock:
+            found = self._parts.get(name, array("d"))[:]
+            found.extend([math.nan] * (len(self._places) - len(found)))
+            return found
 
     def line(self, place: int) -> dict[str, Any] | None:
         """The sample that begins there, as it was recorded; None where there is none (any more)."""
@@ -143,6 +163,17 @@ class SampleIndex:
         tokens = _number(line.get("tokens"))
         self._tokens.append(int(tokens) if 0 <= tokens < 2**53 else 0)
         self._prompts.append(code)
+        stop = str(line.get("stop", ""))[:MOST_NAME]
+        if stop not in self._stop_codes and len(self._stop_codes) >= MOST_NAMES:
+            stop = next(iter(self._stop_codes))
+        self._stops.append(self._stop_codes.setdefault(stop, len(self._stop_codes)))
+        parts = line.get("parts")
+        for name, value in parts.items() if isinstance(parts, dict) else ():
+            if name not in self._parts and len(self._parts) >= MOST_NAMES:
+                continue
+            column = self._parts.setdefault(name[:MOST_NAME], array("d"))
+            column.extend([math.nan] * (len(self._places) - 1 - len(column)))
+            column.append(_number(value))
 
 
 def parsed_sample(text: bytes) -> dict[str, Any] | None:
