@@ -323,9 +323,11 @@ def _run(
         with signals_wait():
             error = explained(crew, raised)
             if record is not None:
-                _break_off(error, folder, record, summary, display, is_untouched=files.is_new and not first.done)
-                if trackers is not None:
-                    trackers.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", summary)
+                is_untouched = files.is_new and not first.done
+                if is_untouched:  # while there is a folder: then it is given back
+                    _close_trackers(trackers, error, summary)
+                _break_off(error, folder, record, summary, display, is_untouched)
+                _close_trackers(trackers, error, summary)
             elif files.is_new:  # a resume that is refused leaves the run as it was
                 discard(folder)
         if error is raised:
@@ -537,6 +539,14 @@ def _trackers(config: Config, folder: Path) -> Trackers | None:
 
     kept = config.report
     return trackers_of(kept.trackers, kept.tracker_settings, folder, config_values(config), kept.samples_per_step)
+
+
+def _close_trackers(trackers: Trackers | None, error: BaseException, summary: Mapping[str, Any]) -> None:
+    """End what follows a run that broke; nothing is written in the place of a folder that is gone."""
+    from whet.train.run import FolderLost
+
+    if trackers is not None and not isinstance(error, FolderLost):
+        trackers.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", summary)
 
 
 def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
