@@ -362,4 +362,7 @@ def test_packing_loses_nothing_and_stores_nothing_twice():
         assert unpacked(record, table) == json.loads(json.dumps(toy.table(settings).record()))
     assert kept["tables"][0][1:] == kept["tables"][1][1:] and len(record["notes"]) == 2
     page = static_page(record)
-    assert written_tables(page) == record and "</script>" not in page.split('id="lab-data"')[1].split("</script>")[0]
+    assert (
+        written_tables(page) == record
+        and "<" not in page.split('id="lab-data" type="text/plain">')[1].split("</script>")[0]
+    )

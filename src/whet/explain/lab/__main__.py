@@ -1,4 +1,4 @@
-"""`python -m whet.explain.lab` writes docs/lab.html afresh: a quarter of an hour on one core.
+"""`python -m whet.explain.lab` writes docs/lab.html afresh: about six minutes of one core.
 
 With `--keep-tables` only what stands around the tables is written anew, in seconds. A last argument is another file.
 """

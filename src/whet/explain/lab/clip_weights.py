@@ -49,7 +49,7 @@ def rule_sliders(name: str) -> list[Slider]:
         used = {float(getattr(clip, each.name)) for clip in _used() if clip.name == name}
         wanted = [value for value in _by_interest(own, used) if _taken(kind, {each.name: value})]
         seen = _seen(usual)
-        if any(_seen(kind(**{each.name: value})) != seen for value in wanted):
+        if any(_seen(kind(**{each.name: value})) != seen for value in {min(wanted), max(wanted)} - {own}):
             choices[each.name] = (own, wanted)
     most = MOST_VALUES.get(len(choices), 2)
     return [

@@ -11,6 +11,7 @@ from whet.types import WhetError, did_you_mean
 
 LabSettings = Mapping[str, float | str]
 DIGITS = 4  # of every number in a table
+NOISE = 1e-12  # what is smaller is rounding
 PLACE_DIGITS = 8  # of where it lies: two sides of a jump are close together
 
 
@@ -194,6 +195,8 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
+        if abs(value) < NOISE:
+            return 0
         short = float(f"{value:.{digits}g}")
         return int(short) if short == int(short) else short
     return [rounded(each, digits) for each in value] if isinstance(value, list | tuple) else value

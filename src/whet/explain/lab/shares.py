@@ -146,7 +146,7 @@ def experiment() -> Experiment:
         (
             ("Liu et al. 2025, section 3", "2503.20783"),
             ("Ahmadian et al. 2024, eq. 6", "2402.14740"),
-            ("scale by the mean", "2602.02710"),
+            ("on dividing by the mean, 2026", "2602.02710"),
         ),
         (
             Slider("group_size", "completions per prompt, G", (2, 4, 8, 12), 8, whole=True),

@@ -143,12 +143,13 @@ const whet = (() => {
         width: Math.max(this.box.clientWidth, 120), height: spec.height, pxAlign: 0, legend: {show: false},
         cursor: {drag: {x: true, y: false}, points: {size: 7}, focus: {prox: 24}},
         scales: {
-          x: {time: false, distr: spec.x.log ? 3 : 1},
+          x: spec.x.log ? {time: false, distr: 3, range: (plot, low, high) => [low, high]} : {time: false},
           y: spec.y.log ? {distr: 3} : {range: (plot, low, high) => bounds(low, high, wanted, lines)},
         },
         axes: [
           {stroke: ink, font, ticks, grid: {stroke: rule, width: 1}, size: 28, space: 60,
             ...(spec.x.steps && !spec.x.log ? {incrs: whole()} : {}),
+            ...(spec.x.log ? {grid: {stroke: rule, width: 1, filter: (plot, splits) => powers(splits)}} : {}),
             values: (plot, splits) => splits.map(each => (each === null ? null : axisText(each, spec.x.percent)))},
           {stroke: ink, font, ticks, grid: {stroke: rule, width: 1}, size: 50, space: 34,
             ...(spec.y.log ? {filter: (plot, splits) => powers(splits), grid: {stroke: rule, width: 1, filter: (plot, splits) => powers(splits)}} : {}),
@@ -186,6 +187,7 @@ const whet = (() => {
         if (across) { to.moveTo(at, top); to.lineTo(at, top + height); } else { to.moveTo(left, at); to.lineTo(left + width, at); }
         to.stroke();
         to.font = font.replace('11px', 11 * devicePixelRatio + 'px');
+        to.textAlign = 'left'; to.textBaseline = 'alphabetic';  // the axes leave their own behind
         if (line.label) {
           if (across) to.fillText(line.label, at + 4 * devicePixelRatio, top + 11 * devicePixelRatio);
           else to.fillText(line.label, left + 5 * devicePixelRatio, at - 4 * devicePixelRatio);
@@ -290,7 +292,8 @@ const whet = (() => {
   function bounds(low, high, wanted, lines) {
     if (low === null || high === null) return [0, 1];
     const least = Math.min(low, ...lines), most = Math.max(high, ...lines);
-    const room = (most - least) * MARGIN || Math.abs(most) * 0.1 || 0.5;
+    const flat = most - least <= 1e-9 * Math.max(Math.abs(least), Math.abs(most));  // equal but for rounding
+    const room = (flat ? 0 : (most - least) * MARGIN) || Math.abs(most) * 0.1 || 0.5;
     const bottom = least >= 0 && least - room < 0 ? 0 : least - room;
     return [wanted[0] ?? bottom, wanted[1] ?? most + room];
   }

@@ -7,7 +7,7 @@ whet.lab = (() => {
   const COLUMNS = ['x', 'y', 'low', 'high'], SIDES = ['a', 'b'], FINE = 10, FRAME = 90;
   const api = root.dataset.api;
   const wordOf = {a: 'First setting', b: 'Second setting'};
-  let experiments = [], record = null, shown = null;
+  let experiments = [], record = null, shown = null, made = 0;
 
   // ---- tables of this page, packed as whet.explain.lab.packing says
   function unpacked(table) {
@@ -71,7 +71,8 @@ whet.lab = (() => {
     const number = Number(value);
     if (value === undefined || value === '' || !Number.isFinite(number)) return control.default;
     if (api) return Math.min(Math.max(control.whole ? Math.round(number) : number, control.span[0]), control.span[1]);
-    return control.values.reduce((best, each) => (Math.abs(each - number) < Math.abs(best - number) ? each : best));
+    const near = Math.min(Math.max(number, control.values[0]), control.values.at(-1));
+    return control.values.reduce((best, each) => (Math.abs(each - near) < Math.abs(best - near) ? each : best));
   }
 
   // ---- a slider runs over its stops; on the board it halts between them too
@@ -101,6 +102,8 @@ whet.lab = (() => {
     const label = element('label', 'control'), name = element('span', 'name'), output = element('output');
     const input = element('input');
     input.type = 'range';
+    input.id = `lab-control-${made += 1}`;
+    label.htmlFor = input.id;  // the output is nearer, and a label may name it instead
     Object.assign(input, {min: 0, max: stops(control).length - 1, step: api ? 1 / FINE : 1});
     input.value = positionOf(control, value);
     input.dataset.control = control.name;
@@ -171,9 +174,9 @@ whet.lab = (() => {
       const compared = Object.keys(this.experiment.compared).length > 0;
       if (this.comparing !== compared) parameters.set('compare', this.comparing ? 'yes' : 'no');
       if (this.comparing) {
-        const second = this.settings('b');
+        const second = this.settings('b'), follows = settled(this.experiment, {...first, ...this.experiment.compared});
         for (const [name, value] of Object.entries(second))
-          if (first[name] !== value && !this.experiment.shared.includes(name)) parameters.set('b.' + name, value);
+          if (follows[name] !== value && !this.experiment.shared.includes(name)) parameters.set('b.' + name, value);
       }
       const said = String(parameters);
       return '#' + this.experiment.name + (said ? '&' + said : '');
@@ -402,7 +405,9 @@ whet.lab = (() => {
   async function start() {
     if (api) experiments = await (await fetch(api)).json();
     else {
-      record = JSON.parse(JSON.parse(document.getElementById('lab-data').textContent));
+      const bytes = Uint8Array.from(atob(document.getElementById('lab-data').textContent), each => each.charCodeAt(0));
+      const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+      record = JSON.parse(await new Response(text).text());
       experiments = record.experiments;
     }
     root.classList.add('is-ready');
