@@ -261,7 +261,7 @@ def taught_calculator(out: Path, quick: bool) -> str:
     folder = out / "models" / "calculator"
     if not (folder / "run.json").is_file():
         values = read_toml(ROOT / "recipes" / "calculator_sft.toml")
-        less = {"steps": 20 if quick else 240, "model": {"device": "cpu", "threads": 1}}
+        less = {"steps": 20 if quick else 400, "model": {"device": "cpu", "threads": 1}}
         data = str(out / "data" / "calculator" / "demonstrations.jsonl")
         whet.train("sft", data=data, config=merged(values, less), folder=str(folder), console=False)
     return str(folder)
@@ -415,7 +415,7 @@ def planned_runs(options: argparse.Namespace) -> list[PlannedRun]:
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise SystemExit(f"two runs are called {next(name for name in names if names.count(name) > 1)}")
-    chosen = [run for run in runs if options.only in run.name]
+    chosen = [run for run in runs if any(each in run.name for each in options.only.split(","))]
     if options.quick:
         kinds: dict[str, list[PlannedRun]] = {}
         for run in chosen:
@@ -428,7 +428,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("corpus"), help="folder of everything")
     parser.add_argument("--workers", type=int, default=1, help="runs side by side")
-    parser.add_argument("--only", default="", help="runs whose name holds this")
+    parser.add_argument("--only", default="", help="runs whose name holds this, or one of these: A,B")
+    parser.add_argument("--part", default="", help="of the file's name; empty: cpu or gpu")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps of one run per kind: does it work?")
     parser.add_argument("--each", type=int, default=1, help="with --quick: runs of each kind")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -437,7 +438,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.0, help="start no run after so long; 0: no limit")
     parser.add_argument("--list", action="store_true", help="only name the runs")
     options = parser.parse_args()
-    options.part = "cpu" if options.model == "builtin" else "gpu"
+    options.part = options.part or ("cpu" if options.model == "builtin" else "gpu")
     if options.device == "cpu" and options.model != "builtin":
         import catalogue
 

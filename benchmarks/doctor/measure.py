@@ -11,6 +11,7 @@ has spoken. `kinds.py` says which rules are right for which fault.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kinds import KINDS
 from results_file import add_results_flag, write_results
+from rivals import is_rl
 from split_corpus import HALVES, read_runs
 
 from whet.metrics.significance import share_interval
@@ -44,6 +46,7 @@ class ReplayedRun:
     model: str
     start: int
     num_steps: int
+    is_rl: bool
     spoke: Mapping[str, Sequence[int]]
 
     @property
@@ -85,7 +88,7 @@ def replayed(run: Mapping[str, Any]) -> ReplayedRun:
         for finding in findings(log.items(), dtype, run.get("health_settings"), known):
             if finding.is_problem:
                 spoke.setdefault(finding.name, []).append(report.step)
-    return ReplayedRun(run["name"], run["kind"], run["model"], run["start"], num_steps, spoke)
+    return ReplayedRun(run["name"], run["kind"], run["model"], run["start"], num_steps, is_rl(run), spoke)
 
 
 def replay_all(runs: Sequence[Mapping[str, Any]], workers: int) -> list[ReplayedRun]:
@@ -175,6 +178,21 @@ def summary(runs: Sequence[ReplayedRun]) -> dict[str, Any]:
     }
 
 
+def beside_rivals(runs: Sequence[ReplayedRun], rivals: Mapping[str, Any]) -> dict[str, Any]:
+    """whet in the counts of rivals.py: RL runs alone, any alarm at all."""
+    healthy = [run for run in runs if run.is_rl and run.is_healthy]
+    faulty = [run for run in runs if run.is_rl and not run.is_healthy]
+    ours = {
+        "healthy": {"runs": len(healthy), "alarmed": sum(bool(run.spoke) for run in healthy), "critical": None},
+        "faulty": {
+            "runs": len(faulty),
+            "alarmed": sum(run.heard(run.spoke) is not None for run in faulty),
+            "named": sum(run.heard(KINDS[run.kind].names) is not None for run in faulty),
+        },
+    }
+    return {"whet": ours, **rivals}
+
+
 def cell(of: Mapping[str, Any]) -> str:
     return f"{of['count']}/{of['of']}" if of["of"] else "-"
 
@@ -217,6 +235,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="runs whose name holds this")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--details", action="store_true", help="every run with what was said of it")
+    parser.add_argument("--rivals", type=Path, help="what rivals.py wrote")
     add_results_flag(parser, "doctor")
     options = parser.parse_args()
     values: dict[str, Any] = {}
@@ -225,6 +244,9 @@ def main() -> None:
         runs = [run for run in read_runs(path) if options.only in run["name"]]
         done = replay_all(runs, options.workers)
         values[half] = summary(done)
+        if options.rivals:
+            found = json.loads(options.rivals.read_text())
+            values[half]["rivals"] = beside_rivals(done, found.get(half, {}))
         print(told(half, values[half]), flush=True)
         if options.details:
             print(details(done), flush=True)

@@ -41,9 +41,9 @@ def write_runs(path: Path, runs: Iterable[Mapping[str, Any]]) -> None:
 def halves(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """The runs of each kind in turn, in the order of a hash of their names."""
     found: dict[str, list[Mapping[str, Any]]] = {half: [] for half in HALVES}
-    kinds: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
+    kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for run in runs:
-        kinds.setdefault((run["kind"], run["model"] == "smollm2"), []).append(run)
+        kinds.setdefault((run["kind"], run["part"]), []).append(run)
     for (kind, _), members in sorted(kinds.items()):
         members.sort(key=lambda run: hashlib.sha256(run["name"].encode()).hexdigest())
         # the odd one goes by the kind's own hash, so that neither half is always the larger one
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--samples", action="store_true", help="keep the reward and length of every sample")
     options = parser.parse_args()
-    runs = [run for path in options.corpus for run in read_runs(path)]
+    runs = [{**run, "part": path.name} for path in options.corpus for run in read_runs(path)]
     names = Counter(run["name"] for run in runs)
     if names and names.most_common(1)[0][1] > 1:
         raise SystemExit(f"{names.most_common(1)[0][0]} is there twice")

@@ -350,10 +350,11 @@ def _run(
 
 
 def _schedule(config: Config) -> LoopSettings:
+    from whet.build.health import health_policy
     from whet.train.run import LoopSettings
 
     kept = config.report
-    return LoopSettings(config.steps, config.eval.every, kept.save_every, kept.keep_checkpoints)
+    return LoopSettings(config.steps, config.eval.every, kept.save_every, kept.keep_checkpoints, health_policy(config))
 
 
 def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards: Any, crew: Crew) -> Run:
