@@ -144,3 +144,13 @@ def test_words_in_a_figure_are_escaped(tmp_path: Path) -> None:
     first, second = made(tmp_path / "a<b>&"), made(tmp_path / "c")
     svg = whet.plot([first, second], "reward").svg
     assert "a&lt;b&gt;&amp;" in svg and ElementTree.fromstring(svg) is not None
+
+
+def test_every_line_of_a_figure_has_a_colour() -> None:
+    from whet.report import card
+    from whet.report.charts import NUM_TONES
+
+    style = (Path(card.__file__).parent / "templates" / "style.css").read_text()
+    for place in range(NUM_TONES):  # the page's own
+        assert f"--c{place}: {card.LIGHT[place]}" in style and f"--c{place}: {card.DARK[place]}" in style
+        assert f".line.s{place}" in card.FIGURE_STYLE

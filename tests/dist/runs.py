@@ -20,6 +20,7 @@ from whet.build.assembly import assemble
 from whet.config.config import resolved
 from whet.dist.ranks import ALONE, Ranks, joined_ranks, leave_ranks
 from whet.metrics.timer import PhaseTimer
+from whet.types import Sample
 
 STEPS = 2
 RL = {
@@ -51,9 +52,17 @@ def reported(name: str, ranks: Ranks) -> list[dict[str, Any]]:
     for step in range(1, STEPS + 1):
         report, samples = trainer.step(step, PhaseTimer())
         texts = [sample.completion for _, sample in samples]
-        lines.append({"metrics": {**report.metrics, **report.reward, **report.counts}, "texts": texts})
+        metrics = {**report.metrics, **report.reward, **report.counts, **_traced([each for _, each in samples])}
+        lines.append({"metrics": metrics, "texts": texts})
     lines.append({"metrics": trainer.evaluate(), "texts": []})
     return lines
+
+
+def _traced(samples: Sequence[Sample]) -> dict[str, float]:
+    """Sums over the tokens that are recorded; nothing where no method says what became of them."""
+    traces = [sample.trace for sample in samples if sample.trace is not None]
+    names = ("advantage", "weight", "logp") if traces else ()
+    return {f"traced {name}": sum(float(getattr(trace, name).abs().sum()) for trace in traces) for name in names}
 
 
 def main(file: str, names: Sequence[str]) -> None:

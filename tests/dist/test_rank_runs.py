@@ -33,6 +33,7 @@ def compared(names: list[str], size: int, folder: Path) -> None:
         for step, (found, wanted) in enumerate(zip(lines, expected[name], strict=True)):
             assert found["texts"] == wanted["texts"], (name, step)
             _assert_close(found["metrics"], wanted["metrics"], (name, step))
+    assert "grpo" not in expected or expected["grpo"][0]["metrics"]["traced weight"] > 0
 
 
 def _assert_close(found: dict[str, Any], wanted: dict[str, Any], where: tuple[str, int]) -> None:

@@ -1,5 +1,5 @@
-"""The tables of docs/rewards.md, docs/config.md and docs/pipelines.md, written from the code; measured numbers of every
-page, written from results/ (quoted_results.py).
+"""The tables of docs/rewards.md, config.md, pipelines.md and doctor.md, written from the code; measured numbers of
+every page, written from results/ (quoted_results.py).
 
     python tests/docs/generated_tables.py
 
@@ -106,10 +106,24 @@ def pipeline_table() -> str:
     return "\n".join(lines)
 
 
+def health_table() -> str:
+    """Every health rule: what it sees, when the same numbers are normal, of which runs, and how early."""
+    from whet.report.health import RULES
+
+    kinds = {"rl": "RL", "preference": "preferences", "sft": "SFT", "reward_model": "reward models"}
+    lines = ["| rule | sees | silent, or a note, when | runs | from step |", "|---|---|---|---|---|"]
+    for rule in RULES.values():
+        runs = "all" if len(rule.kinds) == len(kinds) else ", ".join(kinds[kind] for kind in rule.kinds)
+        name = f"`{rule.name}`" + (" (note)" if rule.is_note else "")
+        lines.append(f"| {name} | {escaped(rule.about)} | {escaped(rule.normal_when)} | {runs} | {rule.earliest} |")
+    return "\n".join(lines)
+
+
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "rewards.md": {"rewards": reward_table, "defences": defence_table, "templates": template_table},
     "config.md": {"keys": config_table},
     "pipelines.md": {"pipeline settings": pipeline_table},
+    "doctor.md": {"health rules": health_table},
 }
 
 

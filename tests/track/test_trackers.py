@@ -19,6 +19,7 @@ from whet import registry
 from whet.report.record import read_summary, sample_line, step_line
 from whet.track import find
 from whet.track.tracker import TrackedRun, TrackedStep, histogram, messages, sample_cells, shortened, tracked_step
+from whet.train.rl import RLTrainer
 from whet.types import WhetError
 
 
@@ -151,6 +152,22 @@ def test_a_run_that_breaks_closes_its_trackers(tmp_path: Path) -> None:
             **small,
         )  # fmt: skip
     assert Notebook.told[-1][:2] == ("close", "failed")
+
+
+def test_a_run_that_breaks_before_its_first_step_leaves_nothing_of_its_trackers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise WhetError("no")
+
+    monkeypatch.setattr(RLTrainer, "step", refuse)
+    small = {"steps": 2, "batch": {"prompts_per_step": 2, "group_size": 2}, "eval": {"prompts": 4}}
+    given = {"trackers": ["notebook", "tensorboard"]}
+    with pytest.raises(WhetError, match="no"):
+        whet.train("grpo", folder=str(tmp_path / "run"), report=given, console=False, **small)
+    assert Notebook.told[-1][:2] == ("close", "failed")
+    left = [each.name for each in (tmp_path / "run").iterdir()] if (tmp_path / "run").exists() else []
+    assert left in ([], ["lock"])
 
 
 def test_a_tracker_of_ones_own_is_registered() -> None:

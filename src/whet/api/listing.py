@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HEADS = ("run", "method", "model", "step", "status", "metric", "age")
 DEEPEST = 32  # folders below the one to look in
-HIDDEN = ("checkpoints", "start", "evals")  # folders inside a run that hold no runs
+HIDDEN = ("checkpoints", "start", "evals", "wandb", "tensorboard", "mlflow-artifacts")  # inside a run, without runs
 
 
 @dataclass(frozen=True)

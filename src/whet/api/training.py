@@ -119,6 +119,7 @@ def train(
         base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
         width = stated_width(model.config) if model is not None and model_name(model) is None else None
         resolved_config = resolved(method, base, layer, width=width)
+        check_trackers(resolved_config)
         if launch.size == 1 and resolved_config.scale.workers > 1:
             given = {
                 **{"method": method, "model": model, "tokenizer": tokenizer, "data": data, "eval_data": eval_data},
@@ -127,7 +128,6 @@ def train(
             }
             return _train_on_ray(resolved_config, train, given, callbacks, console)
         check_ranks(resolved_config, launch)
-        check_trackers(resolved_config)
         with claimed_by_first(crew, resolved_config, rows, eval_rows, model, tokenizer) as (final, folder):
             named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
             files = RunFiles(final, folder, command)
@@ -323,9 +323,11 @@ def _run(
         with signals_wait():
             error = explained(crew, raised)
             if record is not None:
-                _break_off(error, folder, record, summary, display, is_untouched=files.is_new and not first.done)
-                if trackers is not None:
-                    trackers.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", summary)
+                is_untouched = files.is_new and not first.done
+                if is_untouched:  # while there is a folder: then it is given back
+                    _close_trackers(trackers, error, summary)
+                _break_off(error, folder, record, summary, display, is_untouched)
+                _close_trackers(trackers, error, summary)
             elif files.is_new:  # a resume that is refused leaves the run as it was
                 discard(folder)
         if error is raised:
@@ -350,10 +352,11 @@ def _run(
 
 
 def _schedule(config: Config) -> LoopSettings:
+    from whet.build.health import health_policy
     from whet.train.run import LoopSettings
 
     kept = config.report
-    return LoopSettings(config.steps, config.eval.every, kept.save_every, kept.keep_checkpoints)
+    return LoopSettings(config.steps, config.eval.every, kept.save_every, kept.keep_checkpoints, health_policy(config))
 
 
 def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards: Any, crew: Crew) -> Run:
@@ -537,6 +540,14 @@ def _trackers(config: Config, folder: Path) -> Trackers | None:
 
     kept = config.report
     return trackers_of(kept.trackers, kept.tracker_settings, folder, config_values(config), kept.samples_per_step)
+
+
+def _close_trackers(trackers: Trackers | None, error: BaseException, summary: Mapping[str, Any]) -> None:
+    """End what follows a run that broke; nothing is written in the place of a folder that is gone."""
+    from whet.train.run import FolderLost
+
+    if trackers is not None and not isinstance(error, FolderLost):
+        trackers.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", summary)
 
 
 def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:

@@ -172,11 +172,11 @@ class RunReader:
     def view(self) -> RunView:
         with self._lock:
             state, (summary, problem) = self._state(), self.summary()
-            steps = tuple(state.kept.items())
+            steps, status = tuple(state.kept.items()), self.status()
+            summary = {**summary, "status": status}  # a run that was killed did not write that it was
             record = RunRecord(self.folder, summary, self.config(), steps, tuple(state.evals), (), (), state.totals)
             remarks = [problem] if problem else []
             remarks += _remarks(state, summary)
-            status = self.status()
             spans = _spans(state, record)
             return RunView(record, status, self.is_complete, spans, tuple(remarks), self.generation)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 
 from whet import web
 from whet.board import (
@@ -20,6 +21,7 @@ from whet.board import (
 from whet.board.access import BoardAccess
 from whet.board.server import Board, BoardApp, serve_asset
 
+STREAM_SECONDS = 1.0  # that streams get to end when the server is stopped
 FAMILIES = (
     runs_page,
     run_page,
@@ -56,7 +58,10 @@ class BoardServer:
         self._server.start(app.made())
 
     def stop(self) -> None:
-        self.board.watcher.stop()
+        self.board.watcher.stop()  # its streams end by themselves
+        until = time.monotonic() + STREAM_SECONDS
+        while self.board.watcher.num_listeners > 0 and time.monotonic() < until:
+            time.sleep(0.02)
         self._server.stop()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import secrets
 import threading
@@ -32,6 +33,7 @@ from whet.report.pages import render
 from whet.report.record import SAMPLES
 from whet.types import WhetError
 
+logger = logging.getLogger(__name__)
 MOST_BODY = 1 << 20  # bytes
 BODY_SECONDS = 20.0
 MOST_READERS = 16  # runs that are kept up with at a time
@@ -171,6 +173,9 @@ class BoardApp:
                 return _sent(refused(refusal, as_json))
             except WhetError as error:
                 return _sent(refused(Refusal(422, str(error)), as_json))
+            except Exception:
+                logger.exception("the board could not answer %s", address[:200])
+                return _sent(refused(Refusal(500, "the board failed at this; its terminal says how"), as_json))
 
         return answer
 

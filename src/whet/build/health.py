@@ -9,8 +9,11 @@ from typing import Any
 from whet.config.config import Config, PolicyConfig, PreferenceConfig, flattened
 from whet.objective import preset_named, with_changes
 from whet.objective.axes import family_of
-from whet.report.health import SETTINGS
+from whet.report.health import RULES, SETTINGS
+from whet.report.kinds import RL
 from whet.reward import RewardPart
+from whet.train.health_actions import HealthAction, HealthPolicy
+from whet.types import WhetError, did_you_mean
 
 
 def health_settings(config: Config, parts: Sequence[RewardPart] = ()) -> dict[str, Any]:
@@ -24,3 +27,23 @@ def health_settings(config: Config, parts: Sequence[RewardPart] = ()) -> dict[st
             values |= {f"objective.{axis}.{each.name}": getattr(component, each.name) for each in fields(component)}
     values["reward.parts"] = [part.name for part in parts]
     return {name: values[name] for name in SETTINGS if name in values}
+
+
+def health_policy(config: Config) -> HealthPolicy:
+    """What the run does about its problems; a name that no rule of such a run has is an error."""
+    section = config.health
+    kinds = {RL if config.kind == "policy" else config.kind}
+    if isinstance(config, PreferenceConfig) and config.preference.online:
+        kinds.add(RL)
+    # what the clock says is not recorded with the steps, and a note is no problem
+    able = [rule for rule in RULES.values() if not rule.is_timed and not rule.is_note and kinds & set(rule.kinds)]
+    known = {rule.name.lower(): rule.name for rule in able}
+    chosen: dict[str, HealthAction] = {}
+    for given, action in section.on_problem.items():
+        name = given.lower().replace("_", " ")
+        if name not in known:
+            names = ", ".join(each.replace(" ", "_") for each in known.values())
+            hint = did_you_mean(name, known) or f"; it has {names}"
+            raise WhetError(f"health.on_problem.{given}: no rule of such a run finds a problem of this name{hint}")
+        chosen[known[name]] = action
+    return HealthPolicy(chosen, section.after_steps, section.rate_factor)

@@ -115,6 +115,35 @@ def _compare_runs(runs: list[str], folder: str | None, as_json: bool) -> None:
 
 
 @commands.command()
+def doctor(
+    run: Annotated[str, typer.Argument(help="A run folder, finished or not.")],
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, max=MOST_STEPS, help="Look at the run as it was after this step.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is wrong with a run, since when, why, and which setting to change; also while it is running.
+
+    Examples:
+
+      whet doctor runs/grpo-001
+
+      whet doctor runs/grpo-001 --step 40 --json
+
+    Ends with 0 where the run is healthy, with 1 where a problem holds. docs/doctor.md lists the rules.
+    """
+    from whet.report.doctor import doctor_report, doctor_text
+
+    found = doctor_report(run, step)
+    if as_json:
+        print_json(found.values())
+    else:
+        typer.echo(doctor_text(found))
+    if not found.is_healthy:
+        raise typer.Exit(1)
+
+
+@commands.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run folder.")],
     what: Annotated[str, typer.Option("--what", help="metrics (one row per step), evals or samples.")] = "metrics",

@@ -28,6 +28,7 @@ from whet.config.sections import (
     DemonstrationSection,
     EnvSection,
     EvalSection,
+    HealthSection,
     ModelSection,
     ObjectiveChanges,
     OptimizerSection,
@@ -79,6 +80,7 @@ class RunConfig(Section):
     scale: ScaleSection = ScaleSection()
     eval: EvalSection = EvalSection()
     report: ReportSection = ReportSection()
+    health: HealthSection = HealthSection()
 
     def samples(self) -> bool:
         """True where the run writes completions, in training or in evaluation."""

@@ -522,6 +522,29 @@ class EvalSection(Section):
     by: str = Field("", description="column of the eval rows; each of its values gets a metric of its own")
 
 
+class HealthSection(Section):
+    on_problem: dict[str, Literal["stop", "checkpoint", "lower_rate"]] = Field(
+        {},
+        description="what to do about a problem, by the name of its rule (docs/doctor.md): KL_runaway = lower_rate",
+    )
+    after_steps: int = Field(
+        3, ge=1, le=MOST_STEPS, description="consecutive steps in which the problem must hold before that is done"
+    )
+    rate_factor: float = Field(
+        0.5, ge=0.001, le=0.999, description="lower_rate multiplies the learning rate with this, each time"
+    )
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if not self.on_problem and (self.after_steps != 3 or self.rate_factor != 0.5):
+            raise ValueError(
+                "after_steps and rate_factor have no effect without health.on_problem; give it, or drop them"
+            )
+        if self.rate_factor != 0.5 and "lower_rate" not in self.on_problem.values():
+            raise ValueError("rate_factor has no effect: no problem in health.on_problem lowers the rate; drop it")
+        return self
+
+
 class ReportSection(Section):
     save_every: int = Field(10, ge=1, le=MOST_STEPS, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, le=MOST_STEPS, description="checkpoints to keep; older ones are deleted")

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from statistics import fmean
 
-from whet.report.charts import DARK, LIGHT, Point, Series, line_chart
+from whet.report.charts import NUM_TONES, Point, Series, line_chart
 from whet.report.pages import render
 from whet.report.record import METRICS, read_lines
 from whet.report.rows import eval_row, step_row
@@ -16,6 +16,9 @@ from whet.report.run import read_run, verdict
 from whet.report.run_page import main_series, problems, tiles
 from whet.types import WhetError, did_you_mean
 
+# the tones of a page's style sheet
+LIGHT = ("#0f766e", "#c2620a", "#4f5bd5", "#b83280", "#6b8e23", "#0e7fb8", "#8b6f4e", "#8a8f98")
+DARK = ("#3fb8a9", "#f0a052", "#8f9bff", "#ee7fb8", "#a6c662", "#5cbcf0", "#c9a87e", "#7d858f")
 EVAL = "eval/"  # in front of the metrics of evaluations
 MOST_LISTED = 30  # names in an error
 
@@ -126,7 +129,7 @@ def _legend(names: list[str]) -> str:
     parts, x = [], 46.0
     for place, name in enumerate(names):
         parts.append(
-            f'<circle class="key s{place % len(LIGHT)}" cx="{x:.0f}" cy="-9" r="4"/>'
+            f'<circle class="key s{place % NUM_TONES}" cx="{x:.0f}" cy="-9" r="4"/>'
             f'<text class="tick" x="{x + 9:.0f}" y="-5">{escape(name)}</text>'
         )
         x += 32 + 6.2 * len(name)

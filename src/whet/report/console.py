@@ -99,9 +99,10 @@ class Console:
             self._printed_at = now
             self._write(step_text(report, self._total, self._eta()))
         for text in report.health:
-            name = recorded_finding(text).name  # the same finding with the numbers of a later step is no news
-            if name not in self._reported:
-                self._reported.add(name)
+            found = recorded_finding(text)
+            # the same finding with the numbers of a later step is no news; what the run does about it is
+            if found.name not in self._reported or not found.is_problem:
+                self._reported.add(found.name)
                 self._write(f"  health: {text}")
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:

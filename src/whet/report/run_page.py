@@ -22,6 +22,7 @@ from whet.report.charts import (
     spread_chart,
     value_scale,
 )
+from whet.report.health import ACTIONS
 from whet.report.kinds import RL, Measure, Shown, metric, reward_part
 from whet.report.pages import Figure, LegendEntry, PageTable, TextCard, Tile, render_live, write_page
 from whet.report.run import RunRecord, StepTotals, read_run, started_on, verdict
@@ -100,6 +101,7 @@ def html_report(folder: Path | str, summary: Mapping[str, Any] | None = None) ->
         phases=phases(run),
         num_steps=run.totals.num_steps,
         problems=problems(run),
+        actions=actions(run),
         notes=[finding for finding in run.findings() if not finding.is_problem],
         samples=sample_columns(run),
         counts=count_table(run.totals),
@@ -322,16 +324,25 @@ def phases(run: RunRecord) -> list[LegendEntry]:
     ]
 
 
+def actions(run: RunRecord) -> list[dict[str, str]]:
+    """What the run did about its problems, with the steps in which it did."""
+    return [entry for entry in _entries(run, problems=False) if entry["name"] in ACTIONS.values()]
+
+
 def problems(run: RunRecord) -> list[dict[str, str]]:
     """Every problem that held in any step, with the steps in which it did."""
+    return _entries(run, problems=True)
+
+
+def _entries(run: RunRecord, problems: bool) -> list[dict[str, str]]:
     entries = []
     for span in run.finding_spans():
-        if not span.finding.is_problem:
+        if span.finding.is_problem != problems:
             continue
         steps = f"step {span.first}" if span.first == span.last else f"steps {span.first} to {span.last}"
         if span.num_steps < span.last - span.first + 1:
             steps = f"{span.num_steps} of the {steps}"
-        when = f"{steps}, {'still true at the end' if span.holds else 'over by the end'}"
+        when = f"{steps}, {'still true at the end' if span.holds else 'over by the end'}" if problems else steps
         entries.append({"name": span.finding.name, "sentence": span.finding.sentence, "when": when})
     return entries
 

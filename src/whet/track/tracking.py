@@ -107,6 +107,8 @@ class Trackers:
 
     def close(self, status: str, summary: Mapping[str, Any]) -> None:
         """End what is still open; a run that broke off comes here without `finished`."""
+        if not any(each.is_open for each in self._services):
+            return
         texts = summary_texts({**summary, "status": status})
         for each in self._open():
             with self._guarded(each, "closing it"):

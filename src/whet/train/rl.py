@@ -137,6 +137,7 @@ class RLTrainer:
         self._evaluator, self._optimizer_settings, self._ranks = evaluator, optimizer, ranks
         self._memory: Memory = {}
         self._version = 0
+        self.rate_factor = 1.0  # what is left of the scheduled learning rate
         self._train_state = TrainState(
             models.policy,
             adamw(models.policy.model, optimizer),
@@ -183,7 +184,7 @@ class RLTrainer:
         groups = self._select(rollout, number)
         batch = self._annotate(self._pack(groups, rollout.part_weights), groups, timer)
         batch, self._memory = self._objective.advantage(batch, self._memory)
-        rate = scheduled_rate(self._optimizer_settings, number, self._settings.steps)
+        rate = self.rate_factor * scheduled_rate(self._optimizer_settings, number, self._settings.steps)
         source = self._models.demonstrations
         shown = [] if source is None else source.rows(groups)
         samples = [(group.prompt, sample) for group in groups for sample in group.samples]

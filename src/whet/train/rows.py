@@ -74,6 +74,7 @@ class RowTrainer:
         self._optimizer = adamw(model, optimizer)
         self._cursor = Cursor(num_rows, seed)
         self._version = 0  # of the weights: the steps taken
+        self.rate_factor = 1.0  # what is left of the scheduled learning rate
         model.train()
 
     def take_rows(self, count: int) -> list[int]:
@@ -89,7 +90,7 @@ class RowTrainer:
         counts: Mapping[str, int],
     ) -> StepReport:
         """One optimizer step. `accumulate` adds up the gradient and returns the loss and other metrics."""
-        rate = scheduled_rate(self._optimizer_settings, number, self._steps)
+        rate = self.rate_factor * scheduled_rate(self._optimizer_settings, number, self._steps)
         set_learning_rate(self._optimizer, rate)
         with timer.phase("train"):
             self._optimizer.zero_grad(set_to_none=True)

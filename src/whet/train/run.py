@@ -36,6 +36,7 @@ from whet.model.finite import non_finite_weight
 from whet.report.health import diagnosis
 from whet.report.record import EvalRecord, RunRecorder, cut_back, eval_records, read_metrics, step_reports
 from whet.report.thinning import ThinnedLog
+from whet.train.health_actions import HealthAction, HealthPolicy, HealthWatch
 from whet.types import Prompt, RunFailed, Sample, StepReport
 
 
@@ -62,6 +63,14 @@ class Trainer(Protocol):
     def evaluate(self) -> dict[str, float]:
         """Metrics on eval data; empty where there is none."""
         ...
+
+    @property
+    def rate_factor(self) -> float:
+        """What is left of the scheduled learning rate."""
+        ...
+
+    @rate_factor.setter
+    def rate_factor(self, value: float) -> None: ...
 
     def state(self) -> dict[str, Any]:
         """What the next step depends on besides the tensors, as JSON."""
@@ -90,6 +99,7 @@ class LoopSettings:
     eval_every: int  # 0: only before the first and after the last step
     save_every: int
     keep_checkpoints: int
+    health: HealthPolicy = field(default_factory=HealthPolicy)
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,9 @@ class _Progress:
     after: dict[str, float] = field(default_factory=dict)
     evaluated_at: int = -1
     tokens: int = 0
+    streaks: dict[str, int] = field(default_factory=dict)  # steps for which problems have held that are acted on
+    rate_factor: float = 1.0  # what is left of the scheduled learning rate
+    stopped: str = ""  # the problem that ended the run early
 
 
 def notify(callbacks: Sequence[object], event: str, *arguments: Any) -> None:
@@ -159,6 +172,10 @@ def run_training(
     for earlier in step_reports(lines):
         history.append(_for_checks(earlier))
     evals = eval_records(lines)
+    watch = HealthWatch(settings.health, dict(progress.streaks), progress.rate_factor)
+    progress.stopped = ""
+    if watch.rate_factor != 1:
+        trainer.rate_factor = watch.rate_factor
     spent = _spent(lines)
     everyone = [record, *callbacks]
     notify(everyone, "started", summary)
@@ -213,20 +230,21 @@ def run_training(
             with _memory_in_words(f"step {step}", folder):
                 report, samples = trainer.step(step, timer)
             health = diagnosis([*history.items(), report], precision, health_settings, evals)
-            report = replace(report, health=health, seconds=timer.seconds)
+            taken = _actions(watch, health, progress, trainer, ranks)
+            report = replace(report, health=(*health, *taken.values()), seconds=timer.seconds)
             history.append(_for_checks(report))
             _add(spent, timer.seconds)
             progress.step = step
             progress.tokens += report.counts.get("tokens", 0)
             _refuse_lost(record, step)
             notify(everyone, "stepped", report, samples)
-            done = step == settings.steps or trainer.ended_early is not None
+            done = step == settings.steps or trainer.ended_early is not None or "stop" in taken
             stops, disagreement = agree_on_step(ranks, trainer.model, report, samples, stopping.is_set())
             if disagreement:
                 raise RunFailed(disagreement)
             if done or (settings.eval_every and step % settings.eval_every == 0):
                 evaluate(step)
-            if done or stops or step % settings.save_every == 0:
+            if done or stops or "checkpoint" in taken or step % settings.save_every == 0:
                 save(step)
                 saved = step
             # several ranks stop together: a signal that came to one meanwhile counts at the next step
@@ -235,7 +253,21 @@ def run_training(
     if saved != progress.step:  # the signal came after its step had been looked at
         save(progress.step)
     _refuse_lost(record, progress.step)
-    return _result(progress, settings.steps, trainer.ended_early, spent)
+    return _result(progress, settings.steps, trainer.ended_early or progress.stopped or None, spent)
+
+
+def _actions(
+    watch: HealthWatch, health: Sequence[str], progress: _Progress, trainer: Trainer, ranks: Ranks
+) -> dict[HealthAction, str]:
+    """What is done about the problems of a step. Every rank does what the first one decides."""
+    if not watch.policy.on_problem:
+        return {}
+    taken = watch.look(ranks.first(lambda: tuple(health)))
+    progress.streaks, progress.rate_factor = watch.streaks, watch.rate_factor
+    if "lower_rate" in taken:
+        trainer.rate_factor = watch.rate_factor
+    progress.stopped = taken.get("stop", "")
+    return taken
 
 
 def _refuse_lost(record: RunRecorder, step: int) -> None:

@@ -84,3 +84,10 @@ def test_rules_are_told_apart_and_say_what_they_are_about() -> None:
     for name, rule in RULES.items():
         assert name == rule.name and rule.about and rule.normal_when and rule.kinds and rule.earliest >= 1
         assert set(rule.hides) <= set(RULES) | {"uniform groups"}
+
+
+def test_every_rule_covers_a_row_of_the_failure_lists_and_the_page_names_no_other() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    rows = [line.split("|") for line in page.partition("failure lists of the field")[2].splitlines() if "`" in line]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row[2])}
+    assert len(rows) > 25 and named == set(RULES)

@@ -292,7 +292,8 @@ const whet = (() => {
   function bounds(low, high, wanted, lines) {
     if (low === null || high === null) return [0, 1];
     const least = Math.min(low, ...lines), most = Math.max(high, ...lines);
-    const room = (most - least) * MARGIN || Math.abs(most) * 0.1 || 0.5;
+    const flat = most - least <= 1e-9 * Math.max(Math.abs(least), Math.abs(most));  // equal but for rounding
+    const room = (flat ? 0 : (most - least) * MARGIN) || Math.abs(most) * 0.1 || 0.5;
     const bottom = least >= 0 && least - room < 0 ? 0 : least - room;
     return [wanted[0] ?? bottom, wanted[1] ?? most + room];
   }

@@ -3,13 +3,14 @@
 A rule is a value in `RULES`; `findings` asks those of a run's kind. The files are the topics.
 """
 
-from whet.report.health.finding import FindingSpan, HealthFinding, recorded_finding
+from whet.report.health.finding import ACTIONS, FindingSpan, HealthFinding, recorded_finding
 from whet.report.health.history import History, history_of
-from whet.report.health.registry import RULES, diagnosis, finding_spans, findings, notes, rules_of
+from whet.report.health.registry import RULES, diagnosis, finding_spans, findings, notes, rules_of, since_when
 from whet.report.health.rule import HealthRule
 from whet.report.health.settings import SETTINGS
 
 __all__ = [
+    "ACTIONS",
     "FindingSpan",
     "HealthFinding",
     "HealthRule",
@@ -23,4 +24,5 @@ __all__ = [
     "notes",
     "recorded_finding",
     "rules_of",
+    "since_when",
 ]

@@ -68,13 +68,15 @@ def note(evidence: str, cause: str) -> HealthFinding:
     return HealthFinding("", f"{evidence}: {cause}.", is_problem=False, evidence=evidence, cause=cause)
 
 
+# what a run may do about a problem, and what it records it as; no problems themselves
+ACTIONS = {"stop": "run stopped", "checkpoint": "checkpoint saved", "lower_rate": "rate lowered"}
 KNOWN_NAME = re.compile(r"[A-Za-z][A-Za-z -]{2,38}")
 NUMBERS = re.compile(r"[-+]?\d[\d.,]*")
 
 
 def recorded_finding(text: str) -> HealthFinding:
-    """A problem as `HealthFinding.text` wrote it; one of a run of 0.1 has no name and is known by its words."""
+    """A problem or an action as it was recorded; a problem of a run of 0.1 has no name and is known by its words."""
     name, colon, sentence = text.partition(": ")
     if colon and KNOWN_NAME.fullmatch(name):
-        return HealthFinding(name, sentence)
+        return HealthFinding(name, sentence, is_problem=name not in ACTIONS.values())
     return HealthFinding(NUMBERS.sub("", text), text)

@@ -118,15 +118,25 @@ def finding_spans(
             spans[finding.name] = FindingSpan(shown, first, step, count, holds)
     for finding in now:
         if finding.is_problem and RULES[finding.name].is_timed:
-            first, count = _holding(steps, RULES[finding.name])
+            first, count = since_when(finding.name, steps, dtype, settings, evals)
             spans[finding.name] = FindingSpan(finding, first, end, count, True)
     last = [FindingSpan(each, end, end, 1, True) for each in now if not each.is_problem]
     return (*spans.values(), *last)
 
 
-def _holding(steps: Sequence[StepReport], rule: HealthRule) -> tuple[int, int]:
-    """Since which step a rule that nobody recorded has spoken without a break, and in how many steps."""
+def since_when(
+    name: str,
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
+) -> tuple[int, int]:
+    """Since which step a rule that speaks now has spoken without a break, and in how many steps, by asking it again."""
     count = 1
-    while count < min(len(steps), MOST_REPLAYED) and rule.find(history_of(steps[:-count])) is not None:
+    while count < min(len(steps), MOST_REPLAYED):
+        earlier = steps[: len(steps) - count]
+        known = [each for each in evals if each.step <= earlier[-1].step]
+        if RULES[name].find(history_of(earlier, dtype, settings, known)) is None:
+            break
         count += 1
     return steps[-count].step, count
