@@ -25,7 +25,7 @@ WITHOUT_REFILL = tuple(name for name in METHODS if name != "dapo")
 ALL_METHODS = (
     *("reinforce", "rloo", "remax", "reinforce_pp", "reinforce_pp_baseline", "grpo", "grpo_r1", "dr_grpo", "dapo"),
     *("gspo", "gspo_token", "luspo", "cispo", "gmpo", "sapo", "grpo_segment", "lambda_grpo", "opo", "maxrl"),
-    *("dppo_tv", "dppo_kl", "vespo", "clip_cov", "kl_cov", "ppo", "ppo_dual", "ppo_penalty", "vapo"),
+    *("pass_at_k", "dppo_tv", "dppo_kl", "vespo", "clip_cov", "kl_cov", "ppo", "ppo_dual", "ppo_penalty", "vapo"),
     *("gdpo", "grpo_process", "pmd_mean", "topr", "m2po", "bapo", "rewards_as_labels", "ce_gppo", "dcpo", "aspo"),
     *("fipo", "delta_l"),
 )
@@ -230,12 +230,15 @@ def _optimisation() -> Iterator[PlannedRun]:
         rate = (1e-9, 0.3, 1e-9, 1.0)[place % 4]
         settings = rl(method, 140 + place, 45, _difficulty(place), critic={"learning_rate": rate})
         yield _run("broken critic", place, method, settings, strength=f"its learning rate {rate:g}")
-    for place, method in enumerate(("reinforce", "dr_grpo", "rloo", "remax", "opo", "dr_grpo", "reinforce", "rloo")):
-        # early, while completions still differ: of one that is certain even a huge advantage has no gradient
-        at, size = (10, 12, 14)[place % 3], (100.0, 300.0, 1000.0)[place % 3]
-        reward = {"parts": [plant("outlier", at=at, size=size)]}
-        settings = rl(method, 1150 + place, 45, _difficulty(place), reward=reward, eval={"prompts": 0})
-        yield _run("one huge reward", place, method, settings, start=at, strength=f"{size:g} at step {at}")
+    for seed, steps in ((150, (20, 25, 30)), (1150, (10, 12, 14))):
+        for place, method in enumerate(
+            ("reinforce", "dr_grpo", "rloo", "remax", "opo", "dr_grpo", "reinforce", "rloo")
+        ):
+            # of a completion that is certain even a huge advantage has no gradient: not all of them take hold
+            at, size = steps[place % 3], (100.0, 300.0, 1000.0)[place % 3]
+            reward = {"parts": [plant("outlier", at=at, size=size)]}
+            settings = rl(method, seed + place, 45, _difficulty(place), reward=reward, eval={"prompts": 0})
+            yield _run("one huge reward", place, method, settings, start=at, strength=f"{size:g} at step {at}")
     for place, method in enumerate(WITHOUT_REFILL):
         temperature = (0.05, 0.1, 0.15)[place % 3]
         settings = rl(method, 160 + place, 50, _difficulty(place), sampling={"temperature": temperature})

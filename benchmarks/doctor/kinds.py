@@ -110,8 +110,9 @@ def wrong_way(run: Run) -> bool:
 
 
 def lengthened(run: Run) -> bool:
-    tokens = series(run, "counts/tokens")
-    return last(tokens) > 1.5 * first(tokens, 3)
+    """Longer, and not because working things out is longer: that would be right."""
+    tokens, right = series(run, "counts/tokens"), series(run, "seen/right")
+    return last(tokens) > 1.5 * first(tokens, 3) and last(right) < 2 / 3
 
 
 def shortened(run: Run) -> bool:
@@ -275,7 +276,7 @@ KINDS: dict[str, FaultKind] = {
         "reward follows length, length blow-up",
         "reward hacked, one part dominates, truncated completions, repetition, falling reward, KL runaway,"
         " entropy explosion, held-out disagreement, reward against the reference",
-        "completions of the last steps have 1.5 times the tokens of the first",
+        "completions of the last steps have 1.5 times the tokens of the first, and fewer than two thirds are right",
         lengthened,
     ),
     "pays for brevity": kind(

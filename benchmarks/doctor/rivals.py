@@ -55,8 +55,8 @@ GIVEN = {
     "rldoctor": "reward, reward_std, rewards/PART/mean, frac_reward_zero_std, entropy, kl, clip_ratio (where the clip "
     "rule cuts), grad_norm, loss, learning_rate, completions/mean_length, completions/clipped_ratio, eval_score (where "
     "the run was evaluated), step_time, explained_variance; not given: advantage statistics: whet does not record them",
-    "rlwatch": "entropy, kl_divergence, reward_mean, reward_std, rewards (one per completion), loss, grad_norm, "
-    "clip_fraction, learning_rate; not given: advantage_std, which whet does not record",
+    "rlwatch": "entropy, kl_divergence, reward_mean, reward_std, rewards (one per completion), loss, grad_norm; not "
+    "given: advantage_std, which whet does not record",
 }
 HANDICAPS = {
     "rldoctor": "its check of reward parts says nothing below 150 steps",

@@ -108,6 +108,7 @@ def test_marking_by_keyboard_lasts(page, board):
     page.keyboard.press("k")
     page.keyboard.press("g")  # again: taken back
     page.wait_for_selector(".sample[data-id=id1]:not([data-mark])")
+    assert page.inner_text("#steps option") == "100 (2 of 4)"
     assert page.inner_text("#marked") == "2 of 4 marked" and "agrees with 1 of 2" in page.inner_text("#verdict")
     assert page.inner_text("#counts td[data-end=high][data-count=hacked]") == "1"
     page.reload()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from whet.explain.lab import bandit, groups, kl_estimates, lookahead, preferences, ratio_noise, shares
-from whet.explain.lab.experiment import Experiment, LabTable, Selector, Slider, applies
+from whet.explain.lab.experiment import Experiment, LabChart, LabTable, Selector, Slider, applies, chart_spec, line
 from whet.explain.lab.experiments import experiment_named, experiments
 from whet.explain.lab.packing import packed, unpacked
 from whet.explain.lab.page import static_page, written_tables
@@ -339,9 +339,14 @@ def test_every_experiment_has_a_default_on_its_grid_and_papers_with_addresses():
 
 
 def _toy():
+    band = LabChart("span", chart_spec("x", "y", [line("mean", [1, 2], [3.0, 4.0], 0, band=([2.0, 3.0], [5.0, 6.0]))]))
+
     def table(settings):
         return LabTable(
-            groups.experiment().table(groups.experiment().settings({"group_size": str(settings["size"])})).charts,
+            (
+                band,
+                *groups.experiment().table(groups.experiment().settings({"group_size": str(settings["size"])})).charts,
+            ),
             (("said", "</script>" if settings["kind"] == "b" else "fine"),),
         )
 

@@ -95,7 +95,11 @@ def test_two_settings_are_compared_in_one_chart_and_two_methods_side_by_side():
         visit(page, "clip&compare=yes&b.rule=cap")
         ((_, series),) = drawn(page)
         first, second = expected("clip")[0][1], expected("clip", rule="cap")[0][1]
-        assert series == first + [[f"{name}, second", x, y] for name, x, y in second]
+        sides = ((first, "ppo_clip"), (second, "cap"))
+        assert series == [[f"{name}, {rule}", x, y] for each, rule in sides for name, x, y in each]
+        visit(page, "rare&compare=yes&b.high=0.5")
+        names = [name for name, _, _ in drawn(page)[0][1]]
+        assert names == ["high 0.28", "high 0.2, as low", "no edge", "high 0.5"], "what both share is drawn once"
         visit(page, "bandit")
         titles = [title for title, _ in drawn(page)]
         assert titles.count("Right completions, by prompt") == 2 and titles.count("Expected reward") == 1

@@ -312,3 +312,9 @@ def test_r1_needs_demonstrations_and_a_reward_for_files(tmp_path, monkeypatch):
     with pytest.raises(WhetError, match=r"stage 'cold-start': data='lost.jsonl' is no earlier stage"):
         run_pipeline("r1", data, reward, {"demonstrations": "lost.jsonl"})
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_teacher_with_a_short_context_does_not_stop_a_plan():
+    # on a GPU every training of a pipeline is planned, for prompts of a length that nobody knows yet
+    config = resolved("opd", {"teacher": {"name": "whetstone"}})
+    assert training_seconds(config, 2, devices("1xH200")) > 0

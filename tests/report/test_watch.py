@@ -113,7 +113,7 @@ def test_what_cannot_be_watched_is_said_in_one_line(tmp_path: Path) -> None:
 
 def test_a_pipeline_shows_its_stage(tmp_path: Path) -> None:
     (tmp_path / "pipeline.toml").write_text("")
-    stages = [{"name": "sft", "seconds": 3.0}, {"name": "grpo", "seconds": None}]
+    stages = [{"name": "sft", "seconds": 0.0}, {"name": "grpo", "seconds": None}]
     (tmp_path / "pipeline.json").write_text(json.dumps({"name": "r1", "status": "running", "stages": stages}))
     with pytest.raises(WhetError, match=r"no stage of the pipeline r1 trains yet \(1 of 2 done\)"):
         watched_run(tmp_path)

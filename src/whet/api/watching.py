@@ -55,7 +55,7 @@ def _stage(folder: Path) -> WatchFrame:
     """The newest run below a pipeline's folder, and which stage that is."""
     runs = sorted((each.parent for each in folder.rglob(CONFIG)), key=_changed)
     stages = _stages(folder)
-    done = sum(bool(each.get("seconds")) for each in stages)
+    done = sum(each.get("seconds") is not None for each in stages)
     name = str((_summary(folder)).get("name") or folder.name)
     if not runs:
         raise WhetError(f"{folder}: no stage of the pipeline {name} trains yet ({done} of {len(stages)} done)")

@@ -201,6 +201,8 @@ def device_plan(config: Config, room: Devices, prompt_tokens: int, ranks: int) -
         return None
     evals = config.eval.prompts if config.samples() else 0
     work = workload(config, shape, max(1, prompt_tokens), on_cpu=room.is_cpu, eval_prompts=evals)
+    if work.teacher is not None:
+        work = replace(work, teacher=replace(work.teacher, context=0))
     return plan_for(work, replace(room, count=ranks + work.engines))
 
 

@@ -7,6 +7,7 @@
   const keys = {g: 'good', h: 'hacked', w: 'wrong'};
   const trouble = document.getElementById('trouble');
   const form = document.getElementById('token-form');
+  const steps = document.getElementById('steps');
   let waiting = Promise.resolve();  // marks are sent one after the other: the last one given is the last one kept
 
   const noteOf = card => card.querySelector('.note input');
@@ -30,6 +31,8 @@
       try {
         count(await board.post(root.dataset.address, value));
         show(card, value.mark);
+        const done = cards.filter(each => each.dataset.mark).length, chosen = steps.selectedOptions[0];
+        chosen.textContent = chosen.value + ' (' + done + ' of ' + cards.length + ')';
         card.dataset.kept = value.note;
         trouble.textContent = '';
         form.hidden = true;
@@ -72,7 +75,7 @@
     if (keys[event.key]) { event.preventDefault(); toggle(card, keys[event.key]); }
     if (event.key === 'n') { event.preventDefault(); noteOf(card).focus(); }
   });
-  document.getElementById('steps').addEventListener('change', event => {
+  steps.addEventListener('change', event => {
     location.search = '?step=' + encodeURIComponent(event.target.value);
   });
   form.addEventListener('submit', event => {

@@ -152,6 +152,17 @@ whet.lab = (() => {
       this.comparing = Object.keys(compared).length > 0;
     }
 
+    // each setting by what sets it apart from the other
+    words() {
+      if (!this.comparing) return ['', ''];
+      const both = SIDES.map(side => this.settings(side));
+      const apart = this.experiment.controls.filter(({name}) => both.every(each => name in each) && both[0][name] !== both[1][name]);
+      const said = (control, value) => (control.options ? control.options.find(each => each[0] === value)[1]
+        : `${control.label.split(',')[0]} ${text(value)}`);
+      const words = both.map(each => apart.slice(0, 2).map(control => said(control, each[control.name])).join(', '));
+      return apart.length ? words : ['first', 'second'];
+    }
+
     sides() { return this.comparing ? SIDES : ['a']; }
     settings(side) {
       const common = Object.fromEntries(this.experiment.shared.map(name => [name, this.given.a[name]]));
@@ -268,7 +279,7 @@ whet.lab = (() => {
       this.section.classList.remove('is-busy');
       this.tables = tables;
       this.say(tables.map(each => each.refused).filter(Boolean).join('; '));
-      this.plan = planned(tables);
+      this.plan = planned(tables, this.words());
       this.place(this.plan);
       this.tell(tables);
     }
@@ -305,7 +316,7 @@ whet.lab = (() => {
     tell(tables) {
       const boxes = tables.map((table, number) => {
         const box = element('div', 'box');
-        if (this.comparing) box.append(element('h3', '', wordOf[SIDES[number]]));
+        if (this.comparing) box.append(element('h3', '', `${wordOf[SIDES[number]]}: ${this.words()[number]}`));
         if (table.words) box.append(element('p', 'mono', table.words));
         const facts = element('dl', 'facts');
         for (const [name, value] of table.facts) facts.append(element('dt', '', name), element('dd', '', value));
@@ -361,26 +372,30 @@ whet.lab = (() => {
   }
 
   // the charts of one table; of two tables, those that overlay in one chart and the others side by side
-  function planned(tables) {
+  function planned(tables, words) {
     if (tables.length === 1) return tables[0].charts;
     const [first, second] = tables;
     const plan = [];
     for (let number = 0; number < Math.max(first.charts.length, second.charts.length); number += 1) {
       const here = first.charts[number], there = second.charts[number];
-      if (here && there && here.overlay && here.title === there.title) plan.push(overlaid(here, there));
+      if (here && there && here.overlay && here.title === there.title) plan.push(overlaid(here, there, words));
       else plan.push(...[here, there].filter(Boolean));
     }
     return plan;
   }
 
-  function overlaid(here, there) {
-    const names = new Set(here.spec.series.map(line => line.name)), alone = here.spec.series.length === 1;
-    const same = line => JSON.stringify(line) === JSON.stringify(here.spec.series.find(each => each.name === line.name));
-    const added = there.spec.series.filter(line => !same(line)).map(line => ({
-      ...line, name: names.has(line.name) ? line.name + ', second' : line.name,
-      dashed: alone ? line.dashed : true, tone: alone ? 1 : line.tone}));
-    const lines = [...here.spec.lines, ...there.spec.lines.filter(line => !here.spec.lines.some(each => JSON.stringify(each) === JSON.stringify(line)))];
-    return {...here, note: here.note || there.note, spec: {...here.spec, lines, series: [...here.spec.series, ...added]}};
+  function overlaid(here, there, words) {
+    const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+    const alone = here.spec.series.length === 1, lists = [here.spec.series, there.spec.series];
+    // a series of both sides says whose it is; one that is the same in both is drawn once
+    const shared = line => lists.every(list => list.some(each => each.name === line.name));
+    const once = line => lists.every(list => list.some(each => same(each, line)));
+    const named = (line, word) => (!shared(line) || once(line) ? line.name : alone ? word : `${line.name}, ${word}`);
+    const first = lists[0].map(line => ({...line, name: named(line, words[0])}));
+    const added = lists[1].filter(line => !once(line)).map(line => ({
+      ...line, name: named(line, words[1]), dashed: alone ? line.dashed : true, tone: alone ? 1 : line.tone}));
+    const lines = [...here.spec.lines, ...there.spec.lines.filter(line => !here.spec.lines.some(each => same(each, line)))];
+    return {...here, note: here.note || there.note, spec: {...here.spec, lines, series: [...first, ...added]}};
   }
 
   // ---- which experiment, in the address

@@ -1,0 +1,95 @@
+"""benchmarks/doctor: rules keep their meaning on runs of the corpus, and what is counted is counted right."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# one fault of each kind of trouble, whose rule must find it in every run of the half that rules are tuned on
+SURE = (
+    *("rate too high", "reward always 0", "reward per prompt", "sampler differs", "weights do not arrive"),
+    *("failing reward", "failing environment", "slow reward", "chosen is padded", "routers differ", "rate too low"),
+)
+
+
+@pytest.fixture
+def measure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "doctor"))
+    return importlib.import_module("measure")
+
+
+@pytest.fixture
+def runs(measure: ModuleType) -> list[dict[str, Any]]:
+    return list(measure.read_runs(measure.HERE / "corpus-tune.jsonl.xz"))
+
+
+@pytest.mark.parametrize("kind", SURE)
+def test_a_planted_fault_is_named(measure: ModuleType, runs: list[dict[str, Any]], kind: str) -> None:
+    run = measure.replayed(next(run for run in runs if run["kind"] == kind))
+    assert run.heard(measure.KINDS[kind].names) is not None, f"{run.name}: {dict(run.spoke)}"
+
+
+def test_most_healthy_runs_are_left_in_peace(measure: ModuleType, runs: list[dict[str, Any]]) -> None:
+    healthy = [measure.replayed(run) for run in runs if run["kind"] == "healthy"][::5]
+    assert len(healthy) >= 12
+    alarmed = {run.name: sorted(run.spoke) for run in healthy if run.spoke}
+    assert len(alarmed) <= len(healthy) // 2, alarmed
+
+
+def test_no_run_is_in_both_halves_and_every_kind_is_in_each(measure: ModuleType) -> None:
+    halves = [list(measure.read_runs(measure.HERE / f"corpus-{half}.jsonl.xz")) for half in measure.HALVES]
+    names = [{run["name"] for run in half} for half in halves]
+    assert not names[0] & names[1]
+    assert sum(map(len, names)) == sum(map(len, halves))
+    kinds = [{run["kind"] for run in half} for half in halves]
+    assert kinds[0] == kinds[1] == {"healthy", *measure.KINDS}
+    held = importlib.import_module("kinds").took_hold
+    assert all(held(run) for half in halves for run in half)
+
+
+def test_every_rule_of_a_fault_exists(measure: ModuleType) -> None:
+    named = {rule for kind in measure.KINDS.values() for rule in kind.names | kind.follows}
+    assert not named - set(measure.RULES)
+
+
+def test_alarms_before_the_fault_and_of_other_rules_are_wrong(measure: ModuleType) -> None:
+    def spoken(kind: str, spoke: dict[str, list[int]]) -> Any:
+        return measure.ReplayedRun("a run", kind, "whetstone", 20, 40, True, spoke)
+
+    found = spoken("slow reward", {"throughput loss": [24, 25]})
+    assert (found.heard(["throughput loss"]), found.wrong()) == (24, [])
+    early = spoken("slow reward", {"throughput loss": [5, 24]})
+    assert (early.heard(["throughput loss"]), early.wrong()) == (24, ["throughput loss"])
+    other = spoken("slow reward", {"KL runaway": [30]})
+    assert (other.heard(["throughput loss"]), other.wrong()) == (None, ["KL runaway"])
+    healthy = spoken("healthy", {"KL runaway": [30, 31]})
+    counted = measure.summary([found, early, other, healthy])
+    assert counted["faulty"]["found"]["count"] == 2 and counted["faulty"]["wrong"]["count"] == 2
+    assert counted["healthy"]["alarmed"]["count"] == 1
+    assert counted["healthy"]["per 1,000 steps"] == 50.0
+    assert counted["faults"]["slow reward"]["delay"] == 4.0
+    assert counted["rules"]["KL runaway"]["other faults"]["count"] == 1
+
+
+def test_a_run_that_its_fault_did_not_change_is_dropped(measure: ModuleType, runs: list[dict[str, Any]]) -> None:
+    kinds = importlib.import_module("kinds")
+    healthy = next(run for run in runs if run["kind"] == "healthy" and run["method"] == "grpo")
+    of_rl = [name for name in kinds.KINDS if name != "loss rises"]
+    assert kinds.took_hold(healthy)
+    assert not [name for name in of_rl if kinds.took_hold({**healthy, "kind": name})]
+
+
+def test_the_numbers_given_to_rivals_are_those_of_the_run(measure: ModuleType, runs: list[dict[str, Any]]) -> None:
+    rivals = importlib.import_module("rivals")
+    run = next(run for run in runs if run["kind"] == "rate too high" and run["method"] == "grpo")
+    rows = rivals.trl_rows(json.loads(json.dumps(run)))
+    line = next(line for line in run["lines"] if "eval" not in line)
+    assert rows[0]["reward"] == line["reward"]["total"] and rows[0]["kl"] == line["metrics"]["kl"]
+    assert rows[0]["completions/mean_length"] == line["counts"]["tokens"] / line["counts"]["samples"]
+    assert rows[0]["frac_reward_zero_std"] == line["metrics"]["uniform_groups"]
