@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from whet.board.folders import RUN
-from whet.board.reader import RunReader, RunView
+from whet.board.reader import SHOWN, RunReader, RunView
 from whet.board.run_charts import MOST_POINTS, POINTS, TALL
 from whet.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.config.config import flattened
@@ -139,9 +139,10 @@ def compared_chart(
     if not values:
         return None
     log = key != "evals" and value_scale(values, (0, 1)).log
-    spec: ChartSpec = chart_spec(lines, log=log)
+    spec: ChartSpec = {**chart_spec(lines, log=log, smooth=key != "learning_rate"), "named": True}
     spec["height"] = TALL if key in ("evals", "reward") else 210
-    title = "Held-out evaluation" if key == "evals" else words(key).replace("reward/", "reward: ")
+    known = SHOWN[key].title if key in SHOWN else ""
+    title = "Held-out evaluation" if key == "evals" else known or words(key).replace("reward/", "reward: ")
     unit = "headline metric by step" if key == "evals" else "log scale" if log else ""
     return {
         "key": key,

@@ -160,7 +160,8 @@ def _drawn(view: RunView, plan: PlannedChart, points: Mapping[str, SeriesPoints]
     log = not plan.is_wide and not plan.is_stacked and len(plan.lines) == 1 and value_scale(values, (0, 1)).log
     if log:
         unit = f"{unit}, log scale" if unit else "log scale"
-    spec: ChartSpec = chart_spec(lines, unit=share, log=log, smooth=not plan.is_stacked and "spread/" not in plan.key)
+    noisy = not plan.is_stacked and "spread/" not in plan.key and plan.lines[0].column != "learning_rate"
+    spec: ChartSpec = chart_spec(lines, unit=share, log=log, smooth=noisy)
     spec["height"] = TALL if plan.is_wide else 200
     if plan.is_stacked:
         spec["y"]["min"] = 0

@@ -221,7 +221,14 @@ def metric_figure(steps: Sequence[StepReport], shown: Shown) -> Figure | None:
     note = f"min {number(low[1])} at step {low[0]:.0f} · max {number(high[1])} at step {high[0]:.0f}"
     series = [Series(shown.title.lower(), points)]
     chart = line_chart(series, f"{shown.title} by step")
-    return Figure(shown.title, unit, chart, last=number(points[-1][1]), note=note, spec=line_spec(series, log=log))
+    return Figure(
+        shown.title,
+        unit,
+        chart,
+        last=number(points[-1][1]),
+        note=note,
+        spec={**line_spec(series, log=log), "smooth": shown.name != "learning_rate"},
+    )
 
 
 def spread_figures(steps: Sequence[StepReport]) -> list[Figure]:

@@ -26,6 +26,7 @@ from whet.types import TokenBatch, WhetError
 
 LENGTHS = (4, 8, 12)  # tokens of a group's completions, in turn
 RATES = evenly(0.02, 0.98, 25)
+NOISE = 1e-9  # of an advantage: below, it is the rounding of one machine
 PATTERNS = {
     "one_right": "one right, the others wrong",
     "half_right": "half right, half wrong",
@@ -137,7 +138,7 @@ def _rate_spec(size: int, by_count: list[tuple[float, ...]]) -> dict[str, Any]:
             for rate in RATES
         ]
 
-    signal = expected([float(any(each)) for each in by_count])
+    signal = expected([float(any(abs(value) > NOISE for value in each)) for each in by_count])
     strength = expected([sum(abs(each) for each in group) / size for group in by_count])
     series = [line("groups with a signal", RATES, signal, 2), line("mean |A|", RATES, strength, 0)]
     return chart_spec("success rate of the prompt", "", series, y_range=(0, None))

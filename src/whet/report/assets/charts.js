@@ -214,7 +214,7 @@ const whet = (() => {
         return button;
       });
       // one series is named by the caption of its figure
-      const alone = entries.length === 1 && this.host.closest('figure');
+      const alone = entries.length === 1 && this.host.closest('figure') && !this.spec.named;
       this.legend.replaceChildren(...(alone ? [] : entries), this.where);
       this.values(null);
     }
