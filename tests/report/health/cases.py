@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.report import EvalRecord
@@ -171,7 +171,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "gradient spike": Case(
-        Course(metrics={"gradient_norm": lambda step: 20.0 if step in (6, 30) else 1.0}),
+        Course(metrics={"gradient_norm": lambda step: {11: 20.0, 30: 80.0}.get(step, 1.0)}),
         {
             "the steps before had no signal": Course(metrics={"gradient_norm": after(30, 0.0, 5.0)}),
             "five times": Course(metrics={"gradient_norm": after(30, 1.0, 5.0)}),
@@ -307,8 +307,11 @@ CASES: dict[str, Case] = {
         Course(metrics={"frame_moves": 0.3, "frame_pays": 0.5}), {"few": Course(metrics={"frame_moves": 0.05})}
     ),
     "reward follows length": Case(
-        Course(metrics={"reward_length_correlation": 0.8}, counts={"tokens": after(6, 2000, 5000)}),
+        Course(metrics={"reward_length_correlation": 0.8}, counts={"tokens": after(6, 2000, 6000)}),
         {
+            "twice as long": Course(
+                metrics={"reward_length_correlation": 0.8}, counts={"tokens": after(6, 2000, 4000)}
+            ),
             "an accuracy rises": Course(
                 RISING, {"reward_length_correlation": 0.8}, counts={"tokens": after(6, 2000, 5000)}
             ),
@@ -333,7 +336,7 @@ CASES: dict[str, Case] = {
     "critic misfit": Case(
         Course(FLAT, {"critic_explains": -0.2}),
         {
-            "it learns": Course(FLAT, {"critic_explains": after(12, -1.0, 0.3)}),
+            "it learns": Course(FLAT, {"critic_explains": after(5, -1.0, 0.3)}),
             "nothing to explain": Course(SOLVED, {"critic_explains": -0.2}),
         },
     ),
@@ -370,13 +373,13 @@ CASES: dict[str, Case] = {
         pairs(drift=5.0), {"rounding": pairs(drift=lambda step: 0.1), "the same model": pairs()}
     ),
     "likelihood displacement": Case(
-        pairs(chosen_logp=line(-50, -1.0), rejected_logp=line(-52, -2.0)),
+        pairs(chosen_logp=line(-30, -6.0), rejected_logp=line(-52, -9.0)),
         {
             "only the rejected falls": pairs(rejected_logp=line(-52, -5.0)),
             "a little": pairs(chosen_logp=line(-50, -0.01)),
         },
     ),
-    "the margin grows by sinking": Case(pairs(chosen_mean_logp=line(-1.0, -0.02)), {"the chosen rises": pairs()}),
+    "the margin grows by sinking": Case(pairs(chosen_mean_logp=line(-0.5, -0.2)), {"the chosen rises": pairs()}),
     "not learning": Case(
         pairs(accuracy=0.5, margin=0.0, loss=0.693), {"the loss falls": pairs(margin=0.4, accuracy=0.8)}
     ),
@@ -398,7 +401,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "loss rises": Case(
-        rows(loss=line(1.0, 0.1)), {"it falls": rows(), "up and down": rows(loss=lambda step: 1 + 0.2 * (step % 3))}
+        rows(loss=line(1.0, 0.2)), {"it falls": rows(), "up and down": rows(loss=lambda step: 1 + 0.2 * (step % 3))}
     ),
     "overfitting": Case(
         rows([(step, {"loss": 1 + 0.05 * (step - 2) ** 2}) for step in range(0, 31)]),
@@ -410,5 +413,5 @@ CASES: dict[str, Case] = {
             ),
         },
     ),
-    "guessing": Case(rows(score=0.0, accuracy=0.5), {"it knows": rows(score=0.0, accuracy=0.8)}),
+    "guessing": Case(replace(rows(score=0.0, accuracy=0.5), steps=60), {"it knows": rows(score=0.0, accuracy=0.8)}),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
@@ -15,6 +16,7 @@ from whet.types import StepReport
 FARMED_GAIN = 0.1  # of the total and of the easier part
 FAILED_MOST = 0.5  # of the first part: above, it is earned often enough to be learned from
 DECIDES = 0.8  # of the variance within groups
+NEAR_LIMIT = 0.9  # of the longest completion
 FEWEST_EVALS = 3
 RISE = 0.1  # of the reward of the training
 EVAL_FALL = 0.2  # of the first evaluation: less is noise
@@ -166,7 +168,9 @@ def _follows_length(history: History) -> HealthFinding | None:
     lengths = history.start_and_now(completion_length)
     if not together or not lengths or improves_truly(history):
         return None
-    if not (together[1] > STRONG_COMPANY and lengths[1] > 1.5 * lengths[0]):
+    limit = history.setting("sampling.max_new_tokens") or math.inf
+    far = lengths[1] > 2.5 * lengths[0] or (lengths[1] > 1.5 * lengths[0] and lengths[1] > NEAR_LIMIT * limit)
+    if not (together[1] > STRONG_COMPANY and far):
         return None
     return problem(
         f"Within groups the reward goes with length (correlation {together[1]:.2f}), and completions grew from "
@@ -266,8 +270,9 @@ HACKING_RULES = (
     HealthRule(
         "reward follows length",
         _follows_length,
-        "within groups the reward goes with length, and completions grow",
-        "an accuracy rises too: longer completions are better ones",
+        "within groups the reward goes with length, and completions are 2.5 times as long as at first or near "
+        "their limit",
+        "a verdict on the answer rises too: longer completions are better ones",
         ("metrics.reward_length_correlation",),
         earliest=TREND_STEPS,
     ),

@@ -18,6 +18,7 @@ RECENT = 5  # steps that must agree before a finding is made
 TREND_WINDOWS = (10, 20, 40)  # steps over which a rise of the reward is looked for
 FLAT_STEPS = 20
 TREND_STEPS = min(TREND_WINDOWS)  # before it is known whether a run goes well
+DIP = 0.2  # of a score that ends at 1: what a run that holds may lose for a while
 SOLVED, FAILED = 0.95, 0.05  # mean score from which a task counts as solved, or as never solved
 # parts of a reward that say whether a completion is right, and are hard to please otherwise
 VERIFIED = (
@@ -140,12 +141,12 @@ def is_solved(recent: Sequence[StepReport]) -> bool:
 
 
 def has_gained(scores: Sequence[float]) -> bool:
-    """True when a score between 0 and 1 has won half of what it could since the first steps, and is not falling."""
+    """True when a score between 0 and 1 has won half of what it could since the first steps, and holds it."""
     if len(scores) < 2 * RECENT or not all(0 <= value <= 1 for value in scores):
         return False
     start, now = fmean(scores[:3]), fmean(scores[-RECENT:])
-    falling = trend_in_errors(scores[-min(len(scores), FLAT_STEPS) :]) < -2
-    return now >= start + 0.5 * (1 - start) and not falling
+    windows = [fmean(scores[place : place + RECENT]) for place in range(len(scores) - RECENT + 1)]
+    return now >= start + 0.5 * (1 - start) and now >= max(windows) - DIP
 
 
 def is_rising(values: Sequence[float]) -> bool:

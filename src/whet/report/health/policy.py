@@ -138,7 +138,7 @@ def _gradient_spike(history: History) -> HealthFinding | None:
     # a step without signal has norm 0: it says nothing about what is typical
     earlier = [norm for norm in finite(map(gradient_norm, history.steps[-21:-1])) if norm > 0]
     norm = gradient_norm(history.steps[-1]) or 0.0
-    if len(earlier) < RECENT or not norm > 10 * (typical := median(earlier)):
+    if len(earlier) < 2 * RECENT or not norm > max(10 * (typical := median(earlier)), 3 * max(earlier)):
         return None
     return problem(
         f"The gradient norm of step {history.steps[-1].step} was {number(norm)},"
@@ -229,10 +229,10 @@ POLICY_RULES = (
     HealthRule(
         "gradient spike",
         _gradient_spike,
-        "the gradient norm is ten times its recent median",
+        "the gradient norm is ten times its recent median, and three times the largest",
         "the steps before had no signal and a norm of 0",
         kinds=ALL_KINDS,
-        earliest=RECENT + 1,
+        earliest=2 * RECENT + 1,
     ),
     HealthRule(
         "surrogate near zero",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from whet.metrics.preference import length_correlation
-from whet.report.health.finding import HealthFinding, problem
+from whet.report.health.finding import HealthFinding, note, problem
 from whet.report.health.history import History
 from whet.report.health.rule import Check, HealthRule
 from whet.report.kinds import PREFERENCE
@@ -19,7 +19,10 @@ from whet.report.kinds import PREFERENCE
 MetricSeries = Sequence[Mapping[str, float]]
 
 FEW = 4  # steps before a trend is one
+SETTLED = 10  # steps before it can be said that nothing is learned
 FALL = 1.0  # nats per completion: below this a fall is noise
+MUCH_LOST = 0.3  # of the log-probability of the chosen completion: most runs lose some of it
+MUCH_LONGER = 0.1  # of the length
 SAME = 0.01  # nats per token, what rounding may explain
 STILL = 1e-3  # of a margin or a loss: below this it has not moved
 SOON = 0.2  # share of a run
@@ -76,7 +79,9 @@ def _reference_mismatch(history: History) -> HealthFinding | None:
 def _displacement(history: History) -> HealthFinding | None:
     series = _metrics(history)
     chosen, rejected = _ends(series, "chosen_logp"), _ends(series, "rejected_logp")
-    if not chosen or not rejected or chosen[0] - chosen[1] < FALL or rejected[0] - rejected[1] < FALL:
+    if not chosen or not rejected or rejected[0] - rejected[1] < FALL:
+        return None
+    if chosen[0] - chosen[1] < max(FALL, MUCH_LOST * abs(chosen[0])):
         return None
     return problem(
         f"The log-probability of both completions falls, chosen {chosen[0]:.4g} -> {chosen[1]:.4g} and rejected "
@@ -91,7 +96,9 @@ def _displacement(history: History) -> HealthFinding | None:
 def _falling_chosen(history: History) -> HealthFinding | None:
     series = _metrics(history)
     margin, chosen = _ends(series, "margin"), _ends(series, "chosen_mean_logp")
-    if not margin or not chosen or margin[1] <= margin[0] or chosen[1] >= chosen[0] - SAME:
+    if not margin or not chosen or margin[1] <= margin[0]:
+        return None
+    if chosen[0] - chosen[1] < max(SAME, MUCH_LOST * abs(chosen[0])):
         return None
     return problem(
         f"The margin goes from {margin[0]:.3g} to {margin[1]:.3g} while a token of the chosen completion falls from "
@@ -106,7 +113,7 @@ def _not_learning(history: History) -> HealthFinding | None:
     """The rewards of good and bad completions do not part, and accuracy or loss shows it."""
     series = _metrics(history)
     accuracy, margin, loss = _ends(series, "accuracy"), _ends(_with_margin(series), "margin"), _ends(series, "loss")
-    if not margin or not loss or margin[1] > margin[0] + STILL:
+    if len(series) < SETTLED or not margin or not loss or margin[1] > margin[0] + STILL:
         return None
     guessing = accuracy is not None and accuracy[1] <= 0.55
     if not guessing and loss[1] < loss[0] - STILL:
@@ -151,11 +158,10 @@ def _too_good(history: History) -> HealthFinding | None:
     early = known[:soon]
     if min(early[-1], *known[soon : soon + 2]) < 1.0:
         return None
-    return problem(
+    return note(
         f"Accuracy is 1.0 from step {soon} of {len(known)} on",
-        "something other than quality tells the completions apart (length, an opening, a missing end token), or the "
-        "held-out pairs were trained on",
-        "read a few pairs side by side",
+        "this is normal for pairs that a program made; between people's, something other than quality tells the "
+        "completions apart (length, an opening, a missing end token), or the held-out pairs were trained on",
     )
 
 
@@ -171,10 +177,15 @@ def _alike(history: History) -> HealthFinding | None:
     )
 
 
+def _length(series: MetricSeries) -> float:
+    """Mean length of a chosen completion, 1 where it is not known."""
+    return max(_mean(series, "chosen_length") or 1.0, 1.0)
+
+
 def _shorter_chosen(history: History) -> HealthFinding | None:
     series = _metrics(history)
     share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
-    if share is None or longer is None or share >= 0.25 or longer >= 0:
+    if share is None or longer is None or share >= 0.25 or longer > -MUCH_LONGER * _length(series):
         return None
     return problem(
         f"The chosen completion is longer in only {share:.0%} of the pairs ({longer:.3g} tokens on average)",
@@ -186,7 +197,7 @@ def _shorter_chosen(history: History) -> HealthFinding | None:
 def _longer_chosen(history: History) -> HealthFinding | None:
     series = _metrics(history)
     share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
-    if share is None or longer is None or share <= 0.75 or longer <= 0:
+    if share is None or longer is None or share <= 0.75 or longer < MUCH_LONGER * _length(series):
         return None
     return problem(
         f"The chosen completion is longer in {share:.0%} of the pairs ({longer:.3g} tokens on average)",
@@ -199,7 +210,7 @@ def _longer_chosen(history: History) -> HealthFinding | None:
 def _length_bias(history: History) -> HealthFinding | None:
     known = [value for step in _metrics(history) if (value := length_correlation(step)) is not None]
     last = known[-max(1, len(known) // 4) :]
-    if len(known) < FEW or abs(mean := sum(last) / len(last)) < 0.5:
+    if len(known) < SETTLED or abs(mean := sum(last) / len(last)) < 0.6:
         return None
     side = "longer" if mean > 0 else "shorter"
     return problem(
@@ -229,8 +240,16 @@ def _beta(history: History) -> HealthFinding | None:
     return problem(f"beta is {beta:g}, above {most:g}{trend}", cause, history.give("objective.curve.beta", "0.1"))
 
 
-def _rule(name: str, check: Check, about: str, normal_when: str, reads: tuple[str, ...], earliest: int) -> HealthRule:
-    return HealthRule(name, check, about, normal_when, reads, (PREFERENCE,), earliest)
+def _rule(
+    name: str,
+    check: Check,
+    about: str,
+    normal_when: str,
+    reads: tuple[str, ...],
+    earliest: int,
+    is_note: bool = False,
+) -> HealthRule:
+    return HealthRule(name, check, about, normal_when, reads, (PREFERENCE,), earliest, is_note=is_note)
 
 
 PREFERENCE_RULES = (
@@ -245,8 +264,8 @@ PREFERENCE_RULES = (
     _rule(
         "likelihood displacement",
         _displacement,
-        "the log-probabilities of both completions fall",
-        "only the rejected completion falls",
+        "the log-probabilities of both completions fall, the chosen one's by three tenths or more",
+        "only the rejected completion falls, or the chosen one by less",
         ("metrics.chosen_logp", "metrics.rejected_logp"),
         FEW,
     ),
@@ -254,7 +273,7 @@ PREFERENCE_RULES = (
         "the margin grows by sinking",
         _falling_chosen,
         "the margin grows while the chosen completion becomes less likely",
-        "it falls by less than 0.01 nats per token",
+        "it falls by less than three tenths",
         ("metrics.margin", "metrics.chosen_mean_logp"),
         FEW,
     ),
@@ -264,15 +283,16 @@ PREFERENCE_RULES = (
         "the rewards of good and bad completions do not part",
         "the loss falls",
         ("metrics.loss",),
-        FEW,
+        SETTLED,
     ),
     _rule(
         "too easy",
         _too_good,
         "every pair is ordered right almost from the start",
-        "never: quality alone is not that plain",
+        "always: a note, since pairs that a program made are that plain",
         ("metrics.accuracy",),
         FEW,
+        is_note=True,
     ),
     _rule(
         "hardly different",
@@ -285,7 +305,7 @@ PREFERENCE_RULES = (
     _rule(
         "chosen is shorter",
         _shorter_chosen,
-        "the chosen completion is the longer one in less than a quarter of the pairs",
+        "the chosen completion is the longer one in less than a quarter of the pairs, and a tenth shorter on average",
         "brevity is what was asked for",
         ("metrics.chosen_is_longer", "metrics.longer"),
         1,
@@ -293,7 +313,7 @@ PREFERENCE_RULES = (
     _rule(
         "chosen is longer",
         _longer_chosen,
-        "the chosen completion is the longer one in more than three quarters of the pairs",
+        "the chosen completion is the longer one in more than three quarters of the pairs, by a tenth on average",
         "the better answers need the room, and length is divided out of the score",
         ("metrics.chosen_is_longer", "metrics.longer"),
         1,
@@ -302,9 +322,9 @@ PREFERENCE_RULES = (
         "length decides",
         _length_bias,
         "margin and difference in length go together",
-        "the correlation is below 0.5",
+        "the correlation is below 0.6",
         ("metrics.longer_margin",),
-        FEW,
+        SETTLED,
     ),
     _rule(
         "beta out of range",

@@ -10,6 +10,7 @@ from whet.report.health.rule import HealthRule
 from whet.report.text import number, percent
 
 FEW = 3  # steps after which a share of completions is one
+LOST = 0.2  # of the reward: less is noise
 MANY_FAILURES = 0.01  # of the completions
 NEAR_TOP = 0.8  # of a score that ends at 1
 
@@ -44,7 +45,9 @@ def _halves(history: History) -> tuple[float, float, bool] | None:
     if len(scores) < FLAT_STEPS or history.doing_well:
         return None
     half = FLAT_STEPS // 2
-    return fmean(scores[:half]), fmean(scores[half:]), trend_in_errors(scores) < -2
+    start, now = fmean(scores[:half]), fmean(scores[half:])
+    lost = start - fmean(scores[-RECENT:]) > LOST * max(abs(start), 0.1)
+    return start, now, lost and trend_in_errors(scores) < -2
 
 
 def _flat(history: History) -> HealthFinding | None:

@@ -9,6 +9,7 @@ from whet.report.health.history import RECENT, TREND_STEPS, History
 from whet.report.health.rule import ALL_KINDS, HealthRule
 from whet.report.kinds import completion_length, speed
 from whet.report.text import number, percent
+from whet.types import StepReport
 
 MUCH_DRIFT = 0.05  # of (token, layer)
 MUCH_STALE = 0.1  # nats per token
@@ -72,9 +73,16 @@ def _dead_experts(history: History) -> HealthFinding | None:
     )
 
 
+def _pace(step: StepReport) -> float | None:
+    """Tokens per second, those of completions that were left out included."""
+    kept, written = step.counts.get("samples", 0), step.counts.get("samples_spent", 0)
+    found = speed(step)
+    return found if found is None or not kept or not written else found * written / kept
+
+
 def _slower(history: History) -> HealthFinding | None:
     """Tokens per second of the last steps against those of the steps before; the first steps warm up."""
-    timed = [(each, completion_length(step) or 0.0) for step in history.steps[WARM_UP:] if (each := speed(step))]
+    timed = [(each, completion_length(step) or 0.0) for step in history.steps[WARM_UP:] if (each := _pace(step))]
     if len(timed) < 3 * RECENT:
         return None
     earlier, recent = timed[:-RECENT][-LOOK_BACK:], timed[-RECENT:]

@@ -5,24 +5,31 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.report.health.finding import HealthFinding, problem
-from whet.report.health.history import FLAT_STEPS, RECENT, History, trend_in_errors
+from whet.report.health.history import FLAT_STEPS, RECENT, History, finite, trend_in_errors
 from whet.report.health.rule import HealthRule
 from whet.report.kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.report.text import number, percent
 
+GUESSING_STEPS = 45  # scores of a new head begin as guesses
 FEWEST_EVALS = 4
 ENDS = 3  # steps whose mean is a loss
+ABOVE = 1.5  # times the loss of the first steps
 WORSE = 0.1  # of the lowest loss on held-out rows
 
 
 def _loss_rises(history: History) -> HealthFinding | None:
     """A loss on rows that are seen again should fall."""
+    first = finite(step.metrics.get("loss") for step in history.steps[:ENDS])
     losses = history.metric("loss", FLAT_STEPS)
-    if len(losses) < FLAT_STEPS or trend_in_errors(losses) <= 2:
+    if len(history.steps) < 2 * RECENT or not first or not losses:
         return None
-    start, now = fmean(losses[:RECENT]), fmean(losses[-RECENT:])
+    began, start, now = min(first), fmean(losses[:RECENT]), fmean(losses[-RECENT:])
+    rises = len(losses) == FLAT_STEPS and trend_in_errors(losses) > 2
+    if not rises and now <= ABOVE * abs(began) + 0.05:
+        return None
+    where = f"from {number(start)} to {number(now)} over {FLAT_STEPS} steps" if rises else f"from {number(began)}"
     return problem(
-        f"The loss rose from {number(start)} to {number(now)} over {FLAT_STEPS} steps",
+        f"The loss rose {where}" + ("" if rises else f", where it began, to {number(now)}"),
         "the updates do harm",
         history.lower("optimizer.learning_rate"),
         "look for rows of another kind late in the data",
@@ -30,8 +37,8 @@ def _loss_rises(history: History) -> HealthFinding | None:
 
 
 def _guesses(history: History) -> HealthFinding | None:
-    accuracies = history.metric("accuracy", FLAT_STEPS)
-    if len(accuracies) < FLAT_STEPS or (now := fmean(accuracies[-2 * RECENT :])) > 0.55:
+    accuracies = history.metric("accuracy", GUESSING_STEPS)
+    if len(accuracies) < GUESSING_STEPS or (now := fmean(accuracies[-2 * RECENT :])) > 0.55:
         return None
     return problem(
         f"Accuracy on the training pairs is {percent(now)} after {len(history.steps)} steps",
@@ -63,11 +70,11 @@ ROW_RULES = (
     HealthRule(
         "loss rises",
         _loss_rises,
-        f"the loss rises over {FLAT_STEPS} steps, beyond noise",
+        f"the loss rises over {FLAT_STEPS} steps, beyond noise, or is half as much again as at first",
         "it goes up and down around a level",
         ("metrics.loss",),
         kinds=(SFT, REWARD_MODEL),
-        earliest=FLAT_STEPS,
+        earliest=2 * RECENT,
     ),
     HealthRule(
         "overfitting",
@@ -85,6 +92,6 @@ ROW_RULES = (
         "it has seen fewer steps than that",
         ("metrics.accuracy",),
         kinds=(REWARD_MODEL,),
-        earliest=FLAT_STEPS,
+        earliest=GUESSING_STEPS,
     ),
 )
