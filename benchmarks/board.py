@@ -33,7 +33,7 @@ METRICS = (
     *("surrogate", "uniform_groups", "updates"),
 )
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-REPEATS = 5
+REPEATS = 3
 
 
 def make(folder: Path, steps: int = STEPS, samples: int = SAMPLES, seed: int = 0) -> None:

@@ -31,7 +31,7 @@ from whet.report.thinning import ThinnedLog
 from whet.types import StepReport
 
 CONFIG = "config.toml"
-FIRST, LAST, SPACED = 50, 200, 700  # lines of the first look
+FIRST, LAST, SPACED = 50, 200, 400  # lines of the first look
 SMALL = 1 << 20  # bytes of a log that is read whole at once
 MOST_BETWEEN = 800  # steps kept whole beside the first and the last ones, for the rules of health
 MOST_EVALS = 5000

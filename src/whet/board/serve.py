@@ -20,6 +20,7 @@ from whet.board import (
 )
 from whet.board.access import BoardAccess
 from whet.board.server import Board, BoardApp, serve_asset
+from whet.report.pages import prepare_board
 
 STREAM_SECONDS = 1.0  # that streams get to end when the server is stopped
 FAMILIES = (
@@ -54,6 +55,7 @@ class BoardServer:
         for family in FAMILIES:
             family.add_routes(app, self.board)
         app.stream("/events", self.board.watcher.events)
+        prepare_board()
         self.board.watcher.start()
         self._server.start(app.made())
 

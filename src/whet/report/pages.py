@@ -121,6 +121,12 @@ def script_policy(script: str) -> str:
     return f"{POLICY}; script-src 'sha256-{digest}'"
 
 
+def prepare_board() -> None:
+    """Compile the board's templates, which takes longer than filling them in."""
+    for path in sorted(OF_BOARD.glob("*.html")):
+        _environment().get_template(path.name)
+
+
 def write_page(path: Path | str, page: str) -> Path:
     """Write a page so that a reader finds the old one or the new one, never half of one."""
     path = Path(path)
