@@ -111,7 +111,7 @@ def by_rule(runs: Sequence[ReplayedRun]) -> dict[str, Any]:
     healthy = [run for run in runs if run.is_healthy]
     steps = sum(run.num_steps for run in healthy)
     found = {}
-    for name in RULES:
+    for name in (name for name, rule in RULES.items() if not rule.is_note):
         mine = [run for run in runs if not run.is_healthy and name in KINDS[run.kind].names]
         fitting = [
             run for run in runs if not run.is_healthy and name in KINDS[run.kind].names | KINDS[run.kind].follows

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import doctor_tables
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -123,7 +124,14 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "rewards.md": {"rewards": reward_table, "defences": defence_table, "templates": template_table},
     "config.md": {"keys": config_table},
     "pipelines.md": {"pipeline settings": pipeline_table},
-    "doctor.md": {"health rules": health_table},
+    "doctor.md": {
+        "health rules": health_table,
+        "both halves": doctor_tables.whole_table,
+        "planted faults": doctor_tables.fault_table,
+        "rates of rules": doctor_tables.rule_table,
+        "rules without a fault": doctor_tables.unplanted,
+        "other diagnosers": doctor_tables.rival_table,
+    },
 }
 
 

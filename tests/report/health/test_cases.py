@@ -11,7 +11,7 @@ import pytest
 from whet.report.health import RULES, HealthFinding, findings, history_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cases import CASES, Course
+from cases import CASES, FALLING, Course, after, line, pairs
 
 
 def found(name: str, course: Course, num_steps: int | None = None) -> HealthFinding | None:
@@ -79,3 +79,45 @@ def test_a_run_is_asked_about_its_kind_alone() -> None:
         names = {each.name for each in findings(steps, settings=case.ill.settings, evals=case.ill.evaluations())}
         hidden = {"flat reward"} if "no reward signal" in names else set()
         assert name in names | hidden | {"uniform groups"}, (name, names)
+
+
+def names(course: Course) -> set[str]:
+    steps = course.reports(course.steps)
+    found = findings(steps, settings=course.settings, evals=course.evaluations())
+    return {each.name for each in found if each.is_problem}
+
+
+def test_evaluations_that_fall_while_the_reward_rises_are_a_disagreement() -> None:
+    rising = {"total": line(0.3, 0.02)}
+    assert "held-out disagreement" in names(Course(rising, evals=FALLING))
+    assert "held-out disagreement" not in names(Course(rising, evals=FALLING[:2]))
+    slightly = [(step, {"accuracy": 0.5 - 0.002 * step}) for step in range(0, 31, 5)]
+    assert "held-out disagreement" not in names(Course(rising, evals=slightly))
+    assert "held-out disagreement" not in names(Course({"total": line(0.3, 0.0005)}, evals=FALLING))
+
+
+def test_a_dip_of_a_run_that_won_is_no_fall_and_a_lost_half_is() -> None:
+    def course(low: float) -> Course:
+        return Course({"total": lambda step: 0.2 + 0.05 * step if step < 15 else (0.95 if step < 26 else low)})
+
+    assert names(course(0.82)) == set() and "falling reward" in names(course(0.4))
+
+
+def test_completions_near_their_limit_are_long_whatever_they_were() -> None:
+    def course(limit: int) -> Course:
+        metrics = {"reward_length_correlation": 0.8}
+        return Course(
+            metrics=metrics, counts={"tokens": after(6, 2000, 3600)}, settings={"sampling.max_new_tokens": limit}
+        )
+
+    assert "reward follows length" in names(course(39)) and "reward follows length" not in names(course(100))
+
+
+def test_a_critic_that_forgot_and_one_that_never_learned() -> None:
+    for explains, ill in ((after(15, 0.5, -0.2), True), (0.02, True), (0.2, False), (after(15, 0.5, 0.02), False)):
+        assert ("critic misfit" in names(Course(metrics={"critic_explains": explains}))) == ill
+
+
+def test_lengths_of_pairs_that_hardly_differ_are_no_bias() -> None:
+    assert "chosen is longer" not in names(pairs(chosen_is_longer=0.9, longer=2.0))
+    assert "chosen is shorter" not in names(pairs(chosen_is_longer=0.1, longer=-2.0))

@@ -67,7 +67,7 @@ def _repetition(history: History) -> HealthFinding | None:
         f"{percent(pair[1])} of what completions say, in runs of four tokens, they have said before, "
         f"{percent(pair[0])} at first",
         "the policy repeats itself, because the reward pays for it or nothing ends a completion",
-        "add repetition to reward.defences",
+        "add padding to reward.defences, or the reward repetition to reward.parts",
         history.tie(),
         history.lower("optimizer.learning_rate"),
     )
