@@ -22,7 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
@@ -412,6 +412,8 @@ def gather(out: Path, part: str) -> None:
 
 def planned_runs(options: argparse.Namespace) -> list[PlannedRun]:
     runs = interleaved([*healthy(), *faulty()] if options.model == "builtin" else list(real()))
+    if options.shift:
+        runs = [again(run, options.shift) for run in runs]
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise SystemExit(f"two runs are called {next(name for name in names if names.count(name) > 1)}")
@@ -422,6 +424,12 @@ def planned_runs(options: argparse.Namespace) -> list[PlannedRun]:
             kinds.setdefault(run.kind, []).append(run)
         chosen = [run for each in kinds.values() for run in each[: options.each]]
     return chosen
+
+
+def again(run: PlannedRun, shift: int) -> PlannedRun:
+    """The same run under another seed and name."""
+    seed = run.settings["seed"] + shift
+    return replace(run, name=f"{run.name}-again{shift}", settings={**run.settings, "seed": seed})
 
 
 def main() -> None:
@@ -436,6 +444,7 @@ def main() -> None:
     parser.add_argument("--model", default="builtin", help="builtin, or a real model as whet --model takes it")
     parser.add_argument("--timeout", type=float, default=240.0, help="seconds of one run at most")
     parser.add_argument("--seconds", type=float, default=0.0, help="start no run after so long; 0: no limit")
+    parser.add_argument("--shift", type=int, default=0, help="every run once more, its seed larger by so much")
     parser.add_argument("--list", action="store_true", help="only name the runs")
     options = parser.parse_args()
     options.part = options.part or ("cpu" if options.model == "builtin" else "gpu")

@@ -294,3 +294,18 @@ def test_a_loss_that_rises_and_a_model_that_guesses_are_named_for_their_kinds() 
     assert names(steps(loss=lambda n: 3 - 0.1 * n)) == set()
     assert names(steps(loss=0.7, score=0.0, accuracy=0.5)) == {"guessing"}
     assert names(steps(loss=0.7, score=0.0, accuracy=0.8)) == set()
+
+
+def test_a_stricter_check_is_no_member() -> None:
+    steps = [
+        StepReport(step, step, {"samples": 8}, {"total": 0.5}, {"held_out_disagreement": 0.02 if step < 5 else 0.9})
+        for step in range(1, 16)
+    ]
+    assert "members part" not in names(steps)
+
+
+def test_a_remark_behind_the_precision_does_not_widen_the_gap() -> None:
+    steps = [StepReport(step, step, {"samples": 8}, {"total": 0.5}, {"sampler_gap": 0.01}) for step in range(1, 16)]
+    remark = "float32 (on a CPU bf16 matrix products can be 200 times slower)"
+    assert "sampler gap" in {each.name for each in findings(steps, remark)}
+    assert "sampler gap" not in {each.name for each in findings(steps, "bfloat16")}

@@ -24,6 +24,7 @@ FEWEST_FOR_HACKING = 12  # steps before a trend of the parts is one
 FALL = 0.05  # of the first part, below which a fall is noise
 GIVE = 0.01  # by how much the total may fall and still be said to hold
 DISAGREEMENT = "_disagreement"  # ends the name of a metric, after the reward's own
+HELD_OUT = "held_out_disagreement"  # of the reward and a stricter one, not of members
 LEAST_DISAGREEMENT = 0.1  # of checked completions: below, a check says nothing
 MUCH_DISAGREEMENT = 0.5  # from here on it need not have grown
 STRONG_COMPANY = 0.6  # a correlation from here on is one
@@ -112,7 +113,7 @@ def _dominates(history: History) -> HealthFinding | None:
 
 def _held_out(history: History) -> HealthFinding | None:
     """A stricter verifier no longer accepts what the reward pays."""
-    shares = finite(step.metrics.get("held_out_disagreement") for step in history.steps)
+    shares = finite(step.metrics.get(HELD_OUT) for step in history.steps)
     if len(shares) < FEWEST_FOR_PARTING:
         return _eval_falls(history)
     start, now = fmean(shares[:ENDS]), fmean(shares[-RECENT:])
@@ -200,7 +201,7 @@ def _against_reference(history: History) -> HealthFinding | None:
 
 def _members_part(history: History) -> HealthFinding | None:
     """The members of a learned reward are further apart on the policy's completions than they were at first."""
-    names = [name for name in history.steps[-1].metrics if name.endswith(DISAGREEMENT)]
+    names = [name for name in history.steps[-1].metrics if name.endswith(DISAGREEMENT) and name != HELD_OUT]
     evidence = "; ".join(text for name in names if (text := _parting(history.steps, name)))
     if not evidence:
         return None

@@ -111,7 +111,7 @@ def history_of(
     scores = finite(score(step) for step in steps[-max(TREND_WINDOWS) :])
     return History(
         steps,
-        0.05 if any(name in dtype.lower() for name in HALF_PRECISION) else 1e-3,
+        0.05 if any(name in dtype.lower().partition(" ")[0] for name in HALF_PRECISION) else 1e-3,
         is_rising(scores),
         is_solved(steps[-RECENT:]),
         has_gained(finite(map(score, steps))),
