@@ -1,6 +1,7 @@
 """Runs that took hold, in two halves: rules are tuned on one, and measured once on the other.
 
     python benchmarks/doctor/split_corpus.py corpus/corpus-*.jsonl.xz --out benchmarks/doctor
+    python benchmarks/doctor/split_corpus.py corpus/corpus-again.jsonl.xz --out benchmarks/doctor --add
 
 Within each kind (and file), runs go to `tune` and `sealed` in turn in the order of a hash of their names: nothing that
 is in them decides. What did not do what its kind says (`kinds.took_hold`) is dropped and counted. Written are
@@ -88,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--add", action="store_true", help="to the halves that OUT has, which stay as they are")
     parser.add_argument("--samples", action="store_true", help="keep the reward and length of every sample")
     options = parser.parse_args()
     runs = [{**run, "part": path.name} for path in options.corpus for run in read_runs(path)]
@@ -96,8 +98,14 @@ def main() -> None:
         raise SystemExit(f"{names.most_common(1)[0][0]} is there twice")
     held = [run for run in runs if took_hold(run)]
     for half, members in halves(held).items():
-        write_runs(options.out / f"corpus-{half}.jsonl.xz", [light(run, options.samples) for run in members])
+        target = options.out / f"corpus-{half}.jsonl.xz"
+        before = list(read_runs(target)) if options.add else []
+        write_runs(target, [*before, *(light(run, options.samples) for run in members)])
     made, kept = Counter(run["kind"] for run in runs), Counter(run["kind"] for run in held)
+    if options.add:
+        for kind, each in json.loads((options.out / "corpus.json").read_text()).items():
+            made[kind] += each["made"]
+            kept[kind] += each["kept"]
     counts = {
         kind: {"made": made[kind], "kept": kept[kind], "took hold": KINDS[kind].criterion if kind in KINDS else ""}
         for kind in sorted(made)

@@ -86,8 +86,13 @@ def test_rules_are_told_apart_and_say_what_they_are_about() -> None:
         assert set(rule.hides) <= set(RULES) | {"uniform groups"}
 
 
+def rows_of(page: str) -> list[str]:
+    """The lines of the table of symptoms."""
+    return page.partition("failure lists of the field")[2].partition("\n## ")[0].splitlines()
+
+
 def test_every_rule_covers_a_row_of_the_failure_lists_and_the_page_names_no_other() -> None:
     page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
-    rows = [line.split("|") for line in page.partition("failure lists of the field")[2].splitlines() if "`" in line]
+    rows = [line.split("|") for line in rows_of(page) if "`" in line]
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row[2])}
     assert len(rows) > 25 and named == set(RULES)

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from whet.report import diagnosis, finding_spans, findings, notes
+from whet.report.health import RULES
+from whet.report.health.history import history_of
 from whet.types import StepReport
 
 
@@ -121,7 +123,7 @@ def test_flat_reward_needs_twenty_steps_and_noise_is_not_a_rise() -> None:
 
 
 def test_falling_reward_is_called_falling() -> None:
-    (sentence,) = diagnosis(history(20, lambda step: 0.8 - 0.02 * step))
+    (sentence,) = diagnosis(history(24, lambda step: 0.8 - 0.02 * step))
     assert "fell" in sentence and "lower optimizer.learning_rate" in sentence
 
 
@@ -309,3 +311,22 @@ def test_a_remark_behind_the_precision_does_not_widen_the_gap() -> None:
     remark = "float32 (on a CPU bf16 matrix products can be 200 times slower)"
     assert "sampler gap" in {each.name for each in findings(steps, remark)}
     assert "sampler gap" not in {each.name for each in findings(steps, "bfloat16")}
+
+
+def test_a_trend_that_passes_is_noise_and_one_that_stays_is_told() -> None:
+    values = [0.3 + 0.02 * step for step in range(1, 16)] + [0.6] * 30
+
+    def told(length: int) -> set[str]:
+        return names(history(length, lambda step: values[step - 1]))
+
+    first = next(length for length in range(20, 46) if "flat reward" in told(length))
+    rule, steps = RULES["flat reward"], history(first, lambda step: values[step - 1])
+    alone = [rule.find(history_of(steps[: first - back])) for back in range(6)]
+    assert [each is not None for each in alone] == [True] * 5 + [False]  # four steps before it had held already
+
+
+def test_a_spike_of_a_solved_run_is_left_alone() -> None:
+    def spiked(reward: float) -> set[str]:
+        return names(history(30, reward, gradient_norm=lambda step: 9.0 if step == 30 else 0.1))
+
+    assert "gradient spike" in spiked(0.4) and "gradient spike" not in spiked(1.0)

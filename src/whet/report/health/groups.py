@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.report.health.finding import HealthFinding, note, problem
-from whet.report.health.history import FAILED, RECENT, TREND_STEPS, History
+from whet.report.health.history import FAILED, LASTING, RECENT, TREND_STEPS, History
 from whet.report.health.rule import HealthRule
 from whet.report.text import number, percent
 
@@ -72,7 +72,8 @@ GROUP_RULES = (
         f"four in five groups of the last {MANY_STEPS} steps score alike, in a run that does not improve",
         "the reward rises or is at its top: more and more prompts are solved (a note)",
         ("metrics.uniform_groups",),
-        earliest=MANY_STEPS,
+        earliest=MANY_STEPS + LASTING,
+        lasting=LASTING,
     ),
     HealthRule(
         "groups agree",

@@ -14,6 +14,7 @@ from whet.report.record import EvalRecord
 from whet.report.text import ACCURACY_NAMES
 from whet.types import StepReport
 
+LASTING = 4  # steps before the last in which a trend of noisy numbers must have shown as well
 RECENT = 5  # steps that must agree before a finding is made
 TREND_WINDOWS = (10, 20, 40)  # steps over which a rise of the reward is looked for
 FLAT_STEPS = 20

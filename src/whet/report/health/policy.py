@@ -6,7 +6,7 @@ import math
 from statistics import fmean, median
 
 from whet.report.health.finding import HealthFinding, note, problem
-from whet.report.health.history import RECENT, TREND_STEPS, History, entropy, finite
+from whet.report.health.history import LASTING, RECENT, TREND_STEPS, History, entropy, finite
 from whet.report.health.rule import ALL_KINDS, HealthRule
 from whet.report.kinds import gradient_norm
 from whet.report.text import number, percent
@@ -138,6 +138,8 @@ def _gradient_spike(history: History) -> HealthFinding | None:
     # a step without signal has norm 0: it says nothing about what is typical
     earlier = [norm for norm in finite(map(gradient_norm, history.steps[-21:-1])) if norm > 0]
     norm = gradient_norm(history.steps[-1]) or 0.0
+    if history.solved:  # most groups agree then, and the few that do not weigh much
+        return None
     if len(earlier) < 2 * RECENT or not norm > max(10 * (typical := median(earlier)), 3 * max(earlier)):
         return None
     return problem(
@@ -173,7 +175,8 @@ POLICY_RULES = (
         "entropy fell below a tenth of what it was while the reward did not rise",
         "the reward rises or is at its top: a policy that knows the answer is sure of it (a note)",
         ("metrics.entropy",),
-        earliest=TREND_STEPS,
+        earliest=TREND_STEPS + LASTING,
+        lasting=LASTING,
     ),
     HealthRule(
         "entropy explosion",

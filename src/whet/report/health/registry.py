@@ -15,7 +15,7 @@ from whet.report.health.episodes import EPISODE_RULES
 from whet.report.health.finding import FindingSpan, HealthFinding, recorded_finding
 from whet.report.health.groups import GROUP_RULES
 from whet.report.health.hacking import HACKING_RULES
-from whet.report.health.history import history_of
+from whet.report.health.history import History, history_of
 from whet.report.health.length import LENGTH_RULES
 from whet.report.health.policy import POLICY_RULES
 from whet.report.health.preference import PREFERENCE_RULES
@@ -66,9 +66,34 @@ def findings(
     history = history_of(steps, dtype, settings, evals)
     asked = [rule for rule in rules_of(steps) if timed or not rule.is_timed]
     found = {rule: finding for rule in asked if (finding := rule.find(history)) is not None}
+    if any(finding.is_problem and rule.lasting for rule, finding in found.items()):
+        before = _histories_before(steps, dtype, settings, evals, max(rule.lasting for rule in found))
+        found = {
+            rule: finding
+            for rule, finding in found.items()
+            if not finding.is_problem or all(_is_problem(rule.find(each)) for each in before[: rule.lasting])
+        }
     hidden = {name for rule, finding in found.items() if finding.is_problem for name in rule.hides}
     shown = [finding for finding in found.values() if finding.name not in hidden]
     return tuple(sorted(shown, key=lambda finding: not finding.is_problem))
+
+
+def _histories_before(
+    steps: Sequence[StepReport],
+    dtype: str,
+    settings: Mapping[str, Any] | None,
+    evals: Sequence[EvalRecord],
+    count: int,
+) -> list[History]:
+    """What was known one step ago, two steps ago and so on."""
+    earlier = [steps[: len(steps) - back] for back in range(1, min(count, len(steps) - 1) + 1)]
+    return [
+        history_of(each, dtype, settings, [known for known in evals if known.step <= each[-1].step]) for each in earlier
+    ]
+
+
+def _is_problem(finding: HealthFinding | None) -> bool:
+    return finding is not None and finding.is_problem
 
 
 def diagnosis(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.report.health.finding import HealthFinding, note, problem
-from whet.report.health.history import FLAT_STEPS, RECENT, History, finite, score, share_of, trend_in_errors
+from whet.report.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, score, share_of, trend_in_errors
 from whet.report.health.rule import HealthRule
 from whet.report.text import number, percent
 
@@ -91,7 +91,8 @@ REWARD_RULES = (
         f"the reward has not risen over {FLAT_STEPS} steps",
         "it rose before and holds, or it is near the top of its scale (a note)",
         ("reward",),
-        earliest=FLAT_STEPS,
+        earliest=FLAT_STEPS + LASTING,
+        lasting=LASTING,
     ),
     HealthRule(
         "falling reward",
@@ -99,7 +100,8 @@ REWARD_RULES = (
         f"the reward falls over {FLAT_STEPS} steps, beyond noise",
         "it is still at its top, or far above where it began and holding",
         ("reward",),
-        earliest=FLAT_STEPS,
+        earliest=FLAT_STEPS + LASTING,
+        lasting=LASTING,
     ),
     HealthRule(
         "little to gain",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.report.health.finding import HealthFinding, problem
-from whet.report.health.history import FLAT_STEPS, RECENT, History, finite, trend_in_errors
+from whet.report.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend_in_errors
 from whet.report.health.rule import HealthRule
 from whet.report.kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.report.text import number, percent
@@ -74,7 +74,8 @@ ROW_RULES = (
         "it goes up and down around a level",
         ("metrics.loss",),
         kinds=(SFT, REWARD_MODEL),
-        earliest=2 * RECENT,
+        earliest=2 * RECENT + LASTING,
+        lasting=LASTING,
     ),
     HealthRule(
         "overfitting",

@@ -25,6 +25,7 @@ class HealthRule:
     reads: tuple[str, ...] = ()  # what a step must have: metrics.NAME, counts.NAME, reward or seconds
     kinds: tuple[str, ...] = (RL,)
     earliest: int = 1  # the first step at which it can speak
+    lasting: int = 0  # steps before the last that it must have held in as well: noise passes, a problem stays
     hides: tuple[str, ...] = ()  # names of rules that say the same less well
     is_note: bool = False  # it never finds a problem
     is_timed: bool = False  # it reads the clock, so equal runs may differ: not recorded with the steps
