@@ -142,3 +142,14 @@ def test_a_long_run_takes_no_longer_than_a_short_one() -> None:
     for step in range(1, 100_001):
         log.append(StepReport(step, step, {"samples": 8}, {"total": 0.5}, {"entropy": 1.0}))
     assert len(log.items()) <= 750 and diagnosis(log.items()) != ()
+
+
+def test_what_only_the_last_step_lacks_was_recorded(tmp_path: Path) -> None:
+    record = RunRecorder(tmp_path)
+    record.started({"title": "a run"})
+    for step in range(1, 13):
+        metrics = {"reward_length_correlation": 0.1} if step < 12 else {}
+        record.stepped(StepReport(step, step, {"samples": 8, "tokens": 80}, {"total": 0.1 * step}, metrics), [])
+    record.close()
+    text = doctor_text(doctor_report(tmp_path))
+    assert "reward follows length" not in text and "critic misfit" in text.partition("not looked at")[2]

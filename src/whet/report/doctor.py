@@ -24,6 +24,7 @@ from whet.report.health import (
     rules_of,
     since_when,
 )
+from whet.report.health.history import RECENT
 from whet.report.kinds import kind_of
 from whet.report.record import (
     METRICS,
@@ -110,7 +111,9 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
         span = held.pop(each.name, None)
         first, count = (span.first, span.num_steps) if span else since_when(each.name, steps, dtype, settings, evals)
         problems.append(FindingSpan(each, first, steps[-1].step, count, True))
-    missing = {rule.name: rule.missing(steps[-1]) for rule in rules_of(steps)}
+    # a step in which nothing differs has no correlation: what any of the last ones has was recorded
+    lacking = {rule.name: [rule.missing(step) for step in steps[-RECENT:]] for rule in rules_of(steps)}
+    missing = {name: min(each, key=len) for name, each in lacking.items()}
     return DoctorReport(
         str(folder),
         str(summary.get("title") or folder.name),
