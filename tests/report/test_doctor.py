@@ -44,10 +44,10 @@ def test_a_problem_is_explained_with_its_steps_settings_and_a_command_that_exist
     names = [span.finding.name for span in report.problems]
     assert names == ["entropy collapse", "flat reward"] and not report.is_healthy
     span = report.problems[0]
-    assert (span.first, span.num_steps, span.finding.changes[0]) == (10, 21, "optimizer.learning_rate=3e-05")
+    assert (span.first, span.num_steps, span.finding.changes[0]) == (14, 17, "optimizer.learning_rate=3e-05")
     text = doctor_text(report)
     for part in (
-        "since step 10 (21 steps)",
+        "since step 14 (17 steps)",
         "evidence",
         "has stopped exploring",
         "normal when",
@@ -74,7 +74,7 @@ def test_a_healthy_run_is_called_so_with_what_was_looked_at_and_what_could_not_b
 
 def test_it_looks_back_at_an_earlier_step(tmp_path: Path) -> None:
     folder = ill(tmp_path)
-    assert doctor_report(folder, 9).is_healthy and doctor_report(folder, 10).problems[0].first == 10
+    assert doctor_report(folder, 13).is_healthy and doctor_report(folder, 14).problems[0].first == 14
     with pytest.raises(WhetError, match="no step up to step 0"):
         doctor_report(folder, 0)
 
@@ -128,7 +128,7 @@ def test_the_exit_code_says_whether_a_problem_holds(tmp_path: Path) -> None:
     runner = CliRunner()
     found = runner.invoke(app, ["doctor", str(sick), "--json"])
     values = json.loads(found.stdout)
-    assert found.exit_code == 1 and values["problems"][0]["since"] == 10 and not values["healthy"]
+    assert found.exit_code == 1 and values["problems"][0]["since"] == 14 and not values["healthy"]
     assert values["problems"][0]["command"].endswith("--set optimizer.learning_rate=3e-05")
     assert runner.invoke(app, ["doctor", str(well)]).exit_code == 0
     assert runner.invoke(app, ["doctor", str(sick), "--step", "9"]).exit_code == 0
