@@ -127,14 +127,14 @@ def opened(browser: Any, folder: Path) -> dict[str, float]:
             for name, path in (("run", f"run/{run}"), ("samples", f"run/{run}/samples")):
                 began = time.monotonic()
                 response = page.goto(f"{address}{path}", wait_until="commit")
-                times[f"{name}: first byte"] = time.monotonic() - began
+                times[f"{name}, first byte"] = time.monotonic() - began
                 if response is None or not response.ok:
                     continue
                 page.wait_for_selector("canvas" if name == "run" else "main article, main li, main tr")
-                times[f"{name}: first {'chart' if name == 'run' else 'sample'}"] = time.monotonic() - began
+                times[f"{name}, first {'chart' if name == 'run' else 'sample'}"] = time.monotonic() - began
             while not asked(f"{address}api/run/{run}/series?names=reward")["complete"]:
                 time.sleep(0.1)
-            times["run: all of the log read, after it was opened"] = time.monotonic() - began
+            times["run, all of the log read, after it was opened"] = time.monotonic() - began
             middle = f"{address}api/run/{run}/series?names=reward&from={STEPS // 3 - 300}&to={STEPS // 3 + 300}"
             began = time.monotonic()
             zoomed = asked(middle)["series"]["reward"]
