@@ -122,3 +122,15 @@ def test_damaged_evaluations_are_named_and_the_others_shown(tmp_path, content):
     with board_over(tmp_path) as get:
         page = get("/evals")
     assert "bad/eval.json" in page and "50.0% (40.0-60.0)" in page
+
+
+def test_a_pipeline_that_goes_on_is_news(tmp_path):
+    made_pipeline(tmp_path / "p", status="running")
+    board = Board(tmp_path)
+    board.watcher.notice()
+    before = board.watcher.number
+    board.watcher.notice()
+    assert board.watcher.number == before
+    write_pipeline_page(tmp_path / "p", summary("finished"))
+    board.watcher.notice()
+    assert [each.values["id"] for each in board.watcher.since(before)] == [folder_id("pipeline", "p")]

@@ -28,7 +28,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
         for stage in values["stages"]:
             stage["report"] = addresses.get((found.path / stage["report"]).parent, "") if stage["report"] else ""
         values |= {"title": f"{summary.name}: {found.name}", "heading": found.place, "eyebrow": summary.name}
-        return board.page("board_pipeline.html", **values, runs=runs)
+        return board.page("board_pipeline.html", **values, runs=runs, pipeline=found.id)
 
     app.get("/pipeline/{run}", page)
 

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from whet import __version__, web
 from whet.board.access import HEADERS, BoardAccess, Refusal
 from whet.board.files import file_state
-from whet.board.folders import RUN, SIGNS, FoundFolder, found_folders
+from whet.board.folders import PIPELINE, RUN, SIGNS, FoundFolder, found_folders
 from whet.board.glance import RunGlance, run_glance, signature
 from whet.board.reader import RunReader
 from whet.board.sample_index import SampleIndex
@@ -39,6 +39,7 @@ BODY_SECONDS = 20.0
 MOST_READERS = 16  # runs that are kept up with at a time
 MOST_INDEXES = 16  # runs whose samples are kept track of at a time
 FIRST_PAGE = 0.7  # seconds that the first page of a run gets before its log is read whole
+CHANGING = {PIPELINE: "pipeline.json"}  # what is written anew as it goes on, where its sign is not
 MOST_QUERY = 8192  # characters
 ASSETS = (Path(__file__).parent / "assets", Path(__file__).parent.parent / "report" / "assets")
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".json": "application/json"}
@@ -312,7 +313,7 @@ class Board:
                 glance = self.glance(each)
                 states[each.id] = {"status": glance.status, "step": glance.step, "size": glance.size}
             else:
-                changed = file_state(each.path / SIGNS[each.kind])
+                changed = file_state(each.path / CHANGING.get(each.kind, SIGNS[each.kind]))
                 states[each.id] = {"status": each.kind, "size": changed.changed if changed else 0}
         return states
 
