@@ -41,8 +41,6 @@ from bench_models import SHAPES
 from gpu_step import machine_for, told
 from results_file import add_results_flag, write_results
 
-from whet.bench.benchmark import begin_peak, peak_memory, random_prompts, synchronize, unending
-from whet.build.runtime import Runtime
 from whet.data.call_formats import Calls
 from whet.data.chat import prompt_tokens
 from whet.data.tool_syntax import ToolCall
@@ -50,10 +48,12 @@ from whet.envs.tools.environment import CallFormat, ToolEnvironment
 from whet.envs.tools.find import find_tools
 from whet.envs.tools.tool import ToolLimits
 from whet.protocols import Environment
-from whet.report.speed import RolloutShape
+from whet.record.speed import RolloutShape
 from whet.rollout.calls import CallPool
 from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
 from whet.rollout.seed import request_seed
+from whet.tools.bench.benchmark import begin_peak, peak_memory, random_prompts, synchronize, unending
+from whet.training.assembly.runtime import Runtime
 from whet.types import Completion, Prompt, Request, Sample, Sampling, SessionShape, StepResult
 
 

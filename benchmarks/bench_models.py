@@ -115,13 +115,13 @@ def random_machine(
     """
     import torch
 
-    from whet.build.runtime import Runtime, build_policy, recompute_choice
     from whet.model import LoadedModel, dtype_choice
     from whet.model.lora import LowRank, adapter_factors, add_adapters, merge_adapters
-    from whet.model.narrow import widen_vectors
+    from whet.model.low_precision import widen_vectors
     from whet.model.quantized import pack_four_bits
     from whet.rollout.episodes import EpisodeRunner
     from whet.rollout.torch_engine import TorchEngine
+    from whet.training.assembly.runtime import Runtime, build_policy, recompute_choice
 
     tokenizer = tokenizer_of(settings["vocab_size"])
     dtype, why = dtype_choice(precision, device)

@@ -1,6 +1,6 @@
 """Three biases of a group-relative gradient, measured exactly: `python benchmarks/bias_plots.py` draws the figures.
 
-The toy and its expected gradient are those of `whet.explain.lab.exact_push`: every group is enumerated. In the third
+The toy and its expected gradient are those of `whet.pages.lab.exact_push`: every group is enumerated. In the third
 figure a completion is an episode: each of its tokens is a turn with a reward of its own.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from whet.explain.lab.exact_push import BUDGET, GROUP_SIZE, ToyCompletion, expected_push, length_push, prompt_weight
 from whet.objective import PRESETS, Objective, with_changes
-from whet.report.charts import QUIET, Frame, Panel, PlottedCurve, curves_svg
+from whet.pages.charts import QUIET, Frame, Panel, PlottedCurve, curves_svg
+from whet.pages.lab.exact_push import BUDGET, GROUP_SIZE, ToyCompletion, expected_push, length_push, prompt_weight
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 USUAL_LENGTH, LENGTHS = (

@@ -31,7 +31,7 @@ import calculator_agent
 import rlhf_smollm2
 
 import whet
-from whet.config.config import merged
+from whet.settings.config import merged
 
 THREAD = {"model": {"device": "cpu", "threads": 1}}
 TASKS = ("arithmetic", "countdown", "lists")
@@ -139,8 +139,8 @@ def rerank(folder: Path) -> dict[str, Any]:
 
 def overoptimization(folder: Path) -> dict[str, Any]:
     """`whet study overoptimization --quick`: what it found, and the figure of its page."""
-    from whet.experiments.overoptimization.runner import FIGURE, VALUES, study_overoptimization
-    from whet.experiments.overoptimization.settings import QUICK
+    from whet.tools.studies.overoptimization.runner import FIGURE, VALUES, study_overoptimization
+    from whet.tools.studies.overoptimization.settings import QUICK
 
     place = study_overoptimization(dict(QUICK), folder=folder / "overoptimization").folder
     shutil.copyfile(place / FIGURE, ROOT / "docs" / "images" / FIGURE)
@@ -203,7 +203,7 @@ def ttrl(folder: Path) -> dict[str, Any]:
 
 def piped(name: str, folder: Path) -> Path:
     """The folder of a finished pipeline with its own settings; what is done in it is kept."""
-    from whet.pipeline.runner import run_pipeline
+    from whet.tools.pipelines.runner import run_pipeline
 
     place = folder / name
     run_pipeline(name, merged(THREAD, {"folder": str(place)}))

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from results_file import write_results  # noqa: E402
 
-from whet.bench.meter import QUIET, reading_record, wait_for_quiet  # noqa: E402
+from whet.tools.bench.meter import QUIET, reading_record, wait_for_quiet  # noqa: E402
 
 TRL = "trl==1.16.0"
 PHASES = ("step", "rollout", "forward", "backward", "optimizer")

@@ -18,9 +18,9 @@ from results_file import add_results_flag, write_results
 from workers import run_all
 
 import whet
-from whet.config.config import merged
 from whet.objective import PRESETS
-from whet.report.record import read_metrics
+from whet.record.log import read_metrics
+from whet.settings.config import merged
 
 STEPS, PROMPTS, GROUP = 18, 10, 8
 RATE = 4e-4

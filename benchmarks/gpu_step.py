@@ -26,7 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from bench_models import SHAPES, random_machine
 from results_file import add_results_flag, write_results
 
-from whet.bench.benchmark import (
+from whet.model.fast_path import fast_path
+from whet.model.token_logp import token_logp
+from whet.record.metrics.timer import PhaseTimer
+from whet.record.speed import RolloutShape, training_operations
+from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.seed import request_seed
+from whet.rollout.torch_engine import TorchEngine
+from whet.tools.bench.benchmark import (
     begin_peak,
     bench_config,
     bench_trainer,
@@ -38,14 +45,7 @@ from whet.bench.benchmark import (
     timed_steps,
     unending,
 )
-from whet.build.runtime import Runtime, decode_facts
-from whet.metrics.timer import PhaseTimer
-from whet.model.fast_path import fast_path
-from whet.model.token_logp import token_logp
-from whet.report.speed import RolloutShape, training_operations
-from whet.rollout.episodes import EpisodeRunner
-from whet.rollout.seed import request_seed
-from whet.rollout.torch_engine import TorchEngine
+from whet.training.assembly.runtime import Runtime, decode_facts
 from whet.types import Request, Sample, Sampling, StopReason
 
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -43,7 +43,7 @@ def main() -> None:
     if chosen.point:
         print(json.dumps(point(json.loads(chosen.point), chosen)))
         return
-    from whet.bench.meter import QUIET, reading_record, wait_for_quiet
+    from whet.tools.bench.meter import QUIET, reading_record, wait_for_quiet
 
     options = ["--threads", str(chosen.threads), "--steps", str(chosen.steps), "--seconds", str(chosen.seconds)]
     options += ["--device", chosen.device, "--precision", chosen.precision]
@@ -70,10 +70,10 @@ def point(values: dict[str, int], chosen: Any) -> dict[str, Any]:
     import torch
     from bench_models import BODY, random_machine
 
-    from whet.bench import benchmark
-    from whet.bench.meter import Meter
-    from whet.metrics.timer import PhaseTimer
-    from whet.report.speed import RolloutShape, rollout_bytes, rollout_operations, training_operations
+    from whet.record.metrics.timer import PhaseTimer
+    from whet.record.speed import RolloutShape, rollout_bytes, rollout_operations, training_operations
+    from whet.tools.bench import benchmark
+    from whet.tools.bench.meter import Meter
 
     torch.set_num_threads(chosen.threads)
     device, width = torch.device(chosen.device), values["model"]
@@ -112,7 +112,7 @@ def point(values: dict[str, int], chosen: Any) -> dict[str, Any]:
 
 def draw(results: dict[str, Any], folder: Path, machine: str) -> None:
     """growth-AXIS-time.svg and growth-AXIS-memory.svg for each axis."""
-    from whet.report.charts import QUIET, PlottedCurve
+    from whet.pages.charts import QUIET, PlottedCurve
 
     folder.mkdir(parents=True, exist_ok=True)
     for axis, points in results.items():
@@ -140,7 +140,7 @@ def draw(results: dict[str, Any], folder: Path, machine: str) -> None:
 
 
 def write_figure(path: Path, lines: list[Any], names: tuple[str, str, str], about: str) -> None:
-    from whet.report.charts import Frame, Panel, curves_svg
+    from whet.pages.charts import Frame, Panel, curves_svg
 
     title, y_label, x_label = names
     points = [each for line in lines for stretch in line.stretches for each in stretch]

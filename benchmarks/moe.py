@@ -29,7 +29,7 @@ from workers import run_all
 
 import whet
 from whet.model.causal_lm import CausalLM, causal_lm
-from whet.report.record import read_metrics
+from whet.record.log import read_metrics
 from whet.rollout.torch_engine import TorchEngine
 
 BUILTIN = Path(whet.__file__).parent / "model/builtin/whetstone"

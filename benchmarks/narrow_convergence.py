@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from results_file import add_results_flag, write_results
 
 import whet
-from whet.config.config import merged
-from whet.train import narrow_adamw
+from whet.settings.config import merged
+from whet.training import low_precision_adamw as narrow_adamw
 
 KINDS: dict[str, dict[str, Any]] = {
     "float32": {},

@@ -88,7 +88,7 @@ TINY = "hidden=64,layers=2,heads=4,kv_heads=2,head_dim=16,inner=128,vocab=512"
 
 
 def chosen_shape(name: str, tiny: bool) -> Any:
-    from whet.plan.shapes import named_shape
+    from whet.tools.planner.shapes import named_shape
 
     found = named_shape(TINY if tiny else {**GPU_SHAPES, **CPU_SHAPES}[name])
     assert found is not None
@@ -125,20 +125,20 @@ def trainer_for(config: Any, runtime: Any, asked: Mapping[str, Any]) -> Any:
     """The loop's own trainer on random tokens."""
     import torch
 
-    from whet.bench.benchmark import bench_trainer, random_prompts, unending
-    from whet.build.adapters import first_policy
-    from whet.build.preference import preference_objective
-    from whet.build.runtime import optimizer_settings
-    from whet.report.speed import RolloutShape
-    from whet.train.completion_logp import LiveReference
-    from whet.train.preference import (
+    from whet.record.speed import RolloutShape
+    from whet.tools.bench.benchmark import bench_trainer, random_prompts, unending
+    from whet.training.assembly.adapters import first_policy
+    from whet.training.assembly.preference import preference_objective
+    from whet.training.assembly.runtime import optimizer_settings
+    from whet.training.completion_logp import LiveReference
+    from whet.training.preference import (
         PreferenceDataset,
         PreferenceModels,
         PreferenceRow,
         PreferenceSettings,
         PreferenceTrainer,
     )
-    from whet.train.sft import SFTSettings, SFTTrainer
+    from whet.training.sft import SFTSettings, SFTTrainer
     from whet.types import Encoded
 
     (count, group), (prompt, completion), pack = asked["rows"], asked["tokens"], asked["pack"]
@@ -171,7 +171,7 @@ def trainer_for(config: Any, runtime: Any, asked: Mapping[str, Any]) -> Any:
 
 def run_config(asked: Mapping[str, Any], device: str) -> Any:
     """The config of the run, as `whet train` would have it."""
-    from whet.config.config import merged, resolved
+    from whet.settings.config import merged, resolved
 
     (count, group), (_, completion) = asked["rows"], asked["tokens"]
     batch: dict[str, Any] = {"micro_batch_tokens": asked["pack"]}
@@ -191,11 +191,11 @@ def measured(asked: Mapping[str, Any], shape: Any, device_name: str) -> dict[str
     """Two steps, and the plan for them."""
     import torch
 
-    import whet.build.runtime as runtime_module
-    from whet.bench import meter
-    from whet.bench.benchmark import begin_peak, peak_memory, synchronize
-    from whet.metrics.timer import PhaseTimer
-    from whet.plan.machines import CARDS, Devices
+    import whet.training.assembly.runtime as runtime_module
+    from whet.record.metrics.timer import PhaseTimer
+    from whet.tools.bench import meter
+    from whet.tools.bench.benchmark import begin_peak, peak_memory, synchronize
+    from whet.tools.planner.machines import CARDS, Devices
 
     device = torch.device(device_name)
     on_cpu = device.type == "cpu"
@@ -242,9 +242,9 @@ def runtime_critic(trainer: Any) -> Any:
 
 def planned(asked: Mapping[str, Any], shape: Any, room: Any, found: Mapping[str, Any]) -> dict[str, Any]:
     """The plan for a configuration beside the peak in `found`."""
-    from whet.build.planning import workload
-    from whet.plan.memory import PHASES
-    from whet.plan.plan import plan_for
+    from whet.tools.planner.from_config import workload
+    from whet.tools.planner.memory import PHASES
+    from whet.tools.planner.plan import plan_for
 
     config, (prompt, _) = run_config(asked, "cpu" if room.is_cpu else "cuda"), asked["tokens"]
     work = workload(config, shape, prompt, on_cpu=room.is_cpu)
@@ -269,7 +269,7 @@ def planned(asked: Mapping[str, Any], shape: Any, room: Any, found: Mapping[str,
 
 def rechecked(record: Mapping[str, Any], on_cpu: bool) -> dict[str, Any]:
     """The record with the plans of today's planner."""
-    from whet.plan.machines import CARDS, Devices
+    from whet.tools.planner.machines import CARDS, Devices
 
     every, results = cases(tiny=False, cpu=on_cpu), {}
     for name, old in record["values"]["cases"].items():
@@ -326,7 +326,7 @@ def cases(tiny: bool, cpu: bool) -> dict[str, dict[str, Any]]:
 
 def supported(asked: Mapping[str, Any]) -> bool:
     """Settings that this version has not yet are left out, and said."""
-    from whet.config.sections import ModelSection
+    from whet.settings.sections import ModelSection
 
     return set(asked["settings"].get("model", {})) <= set(ModelSection.model_fields)
 

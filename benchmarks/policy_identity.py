@@ -21,8 +21,8 @@ from results_file import add_results_flag, write_results
 
 from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
-from whet.rollout.identity import replay
 from whet.rollout.torch_engine import TorchEngine
+from whet.rollout.weight_sync_check import replay
 from whet.types import Request, Sampling
 
 PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -90,7 +90,7 @@ def commit_of(root: Path) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """What a number has to be read with; no names of hosts or folders."""
-    from whet.bench.meter import machine_facts
+    from whet.tools.bench.meter import machine_facts
 
     facts = machine_facts()
     found = {key: facts[key] for key in ("processor", "cores", "load")}

@@ -17,8 +17,8 @@ from statistics import fmean
 from typing import Any
 
 import whet
-from whet.report import eval_records, read_metrics, step_reports
-from whet.report.charts import QUIET, Frame, Panel, PlottedCurve, curves_svg
+from whet.pages.charts import QUIET, Frame, Panel, PlottedCurve, curves_svg
+from whet.record import eval_records, read_metrics, step_reports
 
 HERE = Path(__file__)
 IMAGES = HERE.parent.parent / "docs" / "images"

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from results_file import add_results_flag, write_results
 
-from whet.sandbox import ProgramJob, Sandbox, UnitTestJob
+from whet.reward.sandbox import ProgramJob, Sandbox, UnitTestJob
 
 CODE = """
 from typing import List

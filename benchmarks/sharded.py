@@ -31,16 +31,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from bench_models import SHAPES, random_machine
 from results_file import add_results_flag, write_results
 
-from whet.bench.benchmark import begin_peak, peak_memory, synchronize
-from whet.dist.ranks import ALONE, Ranks, joined_ranks, leave_ranks
-from whet.dist.rollout import WholeCopyEngine
-from whet.dist.shard import Sharding, sharded, sharding
 from whet.model import fused_trunk
 from whet.model.causal_lm import CausalLM
 from whet.model.fast_path import fast_path
 from whet.objective import PRESETS, step_totals
-from whet.train.optimizer import OptimizerSettings, adamw
-from whet.train.update import TrainState, update
+from whet.tools.bench.benchmark import begin_peak, peak_memory, synchronize
+from whet.training.distributed.ranks import ALONE, Ranks, joined_ranks, leave_ranks
+from whet.training.distributed.rollout import WholeCopyEngine
+from whet.training.distributed.shard import Sharding, sharded, sharding
+from whet.training.optimizer import OptimizerSettings, adamw
+from whet.training.update import TrainState, update
 from whet.types import TokenBatch
 
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}

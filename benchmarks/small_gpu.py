@@ -27,7 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from bench_models import SHAPES, random_machine
 from results_file import add_results_flag, write_results
 
-from whet.bench.benchmark import (
+from whet.model.fast_path import fast_path
+from whet.record.metrics.timer import PhaseTimer
+from whet.record.speed import RolloutShape
+from whet.rollout.seed import request_seed
+from whet.tools.bench.benchmark import (
     begin_peak,
     bench_config,
     bench_trainer,
@@ -36,11 +40,7 @@ from whet.bench.benchmark import (
     synchronize,
     unending,
 )
-from whet.build.runtime import decode_facts
-from whet.metrics.timer import PhaseTimer
-from whet.model.fast_path import fast_path
-from whet.report.speed import RolloutShape
-from whet.rollout.seed import request_seed
+from whet.training.assembly.runtime import decode_facts
 from whet.types import Request, Sampling
 
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}

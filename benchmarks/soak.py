@@ -97,7 +97,7 @@ class SoakWatch:
 
 def held(on_gpu: bool) -> dict[str, float]:
     """What this process holds now."""
-    from whet.bench.meter import resident_bytes
+    from whet.tools.bench.meter import resident_bytes
 
     values = {
         "resident_bytes": float(resident_bytes()),
@@ -174,7 +174,7 @@ def soak(chosen: Any, folder: Path) -> dict[str, Any]:
     import torch
 
     import whet
-    from whet.config.config import from_settings, merged
+    from whet.settings.config import from_settings, merged
 
     on_gpu = torch.cuda.is_available()
     watch = SoakWatch(on_gpu)

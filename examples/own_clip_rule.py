@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import whet
-from whet.explain.tables import explanation_with_plot
 from whet.objective import PRESETS, Preset
 from whet.objective.component import Component
+from whet.settings.methods.tables import explanation_with_plot
 
 
 @whet.register("clip")

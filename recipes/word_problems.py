@@ -276,7 +276,7 @@ COLUMNS = {
 
 def table(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """What a page shows, as text: a row for each stage, all with the same columns."""
-    from whet.metrics.significance import share_interval
+    from whet.record.metrics.significance import share_interval
 
     rows = {}
     for name, title in (("before", "before"), ("sft", "after SFT")):
@@ -315,7 +315,7 @@ def share_text(found: Mapping[str, Any]) -> str:
 
 def curve_svg(values: Mapping[str, Any]) -> str:
     """Accuracy on each test set against the step: a line per method, the mean over its seeds."""
-    from whet.report.charts import FILE_TONES, QUIET, Frame, Panel, PlottedCurve, curves_svg
+    from whet.pages.charts import FILE_TONES, QUIET, Frame, Panel, PlottedCurve, curves_svg
 
     finished = {run["method"] for run in values["runs"] if run["finished"]}
     runs = [run for run in values["runs"] if run["finished"] or run["method"] not in finished]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whet.config.config import merged
+from whet.settings.config import merged
 
 HERE = Path(__file__).resolve().parent
 PLANTS = HERE / "plants.py"

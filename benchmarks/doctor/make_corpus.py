@@ -35,12 +35,12 @@ from catalogue import HEALTHY, PlannedRun, faulty, healthy, real
 from plants import ENGINES, STEP, is_right, repeated_share
 
 import whet
-import whet.build.kinds
+import whet.training.assembly.kinds
 from whet.api import training  # noqa: F401
-from whet.build import assembly
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import contrasts
-from whet.report.record import METRICS
+from whet.record.log import METRICS
+from whet.training.assembly import assembly
 from whet.types import RunFailed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -256,7 +256,7 @@ def sum_pair(row: Mapping[str, Any], stream: random.Random) -> dict[str, Any]:
 
 def taught_calculator(out: Path, quick: bool) -> str:
     """The built-in model after demonstrations of calls (recipes/calculator_sft.toml, fewer steps)."""
-    from whet.config.config import merged, read_toml
+    from whet.settings.config import merged, read_toml
 
     folder = out / "models" / "calculator"
     if not (folder / "run.json").is_file():

@@ -28,10 +28,10 @@ from results_file import add_results_flag, write_results
 from rivals import is_rl
 from split_corpus import HALVES, read_runs
 
-from whet.metrics.significance import share_interval
-from whet.report.health import RULES, findings
-from whet.report.record import eval_records, step_reports
-from whet.report.thinning import ThinnedLog
+from whet.record.health import RULES, findings
+from whet.record.log import eval_records, step_reports
+from whet.record.metrics.significance import share_interval
+from whet.record.thinning import ThinnedLog
 
 HERE = Path(__file__).resolve().parent
 HEALTHY = "healthy"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from whet.bench.meter import Meter, Reading, peak_bytes, reading_record
+from whet.tools.bench.meter import Meter, Reading, peak_bytes, reading_record
 
 
 class Stopwatch:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from stopwatch import Stopwatch
 
-from whet.metrics.timer import PhaseTimer
+from whet.record.metrics.timer import PhaseTimer
 
 
 def device_of(job: dict[str, Any]) -> str:
@@ -20,9 +20,9 @@ def device_of(job: dict[str, Any]) -> str:
 
 
 def policy_trainer(job: dict[str, Any]) -> Any:
-    from whet.bench.benchmark import bench_config, bench_trainer, unending
-    from whet.build.runtime import load_runtime
-    from whet.report.speed import RolloutShape
+    from whet.record.speed import RolloutShape
+    from whet.tools.bench.benchmark import bench_config, bench_trainer, unending
+    from whet.training.assembly.runtime import load_runtime
 
     settings = {
         "seed": job["seed"],
@@ -36,14 +36,14 @@ def policy_trainer(job: dict[str, Any]) -> Any:
 
 def agent_trainer(job: dict[str, Any], watch: Stopwatch) -> Any:
     """Episodes with the tools of an environment; every turn takes its whole budget."""
-    from whet.bench.benchmark import bench_config
-    from whet.build.player import build_player
-    from whet.build.rl import build_objective, build_rl_trainer
-    from whet.build.runtime import load_runtime
     from whet.data.chat import prompt_tokens
-    from whet.report.speed import RolloutShape
+    from whet.record.speed import RolloutShape
     from whet.rollout.collect import PromptDataset, RewardContext
     from whet.rollout.engines import build_engine
+    from whet.tools.bench.benchmark import bench_config
+    from whet.training.assembly.episode_runner import build_player
+    from whet.training.assembly.rl import build_objective, build_rl_trainer
+    from whet.training.assembly.runtime import load_runtime
     from whet.types import Prompt
 
     settings = {
@@ -102,8 +102,8 @@ class CountingEngine:
 
 
 def sft_trainer(job: dict[str, Any]) -> Any:
-    from whet.build.assembly import assemble
-    from whet.config.config import resolved
+    from whet.settings.config import resolved
+    from whet.training.assembly.assembly import assemble
 
     values = {
         "seed": job["seed"],
@@ -128,8 +128,8 @@ def sft_trainer(job: dict[str, Any]) -> Any:
 
 def pair_trainer(job: dict[str, Any]) -> Any:
     """Preference training or a reward model, as the job's kind says."""
-    from whet.build.assembly import assemble
-    from whet.config.config import resolved
+    from whet.settings.config import resolved
+    from whet.training.assembly.assembly import assemble
 
     names = ("precision", "threads")
     values = {
@@ -148,8 +148,8 @@ def pair_trainer(job: dict[str, Any]) -> Any:
 
 def operations_and_rate(job: dict[str, Any], trainer: Any) -> dict[str, float]:
     """Useful operations of a step, and the rate of the best matrix product in this same process."""
-    from whet.bench.benchmark import matrix_rate, model_anatomy
-    from whet.report.speed import RolloutShape, rollout_operations, training_operations
+    from whet.record.speed import RolloutShape, rollout_operations, training_operations
+    from whet.tools.bench.benchmark import matrix_rate, model_anatomy
 
     shape, anatomy = RolloutShape(*job["shape"]), model_anatomy(trainer.model)
     dtype = torch.bfloat16 if job["precision"] == "bf16" else torch.float32
@@ -166,10 +166,10 @@ def write_rollouts(job: dict[str, Any], answer: Path) -> None:
     from bench_models import SHAPES, random_machine
     from gpu_step import written
 
-    from whet.bench.benchmark import random_prompts
-    from whet.build.runtime import decode_facts
-    from whet.report.speed import RolloutShape
+    from whet.record.speed import RolloutShape
     from whet.rollout.torch_engine import TorchEngine
+    from whet.tools.bench.benchmark import random_prompts
+    from whet.training.assembly.runtime import decode_facts
     from whet.types import Sampling
 
     machine = random_machine(*SHAPES[job["shape_of"]], torch.device(device_of(job)), job["precision"])

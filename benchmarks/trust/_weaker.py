@@ -63,7 +63,7 @@ def environment() -> dict[str, str]:
 
 
 def main() -> None:
-    from whet.sandbox import kernel
+    from whet.reward.sandbox import kernel
 
     words = sys.argv[1:]
     missing, command = tuple(filter(None, words[0].split(","))), words[2:]

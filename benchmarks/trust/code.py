@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from whet.reward.code_tests import CodeTests, code_tests
+from whet.reward.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob
 from whet.reward.unscorable import collected_reasons
-from whet.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob
 from whet.types import Prompt
 
 CORPUS = Path(__file__).parent / "corpus" / "code"

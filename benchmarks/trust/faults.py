@@ -112,10 +112,12 @@ def heed_permissions():
 ZYGOTE = """
 import faulthandler, gc, json, os, signal, sys, time
 import torch, transformers
-import whet.cli, whet.api.training, whet.build.assembly, whet.train.run, whet.report.run_page, whet.workbench.workbench
-import whet.build.kinds, whet.build.rl, whet.train.rl, whet.train.update, whet.evaluate.evaluation
-import whet.bench.benchmark, whet.report.review, math_verify
-from whet.build.kinds import KINDS
+import whet.cli, whet.api.training, whet.training.assembly.assembly, whet.training.run, whet.pages.run_report
+import whet.tools.workbench.workbench
+import whet.training.assembly.kinds, whet.training.assembly.rl, whet.training.rl, whet.training.update
+import whet.tools.evaluation.evaluation
+import whet.tools.bench.benchmark, whet.pages.review, math_verify
+from whet.training.assembly.kinds import KINDS
 from transformers.models.llama import modeling_llama
 torch.set_num_threads(1)
 gc.freeze()
@@ -344,7 +346,7 @@ REWARDS = (
 )  # fmt: skip
 
 WEIGHTS = (
-    Fault("weights that are not finite", before="import sys\nrl = sys.modules['whet.train.rl']\n"
+    Fault("weights that are not finite", before="import sys\nrl = sys.modules['whet.training.rl']\n"
           "_real = rl.RLTrainer.step\ndef step(self, number, timer):\n    done = _real(self, number, timer)\n"
           "    if number == 2:\n        next(self.model.parameters()).data[0] = float('nan')\n    return done\n"
           "rl.RLTrainer.step = step\n", quick=True,
@@ -352,11 +354,12 @@ WEIGHTS = (
     Fault("learning rate 1e30", words=(*TRAIN, "--set", "optimizer.learning_rate=1e30"), said="not finite"),
     Fault("learning rate 1e308", words=(*TRAIN, "--set", "optimizer.learning_rate=1e308"), codes=(1, 2),
           said="not finite|learning_rate", status=("failed", "")),
-    Fault("frozen in its own code", before="import sys\nu = sys.modules['whet.train.update']\n_real = u.token_logp\n"
+    Fault("frozen in its own code", before="import sys\nu = sys.modules['whet.training.update']\n_real = u.token_logp\n"
           "def frozen(*a, **k):\n    import dataclasses, torch\n    s = _real(*a, **k)\n"
           "    return dataclasses.replace(s, logp=s.logp.detach())\nu.token_logp = frozen\n",
           said="step 1: the gradient is zero although the advantages are not", status=("",)),
-    Fault("an error nobody expects", before="import sys\nrl = sys.modules['whet.train.rl']\n_real = rl.RLTrainer.step\n"
+    Fault("an error nobody expects", before="import sys\nrl = sys.modules['whet.training.rl']\n"
+          "_real = rl.RLTrainer.step\n"
           "def step(self, number, timer):\n    if number == 3:\n        raise KeyError('surprise')\n"
           "    return _real(self, number, timer)\nrl.RLTrainer.step = step\n",
           said=r"unexpected KeyError: 'surprise' at .*; the traceback is in run/error\.log; "

@@ -22,9 +22,9 @@ from benchmarks.trust._honest import LEAST_REPLIES, honest_replies
 from whet.reward.citations import citations
 from whet.reward.defences import DEFENCES, rates
 from whet.reward.repetition import repetition
+from whet.tools.workbench.attack import attack_prompts, attack_reward
+from whet.tools.workbench.workbench import reward_parts
 from whet.types import Prompt
-from whet.workbench.attack import attack_prompts, attack_reward
-from whet.workbench.workbench import reward_parts
 
 CORPUS = Path(__file__).parent / "corpus" / "hacking"
 HALVES = ("open", "sealed")

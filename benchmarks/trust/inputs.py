@@ -426,8 +426,8 @@ def paths_of(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def keys(method: str) -> list[str]:
     """Every key that a run of the method may be given, the numbers of its objective too."""
-    from whet.config.config import config_kind
-    from whet.explain import catalogue
+    from whet.settings.config import config_kind
+    from whet.settings.methods import catalogue
 
     found = catalogue.method(method)
     numbers = [f"objective.{axis}.{name}" for axis, part in found.components.items() for name in part.numbers]
@@ -455,7 +455,7 @@ FLAGS = (
 
 def settings(seed: int, count: int) -> Iterator[tuple[str, ...]]:
     """`count` command lines with a value that is none of the expected ones."""
-    from whet.pipeline.registry import PIPELINES
+    from whet.tools.pipelines.registry import PIPELINES
 
     stream = random.Random(f"settings/{seed}")
     known = {method: keys(method) for method in METHODS}
@@ -514,10 +514,10 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
             *("build.rows", "train.run", "workbench.workbench", "build.reward_model"),
         )
     )
-    from whet.build.runtime import load_runtime
-    from whet.config.config import resolved_evaluation
     from whet.data.usable import usable
     from whet.rollout.episodes import EpisodeRunner
+    from whet.settings.config import resolved_evaluation
+    from whet.training.assembly.runtime import load_runtime
 
     shared = load_runtime(resolved_evaluation({}, {"model": {"name": "whetstone"}}))
     counted: list[tuple[int, int, int]] = []

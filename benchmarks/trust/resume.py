@@ -72,7 +72,7 @@ def _digest(path: Path) -> str:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         data = json.dumps([{key: value for key, value in line.items() if key not in drop} for line in lines]).encode()
     elif path.name == "report.html":
-        from whet.report import html_report
+        from whet.pages.run_report import html_report
 
         return "as its folder" if path.read_text() == html_report(path.parent) else "not as its folder"
     elif path.name == "pipeline.html":
@@ -352,7 +352,7 @@ def other_directory(lab: Laboratory) -> str:
 
 TAKE_AWAY = """
 import shutil, os
-import whet.report.record as record
+import whet.record.log as record
 plain = record.RunRecorder.stepped
 def stepped(self, report, samples):
     plain(self, report, samples)

@@ -121,7 +121,7 @@ class Surroundings:
 
     def _fill(self) -> None:
         """Make the canary folder, or make it anew after damage."""
-        from whet.sandbox.isolation import empty_folder
+        from whet.reward.sandbox.isolation import empty_folder
 
         self.canary.mkdir(exist_ok=True)
         empty_folder(str(self.canary))
@@ -183,7 +183,7 @@ def _bound(family: int, kind: int, address: object) -> socket.socket:
 
 
 def _calls() -> dict[str, tuple[int | None, int | None]]:
-    from whet.sandbox import seccomp
+    from whet.reward.sandbox import seccomp
 
     tables = (seccomp.REFUSED, seccomp.CHANGES, seccomp.SIGNALS, seccomp.ATTRIBUTES)
     return {name: pair for table in tables for name, pair in table.items()} | {"clone": seccomp.CLONE}
@@ -236,8 +236,8 @@ def run_programs(
     programs: Sequence[HostileProgram], without: Sequence[str] = ()
 ) -> tuple[list[Outcome], frozenset[str]]:
     """Every program, each followed by ordinary jobs of the same worker; and the isolation there was."""
-    from whet.sandbox import Sandbox
-    from whet.sandbox.requirement import isolation_given
+    from whet.reward.sandbox import Sandbox
+    from whet.reward.sandbox.requirement import isolation_given
 
     with tempfile.TemporaryDirectory(prefix="whet-trust-") as folder, Sandbox(1, without=without) as pool:
         around = Surroundings(Path(folder))
@@ -250,8 +250,8 @@ def run_programs(
 
 
 def _run_one(program: HostileProgram, pool: object, around: Surroundings) -> Outcome:
-    from whet.sandbox import Limits, ProgramJob, Sandbox
-    from whet.sandbox.protections import num_jobs_left
+    from whet.reward.sandbox import Limits, ProgramJob, Sandbox
+    from whet.reward.sandbox.protections import num_jobs_left
 
     assert isinstance(pool, Sandbox)
     is_memory = program.kind == "memory"
@@ -296,7 +296,7 @@ def _run_one(program: HostileProgram, pool: object, around: Surroundings) -> Out
 
 def _next_jobs(pool: object, around: Surroundings) -> list[str]:
     """What the same worker then does wrong: a program, and unit tests of which one fails."""
-    from whet.sandbox import ProgramJob, Sandbox, UnitTestJob
+    from whet.reward.sandbox import ProgramJob, Sandbox, UnitTestJob
 
     assert isinstance(pool, Sandbox)
     look = "import os\nkept = 'left-by-another-' + 'job'\nprint(6 * 7, sorted(os.listdir('.')), input())"

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from whet.api.evaluation import EvalResult, evaluate
     from whet.api.run import Run, load, plot
     from whet.api.training import resume, train
-    from whet.experiments.run_comparison import RunComparison, compare
     from whet.protocols import Callback
     from whet.registry import register
+    from whet.tools.studies.run_comparison import RunComparison, compare
     from whet.types import Completion, Opening, Prompt, StepResult, WhetError
 
 __all__ = [
@@ -47,19 +47,12 @@ _HOMES = {
     "Completion": "whet.types",
     "Opening": "whet.types",
     "Prompt": "whet.types",
-    "RunComparison": "whet.experiments.run_comparison",
+    "RunComparison": "whet.tools.studies.run_comparison",
     "StepResult": "whet.types",
     "WhetError": "whet.types",
-    "compare": "whet.experiments.run_comparison",
+    "compare": "whet.tools.studies.run_comparison",
     "register": "whet.registry",
 }
-
-# Loading a subpackage puts it under its name here. Loaded now and taken away again, a room called like a function
-# (`train`, `evaluate`) never stands in front of it: a second `whet.train(...)` would find a module.
-for _room in ("evaluate", "train"):
-    importlib.import_module(f"whet.{_room}")
-    del globals()[_room]
-del _room
 
 
 def __getattr__(name: str) -> Any:

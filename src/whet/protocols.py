@@ -21,8 +21,9 @@ class Engine(Protocol):
     `sampling.engine_settings` has is given to `maker` too, by name.
 
     An engine may say more about itself: `shares_weights = True` where it computes with the policy's own tensors;
-    else its completions are checked (`whet.rollout.identity`) by the `dtype` it computes in, and by `arrived`, the
-    `whet.rollout.identity.fingerprint` of what it received last. `updates = False` where it takes no weights at all.
+    else its completions are checked (`whet.rollout.weight_sync_check`) by the `dtype` it computes in, and by
+    `arrived`, the `whet.rollout.weight_sync_check.fingerprint` of what it received last. `updates = False` where it
+    takes no weights at all.
     """
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:

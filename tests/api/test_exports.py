@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import whet
 from whet.api.tables import csv_text, write_table
 from whet.cli import app
-from whet.report.record import RunRecorder
+from whet.record.log import RunRecorder
 from whet.types import StepReport, WhetError
 
 HOSTILE = "=1+1"
@@ -120,7 +120,7 @@ def test_figures_of_metrics_and_of_several_runs(run: whet.Run, tmp_path: Path) -
 
 
 def test_smoothing_is_a_running_mean() -> None:
-    from whet.report.card import _mean_of
+    from whet.pages.card import _mean_of
 
     points = tuple((float(step), float(step % 2)) for step in range(5))
     assert [round(value, 3) for _, value in _mean_of(points, 3)] == [0.0, 0.333, 0.667, 0.333, 0.0]
@@ -147,8 +147,8 @@ def test_words_in_a_figure_are_escaped(tmp_path: Path) -> None:
 
 
 def test_every_line_of_a_figure_has_a_colour() -> None:
-    from whet.report import card
-    from whet.report.charts import NUM_TONES
+    from whet.pages import card
+    from whet.pages.charts import NUM_TONES
 
     style = (Path(card.__file__).parent / "templates" / "style.css").read_text()
     for place in range(NUM_TONES):  # the page's own

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import whet
-from tests.commands import finished
+from tests.support.commands import finished
 from whet.api import tables
 from whet.api.inputs import data_rows, model_name
 from whet.model.load import BUILTIN
@@ -170,7 +170,7 @@ def test_a_folder_is_loaded_and_its_status_is_true(run, tmp_path):
         (killed / name).write_bytes((run.folder / name).read_bytes())
     (killed / "run.json").write_text(json.dumps({**run.summary, "status": "running", "before": None, "after": None}))
     assert whet.load(killed).status == "interrupted"  # nobody holds its lock
-    from whet.config.run_folder import locked
+    from whet.settings.run_folder import locked
 
     (killed / "lock").touch()
     with locked(killed):

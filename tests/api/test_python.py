@@ -10,8 +10,8 @@ import torch
 import whet
 from whet.model.checkpoint import complete_checkpoints
 from whet.model.load import BUILTIN
-from whet.report.record import read_metrics, read_summary
-from whet.train.run import RunFailed
+from whet.record.log import read_metrics, read_summary
+from whet.training.run import RunFailed
 from whet.types import WhetError
 
 SMALL = {
@@ -74,8 +74,8 @@ def run(tmp_path_factory, reward_file):
 
 def test_the_function_stays_the_function():
     """The package has a room of that name; importing it must not stand in front of the function."""
-    import whet.train.update
-    from whet.train import rl
+    import whet.training.update
+    from whet.training import rl
 
     assert whet.train is whet.api.train and rl.RLTrainer
 
@@ -356,7 +356,7 @@ def test_a_folder_is_never_used_twice(run):
 
 
 def test_a_run_of_the_builtin_model_keeps_its_defaults(run):
-    from whet.config.config import origin_of, resolved
+    from whet.settings.config import origin_of, resolved
 
     assert origin_of(str(run.folder)) == origin_of(str(run.model)) == "whetstone" == origin_of("whetstone")
     assert origin_of("some/folder") == "some/folder"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -14,12 +13,11 @@ from typing import Any
 import pytest
 import typer
 
-sys.path.insert(0, str(Path(__file__).parent))
-from markdown_pages import SHELLS, Page, commands, inline_code, links, page, pages
-from source_tree import FUNCTIONS, ROOT, Module, comments, package_modules, write_tree
+from tests.support.markdown_pages import SHELLS, Page, commands, inline_code, links, page, pages
+from tests.support.source_tree import FUNCTIONS, ROOT, Module, comments, package_modules, write_tree
 
 PUBLIC = ("whet", "whet.objective")
-REFRESH = "python -m whet.explain"
+REFRESH = "python -m whet.pages.methods"
 OWN_PATH = re.compile(r"(?<![\w./~<-])((?:whet|tests|recipes|docs|examples|benchmarks)/[\w./*{},-]*[\w/*}])(?!\w*[<>])")
 
 Resolve = Callable[[str, Mapping[str, Any]], object]
@@ -173,10 +171,10 @@ def parsed_command(app: typer.Typer) -> Callable[[list[str]], tuple[str, dict[st
 
 def resolve_config(method: str, *layers: Mapping[str, Any]) -> None:
     """The config as a run would take it, the changes to its row included."""
-    from whet.build.rewards import build_reward_parts
-    from whet.build.rl import build_objective
-    from whet.config.config import PolicyConfig, resolved
     from whet.objective import preset_named
+    from whet.settings.config import PolicyConfig, resolved
+    from whet.training.assembly.rewards import build_reward_parts
+    from whet.training.assembly.rl import build_objective
 
     config = resolved(method, *layers)
     if isinstance(config, PolicyConfig):
@@ -188,7 +186,7 @@ def check_command(words: list[str]) -> None:
     """Parse a command; a `train` with plain words must name a method and settings that exist, too."""
     from whet.cli import app
     from whet.cli.options import environment_settings
-    from whet.config.config import from_settings, read_toml
+    from whet.settings.config import from_settings, read_toml
 
     name, values = parsed_command(app)(words)
     if name != "train" or values["method"].isupper():
@@ -212,7 +210,7 @@ def test_public_names_are_documented(name):
 
 
 def test_the_page_of_methods_is_fresh():
-    from whet.explain.tables import markdown_page
+    from whet.settings.methods.tables import markdown_page
 
     written = ROOT / "docs" / "algorithms.md"
     assert written.is_file() and written.read_text("utf-8") == markdown_page("policy"), f"stale; refresh it:\n{REFRESH}"

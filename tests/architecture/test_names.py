@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import re
-import sys
 import tokenize
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -13,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from source_tree import (
+from tests.support.source_tree import (
     FUNCTIONS,
     ROOT,
     Module,

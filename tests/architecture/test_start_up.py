@@ -48,14 +48,14 @@ def test_help_needs_the_command_line_only():
         "whet.evaluate",
         "whet.train",
         "whet.cli",
-        "whet.config",
-        "whet.config.bounds",  # constants alone
+        "whet.settings",
+        "whet.settings.bounds",  # constants alone
     }
     assert "typer" in found
     assert not outside(found) & HEAVY
 
 
-@pytest.mark.parametrize("module", ["whet.bench.meter"])
+@pytest.mark.parametrize("module", ["whet.tools.bench.meter"])
 def test_instruments_for_other_environments_need_the_standard_library_only(module):
     assert outside(imported(f"import {module}")) == {"whet"}
 

@@ -2,17 +2,12 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
-
-import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-sys.path.insert(1, str(Path(__file__).parents[2] / "benchmarks" / "sides"))
 
 import agents
 import agents_gpu
+import pytest
+import torch
 from bench_models import tokenizer_of
 from look_up import WORDS, LookUp
 
@@ -113,7 +108,7 @@ def test_every_kind_of_the_gpu_part_writes_as_many_tokens(tiny_machine, kind):
 def tiny_machine():
     from bench_models import SHAPES, random_machine
 
-    from whet.bench.benchmark import unending
+    from whet.tools.bench.benchmark import unending
 
     machine = random_machine(*SHAPES["tiny"], torch.device("cpu"), "auto")
     return machine, unending(machine).engine

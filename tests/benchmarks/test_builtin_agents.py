@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 from builtin_runs import GAME, episode_means, spread
 
-from whet.config.config import resolved
+from whet.settings.config import resolved
 
 
 def test_episodes_are_counted_per_episode():

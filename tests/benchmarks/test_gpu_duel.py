@@ -7,9 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 from duel import case_record, ratio_names, ratio_table
 from gpu_duel import GIVEN, SMALL, Sizes, named, sizes_of, worded
 from sft_cpu import rate_lines

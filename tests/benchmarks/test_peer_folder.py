@@ -1,10 +1,6 @@
 """Code for other GPUs is blanked in a library, and nothing else of it changes."""
 
 import struct
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from peer_folder import BUNDLE, CUBIN, blank_other_gpus, bundles
 

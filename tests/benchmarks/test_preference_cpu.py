@@ -2,13 +2,9 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 from bench_models import tokenizer_of, words_of
 from preference_cpu import encoded, peer_row, told_pairs
 

@@ -4,13 +4,9 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 import rollout_duel
 from rollout_duel import TINY, Rollouts, Side, cache_bytes, cases_of, duel_rollouts, ragged_lengths, rate_ratios
 

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from whet import cli
-from whet.advise import guide
-from whet.advise.footprint import Footprint, memory_estimate
-from whet.advise.guide import (
+from whet.objective import PRESETS
+from whet.objective.presets.preference import PAIR_PRESETS
+from whet.settings.methods import catalogue
+from whet.tools.advice import guide
+from whet.tools.advice.footprint import Footprint, memory_estimate
+from whet.tools.advice.guide import (
     FILES,
     GOALS,
     GUIDE,
@@ -26,10 +29,7 @@ from whet.advise.guide import (
     Situation,
     advice,
 )
-from whet.advise.questions import NO_ANSWERS, QUESTIONS, advice_record, advice_text, ask, situation_from
-from whet.explain import catalogue
-from whet.objective import PRESETS
-from whet.objective.presets.preference import PAIR_PRESETS
+from whet.tools.advice.questions import NO_ANSWERS, QUESTIONS, advice_record, advice_text, ask, situation_from
 from whet.types import WhetError
 
 ROOT = Path(__file__).parents[2]
@@ -95,8 +95,8 @@ def settings_of(command):
 
 def resolve(command):
     """The command as `whet train` would take it, up to the files: a key or row that cannot be is an error."""
-    from whet.build.rl import build_objective
-    from whet.config.config import PolicyConfig, from_settings, merged, resolved
+    from whet.settings.config import PolicyConfig, from_settings, merged, resolved
+    from whet.training.assembly.rl import build_objective
 
     words = shlex.split(command)
     given = {word: words[place + 1] for place, word in enumerate(words) if word.startswith("--")}
@@ -110,7 +110,7 @@ def resolve(command):
 
 
 def test_every_situation_gets_a_method_that_exists_with_reasons():
-    from whet.config.config import SUPERVISED
+    from whet.settings.config import SUPERVISED
 
     takes = {SUPERVISED, *PRESETS, *PAIR_PRESETS}
     for situation, found in every_advice():
@@ -149,7 +149,7 @@ def test_the_commands_say_what_the_situation_says():
 
 def test_every_rehearsal_trains(tmp_path, monkeypatch):
     from whet import api
-    from whet.config.config import from_settings
+    from whet.settings.config import from_settings
 
     monkeypatch.chdir(tmp_path)
     rehearsals: dict[str, str] = {}
@@ -271,7 +271,7 @@ def test_the_memory_is_the_planners():
     ],
 )
 def test_what_does_not_fit_gets_a_way_out(billions, needs, way_out):
-    from whet.config.config import from_settings, resolved
+    from whet.settings.config import from_settings, resolved
 
     found = memory_estimate(Footprint(billions, 160.0, frozenset(needs)))
     assert found.fits is False and found.verdict.startswith("does not fit: ") and found.verdict.count(way_out) == 1

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from whet.cli.reward import reward_app
+from whet.tools.workbench.attack import attack_reward
+from whet.tools.workbench.strategies import STRATEGIES, wrong_answers
+from whet.tools.workbench.workbench import reward_parts
 from whet.types import Prompt, WhetError
-from whet.workbench.attack import attack_reward
-from whet.workbench.strategies import STRATEGIES, wrong_answers
-from whet.workbench.workbench import reward_parts
 
 MINE = '''
 def anywhere(completion, answer):

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from whet import cli
-from whet.bench import benchmark, meter
-from whet.bench.benchmark import bench_config, bench_trainer, model_anatomy, random_prompts, unending
-from whet.bench.meter import Meter, Reading, kept, others_share
-from whet.build.runtime import load_runtime
-from whet.metrics.timer import PhaseTimer
-from whet.report.speed import RolloutShape
+from whet.record.metrics.timer import PhaseTimer
+from whet.record.speed import RolloutShape
+from whet.tools.bench import benchmark, meter
+from whet.tools.bench.benchmark import bench_config, bench_trainer, model_anatomy, random_prompts, unending
+from whet.tools.bench.meter import Meter, Reading, kept, others_share
+from whet.training.assembly.runtime import load_runtime
 from whet.types import Prompt, Request, Sampling, WhetError
 
 SHAPE = RolloutShape(2, 2, 6, 5)

@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from tests.commands import started
+from tests.support.commands import started
 from whet.cli import _ending, app
 
 pytest.importorskip("fastapi")

@@ -10,10 +10,10 @@ import shutil
 import pytest
 
 from whet import api
-from whet.config import run_folder
-from whet.experiments.comparison import ProgressLine, compare
-from whet.report.record import read_metrics, read_summary
-from whet.train.run import RunFailed
+from whet.record.log import read_metrics, read_summary
+from whet.settings import run_folder
+from whet.tools.studies.comparison import ProgressLine, compare
+from whet.training.run import RunFailed
 from whet.types import StepReport, WhetError
 
 METHODS = ("grpo", "reinforce")
@@ -167,7 +167,7 @@ def test_a_run_that_fails_is_left_out_and_named(copied, monkeypatch):
 
 
 def test_the_time_left_is_that_of_the_steps_so_far(monkeypatch):
-    import whet.pipeline.progress as progress
+    import whet.tools.pipelines.progress as progress
 
     class Screen(io.StringIO):
         def isatty(self):

@@ -16,7 +16,7 @@ from whet.data.conversion import convert
 from whet.data.near import Sketches
 from whet.data.shingles import words_of
 from whet.data.spool import RowWriter, Spool, StoredRows
-from whet.report.record import read_metrics
+from whet.record.log import read_metrics
 from whet.types import WhetError
 
 LUCY = "Lucy has 212 fish. How many more fish does she need to buy to have 280 fish?"

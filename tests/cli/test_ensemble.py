@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from whet import api
 from whet.cli import app
-from whet.experiments.ensemble import train_ensemble
-from whet.report.record import read_metrics, read_summary
-from whet.report.text import percent
+from whet.record.log import read_metrics, read_summary
+from whet.record.text import percent
 from whet.reward.learned import learned
+from whet.tools.studies.ensemble import train_ensemble
 from whet.types import WhetError
 
 SMALL = [

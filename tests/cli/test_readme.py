@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from whet.explain.catalogue import methods
-from whet.explain.tables import axes_table
+from whet.settings.methods.catalogue import methods
+from whet.settings.methods.tables import axes_table
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -19,7 +19,7 @@ def test_the_counts_are_the_real_ones():
 
 def test_the_table_of_axes_is_the_real_one():
     page = (Path(__file__).parents[2] / "docs" / "objective.md").read_text()
-    assert axes_table("policy") in page, "refresh it: python -m whet.explain"
+    assert axes_table("policy") in page, "refresh it: python -m whet.pages.methods"
 
 
 def test_the_python_example_runs(tmp_path):

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 import whet
 from whet.cli.reward import reward_app
-from whet.report import read_samples
-from whet.report.review import read_review
+from whet.pages.review import read_review
+from whet.record import read_samples
 from whet.reward.ledger import history
+from whet.tools.workbench.completions import given_completions, gold_completions, run_completions
+from whet.tools.workbench.workbench import record_effect, record_version, reward_parts, reward_table, try_reward
 from whet.types import WhetError
-from whet.workbench.completions import given_completions, gold_completions, run_completions
-from whet.workbench.workbench import record_effect, record_version, reward_parts, reward_table, try_reward
 
 MINE = '''
 def half(completion):

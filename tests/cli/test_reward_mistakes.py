@@ -3,9 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
-from whet.build.rewards import build_reward_parts
 from whet.cli.reward import reward_app
-from whet.config.config import resolved
+from whet.settings.config import resolved
+from whet.training.assembly.rewards import build_reward_parts
 from whet.types import WhetError
 
 FIRST = {"reward": "exact_answer"}

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from whet.api.listing import listed_runs, listing_text
 from whet.cli import app
-from whet.config.config import resolved
-from whet.config.run_folder import write_config
-from whet.report.record import replace_summary
+from whet.record.log import replace_summary
+from whet.settings.config import resolved
+from whet.settings.run_folder import write_config
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from whet.build.fingerprints import data_digest
-from whet.build.rewards import build_reward_parts
-from whet.config.config import resolved_evaluation
 from whet.data import demonstrations_from, prompts_from
 from whet.data.benchmarks import BENCHMARKS
 from whet.data.source import parse_source, read_rows
 from whet.reward import find_reward
+from whet.settings.config import resolved_evaluation
+from whet.training.assembly.fingerprints import data_digest
+from whet.training.assembly.rewards import build_reward_parts
 from whet.types import WhetError
 
 HUMANEVAL = {
@@ -93,7 +93,7 @@ def test_its_own_reward_tells_right_from_wrong(name: str, tmp_path: Path) -> Non
 
 
 def scores(reward, prompt, *completions):
-    from whet.workbench.completions import estimated_tokens, sample_of
+    from whet.tools.workbench.completions import estimated_tokens, sample_of
 
     return reward([prompt] * len(completions), [sample_of(each, estimated_tokens) for each in completions])
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-from chat_families import FAMILIES, TOOLS
-
+from tests.support.chat_families import FAMILIES, TOOLS
 from whet.data.call_formats import call_stops, call_text, chosen_format, expected_call, parse_calls, tool_instructions
 from whet.data.tool_syntax import BROKEN, ToolCall
 from whet.types import Completion, WhetError

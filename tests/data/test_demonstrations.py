@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from test_chat import CHATML, built
 
 from whet.data import Row, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from
 from whet.types import Demonstration, Prompt, WhetError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_chat import CHATML, built
 
 WITH_TOOLS = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"

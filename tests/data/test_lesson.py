@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whet.data.lesson import TEMPLATES, behind, column_text, lesson_texts, right_siblings, with_text
+from whet.data.distillation_target import TEMPLATES, behind, column_text, lesson_texts, right_siblings, with_text
 from whet.types import Group, Prompt, Sample, StopReason
 
 CHAT = Prompt("a/1", ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}))

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from whet.syntax import expression, statements
+from whet.data.syntax import expression, statements
 
 
 class Slow:

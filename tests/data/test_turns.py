@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from functools import lru_cache
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from chat_families import FAMILIES, TOOLS
-
+from tests.support.chat_families import FAMILIES, TOOLS
 from whet.data.turns import RenderedAnswer, turn_renderer
 from whet.types import WhetError
 

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-import doctor_tables
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from quoted_results import write_pages
 
-from whet.config.annotated import shown_bounds
+from tests.docs import doctor_tables
+from tests.docs.quoted_results import write_pages
+from whet.settings.annotated import shown_bounds
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFRESH = "python tests/docs/generated_tables.py"
@@ -72,7 +72,7 @@ def template_table() -> str:
 
 def config_table() -> str:
     """Every key of every kind of run, with its default, its bounds and what it means."""
-    from whet.config.config import Config
+    from whet.settings.config import Config
 
     kinds = {KIND_NAMES.get(kind.__name__, kind.__name__): dict(keys_of(kind)) for kind in get_args(Config)}
     known = list(dict.fromkeys(path for keys in kinds.values() for path in keys))
@@ -88,7 +88,7 @@ def config_table() -> str:
 
 def pipeline_table() -> str:
     """Every key of every pipeline, the sections apart that runs have too."""
-    from whet.pipeline.registry import PIPELINES
+    from whet.tools.pipelines.registry import PIPELINES
 
     shared = ("recipe", "model.", "data.", "sampling.", "marks.", "reward.", "anchor.")
     fields: dict[tuple[str, str], dict[str, FieldInfo]] = {}
@@ -109,7 +109,7 @@ def pipeline_table() -> str:
 
 def health_table() -> str:
     """Every health rule: what it sees, when the same numbers are normal, of which runs, and how early."""
-    from whet.report.health import RULES
+    from whet.record.health import RULES
 
     kinds = {"rl": "RL", "preference": "preferences", "sft": "SFT", "reward_model": "reward models"}
     lines = ["| rule | sees | silent, or a note, when | runs | from step |", "|---|---|---|---|---|"]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
+from test_adapters_gym import ONE_PLAYER
 from typer.testing import CliRunner
 
 from whet.cli import app
-from whet.config.env_defaults import OWN_TASKS
 from whet.envs.find import BUILT_IN
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "envs"))
-from test_adapters_gym import ONE_PLAYER
+from whet.settings.env_defaults import OWN_TASKS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 COMMANDS = [

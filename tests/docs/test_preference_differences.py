@@ -1,17 +1,14 @@
 """The gaps that docs/differences.md states between whet's preference methods and those that equal a peer's."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.preference_batches import random_rows
 from whet.objective.axes import with_changes
 from whet.objective.preference import pair_totals
 from whet.objective.presets.preference import PAIR_PRESETS
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
-from preference_batches import random_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
 # the page's word: whet's method, the method that equals the peer's and its changes

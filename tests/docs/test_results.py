@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(Path(__file__).parent))
+from tests.docs.generated_tables import REFRESH
+from tests.docs.quoted_results import BLOCK, UnknownResult, left_out, pages, with_results
 
-from generated_tables import REFRESH  # noqa: E402
-from quoted_results import BLOCK, UnknownResult, left_out, pages, with_results  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 # pages whose numbers another test computes anew and compares
 HELD = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.workbench.workbench import reward_parts
+from whet.tools.workbench.workbench import reward_parts
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reward-design.md").read_text(encoding="utf-8")

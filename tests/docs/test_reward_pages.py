@@ -3,20 +3,17 @@
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import whet
+from tests.docs.generated_tables import DOCS, REFRESH, TABLES, config_table, refreshed, reward_table
 from whet.cli import app
 from whet.types import WhetError
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(Path(__file__).parent))
-
-from generated_tables import DOCS, REFRESH, TABLES, config_table, refreshed, reward_table  # noqa: E402
 
 PAGE = (DOCS / "rewards.md").read_text(encoding="utf-8")
 SOLVED = {
@@ -78,7 +75,7 @@ def test_the_commands_of_the_page_run(place, monkeypatch, command):
 
 
 def test_the_protections_of_the_page_are_told():
-    from whet.sandbox import active_protections
+    from whet.reward.sandbox import active_protections
 
     assert "active_protections().summary()" in PAGE
     told = active_protections().summary()
@@ -101,7 +98,7 @@ def test_the_refusals_of_the_page_are_word_for_word(place, monkeypatch, parts, s
 
 
 def test_the_toml_of_the_page_makes_parts(place, monkeypatch):
-    from whet.workbench.workbench import reward_parts
+    from whet.tools.workbench.workbench import reward_parts
 
     monkeypatch.chdir(place)
     blocks = re.findall(r"```toml\n(.*?)```", PAGE, re.S)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from packages import needs
-
-from whet.envs.adapters.attempts import Attempts
+from tests.support.packages import needs
+from whet.envs.adapters.retries import Attempts
 from whet.types import Completion, Prompt, WhetError
 
 SUM = Prompt("row", ({"role": "user", "content": "2 + 3?"},), answer="5")

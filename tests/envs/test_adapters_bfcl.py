@@ -5,16 +5,12 @@ from __future__ import annotations
 import decimal
 import json
 import random
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from packages import needs
-from scripted import tool_tokenizer
-
+from tests.support.packages import needs
+from tests.support.scripted import tool_tokenizer
 from whet.envs.adapters.bfcl import CATEGORIES, STEPS, FunctionCalling, tasks
 from whet.envs.adapters.calling import Calling
 from whet.types import Completion, Prompt, WhetError

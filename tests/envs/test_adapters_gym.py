@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 import threading
-from pathlib import Path
 
 import numpy
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from packages import needs
-from scripted import ScriptedEngine, tool_tokenizer
-
+from tests.support.packages import needs
+from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.data.chat import prompt_tokens
 from whet.envs.adapters.gem import gem_environment
 from whet.envs.adapters.gym import StepEnvironment, gym_environment

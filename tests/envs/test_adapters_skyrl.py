@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from packages import needs
-
+from tests.support.packages import needs
 from whet.envs.adapters.skyrl import of_skyrl_class, skyrl_environment
 from whet.types import Completion, Prompt, WhetError
 

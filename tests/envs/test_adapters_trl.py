@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from packages import needs
-
+from tests.support.packages import needs
 from whet.envs.adapters.calling import Calling
 from whet.envs.adapters.trl import trl_environment
 from whet.rollout.calls import CallPool

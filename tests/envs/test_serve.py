@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 from tests.envs.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tokenizer
+
 from whet.envs.serve import wire
 from whet.types import Sampling, WhetError
 
@@ -307,7 +308,7 @@ def test_a_client_that_goes_away_is_dropped_and_others_are_served(tokenizer):
 
 
 def test_waiting_requests_are_bounded(tokenizer, monkeypatch):
-    monkeypatch.setattr("whet.envs.serve.desk.MOST_WAITING", 2)
+    monkeypatch.setattr("whet.envs.serve.request_queue.MOST_WAITING", 2)
     gate = threading.Event()
 
     def slowly(prompt: str, request: object) -> str:

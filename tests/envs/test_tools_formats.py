@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "data"))
-from chat_families import FAMILIES
-
+from tests.support.chat_families import FAMILIES
 from whet.data.chat import prompt_tokens
 from whet.data.turns import turn_renderer
 from whet.envs.tools import tool_environment

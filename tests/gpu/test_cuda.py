@@ -10,7 +10,7 @@ from whet.model import load_model
 from whet.model.causal_lm import causal_lm
 from whet.model.shared_prefix_attention import shared_prefix_works
 from whet.model.token_logp import Details, token_logp
-from whet.report.record import read_metrics
+from whet.record.log import read_metrics
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling
 
@@ -39,7 +39,7 @@ def questions(loaded, count, copies=1):
 @pytest.mark.parametrize("sampling", [Sampling(40), Sampling(40, temperature=0.8, top_k=20)], ids=["plain", "top_k"])
 def test_the_sampler_is_the_trainer(precision, sampling):
     from whet.data.packing import token_batch
-    from whet.train.update import token_scores
+    from whet.training.update import token_scores
     from whet.types import Group, Prompt
 
     dtype, tolerance = GAPS[precision]

@@ -8,7 +8,7 @@ import transformers
 
 from whet.model.causal_lm import causal_lm
 from whet.model.lora import LowRank, adapter_factors, add_adapters, unmerged_layers
-from whet.model.narrow import widen_vectors
+from whet.model.low_precision import widen_vectors
 from whet.model.token_logp import token_logp
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling
@@ -122,7 +122,7 @@ def test_nothing_is_kept_twice():
 def test_the_optimizer_of_16_bits_steps_on_the_device(states):
     if states == "int8":
         pytest.importorskip("bitsandbytes", reason="pip install 'whet[bits]'")
-    from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer
+    from whet.training.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer
 
     model = model_of("llama")
     settings = OptimizerSettings(1e-3, states=states)

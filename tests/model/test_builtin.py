@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import whet
-from whet.config.config import resolved
 from whet.model.load import BUILTIN
+from whet.settings.config import resolved
 
 FOLDER = BUILTIN / "whetstone"
 ROOT = Path(__file__).parents[2]

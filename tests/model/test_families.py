@@ -1,12 +1,6 @@
 """Families of transformers, tiny and random: training and decoding against their own plain forward, beyond windows."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 from families import families, gaps_of
 
 FUSED, PACKED, PADDED = (

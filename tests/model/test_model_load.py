@@ -272,7 +272,7 @@ def test_hub_answers_like_a_folder(folder: Path, llama: Any, monkeypatch: pytest
 def test_reachability_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    from whet import hub
+    from whet.model import hub
 
     monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

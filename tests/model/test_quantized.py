@@ -12,7 +12,7 @@ from whet.model import load_checkpoint, save_checkpoint, weights_digest
 from whet.model.causal_lm import causal_lm
 from whet.model.fused_trunk import fused_refusal
 from whet.model.lora import LowRank, adapter_factors, adapters_off, add_adapters, unmerged_layers
-from whet.model.narrow import widen_vectors
+from whet.model.low_precision import widen_vectors
 from whet.model.token_logp import token_logp
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'whet[bits]'")

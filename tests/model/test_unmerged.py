@@ -17,7 +17,7 @@ from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.fused_trunk import fused_refusal, fused_states, fused_works
 from whet.model.fused_weights import fused_weights
 from whet.model.lora import LowRank, adapted_layers, adapter_factors, add_adapters, unmerged_layers
-from whet.model.narrow import widen_vectors
+from whet.model.low_precision import widen_vectors
 from whet.model.reference import AdapterFreeReference
 from whet.model.shared_prefix import shared_prefix_batch
 from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from whet.explain import catalogue
-from whet.explain.describe import choice
-from whet.explain.tables import component_table, explanation, markdown_page, record
 from whet.objective import AXES, PRESETS, description, differences, preset_named, title, with_changes
 from whet.objective.axes import POLICY
 from whet.objective.clip import PPOClip
 from whet.objective.kl import K2
+from whet.settings.methods import catalogue
+from whet.settings.methods.describe import choice
+from whet.settings.methods.tables import component_table, explanation, markdown_page, record
 from whet.types import WhetError
 
 GRPO = PRESETS["grpo"].objective

@@ -1,13 +1,12 @@
 """Credit for tokens, steps and turns, and the chance of one right completion in k: numbers that fit on a napkin."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.napkin import batch_of, double, near
 from whet.objective import PRESETS
 from whet.objective.credit import (
     GAE,
@@ -24,9 +23,6 @@ from whet.objective.pass_at_k import BestMinusSecond, PassAtK, PassAtKMarginal
 from whet.objective.scale import NoScale
 from whet.objective.steps import AnchoredSteps, StepDelta, StepMean, StepSum, TurnIndexRewards, TurnReturn
 from whet.types import WhetError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from napkin import batch_of, double, near
 
 NAN = math.nan
 # a prompt token, two actions, a tool's output, an action

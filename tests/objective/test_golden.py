@@ -1,13 +1,12 @@
 """Baselines, scales, ratios, clip rules, shares and KL terms on numbers that fit on a napkin."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.napkin import ACTION, TOTALS, batch_of, double, near
 from whet.objective import AXES, PRESETS, Objective, step_totals
 from whet.objective.advantage import (
     BatchRunningMean,
@@ -70,9 +69,6 @@ from whet.objective.statistics import STD_FLOOR, group_moments, spread
 from whet.objective.tilt import EntropicGroup
 from whet.objective.whole_step import BalancedBand, GroupSoftmax, MomentMask
 from whet.types import Totals, WhetError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from napkin import ACTION, TOTALS, batch_of, double, near
 
 GRPO = PRESETS["grpo"].objective
 

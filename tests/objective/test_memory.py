@@ -1,23 +1,18 @@
 """What a method carries from step to step: controllers, moving means, trackers and the learned share, by hand."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.napkin import batch_of
+from tests.support.oracle_batches import asked_for, random_batch, random_extras
 from whet.objective import PRESETS, step_totals, with_changes
 from whet.objective.advantage import BatchRunningMean, PromptTracker, RunningRoleMean
 from whet.objective.control import Doubling, EndUpdates, FixedCoefficient, KLBudget, Proportional
 from whet.objective.kl import K3, K3Old
 from whet.objective.terms import Bonus, BonusToTarget, NoBonus
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
-from batches import asked_for, random_batch, random_extras
-from napkin import batch_of
 
 GRPO = PRESETS["grpo"].objective
 

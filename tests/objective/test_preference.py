@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.explain.tables import axes_table, component_table, explanation, markdown_page, overview
-from whet.metrics.preference import length_correlation
 from whet.objective.axes import (
     PREFERENCE,
     description,
@@ -28,6 +26,8 @@ from whet.objective.preference import (
     pair_totals,
 )
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
+from whet.record.metrics.preference import length_correlation
+from whet.settings.methods.tables import axes_table, component_table, explanation, markdown_page, overview
 from whet.types import WhetError
 
 METHODS = {name: preset.objective for name, preset in PAIR_PRESETS.items()}
@@ -287,4 +287,4 @@ def test_the_page_of_methods_is_current():
     from pathlib import Path
 
     page = Path(__file__).parents[2] / "docs" / "preference-methods.md"
-    assert page.read_text() == markdown_page("preference"), "refresh it: python -m whet.explain"
+    assert page.read_text() == markdown_page("preference"), "refresh it: python -m whet.pages.methods"

@@ -1,13 +1,12 @@
 """Corrections, choices of tokens, shapes, filters and the terms beside the policy's: numbers that fit on a napkin."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.napkin import ACTION, TOTALS, batch_of, double, near
 from whet.objective import PRESETS, with_changes
 from whet.objective.keep import Balanced, Everything, Fresh, MixedOutcome
 from whet.objective.mismatch import MaskSequences, MaskStale, MaskTokens, NoMismatch, Truncate, TruncateSequence
@@ -26,9 +25,6 @@ from whet.objective.terms import (
     TopK,
 )
 from whet.types import Extras, Totals
-
-sys.path.insert(0, str(Path(__file__).parent))
-from napkin import ACTION, TOTALS, batch_of, double, near
 
 # the sampler is not the trainer; rho = 4, 0.5 for the first completion, 1.5 for the second
 LOG_RHO = double([9.0, math.log(4), math.log(0.5)], [9.0, math.log(1.5), 9.0])

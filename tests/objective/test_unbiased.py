@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks import bias_plots
-from tests.drawings import same_drawing
+from tests.support.drawings import same_drawing
 from whet.objective import PRESETS, with_changes
 from whet.objective.credit import GAE, VTrace
 from whet.objective.kl import K3Corrected

@@ -8,7 +8,24 @@ from itertools import combinations
 from math import exp, log, sqrt
 
 import torch
-from naive import (
+
+from tests.oracle.papers_bands import BANDS
+from tests.oracle.papers_credit import (
+    gigpo,
+    grpo_process,
+    ppo,
+    ppo_critic,
+    ppo_dual,
+    ppo_penalty,
+    rloo_turns,
+    squared_error,
+    vapo,
+    vtrace_paper,
+    vtraced,
+)
+from tests.oracle.papers_off_policy import OFF_POLICY
+from tests.oracle.papers_teacher import TEACHER
+from tests.support.naive_losses import (
     FLOOR,
     centred,
     clipped,
@@ -36,22 +53,6 @@ from naive import (
     whitened,
     whitened_completions,
 )
-from papers_bands import BANDS
-from papers_credit import (
-    gigpo,
-    grpo_process,
-    ppo,
-    ppo_critic,
-    ppo_dual,
-    ppo_penalty,
-    rloo_turns,
-    squared_error,
-    vapo,
-    vtrace_paper,
-    vtraced,
-)
-from papers_off_policy import OFF_POLICY
-from papers_teacher import TEACHER
 
 # without a critic
 

@@ -3,7 +3,8 @@
 from math import exp, inf, log, sqrt
 
 import torch
-from naive import (
+
+from tests.support.naive_losses import (
     FLOOR,
     clipped,
     cost,

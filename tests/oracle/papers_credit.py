@@ -3,7 +3,8 @@
 from math import exp
 
 import torch
-from naive import (
+
+from tests.support.naive_losses import (
     FLOOR,
     centred,
     clipped,

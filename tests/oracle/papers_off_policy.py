@@ -3,7 +3,8 @@
 from math import cos, exp, log, pi
 
 import torch
-from naive import (
+
+from tests.support.naive_losses import (
     centred,
     clipped,
     each_token,

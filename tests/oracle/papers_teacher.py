@@ -1,6 +1,6 @@
 """Distillation: the papers' objectives with a teacher, transcribed naively like those of `papers.py`."""
 
-from naive import each_token, ratio, score_function, token_mean
+from tests.support.naive_losses import each_token, ratio, score_function, token_mean
 
 
 def gaps(case):

@@ -1,22 +1,18 @@
 """Every method's gradient equals the gradient of its paper's formula, on ragged random batches in float64."""
 
-import sys
 from dataclasses import fields, replace
 from math import lcm
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.oracle.papers import CRITICS, PAPERS, lambda_grpo
+from tests.support.naive_losses import counting
+from tests.support.oracle_batches import asked_for, chosen, episodes, random_batch, random_extras, with_leaves
+from tests.support.oracle_case import case_of
+from tests.support.oracle_methods import MEMORY, METHODS, SEEDS, example, gradients, largest, objective_of, relative
+from tests.support.oracle_variations import VARIATIONS, Variation
 from whet.objective import AXES, PRESETS, step_totals
-
-sys.path.insert(0, str(Path(__file__).parent))
-from batches import asked_for, chosen, episodes, random_batch, random_extras, with_leaves
-from case import case_of
-from methods import MEMORY, METHODS, SEEDS, example, gradients, largest, objective_of, relative
-from naive import counting
-from papers import CRITICS, PAPERS, lambda_grpo
-from variations import VARIATIONS, Variation
 
 
 def whet_gradients(objective, batch, logp, extras, budget):

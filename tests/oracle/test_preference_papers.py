@@ -1,19 +1,15 @@
 """Every preference method: loss and gradient equal those of its paper's formula, on ragged batches in float64."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import preference_papers as papers
 import pytest
 import torch
 
+from tests.support.preference_batches import random_rows
 from whet.objective.axes import PAIR_AXES, with_changes
 from whet.objective.preference import PairExtras, mismatched_rows, pair_totals
 from whet.objective.presets.preference import PAIR_PRESETS
-
-sys.path.insert(0, str(Path(__file__).parent))
-import preference_papers as papers
-from preference_batches import random_rows
 
 SEEDS = range(6)
 CLOSE = 1e-12

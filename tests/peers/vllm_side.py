@@ -14,9 +14,9 @@ import torch
 import whet
 from whet.model import load_model
 from whet.model.causal_lm import causal_lm
-from whet.rollout.identity import PolicyMismatch, PolicyWatch
 from whet.rollout.openai_engine import OpenAIEngine, TextTokenizer
 from whet.rollout.vllm_engine import VLLMEngine
+from whet.rollout.weight_sync_check import PolicyMismatch, PolicyWatch
 from whet.types import Request, Sampling
 
 TEMPERATURE = 0.7

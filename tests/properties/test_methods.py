@@ -4,21 +4,17 @@ Gradients are those of logp, of every tensor of the pass and of the critic's val
 episodes with turns, roles and branches.
 """
 
-import sys
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.oracle_batches import EXTRA_TENSORS, chosen, random_extras, with_leaves
+from tests.support.oracle_methods import MEMORY, METHODS, example, gradients, largest, objective_of, relative
 from whet.data.packing import token_micro_batches
 from whet.objective import AXES, PRESETS, step_totals
 from whet.objective.select import lottery
 from whet.types import TOKEN_FIELDS, Extras, Totals, WhetError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
-from batches import EXTRA_TENSORS, chosen, random_extras, with_leaves
-from methods import MEMORY, METHODS, example, gradients, largest, objective_of, relative
 
 PRESET_METHODS = list(PRESETS)
 CLOSE = 1e-12

@@ -1,19 +1,14 @@
 """Packing is the model's business: as a tree or padded, completions give the objective equal numbers."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
 
+from tests.support.oracle_batches import asked_for, random_batch
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.token_logp import Details, token_logp
 from whet.objective import PRESETS, step_totals
 from whet.types import Extras
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
-from batches import asked_for, random_batch
 
 
 def small_model():

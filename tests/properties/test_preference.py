@@ -3,13 +3,12 @@
 Gradients are those of logp and of rival_logp. Numbers of the whole step come in as totals and anchor.
 """
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.preference_batches import random_rows
 from whet.objective.axes import with_changes
 from whet.objective.preference import (
     AllPairs,
@@ -24,9 +23,6 @@ from whet.objective.preference import (
     reward_totals,
 )
 from whet.objective.presets.preference import PAIR_PRESETS
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
-from preference_batches import random_rows
 
 CLOSE = 1e-12
 METHODS = {name: preset.objective for name, preset in PAIR_PRESETS.items()}

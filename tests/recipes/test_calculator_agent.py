@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from itertools import islice, pairwise
 from pathlib import Path
 
+import calculator_agent
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
-
-import calculator_agent
-
-from whet.config.config import merged, read_toml, resolved
 from whet.envs.tools import tool_environment
 from whet.model import load_model
+from whet.settings.config import merged, read_toml, resolved
 from whet.types import Completion, Prompt
 
 RECIPES = Path(calculator_agent.__file__).parent

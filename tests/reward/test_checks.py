@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from whet.build.rewards import build_checks
-from whet.config.config import resolved
-from whet.report.health import diagnosis
+from whet.record.health import diagnosis
 from whet.reward import RewardPart, find_reward, score
 from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
 from whet.reward.frame import frame_moves, frames
-from whet.train.step_metrics import reward_company
+from whet.settings.config import resolved
+from whet.training.assembly.rewards import build_checks
+from whet.training.step_metrics import reward_company
 from whet.types import Prompt, Sample, StepReport, StopReason, TokenBatch, WhetError
 
 RIGHT = "<think>\n2 + 2 = 4.\n</think>\n<answer>4</answer>"

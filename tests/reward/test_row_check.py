@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from whet.build.rewards import scorable_prompts
-from whet.config.sections import DataSection
 from whet.data.usable import Usable
 from whet.reward import RewardPart, as_reward, find_reward
 from whet.reward.row_check import Unscorable, require_scorable
+from whet.settings.sections import DataSection
+from whet.training.assembly.rewards import scorable_prompts
 from whet.types import Prompt, WhetError
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from whet.build.rewards import scorable_prompts
-from whet.config.sections import DataSection
 from whet.data.gold import after_hashes
 from whet.reward import RewardPart
 from whet.reward.find import find_reward
+from whet.settings.sections import DataSection
+from whet.training.assembly.rewards import scorable_prompts
 from whet.types import Prompt, WhetError
 
 PARTS = [RewardPart("math_answer").resolved(find_reward)]

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rollout.test_session import Letters, model_of
-from whet.dist.background import EngineLost, ThreadSession
 from whet.model.causal_lm import causal_lm
 from whet.model.token_logp import token_logp
 from whet.objective.keep import Balanced, Everything, MixedOutcome
-from whet.rollout.ahead import AsyncCollector
+from whet.rollout.async_rollout import AsyncCollector
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.torch_engine import TorchEngine
 from whet.rollout.window import GroupWindow
+from whet.training.distributed.background import EngineLost, ThreadSession
 from whet.types import Prompt, Sample, Sampling, SessionShape, StopReason, WhetError
 
 PROMPTS = [Prompt(f"q{row}", (), "?") for row in range(50)]

@@ -17,7 +17,7 @@ from whet.rollout.collect import (
     draw_batch,
 )
 from whet.rollout.prompt_order import SELDOM, PromptOrder, visit_share
-from whet.train.step_metrics import group_staleness
+from whet.training.step_metrics import group_staleness
 from whet.types import Group, Prompt, Sample, Sampling, StopReason, Support, by_episode
 
 PROMPTS = [Prompt(f"q{row}", (), "?") for row in range(40)]

@@ -13,7 +13,8 @@ from whet import registry
 from whet.model import load_model
 from whet.model.causal_lm import causal_lm
 from whet.rollout.engines import ENGINES
-from whet.rollout.identity import (
+from whet.rollout.torch_engine import TorchEngine
+from whet.rollout.weight_sync_check import (
     PolicyMismatch,
     PolicyWatch,
     check_arrival,
@@ -22,7 +23,6 @@ from whet.rollout.identity import (
     replay,
     shares_weights,
 )
-from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling
 
 PROMPTS = [(5, 6, 7, 8, 9, 10 + number) for number in range(4)]

@@ -12,11 +12,11 @@ import pytest
 
 import whet
 from whet import cli
-from whet.build.runtime import load_runtime
-from whet.config.config import resolved_evaluation
 from whet.data.chat import prompt_tokens
-from whet.remote import Retryable
+from whet.model.server_client import Retryable
 from whet.rollout.openai_engine import OpenAIEngine, TextTokenizer, answer_of, cut
+from whet.settings.config import resolved_evaluation
+from whet.training.assembly.runtime import load_runtime
 from whet.types import Prompt, Request, Sampling, StopReason, WhetError
 
 KEY = "WHET_TEST_SERVER_KEY"
@@ -260,7 +260,7 @@ def test_label_completions_writes_what_sft_reads_and_leaves_out_what_was_cut_off
 
 def test_whets_own_server_is_one_of_them(tmp_path):
     pytest.importorskip("uvicorn")
-    from whet.build.serving import build_server
+    from whet.training.assembly.serving import build_server
 
     config = resolved_evaluation({}, {"model": {"device": "cpu", "threads": 1}})
     there, _ = build_server(config, "token", host="127.0.0.1", port=0, rows=4)

@@ -1,21 +1,17 @@
 """vLLM as an engine, over a stand-in for vLLM; tests/peers has the real one."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.fake_vllm import install
 from whet.model import load_model
 from whet.model.causal_lm import causal_lm
-from whet.rollout.identity import PolicyMismatch, PolicyWatch
 from whet.rollout.torch_engine import TorchEngine
 from whet.rollout.vllm_engine import VLLMEngine, receive, vllm_version
+from whet.rollout.weight_sync_check import PolicyMismatch, PolicyWatch
 from whet.types import Request, Sampling, StopReason, WhetError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_vllm import install
 
 PROMPT = (5, 6, 7, 8)
 REQUESTS = [Request(PROMPT, seed) for seed in (1, 2, 3)]

@@ -1,25 +1,21 @@
 """Every method improves the built-in model on the built-in task, with one budget for all."""
 
-import sys
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 
 import pytest
+from every_method import settings
 
 import whet
 from whet.objective import PRESETS
-from whet.report.record import read_metrics
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from every_method import settings
+from whet.record.log import read_metrics
 
 REWARD_MARGIN = 0.2  # of the last three steps over the first three, drawn completions
 ACCURACY_MARGIN = 0.5  # greedy completions to held-out questions
 # with one update per batch every ratio is 1, and these are the same run as the method they are listed under
 # (docs/method-runs.md); tests/properties shows that every clip rule gives weight 1 there
 SAME_RUN = {"gspo": ("gspo_token", "gmpo", "sapo", "grpo_segment"), "dr_grpo": ("dppo_tv", "dppo_kl")}
-# methods of episodes need an environment: tests/train/test_episode_rows.py; a reference's rewards are no part of the
+# methods of episodes need an environment: tests/training/test_episode_rows.py; a reference's rewards are no part of the
 # task: tests/cli/test_data_commands.py
 SINGLE = [
     name

@@ -15,7 +15,7 @@ from benchmarks.trust.code import (
     sections,
 )
 from whet.reward.code_tests import code_tests
-from whet.sandbox import Sandbox
+from whet.reward.sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
 

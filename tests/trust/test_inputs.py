@@ -66,8 +66,8 @@ def test_the_corpus_is_seeded_and_covers_every_reader():
 
 
 def test_a_traceback_a_wait_and_a_lost_row_would_be_seen(monkeypatch: pytest.MonkeyPatch):
-    import whet.build.rows
     import whet.data.source
+    import whet.training.assembly.rows
 
     good = FileCase(
         READERS[0],
@@ -79,13 +79,13 @@ def test_a_traceback_a_wait_and_a_lost_row_would_be_seen(monkeypatch: pytest.Mon
     with without_training() as counted, empty_folders() as folder:
         assert try_file(good, folder, counted).wrong == ""
         with monkeypatch.context() as patched:
-            patched.setattr(whet.build.rows, "read_rows", lambda *_, **__: 1 / 0)
+            patched.setattr(whet.training.assembly.rows, "read_rows", lambda *_, **__: 1 / 0)
             assert "ZeroDivisionError" in try_file(good, folder, counted).wrong
             patched.setattr("benchmarks.trust.inputs.PATIENCE", 0.2)
-            patched.setattr(whet.build.rows, "read_rows", lambda *_, **__: time.sleep(60))
+            patched.setattr(whet.training.assembly.rows, "read_rows", lambda *_, **__: time.sleep(60))
             assert "no end" in try_file(good, folder, counted).wrong
         with monkeypatch.context() as patched:
-            every = whet.build.rows.read_rows
-            patched.setattr(whet.build.rows, "read_rows", lambda *given, **more: every(*given, **more)[1:])
+            every = whet.training.assembly.rows.read_rows
+            patched.setattr(whet.training.assembly.rows, "read_rows", lambda *given, **more: every(*given, **more)[1:])
             assert "4 rows in the file, 3 read" in try_file(good, folder, counted).wrong
     assert "1 counted" in lost_rows(good, Outcome((), counted=[(4, 2, 1)]))

@@ -20,7 +20,7 @@ def cluster_demo(
     method: str, steps: int = 4, port: int = 0, folder: str = "", console: bool = True
 ) -> tuple[Run, str, list[str]]:
     """The run, a table in words, and the command lines of processes that did not end."""
-    from whet.dist.ray_cluster import demo_cluster, processes_in
+    from whet.training.distributed.ray_cluster import demo_cluster, processes_in
 
     processes = WORKERS + ENGINES + REWARD_WORKERS
     folder = folder or str(Path(tempfile.mkdtemp(prefix="whet-cluster-demo-")) / "run")

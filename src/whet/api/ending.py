@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from whet.importing import error_text
+from whet.registry import error_text
 from whet.reward.journal import JOURNAL
 
 ERROR_LOG = "error.log"

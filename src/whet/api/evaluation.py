@@ -18,13 +18,13 @@ from whet.api.inputs import (
     rows_in_memory,
     save_object,
 )
-from whet.config.config import EvaluationConfig, merged, resolved_evaluation
-from whet.config.run_folder import ROWS, START, read_values, write_rows
 from whet.data.source import parse_source
-from whet.importing import refuse_while_importing
+from whet.registry import refuse_while_importing
+from whet.settings.config import EvaluationConfig, merged, resolved_evaluation
+from whet.settings.run_folder import ROWS, START, read_values, write_rows
 
 if TYPE_CHECKING:
-    from whet.metrics.attempts import EvalSummary
+    from whet.record.metrics.eval_summary import EvalSummary
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def evaluate(
     `model`, `data` and `reward` are what `whet.train` takes. A run is measured on its own held-out prompts, by its own
     rewards, unless others are given.
     """
-    from whet.evaluate.evaluation import evaluate_groups, group_metrics
-    from whet.evaluate.measure import completion_rows, group_summary
+    from whet.tools.evaluation.evaluation import evaluate_groups, group_metrics
+    from whet.tools.evaluation.measure import completion_rows, group_summary
 
     refuse_while_importing("whet.evaluate")
     check_tokenizer(model, tokenizer)

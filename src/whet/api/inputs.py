@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from whet.config.config import FROM_PYTHON, Config
-from whet.config.run_folder import CONFIG, START
 from whet.protocols import Callback, Reward
+from whet.settings.config import FROM_PYTHON, Config
+from whet.settings.run_folder import CONFIG, START
 from whet.types import WhetError
 
 RewardLike = str | Callable[..., Any] | Reward

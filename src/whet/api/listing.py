@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.api.run import Run
-from whet.config.run_folder import CONFIG
+from whet.settings.run_folder import CONFIG
 from whet.types import WhetError
 
 if TYPE_CHECKING:
-    from whet.report.run import RunRecord
+    from whet.record.run import RunRecord
 
 HEADS = ("run", "method", "model", "step", "status", "metric", "age")
 DEEPEST = 32  # folders below the one to look in
@@ -52,7 +52,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 
 def _listed(folder: Path) -> ListedRun:
-    from whet.report.run import read_run
+    from whet.record.run import read_run
 
     run = Run(folder)
     try:
@@ -77,7 +77,7 @@ def _trained(record: RunRecord) -> tuple[str, float | None, float | None]:
 
 def listing_text(runs: Sequence[ListedRun], now: float | None = None) -> str:
     """The list as a table."""
-    from whet.report.text import metric_text
+    from whet.record.text import metric_text
 
     lines = [HEADS]
     for run in runs:

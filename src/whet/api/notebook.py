@@ -40,7 +40,7 @@ class NotebookDisplay:
         self._show()
 
     def stepped(self, report: StepReport, samples: Sequence[Any]) -> None:
-        from whet.report.console import step_text
+        from whet.record.console import step_text
 
         self._step = report.step
         self._lines["step"] = step_text(report, self._total, None)
@@ -52,7 +52,7 @@ class NotebookDisplay:
             self._show()
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        from whet.report.text import metric_text, words
+        from whet.record.text import metric_text, words
 
         values = "  ".join(f"{words(key)} {metric_text(key, value)}" for key, value in result.items())
         self._lines["eval, first" if step == 0 else "eval"] = f"eval at step {step}: {values}"
@@ -76,7 +76,7 @@ class NotebookDisplay:
 
     def _draw(self) -> None:
         """Draw the curve from the run's log, which has every step by now; a long log is drawn less often."""
-        from whet.report.card import run_figure
+        from whet.pages.card import run_figure
 
         began = time.monotonic()
         self._figure = run_figure(self._folder) if self._folder else ""

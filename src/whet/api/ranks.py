@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from whet.api.ending import one_line_of, signals_wait, write_traceback
 from whet.api.inputs import saved_start
-from whet.config.config import Config, PolicyConfig, config_values, flattened
-from whet.config.run_folder import claimed_folder
-from whet.dist.launch import Launch, launched, rank_device, refuse_idle_ranks
+from whet.settings.config import Config, PolicyConfig, config_values, flattened
+from whet.settings.run_folder import claimed_folder
+from whet.training.distributed.launch import Launch, launched, rank_device, refuse_idle_ranks
 from whet.types import WhetError
 
 if TYPE_CHECKING:
-    from whet.build.assembly import Assembly
-    from whet.dist.crew import Crew
-    from whet.dist.ranks import Ranks
+    from whet.training.assembly.assembly import Assembly
+    from whet.training.distributed.rank_group import Crew
+    from whet.training.distributed.ranks import Ranks
 
 INTERRUPTED = "it was interrupted"
 MADE_BY_FIRST = (("data", "source"), ("eval", "source"), ("model", "name"))  # where what was given from Python lies
@@ -48,7 +48,7 @@ def crew_of(launch: Launch) -> Iterator[Crew | None]:
     if launch.size == 1:
         yield None
         return
-    from whet.dist.crew import meet
+    from whet.training.distributed.rank_group import meet
 
     crew = meet(launch)
     _silent = not launch.is_first
@@ -72,8 +72,8 @@ def explained(crew: Crew | None, error: BaseException) -> BaseException:
     """The error that ends this rank: another rank's, where that is the reason; the others are told of it."""
     if crew is None or getattr(error, "is_explained", False):
         return error
-    from whet.dist.crew import OtherRankEnded
-    from whet.dist.ranks import OtherRankFailed
+    from whet.training.distributed.rank_group import OtherRankEnded
+    from whet.training.distributed.ranks import OtherRankFailed
     from whet.types import RunFailed
 
     cause: str | None = None
@@ -168,8 +168,8 @@ def agree_on_config(crew: Crew, config: Config) -> None:
 
 def connected(crew: Crew | None, config: Config) -> Ranks:
     """The ranks with a process group on their devices."""
-    from whet.dist.ranks import ALONE
     from whet.model import device_choice
+    from whet.training.distributed.ranks import ALONE
 
     if crew is None:
         return ALONE
@@ -181,8 +181,8 @@ def agree_on_inputs(crew: Crew | None, config: Config, assembly: Assembly) -> No
     """Data, model and reward are the same wherever they were read; one rank of each machine looks."""
     if crew is None:
         return
-    from whet.build.fingerprints import input_digests
     from whet.reward.version import parts_version
+    from whet.training.assembly.fingerprints import input_digests
 
     facts = {} if crew.launch.local_rank else dict(input_digests(config))
     if assembly.parts:

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whet.config.config import Config
+from whet.settings.config import Config
 
 
 def rank_main(entry: Callable[..., Any], arguments: Mapping[str, Any], line: Callable[[Any], None] | None) -> str:
     """Runs in the rank's process: the same call as under torchrun. The first rank has a line to the caller."""
-    from whet.dist.rank_workers import Relay
+    from whet.training.distributed.rank_workers import Relay
 
     callbacks = [] if line is None else [Relay(line)]
     return str(entry(**arguments, callbacks=callbacks, console=False).folder)
@@ -26,10 +26,10 @@ def run_on_ray(
     display: Any,
 ) -> Path:
     """Train in `scale.workers` ranks; the run's folder. `entry(**arguments)` is `whet.train` or `whet.resume`."""
-    from whet.dist.rank_workers import run_ranks
-    from whet.dist.ray_cluster import open_cluster
     from whet.model import device_choice
-    from whet.train.run import notify
+    from whet.training.distributed.rank_workers import run_ranks
+    from whet.training.distributed.ray_cluster import open_cluster
+    from whet.training.run import notify
 
     scale = config.scale
     on_gpu = device_choice(config.model.device).type == "cuda"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from whet.api.tables import table, write_table
-from whet.config.run_folder import CONFIG, is_locked, read_values
-from whet.report.rows import eval_row, sample_row, step_row
+from whet.record.rows import eval_row, sample_row, step_row
+from whet.settings.run_folder import CONFIG, is_locked, read_values
 from whet.types import WhetError, did_you_mean
 
 WHAT = ("metrics", "evals", "samples")
@@ -53,7 +53,7 @@ class Run:
     @property
     def summary(self) -> Mapping[str, Any]:
         """run.json: title, objective, facts, command, times."""
-        from whet.report.record import read_summary
+        from whet.record.log import read_summary
 
         return read_summary(self.folder)
 
@@ -131,7 +131,7 @@ class Run:
         `sort` is one of reward, tokens and step, the smallest first; with a minus in front, the largest first.
         Completions without the value come last.
         """
-        from whet.report.record import read_samples
+        from whet.record.log import read_samples
 
         found = read_samples(self.folder)
         if step is not None:
@@ -169,17 +169,17 @@ class Run:
         others = [against] if isinstance(against, Run) else list(against)
         if names or others:
             return plot([self, *others], *names, smooth=smooth)
-        from whet.report.card import run_figure
+        from whet.pages.card import run_figure
 
         return RunFigure(run_figure(self.folder))
 
     def _repr_html_(self) -> str:
-        from whet.report.card import run_card
+        from whet.pages.card import run_card
 
         return run_card(self.folder)
 
     def _lines(self) -> list[dict[str, Any]]:
-        from whet.report.record import read_metrics
+        from whet.record.log import read_metrics
 
         return read_metrics(self.folder)
 
@@ -204,8 +204,8 @@ def plot(runs: Run | Sequence[Run], *names: str, smooth: int = 0) -> RunFigure:
 
     Names are as in `Run.plot`.
     """
-    from whet.report.card import metrics_figure
-    from whet.report.run import read_run
+    from whet.pages.card import metrics_figure
+    from whet.record.run import read_run
 
     listed = [runs] if isinstance(runs, Run) else list(runs)
     if not listed:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.config.config import Config, config_values, merged, read_toml, resolved
-from whet.config.run_folder import CONFIG, write_config
-from whet.config.run_inputs import (
+from whet.settings.config import Config, config_values, merged, read_toml, resolved
+from whet.settings.run_folder import CONFIG, write_config
+from whet.settings.run_inputs import (
     REWARD,
     RunInputs,
     accepted_inputs,
@@ -60,7 +60,7 @@ class RunFiles:
 
     def begin(self) -> RunInputs:
         """Before anything is loaded: a new run can be resumed from here on, a resumed one is still the same."""
-        from whet.build.fingerprints import input_digests
+        from whet.training.assembly.fingerprints import input_digests
 
         if self._resumed is None:
             inputs = RunInputs(os.getcwd(), self._command)
@@ -84,8 +84,8 @@ class RunFiles:
 
     def settle(self, parts: Sequence[RewardPart], before: RunInputs) -> RunInputs:
         """When everything is loaded: the inputs that the steps to come depend on, written where they are new."""
-        from whet.build.fingerprints import input_digests
         from whet.reward.version import parts_version
+        from whet.training.assembly.fingerprints import input_digests
 
         digests = self._digests or input_digests(self._config)
         if parts:
@@ -111,7 +111,7 @@ class RunFiles:
 
     def _reward_changes(self, parts: Sequence[RewardPart], before: RunInputs) -> list[str]:
         from whet.reward.version import parts_version, version_changes
-        from whet.workbench.workbench import reward_table
+        from whet.tools.workbench.workbench import reward_table
 
         old = reward_table(self._folder).get(before.digests.get(REWARD, ""), {}).get("pieces") or {}
         changes = version_changes(old, parts_version(parts).pieces) if parts and old else []
@@ -130,7 +130,7 @@ class RunFiles:
     def _check_checkpoint(self, before: RunInputs) -> None:
         """Raise unless checkpoint, inputs and logs are of one run."""
         from whet.model.checkpoint import checkpoint_state
-        from whet.report.record import log_ends
+        from whet.record.log import log_ends
 
         if self._resumed is None or self._resumed.checkpoint is None:
             return

@@ -28,7 +28,7 @@ def serve(
     Only this machine is listened to unless `host` says otherwise. Without a `token` one is drawn; `on_start` gets the
     address, the token and the facts of the model once the server answers.
     """
-    from whet.build.serving import build_server
+    from whet.training.assembly.serving import build_server
 
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token and token):
         raise WhetError("the token is empty or holds something a header cannot; give printable ASCII without blanks")

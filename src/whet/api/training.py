@@ -38,28 +38,20 @@ from whet.api.ranks import (
 from whet.api.ray_ranks import run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
-from whet.config.config import FROM_PYTHON, Config, config_values, merged, read_toml, resolved
-from whet.config.run_folder import (
-    EVAL_ROWS,
-    ROWS,
-    START,
-    discard,
-    locked,
-    read_config,
-    refuse_resume_of_0_1,
-)
-from whet.config.run_inputs import RunInputs
-from whet.config.width import stated_width
-from whet.dist.launch import Launch, launched
-from whet.importing import refuse_while_importing
+from whet.registry import refuse_while_importing
 from whet.reward.journal import journal
+from whet.settings.config import FROM_PYTHON, Config, config_values, merged, read_toml, resolved
+from whet.settings.run_folder import EVAL_ROWS, ROWS, START, discard, locked, read_config, refuse_resume_of_0_1
+from whet.settings.run_inputs import RunInputs
+from whet.settings.width import stated_width
+from whet.training.distributed.launch import Launch, launched
 from whet.types import RunFailed, WhetError
 
 if TYPE_CHECKING:
-    from whet.build.assembly import Assembly
-    from whet.dist.crew import Crew
-    from whet.track.tracking import Trackers
-    from whet.train.run import LoopSettings, TrainingResult
+    from whet.record.trackers.tracking import Trackers
+    from whet.training.assembly.assembly import Assembly
+    from whet.training.distributed.rank_group import Crew
+    from whet.training.run import LoopSettings, TrainingResult
     from whet.types import StepReport
 
 TRL_ARGUMENTS = {"train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward", "args": "config"}
@@ -211,7 +203,7 @@ def _chosen_checkpoint(
     `is_longer`: another number of steps was asked for.
     """
     from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
-    from whet.report.record import is_finished
+    from whet.record.log import is_finished
 
     if crew is not None and not crew.is_first:
         name = crew.hand_out("checkpoint")
@@ -266,12 +258,13 @@ def _run(
 ) -> Run:
     import torch
 
-    from whet.build.assembly import assemble
     from whet.data.pieces import TokenPieces
-    from whet.report import RunRecorder, write_report
-    from whet.report.tokens import TokenSettings
-    from whet.train.run import notify, run_training
-    from whet.workbench.workbench import note_version, record_effect, write_version
+    from whet.pages.run_report import write_report
+    from whet.record import RunRecorder
+    from whet.record.tokens import TokenSettings
+    from whet.tools.workbench.workbench import note_version, record_effect, write_version
+    from whet.training.assembly.assembly import assemble
+    from whet.training.run import notify, run_training
 
     if crew is not None and not crew.is_first:
         return _run_silently(config, folder, checkpoint, rewards, crew)
@@ -352,8 +345,8 @@ def _run(
 
 
 def _schedule(config: Config) -> LoopSettings:
-    from whet.build.health import health_policy
-    from whet.train.run import LoopSettings
+    from whet.training.assembly.health import health_policy
+    from whet.training.run import LoopSettings
 
     kept = config.report
     return LoopSettings(config.steps, config.eval.every, kept.save_every, kept.keep_checkpoints, health_policy(config))
@@ -363,9 +356,9 @@ def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards
     """The part of a rank that is not the first: the same steps, and nothing written but its share of checkpoints."""
     import torch
 
-    from whet.build.assembly import assemble
-    from whet.report.record import SilentRecorder
-    from whet.train.run import run_training
+    from whet.record.log import SilentRecorder
+    from whet.training.assembly.assembly import assemble
+    from whet.training.run import run_training
 
     ranks = connected(crew, config)
     with uncollected(), torch.inference_mode(False), torch.enable_grad():
@@ -392,7 +385,7 @@ def _last_words(
     folder: Path, record: Any, summary: Mapping[str, Any], let_go: Callable[[], None]
 ) -> Callable[[str], None]:
     """What is left to do where another rank is lost and the main thread cannot be interrupted."""
-    from whet.report import write_report
+    from whet.pages.run_report import write_report
 
     def say(cause: str) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -430,8 +423,8 @@ def _break_off(
     Mistakes and interruptions before the first step leave nothing behind. An error nobody expected leaves its traceback
     in error.log, also then. What cannot be written, on a full disk say, is left: the error itself must come through.
     """
-    from whet.report import write_report
-    from whet.train.run import FolderLost
+    from whet.pages.run_report import write_report
+    from whet.training.run import FolderLost
 
     is_expected = isinstance(error, WhetError | RunFailed | KeyboardInterrupt)
     if display is not None:
@@ -476,14 +469,14 @@ class _FirstStep:
 def _display() -> Any:
     """The console; in a notebook one output that is kept up to date."""
     from whet.api.notebook import NotebookDisplay, in_notebook
-    from whet.report import Console
+    from whet.record import Console
 
     return NotebookDisplay() if in_notebook() else Console()
 
 
 def _peak_memory(model: Any) -> int:
     """The most bytes that the run held: of the GPU where it trains there, else of the process."""
-    from whet.bench.benchmark import peak_memory
+    from whet.tools.bench.benchmark import peak_memory
 
     return peak_memory(next(model.parameters()).device)
 
@@ -491,7 +484,7 @@ def _peak_memory(model: Any) -> int:
 def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
     if outcome.status == "interrupted":
         return f"whet resume {folder}"
-    from whet.build.kinds import kind_of
+    from whet.training.assembly.kinds import kind_of
 
     has_prompts = "accuracy" in outcome.after or "reward" in outcome.after
     return kind_of(config).try_it.format(run=folder, prompt="" if has_prompts else ' "your prompt"')
@@ -517,7 +510,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, i
 
 def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[object]:
     """Who picks completions for a person to look at, where there is a reward."""
-    from whet.report.review import Review, ReviewPlan
+    from whet.pages.review import Review, ReviewPlan
 
     if not reward_hash or not config.report.review_every:
         return []
@@ -528,7 +521,7 @@ def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[object]:
 def check_trackers(config: Config) -> None:
     """Raise where a tracker that the run should have cannot work, before anything else is done."""
     if config.report.trackers or config.report.tracker_settings:
-        from whet.track.find import make_trackers
+        from whet.record.trackers.find import make_trackers
 
         make_trackers(config.report.trackers, config.report.tracker_settings)
 
@@ -536,7 +529,7 @@ def check_trackers(config: Config) -> None:
 def _trackers(config: Config, folder: Path) -> Trackers | None:
     if not config.report.trackers:
         return None
-    from whet.track.find import trackers_of
+    from whet.record.trackers.find import trackers_of
 
     kept = config.report
     return trackers_of(kept.trackers, kept.tracker_settings, folder, config_values(config), kept.samples_per_step)
@@ -544,7 +537,7 @@ def _trackers(config: Config, folder: Path) -> Trackers | None:
 
 def _close_trackers(trackers: Trackers | None, error: BaseException, summary: Mapping[str, Any]) -> None:
     """End what follows a run that broke; nothing is written in the place of a folder that is gone."""
-    from whet.train.run import FolderLost
+    from whet.training.run import FolderLost
 
     if trackers is not None and not isinstance(error, FolderLost):
         trackers.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", summary)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli.options import print_json
-from whet.config.bounds import MOST_ROWS
+from whet.settings.bounds import MOST_ROWS
 
 
 def attack(
@@ -49,10 +49,10 @@ def attack(
 
       whet reward attack mine.py:reward --data test.jsonl --model runs/first
     """
-    from whet.config.config import from_settings
-    from whet.report.attack import attack_record, attack_text
-    from whet.workbench.attack import attack_prompts, attack_reward
-    from whet.workbench.workbench import reward_parts
+    from whet.pages.attack import attack_record, attack_text
+    from whet.settings.config import from_settings
+    from whet.tools.workbench.attack import attack_prompts, attack_reward
+    from whet.tools.workbench.workbench import reward_parts
 
     values = from_settings(settings or [])
     data_settings, reward_settings = values.pop("data", {}), values.pop("reward", {})
@@ -77,7 +77,7 @@ def _refuse_others(section: str, values: Mapping[str, Any], known: tuple[str, ..
 
 def _rewritten(model: str, texts: Sequence[str]) -> list[str]:
     from whet import api
-    from whet.evaluate.evaluation import sample_completions
+    from whet.tools.evaluation.evaluation import sample_completions
     from whet.types import Prompt
 
     values: dict[str, Any] = {"sampling": {"temperature": 1.0}}

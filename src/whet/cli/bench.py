@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from whet.cli.options import APP_SETTINGS, AsJson, Model, Settings, finite, print_json
-from whet.config.bounds import LONGEST_BENCH, MOST_SAMPLES, MOST_TOKENS
+from whet.settings.bounds import LONGEST_BENCH, MOST_SAMPLES, MOST_TOKENS
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -31,9 +31,9 @@ def bench(
     settings: Settings = None,
 ) -> None:
     """How fast your model trains on this machine, where the time goes, and what the machine could do at best."""
-    from whet.bench.benchmark import benchmark, speed_record
-    from whet.config.config import from_settings
-    from whet.report.speed import RolloutShape, speed_text
+    from whet.record.speed import RolloutShape, speed_text
+    from whet.settings.config import from_settings
+    from whet.tools.bench.benchmark import benchmark, speed_record
 
     shape = RolloutShape(prompts, group, prompt_tokens, completion_tokens)
     result = benchmark(model or "whetstone", shape, seconds=seconds, settings=from_settings(settings or []))

@@ -26,10 +26,10 @@ def board(
     """
     from pathlib import Path
 
-    from whet.board.serve import BoardServer
-    from whet.board.server import Board
+    from whet.envs.serve.web import is_loopback, require_server
+    from whet.pages.board.serve import BoardServer
+    from whet.pages.board.server import Board
     from whet.types import WhetError
-    from whet.web import is_loopback, require_server
 
     require_server("the board", "board")
     if not Path(folder).is_dir():

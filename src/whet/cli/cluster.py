@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from whet.cli.options import APP_SETTINGS
-from whet.config.bounds import MOST_STEPS
+from whet.settings.bounds import MOST_STEPS
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -24,7 +24,7 @@ def cluster_demo(
     Ends with a table of who did what. `whet train ... --set scale.address=auto` does the same on a cluster of your own.
     """
     from whet.api.cluster_demo import cluster_demo as demo
-    from whet.explain import catalogue
+    from whet.settings.methods import catalogue
     from whet.types import RunFailed
 
     known = catalogue.methods("policy").items()

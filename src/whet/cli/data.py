@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from whet.cli.options import APP_SETTINGS, AsJson, finite, print_json
-from whet.config.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_WEIGHT
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_WEIGHT
 
 if TYPE_CHECKING:
     from whet.data.spool import RowWriter, StoredRows
@@ -164,8 +164,8 @@ def difficulty(
 ) -> None:
     """Measure how often a model solves each prompt, and write the rows with their `pass_rate`."""
     from whet import api
-    from whet.config.config import from_settings, merged
     from whet.data.difficulty import rows_with_pass_rates
+    from whet.settings.config import from_settings, merged
 
     values = merged({"eval": {"prompts": MOST_ROWS}}, from_settings(settings or []))
     with _written(out, force) as writer:
@@ -310,7 +310,7 @@ def stats(
 
     encode = None
     if tokenizer is not None:
-        from whet.workbench.completions import tokenizer_encode
+        from whet.tools.workbench.completions import tokenizer_encode
 
         encode = tokenizer_encode(tokenizer)
     _tell(statistics(_reader(file, unusable), near, encode), None, as_json)

@@ -22,12 +22,12 @@ from whet.cli.options import (
     environment_settings,
     print_json,
 )
-from whet.config.bounds import MOST_ROWS, MOST_SAMPLES
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 
 if TYPE_CHECKING:
-    from whet.evaluate.measure import EvalPlan, EvalProgress
-    from whet.evaluate.side_by_side import EvalCell
-    from whet.report.evaluation import EvalReport
+    from whet.pages.evaluation import EvalReport
+    from whet.tools.evaluation.measure import EvalPlan, EvalProgress
+    from whet.tools.evaluation.side_by_side import EvalCell
     from whet.types import Sample
 
 commands = typer.Typer(**APP_SETTINGS)
@@ -56,7 +56,7 @@ class EvalRequest:
 
     def values(self) -> dict[str, Any]:
         """All of it as settings."""
-        from whet.config.config import from_settings, merged
+        from whet.settings.config import from_settings, merged
 
         asked = {"engine": "openai", "engine_settings": {"base_url": self.server}} if self.server is not None else {}
         values = merged({"sampling": asked} if asked else {}, from_settings(self.settings))
@@ -169,7 +169,7 @@ def sample(
     prompts from a file need none.
     """
     from whet import api
-    from whet.config.config import from_settings, merged
+    from whet.settings.config import from_settings, merged
     from whet.types import Prompt
 
     values = merged(from_settings(settings or []), _reward_settings(reward or ()))
@@ -177,7 +177,7 @@ def sample(
     if number == 1:
         values.setdefault("sampling", {}).setdefault("temperature", 0.0)
     if prompt is None:
-        from whet.evaluate.evaluation import evaluate_groups
+        from whet.tools.evaluation.evaluation import evaluate_groups
 
         values.setdefault("eval", {})["prompts"] = count
         config = api.evaluation_config(model, data, values)
@@ -189,7 +189,7 @@ def sample(
                 text = _written(each)
                 typer.echo(f"  [{_score(each.reward)}] {text}" if each.parts else f"  {text}")
         return
-    from whet.evaluate.evaluation import sample_completions
+    from whet.tools.evaluation.evaluation import sample_completions
 
     question = Prompt("yours", () if plain else ({"role": "user", "content": prompt},), prompt if plain else None)
     config = api.evaluation_config(model, data, values)
@@ -200,7 +200,7 @@ def sample(
 
 def _opening(samples: Sequence[Sample]) -> str:
     """How the environment began, where the row itself asks nothing."""
-    from whet.report.trajectory import opening_text
+    from whet.pages.trajectory import opening_text
 
     return next((text for sample in samples if (text := opening_text(sample.turns))), "")
 
@@ -209,7 +209,7 @@ def _written(sample: Sample) -> str:
     """A completion, or an episode turn by turn."""
     if not sample.turns:
         return sample.completion if sample.stop != "failed" else "(its environment failed)"
-    from whet.report.trajectory import trajectory_text
+    from whet.pages.trajectory import trajectory_text
 
     return trajectory_text(sample.turns).replace("\n", "\n  ")
 
@@ -234,9 +234,9 @@ def _reward_settings(rewards: Sequence[str]) -> dict[str, Any]:
 
 def run_evaluation(request: EvalRequest) -> None:
     from whet import api
-    from whet.config.config import merged
-    from whet.evaluate.side_by_side import EvalCell, evaluate_cells
-    from whet.report.evaluation import eval_record
+    from whet.pages.evaluation import eval_record
+    from whet.settings.config import merged
+    from whet.tools.evaluation.side_by_side import EvalCell, evaluate_cells
 
     plan, values = _plan(request), request.values()
     page = _page_place(request)
@@ -257,9 +257,9 @@ def run_evaluation(request: EvalRequest) -> None:
 
 
 def _plan(request: EvalRequest) -> EvalPlan:
-    from whet.evaluate.budget import BudgetForcing
-    from whet.evaluate.measure import EvalPlan
-    from whet.evaluate.prompting import PromptStyle
+    from whet.tools.evaluation.budget import BudgetForcing
+    from whet.tools.evaluation.measure import EvalPlan
+    from whet.tools.evaluation.prompting import PromptStyle
     from whet.types import WhetError
 
     options = request.options
@@ -304,7 +304,7 @@ def _is_folder(request: EvalRequest) -> bool:
 
 def _place(request: EvalRequest, model: str, task: str) -> Path:
     """The file of a model's completions to a task: beside the run that was evaluated, or in --out."""
-    from whet.config.run_folder import CONFIG
+    from whet.settings.run_folder import CONFIG
     from whet.types import WhetError
 
     if _is_folder(request):
@@ -359,8 +359,8 @@ def _tell_progress(cell: EvalCell, now: EvalProgress) -> None:
 
 def _page(report: EvalReport) -> str:
     from whet.cli.options import command_line
-    from whet.report.eval_page import eval_page
-    from whet.report.rerank_page import reranking_page
+    from whet.pages.eval_page import eval_page
+    from whet.pages.rerank_page import reranking_page
 
     only = report.evals[0] if len(report.evals) == 1 else None
     if only is not None and only.reranking is not None and not only.summary.budgets:
@@ -369,8 +369,8 @@ def _page(report: EvalReport) -> str:
 
 
 def _print_report(report: EvalReport, page: Path | None) -> None:
-    from whet.report.evaluation import eval_text
-    from whet.report.rerank import reranking_text
+    from whet.pages.evaluation import eval_text
+    from whet.pages.rerank import reranking_text
 
     typer.echo(eval_text(report))
     if len(report.evals) == 1:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli.options import finite
-from whet.config.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_WEIGHT
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_WEIGHT
 
 label_app = typer.Typer(
     name="label",
@@ -96,8 +96,8 @@ def steps(
     Ctrl-C loses at most one chunk: run the same command again to continue.
     """
     from whet import api
-    from whet.config.config import from_settings, merged
-    from whet.label.run import LabelSpec, label_steps
+    from whet.settings.config import from_settings, merged
+    from whet.tools.labelling.run import LabelSpec, label_steps
     from whet.types import WhetError
 
     if data is not None and solutions is not None:
@@ -158,8 +158,8 @@ def completions(
     Completions that the token budget cut off are left out. Run the same command again to continue a file.
     """
     from whet import api
-    from whet.config.config import from_settings, merged
-    from whet.label.completions import CompletionSpec, write_completions
+    from whet.settings.config import from_settings, merged
+    from whet.tools.labelling.completions import CompletionSpec, write_completions
     from whet.types import WhetError
 
     if reward and at_least is None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from whet.config.bounds import MOST_REPEATS, MOST_SEED
+from whet.settings.bounds import MOST_REPEATS, MOST_SEED
 
 pipeline_app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -42,11 +42,11 @@ def pipeline(
 
     Ctrl-C loses nothing: `whet resume FOLDER` continues.
     """
-    from whet.config.config import from_settings, merged, read_toml
-    from whet.pipeline.from_file import NAME, is_pipeline_file, read_pipeline_file
-    from whet.pipeline.registry import PIPELINES
-    from whet.pipeline.runner import planned_text, run_pipeline
     from whet.registry import load_plugins
+    from whet.settings.config import from_settings, merged, read_toml
+    from whet.tools.pipelines.from_file import NAME, is_pipeline_file, read_pipeline_file
+    from whet.tools.pipelines.registry import PIPELINES
+    from whet.tools.pipelines.runner import planned_text, run_pipeline
 
     if name is None:
         load_plugins()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from whet.cli.options import APP_SETTINGS, AsJson, Settings, finite, print_json
-from whet.config.bounds import MOST_TOKENS
+from whet.settings.bounds import MOST_TOKENS
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -50,9 +50,9 @@ def plan(
     """
     from whet.api.planning import plan as planned
     from whet.api.planning import simulation
-    from whet.config.config import from_settings
-    from whet.plan.cluster import cluster_record, cluster_text
-    from whet.plan.plan import plan_record, plan_text
+    from whet.settings.config import from_settings
+    from whet.tools.planner.cluster import cluster_record, cluster_text
+    from whet.tools.planner.plan import plan_record, plan_text
     from whet.types import WhetError
 
     if not simulate and (mean_length is not None or reward_seconds):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli.attack import attack
-from whet.config.bounds import MOST_ROWS
+from whet.settings.bounds import MOST_ROWS
 
 reward_app = typer.Typer(
     name="reward",
@@ -81,9 +81,9 @@ def test(
 
       whet reward test math_answer think_format=0.2 --run runs/first --html reward.html
     """
-    from whet.report.reward_page import write_trial_page
-    from whet.report.trial import trial_record, trial_text
-    from whet.workbench.workbench import try_reward
+    from whet.pages.reward_dry_run import trial_record, trial_text
+    from whet.pages.reward_page import write_trial_page
+    from whet.tools.workbench.workbench import try_reward
 
     names = [*(reward or ()), *(parts or ())]
     if not names and run is not None:
@@ -103,7 +103,7 @@ def test(
 def version(reward: Names = None, parts: Parts = None, as_json: AsJson = False, settings: Settings = None) -> None:
     """The content hash of a reward, and what it is made of: code, settings, data files, package versions."""
     from whet.reward.version import parts_version
-    from whet.workbench.workbench import title_of
+    from whet.tools.workbench.workbench import title_of
 
     chosen, _ = _chosen([*(reward or ()), *(parts or ())], settings)
     reward_version = parts_version(chosen)
@@ -122,7 +122,7 @@ def list_rewards(
     """The built-in rewards and what each is for; with a name, all about one."""
     import inspect
 
-    from whet.report.trial import shortened
+    from whet.pages.reward_dry_run import shortened
     from whet.reward import BUILTIN, find_reward
 
     if name is not None:
@@ -174,7 +174,7 @@ def history(ledger: Ledger = None, as_json: AsJson = False) -> None:
     """The ledger as a table: each change with its reason, what was expected and what came of it."""
     from dataclasses import asdict
 
-    from whet.report.history import history_text
+    from whet.pages.reward_history import history_text
     from whet.reward.ledger import history as entries
 
     path = _ledger(ledger)
@@ -198,10 +198,10 @@ def rescore(
     settings: Settings = None,
 ) -> None:
     """Score a run's saved samples with another reward and show what would have changed, without training."""
-    from whet.report.rescore import rescore_record, rescore_text
-    from whet.report.reward_page import write_rescore_page
-    from whet.workbench.completions import run_completions
-    from whet.workbench.workbench import rescore_run
+    from whet.pages.rescore import rescore_record, rescore_text
+    from whet.pages.reward_page import write_rescore_page
+    from whet.tools.workbench.completions import run_completions
+    from whet.tools.workbench.workbench import rescore_run
 
     chosen, config = _chosen(new, settings)
     rescored = rescore_run(run, chosen, run_completions(run, limit), _timeout(config))
@@ -221,8 +221,8 @@ def review(
     """How people marked a run's best and worst answers: is the reward right? Reads downloaded marks with --marks."""
     from dataclasses import asdict
 
-    from whet.report.marks import agreement, review_counts, review_verdict
-    from whet.report.review import REVIEW, draw_review, read_review, take_marks
+    from whet.pages.review import REVIEW, draw_review, read_review, take_marks
+    from whet.record.marks import agreement, review_counts, review_verdict
     from whet.types import WhetError
 
     if not read_review(run):
@@ -258,9 +258,9 @@ def _chosen(names: list[str], settings: list[str] | None) -> tuple[Any, dict[str
     """The parts, and the settings that are not theirs."""
     from collections import Counter
 
-    from whet.config.config import from_settings
+    from whet.settings.config import from_settings
+    from whet.tools.workbench.workbench import reward_parts
     from whet.types import WhetError
-    from whet.workbench.workbench import reward_parts
 
     bare = Counter(name.partition("=")[0].rpartition(":")[2] for name in names)
     repeated = [name for name, count in bare.items() if count > 1]
@@ -292,14 +292,14 @@ def _timeout(config: dict[str, Any]) -> float:
 def _answers(
     data: str | None, completions: str | None, run: str | None, limit: int, model: str | None, config: dict[str, Any]
 ) -> Any:
-    from whet.types import WhetError
-    from whet.workbench.completions import (
+    from whet.tools.workbench.completions import (
         estimated_tokens,
         given_completions,
         gold_completions,
         run_completions,
         tokenizer_encode,
     )
+    from whet.types import WhetError
 
     settings = dict(config.get("data", {}))
     columns = settings.pop("columns", {})

@@ -18,7 +18,7 @@ from whet.cli.options import (
     exit_if_interrupted,
     print_json,
 )
-from whet.config.bounds import MOST_REPEATS, MOST_STEPS
+from whet.settings.bounds import MOST_REPEATS, MOST_STEPS
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -86,8 +86,8 @@ def compare(
             raise WhetError(f"{idle[0]} has no effect on runs that are finished; drop it, or train with --methods")
         _compare_runs(run, folder, as_json)
         return
-    from whet.config.config import from_settings, merged, read_toml
-    from whet.experiments import comparison
+    from whet.settings.config import from_settings, merged, read_toml
+    from whet.tools.studies import comparison
 
     flags: dict[str, Any] = {
         key: value
@@ -102,7 +102,7 @@ def compare(
 
 
 def _compare_runs(runs: list[str], folder: str | None, as_json: bool) -> None:
-    from whet.experiments.run_comparison import compare as compare_finished
+    from whet.tools.studies.run_comparison import compare as compare_finished
 
     comparison = compare_finished(list(runs), command=command_line())
     page = comparison.save(folder) if folder is not None else None
@@ -132,7 +132,7 @@ def doctor(
 
     Ends with 0 where the run is healthy, with 1 where a problem holds. docs/doctor.md lists the rules.
     """
-    from whet.report.doctor import doctor_report, doctor_text
+    from whet.record.doctor import doctor_report, doctor_text
 
     found = doctor_report(run, step)
     if as_json:
@@ -180,8 +180,8 @@ def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
     """Draw report.html of a run again, also while it is running."""
     from pathlib import Path
 
-    from whet.config.run_folder import read_config
-    from whet.report import write_report
+    from whet.pages.run_report import write_report
+    from whet.settings.run_folder import read_config
 
     read_config(Path(run))
     typer.echo(write_report(run))

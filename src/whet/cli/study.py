@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from whet.config.bounds import MOST_REPEATS
+from whet.settings.bounds import MOST_REPEATS
 
 study_app = typer.Typer(
     name="study",
@@ -47,15 +47,15 @@ def overoptimization(
     Leaves a table, overoptimization.html with the figure, and overoptimization.json. Ctrl-C loses nothing: the same
     command with its --folder continues.
     """
-    from whet.config.config import from_settings, read_toml
-    from whet.experiments.overoptimization.settings import QUICK, settings_text, study_settings
+    from whet.settings.config import from_settings, read_toml
+    from whet.tools.studies.overoptimization.settings import QUICK, settings_text, study_settings
 
     flags: dict[str, Any] = {} if seeds is None else {"seeds": seeds}
     layers = [dict(QUICK) if quick else {}, read_toml(config) if config else {}, from_settings(settings or []), flags]
     if show:
         typer.echo(settings_text(study_settings(*layers)))
         return
-    from whet.experiments.overoptimization.runner import study_overoptimization
+    from whet.tools.studies.overoptimization.runner import study_overoptimization
 
     done = study_overoptimization(*layers, folder=folder, command=shlex.join(["whet", *sys.argv[1:]]))
     if done.status == "interrupted":

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli.options import APP_SETTINGS, AsJson, Data, Model, Settings, finite, print_json
-from whet.config.bounds import MOST_TOKENS, MOST_WEIGHT
+from whet.settings.bounds import MOST_TOKENS, MOST_WEIGHT
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -22,8 +22,8 @@ def algorithms(
     rows: Annotated[bool, typer.Option("--rows", hidden=True)] = False,
 ) -> None:
     """The methods, and what each is for; with --components what it is made of."""
-    from whet.explain.catalogue import methods
-    from whet.explain.tables import algorithms_text, record
+    from whet.settings.methods.catalogue import methods
+    from whet.settings.methods.tables import algorithms_text, record
     from whet.types import WhetError
 
     if rows:
@@ -38,7 +38,7 @@ def algorithms(
 @commands.command()
 def explain(method: Annotated[str, typer.Argument(help="A method of `whet algorithms`, or sft.")]) -> None:
     """A method's formula, components, paper, what it fixes and what it breaks."""
-    from whet.explain.tables import explanation_with_plot
+    from whet.settings.methods.tables import explanation_with_plot
 
     typer.echo(explanation_with_plot(method))
 
@@ -51,8 +51,8 @@ def show_config(
     settings: Settings = None,
 ) -> None:
     """The whole config of a run as TOML, defaults included: look at it, or save it, edit it and train with --config."""
-    from whet.config.annotated import annotated_toml
-    from whet.config.config import from_settings, merged, resolved
+    from whet.settings.annotated import annotated_toml
+    from whet.settings.config import from_settings, merged, resolved
 
     chosen: dict[str, Any] = {}
     if model is not None:
@@ -95,8 +95,8 @@ def advise(
 
       whet advise --signal verifiable --model-size 7 --memory 80 --completion-tokens 8000
     """
-    from whet.advise.guide import advice
-    from whet.advise.questions import advice_record, advice_text, situation_from_flags
+    from whet.tools.advice.guide import advice
+    from whet.tools.advice.questions import advice_record, advice_text, situation_from_flags
 
     flags = {
         "signal": signal,

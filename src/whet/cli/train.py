@@ -20,7 +20,7 @@ from whet.cli.options import (
     environment_settings,
     exit_if_interrupted,
 )
-from whet.config.bounds import MOST_REPEATS, MOST_SEED, MOST_STEPS
+from whet.settings.bounds import MOST_REPEATS, MOST_SEED, MOST_STEPS
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -67,7 +67,7 @@ def train(
     `whet config METHOD` shows every key that --set takes, with its default.
     """
     from whet import api
-    from whet.config.config import from_settings, merged, read_toml
+    from whet.settings.config import from_settings, merged, read_toml
 
     flags: dict[str, Any] = {
         key: value for key, value in (("steps", steps), ("seed", seed), ("folder", folder)) if value is not None
@@ -76,7 +76,7 @@ def train(
     values = merged(values, environment_settings(env, tool, agent))
     values = merged(values, {"teacher": {"name": teacher}} if teacher is not None else {})
     if seeds > 1:
-        from whet.experiments.ensemble import train_ensemble
+        from whet.tools.studies.ensemble import train_ensemble
 
         flags |= {"model": model, "data": data, "reward": reward or None}
         return exit_if_interrupted(train_ensemble(method, seeds, config=values, command=command_line(), **flags))
@@ -113,8 +113,8 @@ def resume(
     settings only with --accept-changes.
     """
     from whet import api
-    from whet.config.config import from_settings
-    from whet.pipeline.runner import is_pipeline, resume_pipeline
+    from whet.settings.config import from_settings
+    from whet.tools.pipelines.runner import is_pipeline, resume_pipeline
 
     if is_pipeline(run):
         exit_if_interrupted(resume_pipeline(run, steps, checkpoint, settings, accept_changes))

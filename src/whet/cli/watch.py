@@ -32,8 +32,8 @@ def watch(
     from rich.console import Console
 
     from whet.api.watching import watched_run
-    from whet.report.run import verdict
-    from whet.report.watch import frame_lines
+    from whet.record.run import verdict
+    from whet.record.watch import frame_lines
 
     terminal = Console(highlight=False, markup=False, emoji=False)
     unicode = "utf" in terminal.encoding.lower()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.syntax import statements
+from whet.data.syntax import statements
 
 LONGEST = 20_000  # characters of one block worth reading
 NAME_KEYS = ("name", "function_name", "tool", "tool_name")

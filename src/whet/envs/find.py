@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from whet import registry
-from whet.envs.adapters.attempts import Attempts
 from whet.envs.adapters.bfcl import FunctionCalling
 from whet.envs.adapters.calling import Calling
 from whet.envs.adapters.gem import gem_environment
 from whet.envs.adapters.gym import gym_environment
 from whet.envs.adapters.kinds import as_environment, refusal
+from whet.envs.adapters.retries import Attempts
 from whet.envs.adapters.skyrl import skyrl_environment
 from whet.envs.adapters.textarena import TextArenaGame
-from whet.importing import imported
 from whet.protocols import Environment
+from whet.registry import imported
 from whet.types import WhetError, did_you_mean
 
 ENVIRONMENTS: dict[str, Callable[..., Environment]] = {

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM
 from whet.model.lora import is_linear
-from whet.model.narrow import WideEmbedding
+from whet.model.low_precision import WideEmbedding
 
 FIXED_ROTATIONS = frozenset(("default", "linear", "llama3", "yarn"))  # the others depend on the length of the text
 TRIAL_WINDOW = 4  # tokens: shorter than the rows of every trial

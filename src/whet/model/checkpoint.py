@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from whet.model.adapter_files import FOLDER as ADAPTER
 from whet.model.adapter_files import load_adapter, save_adapter
 from whet.model.lora import adapter_factors, unmerged_layers
-from whet.model.narrow import saved_weights
+from whet.model.low_precision import saved_weights
 from whet.model.pretrained import first_line, listed, quiet_transformers, read_model
 from whet.types import WhetError
 

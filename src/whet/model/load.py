@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from whet.hub import hub_reachable
 from whet.model.checkpoint import MANIFEST, complete_checkpoints, verify_checkpoint
 from whet.model.gguf import converted_folder, smollm2_file
+from whet.model.hub import hub_reachable
 from whet.model.pretrained import first_line, quiet_transformers, read_model
 from whet.types import WhetError, nearest
 

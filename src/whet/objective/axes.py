@@ -40,7 +40,9 @@ from whet.objective import (
 )
 from whet.objective.component import Component, departures, with_number
 from whet.objective.policy import Objective
-from whet.objective.preference import alone, anchor, contrast, curve, imitate, score, weigh
+from whet.objective.preference import anchor, contrast, imitate, score, weigh
+from whet.objective.preference import pair_losses as curve
+from whet.objective.preference import single_losses as alone
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets import PRESETS, Preset
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS

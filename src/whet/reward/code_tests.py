@@ -32,10 +32,10 @@ from typing import Any, ClassVar
 
 from whet.reward.answer import final_part, tagged
 from whet.reward.fences import fenced_blocks, is_python
+from whet.reward.sandbox import Job, JobResult, Limits, ProgramJob, UnitTestJob, shared_sandbox
+from whet.reward.sandbox.suite import expected_names, holds_check, num_results, why_unscorable
+from whet.reward.sandbox.suite_runner import NOT_REACHED
 from whet.reward.unscorable import unscorable
-from whet.sandbox import Job, JobResult, Limits, ProgramJob, UnitTestJob, shared_sandbox
-from whet.sandbox.suite import expected_names, holds_check, num_results, why_unscorable
-from whet.sandbox.suite_runner import NOT_REACHED
 from whet.types import Prompt, Sample, WhetError
 
 DEFINITION = re.compile(r"^(?:async )?def (\w+)\(", re.MULTILINE)  # of a function that is no method

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeGuard, get_args
 
-from whet.metrics.distribution import TOTAL
 from whet.protocols import Reward
+from whet.record.metrics.distribution import TOTAL
 from whet.types import WhetError, did_you_mean
 
 Normalise = Literal["off", "group", "batch"]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TypeVar
 
-from whet.importing import positions
+from whet.registry import positions
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.rollout.play import PlayNotes
+from whet.rollout.episode_runner import PlayNotes
 from whet.types import Group, Prompt, Sample, StopReason, Support, Turn
 
 

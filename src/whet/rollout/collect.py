@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from whet.metrics.timer import PhaseTimer
 from whet.protocols import Engine
+from whet.record.metrics.timer import PhaseTimer
 from whet.rollout.buffer import RolloutBatch, RolloutBuffer
+from whet.rollout.episode_runner import Player
 from whet.rollout.episodes import EpisodeRunner
-from whet.rollout.identity import PolicyWatch
-from whet.rollout.play import Player
 from whet.rollout.prompt_order import PromptOrder
+from whet.rollout.weight_sync_check import PolicyWatch
 from whet.types import Group, Prompt, Sample, Sampling
 
 Score = Callable[[Sequence[Prompt], Sequence[Sample]], list[Sample]]

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from whet.data.chat import prompt_tokens
 from whet.data.turns import TurnRenderer, turn_renderer
-from whet.importing import error_text
 from whet.model.shared_prefix import long_tensor
 from whet.protocols import Engine, Environment
+from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, opening_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
+from whet.rollout.episode_runner import PlayNotes
 from whet.rollout.expert_log import joined_experts
-from whet.rollout.play import PlayNotes
 from whet.rollout.scheduler import joined_support
 from whet.rollout.seed import request_seed
 from whet.rollout.session import LateSession

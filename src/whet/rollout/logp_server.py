@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from whet.remote import RefusedQuestion, RemoteServer, Retryable, asked, check_url, one_line
+from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, asked, check_url, one_line
 from whet.types import RunFailed, WhetError
 
 Dialect = Literal["prompt_logprobs", "echo"]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from whet.model.fast_path import FastPath
-from whet.remote import RefusedQuestion, RemoteServer, Retryable, asked, check_url, one_line
+from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, asked, check_url, one_line
 from whet.types import Message, Request, Sample, Sampling, StopReason, WhetError
 
 logger = logging.getLogger(__name__)

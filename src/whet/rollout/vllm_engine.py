@@ -36,9 +36,9 @@ from whet.model.experts import routers, routing_refusal
 from whet.model.fast_path import FastPath
 from whet.rollout.decode_session import check_length
 from whet.rollout.expert_log import experts_of_engine
-from whet.rollout.identity import PolicyMismatch, fingerprint
 from whet.rollout.scheduler import DrawnCompletion, StopRule
 from whet.rollout.torch_engine import samples_of
+from whet.rollout.weight_sync_check import PolicyMismatch, fingerprint
 from whet.types import Request, Sample, Sampling, StopReason, WhetError, did_you_mean
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from whet.importing import error_text, imported
+from whet.registry import error_text, imported
 from whet.types import WhetError
 
 NLTK_DATA = re.compile(r"Resource '?(\w+)'? not found")

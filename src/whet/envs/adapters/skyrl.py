@@ -15,7 +15,7 @@ from typing import Any
 
 from whet.envs.adapters.answers import flag, messages, number, numbers
 from whet.envs.adapters.optional import cannot_be_made, optional
-from whet.importing import imported
+from whet.registry import imported
 from whet.types import Completion, Opening, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install 'whet[skyrl]'"

@@ -18,11 +18,11 @@ from typing import Any
 
 from whet.envs.serve import wire
 from whet.envs.serve.calls import CallRecord
-from whet.envs.serve.desk import Desk
 from whet.envs.serve.endpoint import HttpEndpoint, require_server
 from whet.envs.serve.programs import PATIENCE, AgentProgram, ProgramGuard, end_all, program_arguments
+from whet.envs.serve.request_queue import Desk
 from whet.protocols import Engine
-from whet.rollout.play import PlayNotes
+from whet.rollout.episode_runner import PlayNotes
 from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
 
 AT_ONCE = 16  # programs

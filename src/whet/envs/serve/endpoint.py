@@ -14,12 +14,11 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from whet import web
-from whet.envs.serve import wire
+from whet.envs.serve import web, wire
 from whet.envs.serve.calls import CallRecord
-from whet.envs.serve.desk import Desk, Job
+from whet.envs.serve.request_queue import Desk, Job
+from whet.envs.serve.web import LOOPBACK, is_loopback
 from whet.envs.serve.wire import BadCall, CallRequest
-from whet.web import LOOPBACK, is_loopback
 
 KEEP_ALIVE = 5.0  # seconds between the comments that keep a stream open
 BODY_SECONDS = 60.0  # for a request to arrive

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from whet.envs.serve.calls import CallRecord
-from whet.envs.serve.desk import Desk, TokenScorer
 from whet.envs.serve.endpoint import HttpEndpoint
+from whet.envs.serve.request_queue import Desk, TokenScorer
+from whet.envs.serve.web import LOOPBACK
 from whet.protocols import Engine
 from whet.types import Sampling, WhetError
-from whet.web import LOOPBACK
 
 REMEMBERED = 4096  # completions that a conversation can go on from, token for token
 TICK = 0.5  # seconds between two looks at whether to stop

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 
-from whet import syntax
+from whet.data import syntax
 from whet.envs.tools.tool import ToolFailed
 
 MOST_BITS = 4096  # of a number on the way, above or below the line

@@ -24,7 +24,7 @@ from whet.data.tool_syntax import ToolCall
 from whet.envs.tools.results import error_line, result_text, shown
 from whet.envs.tools.schema import fitting
 from whet.envs.tools.tool import OpenTools, Tool, ToolFailed, ToolLimits, ToolSource, ToolText, ToolTimedOut, tool_name
-from whet.importing import error_text
+from whet.registry import error_text
 from whet.rollout.calls import CallPool
 from whet.types import Completion, Message, Opening, Prompt, StepResult, WhetError, did_you_mean
 

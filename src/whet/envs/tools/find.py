@@ -27,9 +27,9 @@ from whet.envs.tools.tool import (
     checked_class,
     tool_name,
 )
-from whet.importing import imported
+from whet.registry import imported
+from whet.reward.sandbox import shared_sandbox
 from whet.rollout.calls import CallPool
-from whet.sandbox import shared_sandbox
 from whet.types import WhetError, did_you_mean
 
 BUILT_IN = ("calculator", "python", "search")

@@ -29,7 +29,7 @@ from whet.envs.tools.tool import (
     ToolTimedOut,
     tool_name,
 )
-from whet.sandbox import Limits, Sandbox, SandboxSession, SessionOver, shared_sandbox
+from whet.reward.sandbox import Limits, Sandbox, SandboxSession, SessionOver, shared_sandbox
 from whet.types import WhetError
 
 WALL = 2  # times the processor time of a call: the clock only catches what sleeps

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from whet.envs.tools.schema import json_schema
-from whet.importing import error_text
+from whet.registry import error_text
 from whet.types import WhetError
 
 CLOSE = "close"  # the method of a class that is called at the end of an episode, and is no tool

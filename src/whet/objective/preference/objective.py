@@ -21,9 +21,9 @@ from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Anchor, Zero
 from whet.objective.preference.batch import PairBatch, PairCompletions, PairExtras, PairTotals, completions_of
 from whet.objective.preference.contrast import PairContrast, ScoreDifference
-from whet.objective.preference.curve import CostCurve, PairScores
 from whet.objective.preference.imitate import ImitateGood, NoPairImitation
 from whet.objective.preference.metrics import pair_sums
+from whet.objective.preference.pair_losses import CostCurve, PairScores
 from whet.objective.preference.score import CompletionScore
 from whet.objective.preference.weigh import Alike, PairWeight
 from whet.objective.reference import Frozen, ReferencePolicy

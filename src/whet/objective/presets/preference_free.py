@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from whet.objective.preference.alone import Classified, NoiseContrast, Prospect, Saturating, Targets
 from whet.objective.preference.anchor import AnchorRunningMean, Mismatched
-from whet.objective.preference.curve import Hinge, Logistic, Rivals
 from whet.objective.preference.imitate import PerCompletion, Summed
 from whet.objective.preference.objective import PairObjective
+from whet.objective.preference.pair_losses import Hinge, Logistic, Rivals
 from whet.objective.preference.score import (
     LogLikelihood,
     LogOdds,
@@ -15,6 +14,7 @@ from whet.objective.preference.score import (
     PowerReward,
     WeighedEntropy,
 )
+from whet.objective.preference.single_losses import Classified, NoiseContrast, Prospect, Saturating, Targets
 from whet.objective.preference.weigh import MarginGate
 from whet.objective.presets.preset import Preset
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from whet.objective.preference.contrast import Protected, Shifted
-from whet.objective.preference.curve import Blend, Hinge, Logistic, Lowered, Squared, Unflipped
 from whet.objective.preference.imitate import PerCompletion
 from whet.objective.preference.objective import PairObjective
+from whet.objective.preference.pair_losses import Blend, Hinge, Logistic, Lowered, Squared, Unflipped
 from whet.objective.preference.score import (
     AlphaDivergence,
     ForwardKL,

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable
 from whet.protocols import Engine
-from whet.remote import RefusedQuestion, RemoteServer, Retryable
 from whet.reward.failure import one_line
 from whet.reward.judge.cache import JudgeBudget
 from whet.types import Message, Request, Sampling, WhetError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from whet.remote import check_url
+from whet.model.server_client import check_url
 from whet.reward.judge.cache import AtBudgetEnd
 from whet.types import WhetError
 

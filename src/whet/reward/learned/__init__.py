@@ -3,7 +3,7 @@
 Frozen, with their own tokenizer and chat template, batched by a token budget; one folder or an ensemble of several.
 """
 
-from whet.metrics.ensemble import ensemble_score
+from whet.record.metrics.ensemble import ensemble_score
 from whet.reward.learned.ensemble import LengthFit, aggregated, length_fit
 from whet.reward.learned.outcome import Learned, LearnedSettings, learned
 from whet.reward.learned.process import LearnedSteps, StepSettings, learned_steps, step_ends

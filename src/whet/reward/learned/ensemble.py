@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from whet.metrics.ensemble import Ensemble
+from whet.record.metrics.ensemble import Ensemble
 from whet.types import Prompt, WhetError
 
 Aggregate = Literal["min", "mean", "last", "product"]

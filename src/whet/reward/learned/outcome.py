@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from whet.metrics.ensemble import Ensemble, disagreement, ensemble_score, standardized
+from whet.record.metrics.ensemble import Ensemble, disagreement, ensemble_score, standardized
 from whet.reward.learned.ensemble import LengthFit, check_caution, check_choice, length_examples, length_fit
 from whet.reward.learned.members import (
     Scale,

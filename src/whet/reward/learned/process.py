@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.metrics.ensemble import Ensemble, disagreement, ensemble_score
+from whet.record.metrics.ensemble import Ensemble, disagreement, ensemble_score
 from whet.reward.learned.ensemble import Aggregate, aggregated, check_caution, check_choice
 from whet.reward.learned.members import check_folders, head_scales, model_folders
 from whet.reward.learned.network import Kind, Network, Place, Tokens, read_network

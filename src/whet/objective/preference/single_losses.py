@@ -1,0 +1,171 @@
+"""What does a single completion cost? Curves on one score at a time: `(scores) -> [B, S]`, for pairs and labelled
+completions.
+
+s is the score less the step's anchor. A pair's two costs are added; of labelled completions each class is averaged by
+itself, so that pairs and the same completions without their partners cost the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from whet.objective.component import Component
+from whet.objective.preference.batch import PairTotals
+from whet.objective.preference.pair_losses import PairScores, positive
+
+
+class CompletionCurve(Component):
+    """A curve on completions; each counts one over the completions of its class in the step."""
+
+    contrasts: ClassVar[bool] = False
+    anchors: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = frozenset()
+    beta: float
+
+    @property
+    def reward_unit(self) -> float:
+        return self.beta
+
+    def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
+        return by_class(scores, 1 / max(totals.desirable, 1), 1 / max(totals.undesirable, 1))
+
+
+def by_class(scores: PairScores, desirable: float, undesirable: float) -> Tensor:
+    """[B, S]: one number for good completions, another for bad ones, in the precision of the scores."""
+    return scores.each.new_tensor([undesirable, desirable])[scores.completions.batch.good.long()]
+
+
+def signed(values: Tensor, good: Tensor) -> Tensor:
+    """The values of good completions, minus those of bad ones."""
+    return torch.where(good, values, -values)
+
+
+@dataclass(frozen=True)
+class Prospect(CompletionCurve):
+    """desirable (1 - sigma(beta s)) or undesirable (1 - sigma(-beta s)), mean over all completions.
+
+    Ethayarajh 2024 (2402.01306). `desirable` and `undesirable` are its lambda_D and lambda_U.
+    """
+
+    beta: float = 0.1
+    desirable: float = 1.0
+    undesirable: float = 1.0
+    name: ClassVar[str] = "prospect"
+
+    def __post_init__(self) -> None:
+        positive("curve", beta=self.beta, desirable=self.desirable, undesirable=self.undesirable)
+
+    def __call__(self, scores: PairScores) -> Tensor:
+        lost = torch.sigmoid(-self.beta * signed(scores.each, scores.completions.batch.good))
+        return by_class(scores, self.desirable, self.undesirable) * lost
+
+    def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
+        return 1 / max(totals.desirable + totals.undesirable, 1)
+
+    def words(self) -> str:
+        weights = (self.desirable, self.undesirable)
+        said = f"; desirable completions weigh {weights[0]:g}, undesirable ones {weights[1]:g}"
+        return f"beta {self.beta:g}: gains and losses against a reference point, each completion by itself{said}"
+
+    def symbols(self, score: str, contrast: str) -> str:
+        good, bad, beta = f"{self.desirable:g}", f"{self.undesirable:g}", f"{self.beta:g}"
+        return f"{good} (1 - sigma({beta} s_w)) or {bad} (1 - sigma(-{beta} s_l))"
+
+
+@dataclass(frozen=True)
+class Classified(CompletionCurve):
+    """-log sigma(beta s) for good completions, -log sigma(-beta s) for bad ones. Jung 2024 (2404.04656)."""
+
+    beta: float = 0.1
+    name: ClassVar[str] = "classified"
+
+    def __post_init__(self) -> None:
+        positive("curve", beta=self.beta)
+
+    def __call__(self, scores: PairScores) -> Tensor:
+        return -logsigmoid(self.beta * signed(scores.each, scores.completions.batch.good))
+
+    def words(self) -> str:
+        return f"beta {self.beta:g}: tell good completions from bad ones, each by itself"
+
+    def symbols(self, score: str, contrast: str) -> str:
+        return f"-log sigma({self.beta:g} s_w) - log sigma(-{self.beta:g} s_l)"
+
+
+@dataclass(frozen=True)
+class Saturating(CompletionCurve):
+    """1 - sigma(beta s) for good completions, sigma(beta s) for bad ones. D'Oosterlinck 2024 (2408.06266), equation
+    7."""
+
+    beta: float = 0.1
+    name: ClassVar[str] = "saturating"
+
+    def __post_init__(self) -> None:
+        positive("curve", beta=self.beta)
+
+    def __call__(self, scores: PairScores) -> Tensor:
+        return torch.sigmoid(-self.beta * signed(scores.each, scores.completions.batch.good))
+
+    def words(self) -> str:
+        return f"beta {self.beta:g}; for chosen completions better than the policy's own: they rise, the rejected sink"
+
+    def symbols(self, score: str, contrast: str) -> str:
+        return f"1 - sigma({self.beta:g} s_w) + sigma({self.beta:g} s_l)"
+
+
+@dataclass(frozen=True)
+class Targets(CompletionCurve):
+    """(s - (P - 1/2)/beta)^2, P the probability that the completion wins: 1 or 0 unless the batch states it.
+
+    Wu 2024 (2405.00675), equation 4.7. beta is the inverse of its eta.
+    """
+
+    beta: float = 1e-3
+    name: ClassVar[str] = "targets"
+    takes: ClassVar[frozenset[str]] = frozenset({"preference"})
+
+    def __post_init__(self) -> None:
+        positive("curve", beta=self.beta)
+
+    def __call__(self, scores: PairScores) -> Tensor:
+        wins = torch.as_tensor(scores.preference, dtype=scores.each.dtype, device=scores.each.device)
+        half = (wins - 0.5) / self.beta
+        each = half[:, None] if half.dim() else half
+        return (scores.each - signed(each.expand_as(scores.each), scores.completions.batch.good)).square()
+
+    def words(self) -> str:
+        return f"good completions are drawn to {1 / (2 * self.beta):g}, bad ones to {-1 / (2 * self.beta):g}"
+
+    def symbols(self, score: str, contrast: str) -> str:
+        half = f"{1 / (2 * self.beta):g}"
+        return f"(s_w - {half})^2 + (s_l + {half})^2"
+
+
+@dataclass(frozen=True)
+class NoiseContrast(CompletionCurve):
+    """-log sigma(beta s) [good] - 1/2 log sigma(-beta s). Chen 2024 (2402.05369), two completions, one of them best.
+
+    Good completions are drawn to where the two pulls balance, sigma(beta s) = 2/3, instead of on and on.
+    """
+
+    beta: float = 0.01
+    name: ClassVar[str] = "noise_contrast"
+
+    def __post_init__(self) -> None:
+        positive("curve", beta=self.beta)
+
+    def __call__(self, scores: PairScores) -> Tensor:
+        reward = self.beta * scores.each
+        return -torch.where(scores.completions.batch.good, logsigmoid(reward), 0.0) - 0.5 * logsigmoid(-reward)
+
+    def words(self) -> str:
+        return f"beta {self.beta:g}: the worth of each completion by itself, so that the chosen one does not sink"
+
+    def symbols(self, score: str, contrast: str) -> str:
+        b = f"{self.beta:g}"
+        return f"-log sigma({b} s_w) - 1/2 log sigma(-{b} s_w) - 1/2 log sigma(-{b} s_l)"

@@ -1,0 +1,225 @@
+"""Runs on one chart: seeds of one config as a band, and tables of what differs in config and in outcome."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.pages.board.folders import RUN
+from whet.pages.board.reader import SHOWN, RunReader, RunView
+from whet.pages.board.run_charts import MOST_POINTS, POINTS, TALL
+from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
+from whet.pages.chart_specs import ChartSpec, chart_spec
+from whet.pages.charts import NUM_TONES, value_scale
+from whet.record.text import ABSENT, duration, metric_text, number, quantity, words
+from whet.settings.config import flattened
+
+MOST_COMPARED = 24
+OWN_KEYS = ("seed", "folder")  # in which runs of one config may differ
+LONGEST_VALUE = 200
+FIRST_CHARTS = (
+    "reward",
+    "loss",
+    "accuracy",
+    "entropy",
+    "kl",
+    "completion_length",
+    "gradient_norm",
+    "tokens_per_second",
+)
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    id: str
+    name: str
+    reader: RunReader
+    view: RunView
+    settings: Mapping[str, Any]  # by dotted name
+
+    @property
+    def config(self) -> str:
+        """The same for runs that differ in their seed alone."""
+        return json.dumps({k: v for k, v in sorted(self.settings.items()) if k not in OWN_KEYS}, default=str)
+
+
+def add_routes(app: BoardApp, board: Board) -> None:
+    def page(request: BoardRequest) -> BoardResponse:
+        runs = _chosen(board, request)
+        values: dict[str, Any] = {
+            "title": "Compare",
+            "here": "/compare",
+            "about": (f"{len(runs)} runs",) if runs else (),
+        }
+        every = [
+            {"id": each.id, "place": each.place, "is_chosen": each.id in {run.id for run in runs}}
+            for each in board.runs()
+        ]
+        metrics = common_metrics(runs)
+        keys = [*(["evals"] if any(run.view.record.evals for run in runs) else ()), *metrics[:9]]
+        charts = [drawn for key in keys if (drawn := compared_chart(runs, key)) is not None]
+        return board.page(
+            "board_compare.html",
+            **values,
+            runs=runs,
+            every=every,
+            charts=charts,
+            others=[(key, words(key)) for key in metrics[9:]],
+            differences=differences(runs),
+            outcomes=outcomes(runs),
+        )
+
+    def charts(request: BoardRequest) -> BoardResponse:
+        runs = _chosen(board, request)
+        start, end, most = request.real("from"), request.real("to"), request.number("points", POINTS, 2, MOST_POINTS)
+        keys = request.query.get("keys", "").split(",")[:60]
+        drawn = [compared_chart(runs, key, start, end, most) for key in keys]
+        return json_response({"charts": {each["key"]: {**each, "last": ""} for each in drawn if each is not None}})
+
+    app.get("/compare", page)
+    app.get("/api/compare", charts)
+
+
+def _chosen(board: Board, request: BoardRequest) -> list[ComparedRun]:
+    ids = list(dict.fromkeys(each for each in request.query.get("runs", "").split(",") if each))[:MOST_COMPARED]
+    found = [(board.find(each, RUN), board.reader(each)) for each in ids]
+    return [
+        ComparedRun(each.id, each.place, reader, reader.view(), flattened(reader.settings())) for each, reader in found
+    ]
+
+
+def common_metrics(runs: Sequence[ComparedRun]) -> list[str]:
+    """Columns that any of the runs has; what is looked at first, first."""
+    names = {name for run in runs for name in run.reader.names() if not name.startswith(("spread/", "seconds/"))}
+    return [*(name for name in FIRST_CHARTS if name in names), *sorted(names - set(FIRST_CHARTS))]
+
+
+def seed_groups(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
+    """Runs of one config together."""
+    groups: dict[str, list[ComparedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.config, []).append(run)
+    return list(groups.values())
+
+
+def group_names(groups: Sequence[Sequence[ComparedRun]]) -> list[str]:
+    """What tells a group from the others: its method, or the settings in which it differs, or its folder."""
+    differing = [name for name in _differing([group[0] for group in groups]) if name not in OWN_KEYS]
+    names = []
+    for group in groups:
+        first = group[0].settings
+        parts = [str(first.get("method", ""))] if "method" in differing else []
+        parts += [f"{name}={_text(first.get(name))}" for name in differing if name != "method"][: 2 - len(parts)]
+        name = ", ".join(each for each in parts if each) or group[0].name
+        names.append(f"{name} ({len(group)} seeds)" if len(group) > 1 else name)
+    if len(set(names)) < len(names):
+        return [f"{group[0].name} ({len(group)} seeds)" if len(group) > 1 else group[0].name for group in groups]
+    return names
+
+
+def compared_chart(
+    runs: Sequence[ComparedRun], key: str, start: float | None = None, end: float | None = None, most: int = POINTS
+) -> dict[str, Any] | None:
+    """One quantity of all runs; None where no run has it."""
+    groups, lines = seed_groups(runs), []
+    for place, (group, name) in enumerate(zip(groups, group_names(groups), strict=True)):
+        curves = [curve for run in group if (curve := _curve(run, key, start, end, most))]
+        if not curves:
+            continue
+        line: dict[str, Any] = {"name": name, "tone": place % NUM_TONES, "dashed": place >= NUM_TONES}
+        lines.append(line | (banded(curves) if len(curves) > 1 else _points(curves[0])))
+        if key == "evals":
+            lines[-1]["marked"] = True
+    values = [value for line in lines for value in line["y"] if value is not None]
+    if not values:
+        return None
+    log = key != "evals" and value_scale(values, (0, 1)).log
+    spec: ChartSpec = {**chart_spec(lines, log=log, smooth=key != "learning_rate"), "named": True}
+    spec["height"] = TALL if key in ("evals", "reward") else 210
+    known = SHOWN[key].title if key in SHOWN else ""
+    title = "Held-out evaluation" if key == "evals" else known or words(key).replace("reward/", "reward: ")
+    unit = "headline metric by step" if key == "evals" else "log scale" if log else ""
+    return {
+        "key": key,
+        "title": f"{title[:1].upper()}{title[1:]}",
+        "unit": unit,
+        "last": "",
+        "is_wide": key == "evals",
+        "spec": spec,
+    }
+
+
+def _points(curve: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    return {"x": [x for x, _ in curve], "y": [y for _, y in curve]}
+
+
+def _curve(run: ComparedRun, key: str, start: float | None, end: float | None, most: int) -> list[tuple[float, float]]:
+    if key == "evals":
+        gain = run.view.record.gain()
+        found = [(each.step, each.result.get(gain[0])) for each in run.view.record.evals] if gain else []
+        return [(float(x), y) for x, y in found if y is not None and math.isfinite(y)]
+    points = run.reader.points([key], start, end, most)[key]
+    return [(x, y) for x, y in zip(points.x, points.y, strict=True) if y is not None]
+
+
+def banded(curves: Sequence[Sequence[tuple[float, float]]]) -> dict[str, Any]:
+    """Mean and range over runs, at the places of the one with the most points; a run that ended no longer counts."""
+    places = np.array([x for x, _ in max(curves, key=len)])
+    rows = []
+    for curve in curves:
+        x, y = np.array(curve).T
+        rows.append(np.interp(places, x, y, left=np.nan, right=np.nan))
+    table = np.vstack(rows)
+    there = ~np.isnan(table).all(axis=0)
+    table = table[:, there]
+    ends = {"y": np.nanmean(table, axis=0), "low": np.nanmin(table, axis=0), "high": np.nanmax(table, axis=0)}
+    return {"x": places[there].tolist(), **{name: [float(f"{v:.6g}") for v in row] for name, row in ends.items()}}
+
+
+def _differing(runs: Sequence[ComparedRun]) -> list[str]:
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    return [name for name in names if len({json.dumps(run.settings.get(name), default=str) for run in runs}) > 1]
+
+
+def differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
+    """The settings in which runs differ, a value per run."""
+    names = [name for name in _differing(runs) if name != "folder"]
+    return [(name, [_text(run.settings.get(name)) for run in runs]) for name in sorted(names)]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ABSENT
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} …"
+
+
+def outcomes(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
+    """What became of each run, a value per run."""
+    rows: list[tuple[str, list[str]]] = [("status", []), ("steps", []), ("held-out", []), ("last reward", [])]
+    rows += [("tokens", []), ("time", []), ("health", [])]
+    for run in runs:
+        record, view = run.view.record, run.view
+        gain = record.gain()
+        main = record.kind.main[0]
+        last = run.reader.last_values(main.name, 8)
+        texts = {
+            "status": view.status,
+            "steps": f"{record.num_steps:,}",
+            "held-out": f"{words(gain[0])} {metric_text(gain[0], gain[1])} → {metric_text(gain[0], gain[2])}"
+            if gain
+            else ABSENT,
+            "last reward": number(sum(last) / len(last)) if last else ABSENT,
+            "tokens": quantity(record.tokens()) if view.is_complete and record.tokens() else ABSENT,
+            "time": duration(record.wall_seconds()) if view.is_complete else ABSENT,
+            "health": ", ".join(span.finding.name for span in view.spans if span.finding.is_problem and span.holds)
+            or "no problem",
+        }
+        for name, values in rows:
+            values.append(texts[name])
+    return rows if runs else []

@@ -1,0 +1,144 @@
+"""Evaluations: what `whet eval` measured, with intervals, and what runs measured of themselves before and after."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from whet.pages.board.files import file_state, read_small
+from whet.pages.board.folders import EVALUATION, RUN, FoundFolder
+from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
+from whet.pages.charts import interval_chart
+from whet.pages.evaluation import estimate_text
+from whet.pages.render import Figure, PageTable
+from whet.record.metrics.estimates import IntervalEstimate
+from whet.record.text import ABSENT, headline, metric_text, words
+
+MOST_SHOWN = 500
+MOST_BARS = 24
+LONGEST_NAME = 40
+ENDS = ("value", "low", "high")
+
+
+@dataclass(frozen=True)
+class ListedEval:
+    """One model on one task, as eval.json has it."""
+
+    model: str
+    task: str
+    measure: str
+    estimate: IntervalEstimate
+    prompts: int
+    samples: int
+    temperature: float
+    place: str
+    measured: float  # seconds since 1970
+
+
+def add_routes(app: BoardApp, board: Board) -> None:
+    def page(request: BoardRequest) -> BoardResponse:
+        found = list(board.look().values())
+        listed: list[ListedEval] = []
+        damaged: list[str] = []
+        for each in found:
+            if each.kind == EVALUATION:
+                evals = read_evals(each)
+                listed += evals or ()
+                damaged += [each.place] if evals is None else []
+        listed.sort(key=lambda each: (each.task, -each.measured))
+        runs = [row for each in found if each.kind == RUN if (row := run_row(each)) is not None]
+        tasks = [(task, [e for e in listed if e.task == task]) for task in dict.fromkeys(e.task for e in listed)]
+        return board.page(
+            "board_evals.html",
+            title="Evaluations",
+            here="/evals",
+            sections=[section(task, evals[:MOST_SHOWN]) for task, evals in tasks],
+            runs=runs[:MOST_SHOWN],
+            damaged=damaged,
+            num_hidden=max(len(runs) - MOST_SHOWN, 0),
+        )
+
+    app.get("/evals", page)
+
+
+def read_evals(found: FoundFolder) -> list[ListedEval] | None:
+    """What an eval.json lists; None where it cannot be read."""
+    path = found.path / "eval.json"
+    content, state = read_small(path), file_state(path)
+    try:
+        record = json.loads(content or b"")
+        return [_listed(each, found.place, state.changed / 1e9 if state else 0.0) for each in record["evals"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _listed(each: Mapping[str, Any], place: str, measured: float) -> ListedEval:
+    summary = each["summary"]
+    value = {name: math.nan if summary["value"][name] is None else float(summary["value"][name]) for name in ENDS}
+    return ListedEval(
+        str(each["model"]),
+        str(each["task"]),
+        str(summary["measure"]),
+        IntervalEstimate(**value),
+        int(summary["prompts"]),
+        int(summary["samples"]),
+        float(each.get("temperature") or 0.0),
+        place,
+        measured,
+    )
+
+
+def section(task: str, evals: list[ListedEval]) -> dict[str, Any]:
+    """A task: a figure of the newest, and a table of all."""
+    rows = tuple(
+        (
+            each.model,
+            each.measure,
+            estimate_text(each.estimate, each.measure == "accuracy"),
+            str(each.prompts),
+            str(each.samples),
+            f"{each.temperature:g}",
+            time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.measured)),
+            each.place,
+        )
+        for each in evals
+    )
+    head = ("model", "measure", "value (95% interval)", "prompts", "completions each", "temperature", "UTC", "folder")
+    return {"task": task, "figure": _figure(task, evals), "table": PageTable(head, rows)}
+
+
+def _figure(task: str, evals: list[ListedEval]) -> Figure | None:
+    drawn = [each for each in evals if all(math.isfinite(getattr(each.estimate, end)) for end in ENDS)]
+    drawn = [each for each in drawn if each.measure == drawn[0].measure][:MOST_BARS]
+    if len(drawn) < 2:
+        return None
+    is_share = drawn[0].measure == "accuracy"
+    rows = [
+        (each.model[-LONGEST_NAME:], found.value, found.low, found.high, estimate_text(found, is_share))
+        for each in drawn
+        for found in (each.estimate,)
+    ]
+    title = f"{drawn[0].measure.capitalize()} on {task}"
+    return Figure(title, "95% intervals over the prompts", interval_chart(rows, title, is_share))
+
+
+def run_row(found: FoundFolder) -> dict[str, str] | None:
+    """What a run measured of itself on held-out prompts, before and after; None where it did not."""
+    try:
+        summary = json.loads(read_small(found.path / "run.json") or b"")
+        before, after = (dict(summary.get(end) or {}) for end in ("before", "after"))
+        name = headline(after)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    if name is None:
+        return None
+
+    def shown(values: Mapping[str, Any]) -> str:
+        value = values.get(name)
+        return metric_text(name, value) if isinstance(value, int | float) else ABSENT
+
+    return {"id": found.id, "place": found.place, "metric": words(name), "before": shown(before), "after": shown(after)}

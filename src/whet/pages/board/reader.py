@@ -1,0 +1,420 @@
+"""A run folder while it is read: quickly at first, then whole, and then whatever is appended.
+
+The first look reads the first and the last lines and some at evenly spaced places, so a page of a run of any length
+appears at once. `catch_up` reads all of it in slices of time, keeps envelopes of every column and the sums of the
+counts, and afterwards reads only what is new. Nothing here raises for what a folder holds: a line that cannot be read
+is counted, and said on the page.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whet import __version__
+from whet.pages.board.envelopes import Envelopes, SeriesPoints
+from whet.pages.board.files import FileState, file_state, read_small
+from whet.pages.board.growing_log import GrowingLog, last_lines, spaced_lines
+from whet.record.health import FindingSpan, HealthFinding, findings, recorded_finding
+from whet.record.log import METRICS, SUMMARY, EvalRecord, in_todays_names
+from whet.record.run import RunRecord, StepTotals
+from whet.record.run_kinds import KINDS, Shown
+from whet.record.thinning import ThinnedLog
+from whet.settings.run_folder import is_locked
+from whet.types import StepReport
+
+CONFIG = "config.toml"
+FIRST, LAST, SPACED = 50, 200, 400  # lines of the first look
+SMALL = 1 << 20  # bytes of a log that is read whole at once
+MOST_BETWEEN = 800  # steps kept whole beside the first and the last ones, for the rules of health
+MOST_EVALS = 5000
+MOST_SPANS = 200  # problems by name
+EXACT_ROWS = 2000  # rows of a zoomed chart that are read from the log itself
+SPREAD = ("min", "q1", "median", "q3", "max", "mean")
+SHOWN: dict[str, Shown] = {
+    each.name: each for kind in KINDS.values() for each in (*kind.main, *kind.line, *kind.figures)
+}
+
+
+@dataclass
+class ProblemSpan:
+    """The steps that recorded a problem."""
+
+    text: str
+    first: int
+    last: int
+    count: int
+
+
+@dataclass
+class ReadState:
+    """Everything known of a log."""
+
+    envelopes: Envelopes = field(default_factory=Envelopes)
+    kept: ThinnedLog[StepReport] = field(default_factory=lambda: ThinnedLog(FIRST, LAST, MOST_BETWEEN))
+    totals: StepTotals = field(default_factory=StepTotals)
+    evals: list[EvalRecord] = field(default_factory=list)
+    spans: dict[str, ProblemSpan] = field(default_factory=dict)
+    num_damaged: int = 0
+    first_damaged: int = -1  # byte
+    last_step: int = 0
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as a page shows it."""
+
+    record: RunRecord
+    status: str
+    is_complete: bool  # all of its log was read
+    spans: tuple[FindingSpan, ...]
+    remarks: tuple[str, ...]  # what could not be read, and why
+    generation: int = 0
+
+
+class RunReader:
+    """Keeps up with one run folder. Safe to use from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.RLock()
+        self._log = GrowingLog(folder / METRICS)
+        self._whole = ReadState()
+        self._quick: ReadState | None = None
+        self._quick_size = -1
+        self.is_complete = False
+        self.since = time.monotonic()  # when it was first asked for
+        self.generation = 0  # grows with every change that a page would show
+        self._summary: tuple[FileState | None, dict[str, Any], str] | None = None
+        self._config: tuple[FileState | None, str] | None = None
+
+    # reading
+
+    def catch_up(self, seconds: float = 0.05) -> bool:
+        """Read on for about so long; True when everything was read."""
+        until = time.monotonic() + seconds
+        with self._lock:
+            while True:
+                part = self._log.read(1 << 19)
+                if part.is_anew:
+                    self._whole = ReadState()
+                    self._quick, self.is_complete = None, False
+                    self.generation += 1
+                if part.num_too_long:
+                    self._whole.num_damaged += part.num_too_long
+                if part.lines:
+                    take_lines(self._whole, part.lines)
+                    self.generation += 1
+                was_complete, self.is_complete = self.is_complete, part.is_end
+                if part.is_end and not was_complete:
+                    self._quick = None
+                    self.generation += 1
+                if part.is_end or time.monotonic() > until:
+                    return part.is_end
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the log has changed since it was last read."""
+        return self._log.is_changed
+
+    def _state(self) -> ReadState:
+        """All of the log where it was read, else a first look at it."""
+        size = self._log.size
+        if not self.is_complete and size <= SMALL:
+            self.catch_up(1.0)
+        if self.is_complete:
+            return self._whole
+        if self._quick is None or size != self._quick_size:
+            self._quick, self._quick_size = first_look(self.folder / METRICS), size
+        return self._quick
+
+    def summary(self) -> tuple[dict[str, Any], str]:
+        """run.json, and what is wrong with it."""
+        with self._lock:
+            state = file_state(self.folder / SUMMARY)
+            if self._summary is None or self._summary[0] != state:
+                self._summary = (state, *_read_summary(self.folder / SUMMARY, state))
+            return self._summary[1], self._summary[2]
+
+    def config(self) -> str:
+        """config.toml as text."""
+        with self._lock:
+            state = file_state(self.folder / CONFIG)
+            if self._config is None or self._config[0] != state:
+                content = read_small(self.folder / CONFIG) if state is not None else b""
+                self._config = (state, (content or b"").decode("utf-8", "replace"))
+            return self._config[1]
+
+    def settings(self) -> dict[str, Any]:
+        """config.toml as nested values; empty where it is not TOML."""
+        try:
+            return tomllib.loads(self.config())
+        except (ValueError, RecursionError):
+            return {}
+
+    def status(self) -> str:
+        """finished, failed, interrupted, running, or damaged where that cannot be told."""
+        summary, problem = self.summary()
+        status = summary.get("status")
+        if not isinstance(status, str) or not status:
+            return "damaged" if problem else "running" if is_locked(self.folder) else "interrupted"
+        return "interrupted" if status == "running" and not is_locked(self.folder) else status
+
+    # looking
+
+    def view(self) -> RunView:
+        with self._lock:
+            state, (summary, problem) = self._state(), self.summary()
+            steps, status = tuple(state.kept.items()), self.status()
+            summary = {**summary, "status": status}  # a run that was killed did not write that it was
+            record = RunRecord(self.folder, summary, self.config(), steps, tuple(state.evals), (), (), state.totals)
+            remarks = [problem] if problem else []
+            remarks += _remarks(state, summary)
+            spans = _spans(state, record)
+            return RunView(record, status, self.is_complete, spans, tuple(remarks), self.generation)
+
+    def names(self) -> list[str]:
+        """The columns there are."""
+        with self._lock:
+            return self._state().envelopes.names
+
+    def points(
+        self, names: Sequence[str], start: float | None = None, end: float | None = None, most: int = 600
+    ) -> dict[str, SeriesPoints]:
+        """Columns between two steps, at most so many points each."""
+        with self._lock:
+            envelopes = self._state().envelopes
+            zoomed = start is not None or end is not None
+            if self.is_complete and zoomed and envelopes.width > 1:
+                rows = envelopes.rows_between(start, end)
+                if rows <= EXACT_ROWS:
+                    envelopes = self._exact(envelopes, start, end)
+            return {name: envelopes.points(name, start, end, most) for name in names}
+
+    def last_values(self, name: str, count: int) -> list[float]:
+        with self._lock:
+            return self._state().envelopes.last_values(name, count)
+
+    def _exact(self, envelopes: Envelopes, start: float | None, end: float | None) -> Envelopes:
+        """The rows of a few steps, read from the log again."""
+        log, state = GrowingLog(self.folder / METRICS), ReadState()
+        log.position = envelopes.place_of(start if start is not None else -math.inf)
+        while state.envelopes.num_rows < 2 * EXACT_ROWS:
+            part = log.read()
+            take_lines(state, part.lines)
+            if part.is_end or part.is_anew or (end is not None and state.last_step > end):
+                break
+        return state.envelopes
+
+
+def first_look(path: Path) -> ReadState:
+    """A log without reading all of it."""
+    state = ReadState()
+    head = GrowingLog(path).read(1 << 16).lines[:FIRST]
+    lines = {**dict(head), **dict(spaced_lines(path, SPACED)), **dict(last_lines(path, LAST))}
+    take_lines(state, sorted(lines.items()))
+    return state
+
+
+def take_lines(state: ReadState, lines: Sequence[tuple[int, bytes]]) -> None:
+    """Add lines of metrics.jsonl; one that is neither a step nor an evaluation is counted."""
+    steps, places, rows = [], [], []
+    for place, text in lines:
+        if not text.strip():
+            continue
+        line = parsed_line(text)
+        if isinstance(line, EvalRecord):
+            if len(state.evals) < MOST_EVALS:
+                state.evals.append(line)
+        elif line is None:
+            state.num_damaged += 1
+            state.first_damaged = place if state.first_damaged < 0 else state.first_damaged
+        else:
+            _count(state, line)
+            steps.append(float(line.step))
+            places.append(place)
+            rows.append(flat_row(line))
+    if rows:
+        state.envelopes.add(steps, places, rows)
+
+
+def _count(state: ReadState, step: StepReport) -> None:
+    totals = state.totals
+    totals.num_steps += 1
+    state.last_step = max(state.last_step, step.step)
+    for phase, took in step.seconds.items():
+        totals.seconds[phase] = totals.seconds.get(phase, 0.0) + (took if math.isfinite(took) else 0.0)
+    for name, count in step.counts.items():
+        totals.counts[name] = totals.counts.get(name, 0) + count
+    state.kept.append(step)
+    for text in step.health:
+        name = recorded_finding(text).name
+        span = state.spans.get(name)
+        if span is not None:
+            span.text, span.last, span.count = text, step.step, span.count + 1
+        elif len(state.spans) < MOST_SPANS:
+            state.spans[name] = ProblemSpan(text, step.step, step.step, 1)
+
+
+def parsed_line(text: bytes) -> StepReport | EvalRecord | None:
+    """A line of metrics.jsonl with what of it is as expected; None where it is neither a step nor an evaluation."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or not _is_step(line.get("step")):
+        return None
+    line = in_todays_names(line)
+    if isinstance(line.get("eval"), str):
+        took = _numbers(line.get("seconds")).get("evaluate", 0.0)
+        return EvalRecord(line["step"], line["eval"], _numbers(line.get("result")), took)
+    counts = {name: int(value) for name, value in _numbers(line.get("counts")).items() if math.isfinite(value)}
+    health, spread = line.get("health"), line.get("spread")
+    return StepReport(
+        line["step"],
+        line["policy_version"] if _is_step(line.get("policy_version")) else 0,
+        counts,
+        _numbers(line.get("reward")),
+        _numbers(line.get("metrics")),
+        tuple(str(each)[:4000] for each in health[:50]) if isinstance(health, list) else (),
+        _numbers(line.get("seconds")),
+        {name: _numbers(values) for name, values in spread.items()} if isinstance(spread, dict) else {},
+    )
+
+
+def flat_row(step: StepReport) -> dict[str, float]:
+    """A step as columns: what its kind of run shows, its metrics, reward/PART, spread/PART/END, seconds/PHASE."""
+    row = dict(step.metrics)
+    for name, shown in SHOWN.items():
+        value = shown.measure(step)
+        if value is not None:
+            row[name] = value
+    for part, value in step.reward.items():
+        row["reward" if part == "total" else f"reward/{part}"] = value
+    for part, ends in step.spread.items():
+        for end in SPREAD:
+            if end in ends:
+                row[f"spread/{part}/{end}"] = ends[end]
+    for phase, took in step.seconds.items():
+        row[f"seconds/{phase}"] = took
+    return row
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    """The numbers of an object, by name; null is NaN."""
+    if not isinstance(values, dict):
+        return {}
+    if set(map(type, values.values())) == {float}:  # nearly always
+        return values
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if value is None:
+            found[name] = math.nan
+        elif type(value) in (int, float) and abs(value) < 1e300:
+            found[name] = value
+    return found
+
+
+def _read_summary(path: Path, state: FileState | None) -> tuple[dict[str, Any], str]:
+    if state is None:
+        return {}, f"There is no {SUMMARY}: the run was killed before it began, or the file was deleted."
+    content = read_small(path)
+    if content is None:
+        return {}, f"{SUMMARY} is too large or cannot be read."
+    try:
+        summary = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}, f"{SUMMARY} is not JSON: it was damaged, or is being written."
+    if not isinstance(summary, dict):
+        return {}, f"{SUMMARY} does not hold an object."
+    return checked_summary(in_todays_names(summary)), ""
+
+
+def checked_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary whose fields have the types that readers count on; others are left out."""
+    kinds: dict[str, Any] = {
+        "facts": dict,
+        "seconds": dict,
+        "before": dict,
+        "after": dict,
+        "settings": dict,
+        "objective": list,
+        "started": (int, float),
+        "finished": (int, float),
+        "total_steps": int,
+        "tokens": (int, float),
+        "memory": (int, float),
+        "status": str,
+        "title": str,
+    }
+    checked = {}
+    for name, value in summary.items():
+        if value is not None and name in kinds and not isinstance(value, kinds[name]):
+            continue
+        if name in ("seconds", "before", "after") and isinstance(value, dict):
+            value = {key: each for key, each in _numbers(value).items() if math.isfinite(each)}
+        checked[name] = value
+    return checked
+
+
+def _remarks(state: ReadState, summary: Mapping[str, Any]) -> list[str]:
+    remarks = []
+    if state.num_damaged:
+        lines = "1 line" if state.num_damaged == 1 else f"{state.num_damaged:,} lines"
+        remarks.append(
+            f"{lines} of {METRICS} could not be read and {'is' if state.num_damaged == 1 else 'are'} left out, the "
+            f"first at byte {max(state.first_damaged, 0):,}."
+        )
+    if state.envelopes.num_left_out:
+        remarks.append("The run measures more quantities than the board keeps: some are not shown.")
+    wrote = str(summary.get("whet", ""))[:40]
+    if is_newer(wrote, __version__):
+        remarks.append(
+            f"whet {wrote} wrote this run and this board is whet {__version__}: what is new in it is not shown. "
+            "pip install -U whet"
+        )
+    return remarks
+
+
+def is_newer(one: str, than: str) -> bool:
+    """Whether a version comes after another, by its numbers; False where it has none."""
+
+    def parts(version: str) -> tuple[int, ...]:
+        head = version.split("+")[0].split(".")
+        return tuple(int(each[:9]) for each in head if each.isascii() and each.isdigit())
+
+    return parts(one) > parts(than) if parts(one) else False
+
+
+def _spans(state: ReadState, record: RunRecord) -> tuple[FindingSpan, ...]:
+    """Every problem that any step recorded, then the notes of the last step."""
+    if not record.steps:
+        return ()
+    end = record.steps[-1].step
+    now = _found_now(record)
+    known = {each.name: each for each in now if each.is_problem}
+    spans = []
+    for name, span in state.spans.items():
+        holds = span.last == end
+        finding = known.get(name) if holds else None
+        spans.append(FindingSpan(finding or recorded_finding(span.text), span.first, span.last, span.count, holds))
+    spans.sort(key=lambda span: not span.holds)
+    return (*spans, *(FindingSpan(each, end, end, 1, True) for each in now if not each.is_problem))
+
+
+def _found_now(record: RunRecord) -> tuple[HealthFinding, ...]:
+    try:
+        return findings(record.steps, record.dtype, record.settings)
+    except (ValueError, TypeError, KeyError, ArithmeticError):  # numbers of a log that no run of ours wrote
+        return ()

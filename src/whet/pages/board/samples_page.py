@@ -1,0 +1,286 @@
+"""Samples of a run: a list to search, filter and sort, and one sample with its tokens and its group."""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from whet.pages.board.access import Refusal
+from whet.pages.board.folders import RUN, FoundFolder
+from whet.pages.board.sample_index import SampleIndex
+from whet.pages.board.sample_search import (
+    SORTS,
+    FoundSamples,
+    SampleFinder,
+    SampleQuery,
+    numbers_of_group,
+    place_in_step,
+)
+from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
+from whet.pages.board.token_lines import token_line, token_values
+from whet.pages.board.visible_text import visible
+from whet.pages.render import TextCard
+from whet.pages.run_report import sample_card
+from whet.record.log import TOKENS
+from whet.record.text import number
+
+PER_PAGE = 25
+MOST_PER_PAGE = 200
+INDEX_SECONDS, SEARCH_SECONDS = 0.35, 0.4  # that a request may read on
+LONG_SECONDS = 3.0
+SNIPPET, LONGEST_TEXT = 280, 20_000  # characters of a text in the list, and beside its group
+MOST_SIBLINGS = 64
+MOST_SEARCHED = 500  # characters of a text to look for
+FIELDS = ("search", "from", "to", "low", "high", "part", "stop", "prompt", "sort")
+KINDS = {
+    "advantage": "advantage",
+    "weight": "weight in the update",
+    "gap": "log-prob, trainer minus sampler",
+    "logp": "log-prob of the sampler",
+}
+
+
+class _Finders:
+    """One finder for each index, as long as the board keeps that."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[SampleIndex, SampleFinder]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, index: SampleIndex) -> SampleFinder:
+        with self._lock:
+            kept = self._found.get(id(index))
+            if kept is None or kept[0] is not index:
+                kept = (index, SampleFinder(index))
+                self._found[id(index)] = kept
+                while len(self._found) > 16:
+                    del self._found[next(iter(self._found))]
+            return kept[1]
+
+
+def add_routes(app: BoardApp, board: Board) -> None:
+    finders = _Finders()
+
+    def asked(request: BoardRequest) -> tuple[FoundFolder, SampleIndex, SampleQuery, FoundSamples]:
+        run = board.find(request.path["run"], RUN)
+        index = board.samples(run.id)
+        index.refresh(INDEX_SECONDS)
+        query = sample_query(request)
+        return run, index, query, finders.of(index).find(query, SEARCH_SECONDS)
+
+    def page(request: BoardRequest) -> BoardResponse:
+        run, index, query, found = asked(request)
+        pages = max(1, math.ceil(len(found.numbers) / PER_PAGE))
+        at = min(request.number("page", 1, 1, 10**9), pages)
+        kept = {name: request.query[name] for name in FIELDS if request.query.get(name)}
+        is_newest = not kept and at == 1 and not index.is_complete  # the newest are known before the rest is read
+        rows = index.newest(PER_PAGE) if is_newest else _page_rows(index, found, at, PER_PAGE)
+
+        def address(where: int) -> str:
+            return f"/run/{run.id}/samples?{urlencode({**kept, 'page': where})}"
+
+        return board.page(
+            "board_samples.html",
+            title=f"Samples of {visible(run.name)}",
+            run=run.id,
+            tab="samples",
+            verdict=_said(index, found),
+            unread=not index.is_complete or not found.is_complete,
+            rows=[_listed(run.id, place, line) for place, line in rows],
+            query={name: request.query.get(name, "") for name in FIELDS},
+            is_filtered=bool(kept),
+            sorts=SORTS,
+            sort=query.sort,
+            parts=index.part_names(),
+            stops=index.stop_names(),
+            page=at,
+            pages=pages,
+            before=address(at - 1) if at > 1 else "",
+            behind=address(at + 1) if at < pages else "",
+        )
+
+    def listed(request: BoardRequest) -> BoardResponse:
+        _, index, _, found = asked(request)
+        size = request.number("size", PER_PAGE, 1, MOST_PER_PAGE)
+        at = request.number("page", 1, 1, 10**9)
+        return json_response(
+            {
+                "found": len(found.numbers),
+                "total": found.total,
+                "is_complete": index.is_complete and found.is_complete,
+                "damaged": index.num_damaged,
+                "page": at,
+                "samples": [{"place": place, **line} for place, line in _page_rows(index, found, at, size)],
+            }
+        )
+
+    def one(request: BoardRequest) -> BoardResponse:
+        run = board.find(request.path["run"], RUN)
+        index = board.samples(run.id)
+        number_, place, line = _sample_at(index, request.path["place"])
+        siblings = [
+            (each, other)
+            for sibling in numbers_of_group(index, number_)[:MOST_SIBLINGS]
+            if (other := index.line(each := index.sample(sibling).place)) is not None
+        ]
+        card = visible_card(line)
+        return board.page(
+            "board_sample.html",
+            title=f"Step {line['step']}, prompt {visible(str(line.get('prompt_id')))[:80]}",
+            run=run.id,
+            tab="samples",
+            verdict=f"Reward {card.reward}, {card.foot}.",
+            card=card,
+            place=place,
+            kinds=KINDS,
+            siblings=[
+                {**_listed(run.id, each, other), "is_this": each == place, "text": _text(other.get("completion"))}
+                for each, other in siblings
+            ],
+            earlier=_neighbour(run.id, index, number_ - 1),
+            later=_neighbour(run.id, index, number_ + 1),
+        )
+
+    def tokens(request: BoardRequest) -> BoardResponse:
+        run = board.find(request.path["run"], RUN)
+        index = board.samples(run.id)
+        number_, _, line = _sample_at(index, request.query.get("place", ""))
+        found = token_line(run.path / TOKENS, line["step"], place_in_step(index, number_))
+        if found is None:
+            return json_response({"pieces": [], "why": "no tokens of this sample were recorded (report.tokens)"})
+        turns = line.get("turns")
+        roles = [str(each.get("role")) for each in turns if isinstance(each, dict)] if isinstance(turns, list) else []
+        values = token_values(found)
+        values["pieces"] = [visible(piece) for piece in values["pieces"]]
+        return json_response({**values, "roles": roles})
+
+    app.get("/run/{run}/samples", page)
+    app.get("/api/run/{run}/samples", listed)
+    app.get("/run/{run}/samples/{place}", one)
+    app.get("/api/run/{run}/tokens", tokens)
+
+
+def sample_query(request: BoardRequest) -> SampleQuery:
+    """What the address asks for."""
+    first, last = (request.number(name, -1, 0, 2**53) for name in ("from", "to"))
+    sort = request.query.get("sort") or "newest"
+    if sort not in SORTS:
+        raise Refusal(400, f"sort is {sort[:40]!r}; expected one of {', '.join(SORTS)}")
+    return SampleQuery(
+        request.query.get("search", "")[:MOST_SEARCHED],
+        None if first < 0 else first,
+        None if last < 0 else last,
+        request.real("low"),
+        request.real("high"),
+        request.query.get("part", ""),
+        request.query.get("stop", ""),
+        request.query.get("prompt", ""),
+        sort,
+    )
+
+
+def _page_rows(index: SampleIndex, found: FoundSamples, at: int, size: int) -> list[tuple[int, dict[str, Any]]]:
+    numbers = found.numbers[(at - 1) * size : at * size].tolist()
+    return index.lines([index.sample(each).place for each in numbers])
+
+
+def _said(index: SampleIndex, found: FoundSamples) -> str:
+    """How many there are, and what was not looked at yet."""
+    count, total = len(found.numbers), found.total
+    if not total:
+        return "This run has recorded no samples: report.samples_per_step is 0, nothing is sampled, or no step is done."
+    said = f"{count:,} of {total:,} samples." if count != total else f"{total:,} samples."
+    if not found.is_complete:
+        said += f" {found.looked_through:,} of {found.to_look_through:,} were searched so far; the page goes on."
+    if not index.is_complete:
+        said += f" {index.share_read:.0%} of the file were read so far; the page goes on."
+    if index.num_damaged:
+        said += f" {index.num_damaged:,} lines of the file are damaged and left out."
+    return said
+
+
+def _sample_at(index: SampleIndex, text: str) -> tuple[int, int, dict[str, Any]]:
+    """The number, the place and the line of a sample named by its place in the file."""
+    place = int(text) if text.isdecimal() and len(text) < 19 else -1
+    index.refresh(INDEX_SECONDS)
+    if place >= 0 and index.line(place) is not None and (not len(index) or place > index.sample(len(index) - 1).place):
+        index.refresh(LONG_SECONDS)  # a sample of the end, before all of the file is read
+    places = index.columns()["place"]
+    number_ = _bisected(places, place)
+    line = index.line(place) if number_ is not None else None
+    if number_ is None or line is None:
+        raise Refusal(404, "there is no such sample; the run may have been cut back or goes on being read: try again")
+    return number_, place, line
+
+
+def _bisected(places: Any, place: int) -> int | None:
+    at = bisect_left(places, place)
+    return at if at < len(places) and places[at] == place else None
+
+
+def _neighbour(run: str, index: SampleIndex, number_: int) -> str:
+    return f"/run/{run}/samples/{index.sample(number_).place}" if 0 <= number_ < len(index) else ""
+
+
+def _listed(run: str, place: int, line: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample as the list shows it."""
+    card = visible_card(line)
+    return {
+        "address": f"/run/{run}/samples/{place}",
+        "step": line["step"],
+        "reward": card.reward,
+        "chips": card.chips,
+        "foot": card.foot,
+        "question": _snippet(line.get("question")),
+        "completion": _snippet(line.get("completion")),
+        "turns": len(card.turns),
+        "errors": sum(len(turn.errors) for turn in card.turns),
+    }
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else ""
+    rest = len(text) - LONGEST_TEXT
+    return visible(text if rest <= 0 else f"{text[:LONGEST_TEXT]} ... ({rest:,} more characters)")
+
+
+def _snippet(value: Any) -> str:
+    text = value if isinstance(value, str) else ""
+    return visible(text if len(text) <= SNIPPET else f"{text[: SNIPPET // 2]} ... {text[-SNIPPET // 2 :]}")
+
+
+def visible_card(line: Mapping[str, Any]) -> TextCard:
+    """A sample as a page shows it; whatever steers writing or a terminal is seen."""
+    parts = line.get("parts")
+    known = {str(name): value for name, value in parts.items()} if isinstance(parts, dict) else {}
+    numbers = {name: value for name, value in known.items() if isinstance(value, int | float) or value is None}
+    reward = line.get("reward") if isinstance(line.get("reward"), int | float) else None
+    turns = [each for each in line["turns"] if isinstance(each, dict)] if isinstance(line.get("turns"), list) else []
+    seconds = line.get("seconds")
+    safe = {**line, "parts": {}, "reward": reward, "turns": turns, "seconds": seconds if turns else None}
+    try:
+        card = sample_card("", safe)
+    except (TypeError, ValueError, AttributeError):  # turns that no run wrote
+        card = sample_card("", {**safe, "turns": [], "seconds": None})
+    return TextCard(
+        card.rank,
+        number(reward),
+        tuple((visible(name), number(value)) for name, value in numbers.items()),
+        tuple((name, visible(text)) for name, text in card.texts),
+        visible(card.foot),
+        visible(card.id),
+        tuple(
+            type(turn)(
+                visible(turn.who),
+                visible(turn.text),
+                tuple(map(visible, turn.notes)),
+                tuple(map(visible, turn.errors)),
+                turn.learns,
+            )
+            for turn in card.turns
+        ),
+    )

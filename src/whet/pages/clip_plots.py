@@ -1,0 +1,248 @@
+"""Clip rules as pictures: the factor in front of grad logp against the ratio, for good and for bad tokens.
+
+What a picture shows is asked of the rule itself: where its band ends, whether it looks at the token's probability, and
+whether at the other tokens of the completion. A new rule has its plot without a line here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+
+from whet.objective import AXES, PRESETS, Objective
+from whet.objective.clip import Clip
+from whet.pages.charts import Frame, Panel, PlottedCurve, Stretch, curves_svg
+from whet.types import WhetError, did_you_mean
+
+COMPLETION_TOKENS = 8
+PROBABILITIES = (0.05, 0.5, 0.9)
+USUAL = (0.0, 3.0)
+SIDES = ((1.0, "A > 0"), (-1.0, "A < 0"))
+TEXT_COLUMNS, TEXT_ROWS = 50, 8
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+def remembered(function: AnyFunction) -> AnyFunction:
+    """The function with its results kept. A rule can be a key: it is frozen, which its Protocol does not say."""
+    return cast(AnyFunction, lru_cache(maxsize=4096)(function))
+
+
+def weights(rule: Clip, ratios: Sequence[float], side: float, probability: float = 0.5, others: int = 7) -> list[float]:
+    """The rule's weight at each ratio of one token: of advantage `side`, and `probability` when it was written.
+
+    The `others` of its completion have ratio 1.
+    """
+    ratio = torch.ones(len(ratios), 1 + others, dtype=torch.float64)
+    ratio[:, 0] = torch.tensor(ratios, dtype=torch.float64)
+    logp = ratio.log() + math.log(probability)
+    found = rule(ratio, torch.full_like(ratio, side), torch.ones_like(ratio, dtype=torch.bool), logp)
+    return [float(each) for each in found[:, 0]]
+
+
+def clip_plot(name: str) -> str:
+    """The rule of that name with its own numbers, as the text of an SVG file."""
+    kinds = AXES["clip"]
+    if name not in kinds:
+        raise WhetError(f"no clip rule is called {name!r}{did_you_mean(name, kinds)}; there are {', '.join(kinds)}")
+    return rule_plot(kinds[name]())
+
+
+def rule_plot(rule: Clip) -> str:
+    """Weight against ratio, a curve for A > 0 and one for A < 0; a panel a probability where the rule looks at it."""
+    several = looks_at_probability(rule)
+    chosen = PROBABILITIES if several else (0.5,)
+    span = ratio_range(rule)
+    panels = []
+    for probability in chosen:
+        reach = min(span[1], _most(rule, probability))
+        curves = tuple(
+            PlottedCurve(said, _stretches(rule, side, (span[0], reach), probability), tone, dashed=tone == 1)
+            for tone, (side, said) in enumerate(SIDES)
+        )
+        title = f"old probability {probability:g}" if several else ""
+        panels.append(Panel(curves, title, reach if reach < span[1] else None, "above probability 1"))
+    drawn = [value for panel in panels for curve in panel.curves for part in curve.stretches for _, value in part]
+    bottom, top = _weight_range(drawn)
+    frame = Frame(
+        title=rule.name,
+        subtitle=_situation(rule),
+        x_label="ratio",
+        y_label="weight" if several else "weight: the factor in front of grad log pi",
+        x_range=span,
+        y_range=(bottom, max(top, _rounded_up(1.2))),
+        guide=1.0,
+        size=(230, 220) if several else (520, 240),
+    )
+    return curves_svg(panels, frame)
+
+
+def clip_text(rule: Clip) -> str:
+    """The same picture in characters, for a terminal: '+' where A > 0, '-' where A < 0, '*' where both."""
+    low, high = ratio_range(rule)
+    high = min(high, _most(rule, 0.5))
+    ratios = [low + (high - low) * (column + 0.5) / TEXT_COLUMNS for column in range(TEXT_COLUMNS)]
+    sides = [weights(rule, ratios, side) for side, _ in SIDES]
+    bottom, top = _weight_range([value for each in sides for value in each])
+
+    def line_of(weight: float) -> int:
+        return TEXT_ROWS - round((weight - bottom) / (top - bottom) * TEXT_ROWS)
+
+    cells = [[" "] * TEXT_COLUMNS for _ in range(TEXT_ROWS + 1)]
+    for mark, values in zip("+-", sides, strict=True):
+        for column, value in enumerate(values):
+            if math.isfinite(value):
+                row = line_of(value)
+                cells[row][column] = mark if cells[row][column] == " " else "*"
+    labels = {0: f"{top:g}", TEXT_ROWS: f"{bottom:g}", line_of(1): "1", line_of(0): "0"}
+    lines = [f"weight against ratio: + A > 0, - A < 0, * both{_aside(rule)}"]
+    lines += [f"{labels.get(row, ''):>6} |{''.join(line)}".rstrip() for row, line in enumerate(cells)]
+    ends = f"{low:g}", f"{high:g}"
+    middle = round((1 - low) / (high - low) * TEXT_COLUMNS)
+    axis = list(f"{ends[0]:<{TEXT_COLUMNS - len(ends[1])}}{ends[1]}")
+    axis[middle] = "1"
+    return "\n".join([*lines, " " * 7 + "+" + "-" * TEXT_COLUMNS, " " * 8 + "".join(axis)])
+
+
+@remembered
+def looks_at_probability(rule: Clip) -> bool:
+    """True when a token's weight depends on how likely it was."""
+    ratios = [0.02 * place for place in range(1, 54)]
+    return any(weights(rule, ratios, side, 0.05) != weights(rule, ratios, side, 0.9) for side, _ in SIDES)
+
+
+@remembered
+def looks_at_completion(rule: Clip) -> bool:
+    """True when a token's weight depends on the other tokens of its completion."""
+    ratios = [0.02 * place for place in range(1, 100)]
+    return any(weights(rule, ratios, side, others=0) != weights(rule, ratios, side) for side, _ in SIDES)
+
+
+@remembered
+def ratio_range(rule: Clip) -> tuple[float, float]:
+    """Where a rule is worth looking at: 0 to 3, more where its band ends further out, near 1 where it is tiny."""
+    chosen = PROBABILITIES if looks_at_probability(rule) else (0.5,)
+    edges = [
+        edge for each in chosen for side, _ in SIDES for edge in _edges(rule, side, _probes(_most(rule, each)), each)
+    ]
+    far = max((abs(edge - 1) for edge in edges), default=1.0)
+    if far < 0.1:
+        reach = _rounded_up(2 * far)
+        return 1 - reach, 1 + reach
+    return USUAL[0], max(USUAL[1], _rounded_up(1.2 * (1 + far)))
+
+
+def plotted() -> dict[str, Clip]:
+    """Every picture by the name of its file: each rule, and each method whose numbers are not the rule's own."""
+    rules: dict[str, Clip] = {name: kind() for name, kind in AXES["clip"].items()}
+    methods = {name: preset.objective.clip for name, preset in PRESETS.items()}
+    return rules | {name: rule for name, rule in methods.items() if rule != rules[rule.name]}
+
+
+def plot_name(objective: Objective) -> str:
+    """Which of the pictures is the method's."""
+    return objective.clip.name if objective.clip == AXES["clip"][objective.clip.name]() else objective.name
+
+
+def write_plots(folder: str | Path) -> list[Path]:
+    """Draw every picture into the folder, as NAME.svg."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, rule in plotted().items():
+        written.append(place / f"{name}.svg")
+        written[-1].write_text(rule_plot(rule), encoding="utf-8")
+    return written
+
+
+def _situation(rule: Clip) -> str:
+    numbers = ", ".join(f"{each.name} {getattr(rule, each.name):g}" for each in fields(rule))  # type: ignore[arg-type]
+    completion = (
+        f"the other {COMPLETION_TOKENS - 1} tokens of the completion at ratio 1" if looks_at_completion(rule) else ""
+    )
+    return "; ".join(said for said in (numbers, completion) if said)
+
+
+def _aside(rule: Clip) -> str:
+    if looks_at_probability(rule):
+        return " (was 0.5 likely)"
+    return f" (1 of {COMPLETION_TOKENS} tokens)" if looks_at_completion(rule) else ""
+
+
+def _most(rule: Clip, probability: float) -> float:
+    """The largest ratio a token can have; a rule that does not look at its probability is drawn for all of them."""
+    return 1 / probability if looks_at_probability(rule) else math.inf
+
+
+def _probes(most: float) -> list[float]:
+    """Ratios on both sides of 1, dense near it: 1e-5 to 20 away, and never above `most`."""
+    away = [10 ** (-5 + 0.02 * step) for step in range(316)]
+    return sorted([1 - step for step in away if step < 1] + [1 + step for step in away if 1 + step < most])
+
+
+def curve_points(
+    rule: Clip, side: float, span: tuple[float, float], probability: float, steps: int
+) -> list[tuple[float, float]]:
+    """(ratio, weight) from one end of the span to the other, with both sides of every edge."""
+    return [point for stretch in _stretches(rule, side, span, probability, steps) for point in stretch]
+
+
+def _stretches(
+    rule: Clip, side: float, span: tuple[float, float], probability: float, steps: int = 240
+) -> tuple[Stretch, ...]:
+    low, high = span
+    step = (high - low) / steps
+    # a ratio of 0 has no logarithm, and no token that was drawn has it; some rules are steep there
+    first = [low] if low else [step * 0.1**power for power in range(9, 0, -1)]
+    grid = first + [low + step * place for place in range(1, steps + 1)]
+    edges = [edge for edge in _edges(rule, side, grid, probability) if low < edge < high]
+    stretches = []
+    nudge = 1e-7 * (high - low)
+    for start, stop in zip([grid[0], *edges], [*edges, grid[-1]], strict=True):
+        ends = [start + (nudge if start in edges else 0), stop - (nudge if stop in edges else 0)]
+        ratios = [ends[0], *(at for at in grid if ends[0] < at < ends[1]), ends[1]]
+        points = zip(ratios, weights(rule, ratios, side, probability), strict=True)
+        stretches.append(tuple(point for point in points if math.isfinite(point[1])))
+    return tuple(stretch for stretch in stretches if stretch)
+
+
+def _edges(rule: Clip, side: float, grid: Sequence[float], probability: float) -> list[float]:
+    """Where the weight becomes or ceases to be 0, or to be the ratio: the ends of a rule's band, found by halving."""
+
+    def kinds(ratios: Sequence[float]) -> list[tuple[bool, bool]]:
+        values = weights(rule, ratios, side, probability)
+        return [(value == 0, value == ratio) for value, ratio in zip(values, ratios, strict=True)]
+
+    known, found = kinds(grid), []
+    for low, high, before, after in zip(grid, grid[1:], known, known[1:], strict=False):
+        if before == after or not _lasting(before, after, low, high):
+            continue
+        while high - low > 1e-12 * max(1.0, high):
+            middle = (low + high) / 2
+            low, high = (middle, high) if kinds([middle])[0] == before else (low, middle)
+        found.append((low + high) / 2)
+    return found
+
+
+def _lasting(before: tuple[bool, bool], after: tuple[bool, bool], low: float, high: float) -> bool:
+    """A smooth rule meets the ratio at 1 alone: no edge."""
+    return before[0] != after[0] or not low <= 1 <= high
+
+
+def _weight_range(weights: Sequence[float]) -> tuple[float, float]:
+    """From 0, or below it where a rule has negative weights, to 1 or more."""
+    finite = [value for value in weights if math.isfinite(value)]
+    least, most = min(finite, default=0.0), max(finite, default=1.0)
+    return (-_rounded_up(-least) if least < 0 else 0.0), _rounded_up(most) if most > 1 else 1.0
+
+
+def _rounded_up(value: float) -> float:
+    """The next of 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    steps = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0)
+    return next(round(each * power, 12) for each in steps if each * power >= value * (1 - 1e-9))

@@ -1,0 +1,270 @@
+"""Models side by side on the same prompts, as text and JSON. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from whet.pages.rerank import Reranking
+from whet.record.metrics.estimates import IntervalEstimate
+from whet.record.metrics.eval_summary import FORCED, EvalSummary
+from whet.record.metrics.paired import PairedTest
+from whet.record.text import ABSENT, count_of, json_values, metric_text, number, percent, words
+
+SURE = 0.05  # p below which a difference is called one
+
+
+@dataclass(frozen=True)
+class ModelEval:
+    """One model on one task."""
+
+    model: str
+    task: str
+    metrics: Mapping[str, float]
+    summary: EvalSummary
+    temperature: float  # 0: greedy
+    facts: Mapping[str, str] = field(default_factory=dict)
+    reranking: Reranking | None = None
+    completions: str = ""  # the file that holds them
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """All models on all tasks."""
+
+    evals: tuple[ModelEval, ...]
+    pairs: Mapping[str, tuple[PairedTest, ...]]  # by task
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(each.task for each in self.evals))
+
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(each.model for each in self.evals))
+
+    def of(self, task: str) -> list[ModelEval]:
+        return [each for each in self.evals if each.task == task]
+
+
+def eval_record(report: EvalReport) -> dict[str, Any]:
+    """As JSON; the metrics of a single model on a single task stand at the top as well."""
+    only = report.evals[0] if len(report.evals) == 1 else None
+    record: dict[str, Any] = dict(only.metrics) if only else {}
+    record["evals"] = [_eval_record(each) for each in report.evals]
+    record["pairs"] = {task: [asdict(test) for test in tests] for task, tests in report.pairs.items()}
+    if only is not None and only.reranking is not None:
+        record["rerank"] = asdict(only.reranking)
+    finite: dict[str, Any] = json_values(record)
+    return finite
+
+
+def _eval_record(each: ModelEval) -> dict[str, Any]:
+    summary = asdict(each.summary)
+    return {
+        "model": each.model,
+        "task": each.task,
+        "temperature": each.temperature,
+        "completions": each.completions,
+        "metrics": dict(each.metrics),
+        "summary": summary,
+        **({} if each.reranking is None else {"rerank": asdict(each.reranking)}),
+    }
+
+
+def eval_text(report: EvalReport) -> str:
+    """One model: a line per metric. Several: a table per task, and every pair of models below it."""
+    if len(report.evals) == 1:
+        return "\n".join(f"{name:18} {text}" for name, text in model_lines(report.evals[0]))
+    blocks = []
+    for task in report.tasks:
+        evals = report.of(task)
+        blocks.append(f"{task}: {evals_summary(evals)}")
+        blocks.append(table_text(model_table(evals)))
+        for name, table in curve_tables(evals).items():
+            blocks.append(f"{name}\n{table_text(table)}")
+        if tests := report.pairs.get(task):
+            blocks.append("\n".join(pair_text(test, len(tests)) for test in tests))
+    return "\n\n".join(blocks)
+
+
+def evals_summary(evals: Sequence[ModelEval]) -> str:
+    first = evals[0]
+    how = f"at temperature {first.temperature:g}" if first.temperature else "greedy"
+    return (
+        f"{count_of(first.summary.prompts, 'prompt')}, {count_of(first.summary.samples, 'completion')} each, {how}; "
+        "95% intervals over the prompts"
+    )
+
+
+def model_lines(each: ModelEval) -> list[tuple[str, str]]:
+    """(name, value) of everything that is known of one model."""
+    summary = each.summary
+    estimates = {summary.measure: summary.value, **{f"pass@{point.n}": point for point in summary.pass_at}}
+    estimates |= {f"{summary.measure}_{name}": value for name, value in summary.tasks.items()}
+    estimates |= {f"majority@{point.n}": point for point in summary.votes}
+    estimates["truncated"] = summary.lengths.truncated
+    lines = []
+    for name, value in each.metrics.items():
+        estimate = estimates.get(name)
+        shown = metric_text(name, value)
+        if estimate is not None:
+            shown = estimate_text(estimate, name != "reward" and not name.startswith("reward_"))
+        lines.append((words(name), shown))
+    if summary.accuracy is not None and summary.accuracy.sample_error is not None:
+        accuracy = summary.accuracy
+        lines.append(
+            (
+                "standard error",
+                f"{100 * accuracy.error:.1f} points: {100 * (accuracy.prompt_error or 0):.1f} by the choice of "
+                f"prompts, {100 * (accuracy.sample_error or 0):.1f} by the draw of completions",
+            )
+        )
+    lengths = summary.lengths
+    lines.append(("length", f"median {number(lengths.median)} tokens, 90% up to {number(lengths.tenth_longest)}"))
+    if lengths.right is not None and lengths.wrong is not None:
+        lines.append(("", f"right ones {number(lengths.right)}, wrong ones {number(lengths.wrong)} on average"))
+    if summary.answered is not None:
+        lines.append(("answered", estimate_text(summary.answered)))
+    if summary.in_format is not None:
+        lines.append(("thought and answer", estimate_text(summary.in_format)))
+    for name, found in summary.calibration.items():
+        lines.append(
+            (
+                "calibration",
+                f"by {name}: expected error {percent(found.error)}, Brier score {number(found.brier)}",
+            )
+        )
+    for name, share in summary.refusals.items():
+        lines.append((f"refused {name}".strip(), estimate_text(share)))
+    for point in summary.budgets:
+        way = "forced at" if point.way == FORCED else "cut at"
+        lines.append(
+            (
+                f"{way} {point.budget}",
+                f"{estimate_text(point, summary.measure == 'accuracy')}, {number(point.tokens)} tokens written",
+            )
+        )
+    return lines
+
+
+def estimate_text(estimate: IntervalEstimate | None, is_share: bool = True) -> str:
+    if estimate is None:
+        return ABSENT
+    if not is_share:
+        if not math.isfinite(estimate.low):
+            return number(estimate.value)
+        return f"{number(estimate.value)} ({number(estimate.low)} to {number(estimate.high)})"
+    return f"{percent(estimate.value)} ({100 * estimate.low:.1f}-{100 * estimate.high:.1f})"
+
+
+def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:
+    """A row per model; a column only where some model has it."""
+    names = short_names([each.model for each in evals])
+    measure = evals[0].summary.measure
+    columns: list[tuple[str, list[str]]] = [
+        (measure, [estimate_text(each.summary.value, each.summary.measure == "accuracy") for each in evals])
+    ]
+
+    def add(name: str, texts: Sequence[str]) -> None:
+        if any(text != ABSENT for text in texts):
+            columns.append((name, list(texts)))
+
+    for label in dict.fromkeys(name for each in evals for name in each.summary.tasks):
+        is_share = measure == "accuracy"
+        add(label, [estimate_text(each.summary.tasks.get(label), is_share) for each in evals])
+    samples = evals[0].summary.samples
+    add(
+        f"pass@{samples}", [estimate_text(each.summary.pass_at[-1] if each.summary.pass_at else None) for each in evals]
+    )
+    add(
+        f"majority@{samples}", [estimate_text(each.summary.votes[-1] if each.summary.votes else None) for each in evals]
+    )
+    add("tokens", [number(each.summary.lengths.mean) for each in evals])
+    add("truncated", [percent(each.summary.lengths.truncated.value) for each in evals])
+    add("answered", [percent(each.summary.answered.value) if each.summary.answered else ABSENT for each in evals])
+    for way in ("votes", "tokens"):
+        add(
+            f"ECE ({way})",
+            [
+                percent(each.summary.calibration[way].error) if way in each.summary.calibration else ABSENT
+                for each in evals
+            ],
+        )
+    for label in dict.fromkeys(name for each in evals for name in each.summary.refusals):
+        add(f"refused {label}".strip(), [estimate_text(each.summary.refusals.get(label)) for each in evals])
+    rows = [["model", *(name for name, _ in columns)]]
+    rows += [[name, *(texts[place] for _, texts in columns)] for place, name in enumerate(names)]
+    return rows
+
+
+def curve_tables(evals: Sequence[ModelEval]) -> dict[str, list[list[str]]]:
+    """Every curve as numbers, by its title."""
+    names = short_names([each.model for each in evals])
+    tables: dict[str, list[list[str]]] = {}
+    for title, head, points in (
+        ("pass@k", "k = ", [each.summary.pass_at for each in evals]),
+        ("majority of n", "n = ", [each.summary.votes for each in evals]),
+    ):
+        if any(points):
+            counts = [point.n for point in next(row for row in points if row)]
+            rows = [["", *(f"{head}{count}" for count in counts)]]
+            rows += [
+                [name, *(estimate_text(point) for point in row)] for name, row in zip(names, points, strict=True) if row
+            ]
+            tables[title] = rows
+    for way, title in (("cut", "completions cut at a budget"), (FORCED, "thoughts forced to a budget")):
+        by_model = [[point for point in each.summary.budgets if point.way == way] for each in evals]
+        if any(by_model):
+            is_share = evals[0].summary.measure == "accuracy"
+            rows = [["", *(f"{point.budget} tokens" for point in next(row for row in by_model if row))]]
+            rows += [
+                [name, *(estimate_text(point, is_share) for point in row)]
+                for name, row in zip(names, by_model, strict=True)
+            ]
+            tables[title] = rows
+    return tables
+
+
+def pair_text(test: PairedTest, tests: int) -> str:
+    first, second = short_names([test.first, test.second])
+    verdict = "no difference shown"
+    p = test.corrected_p
+    if p is not None and p < SURE:
+        verdict = f"{second} is {'better' if test.difference > 0 else 'worse'}"
+    found = "no spread to judge by" if p is None else f"p {p_text(p)}"
+    corrected = f", corrected for {tests} pairs" if tests > 1 and p is not None else ""
+    return (
+        f"{second} against {first}: {points(test.difference)} points ({points(test.low)} to {points(test.high)}), "
+        f"{found} ({test.test}{corrected}), {count_of(test.gained, 'prompt')} better and {test.lost} worse: {verdict}"
+    )
+
+
+def points(share: float) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    return f"{100 * share:+.1f}" if math.isfinite(share) else ABSENT
+
+
+def p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
+def table_text(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
+
+
+def short_names(models: Sequence[str]) -> list[str]:
+    """The last part of each path, as many parts as tell them apart."""
+    parts = [model.rstrip("/").split("/") for model in models]
+    for depth in range(1, max(map(len, parts)) + 1):
+        short = ["/".join(part[-depth:]) for part in parts]
+        if len(set(short)) == len(set(models)):
+            return short
+    return list(models)

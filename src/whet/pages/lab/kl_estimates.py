@@ -1,0 +1,166 @@
+"""k1, k2, k3 against the true KL: what they say, how much they scatter, and where they pull, in the loss or the reward.
+
+Two distributions over the same tokens, a bell each; every expectation is a sum over all tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.objective import AXES, Objective
+from whet.pages.lab.experiment import (
+    Experiment,
+    LabChart,
+    LabSettings,
+    LabTable,
+    Selector,
+    Slider,
+    chart_spec,
+    evenly,
+    line,
+    number,
+)
+from whet.types import TokenBatch, Totals
+
+PLACES = evenly(-5.0, 5.0, 41)  # one for each token
+SHIFTS = evenly(0.0, 2.5, 21)
+SLOPES = evenly(-2.0, 2.0, 41)
+
+
+def components(where: str) -> list[str]:
+    """The KL terms that look at the reference and nothing else, in the loss or in the reward.
+
+    A term on whole completions is the one on tokens where a completion is one token: left out.
+    """
+    found = []
+    for name, kind in AXES["kl"].items():
+        term: Any = kind
+        own = not (term.to_old or term.to_sampler or "divergence" in term.needs)
+        if (
+            own
+            and term.needs
+            and not name.endswith("completion")
+            and (term.in_reward or term.immediate) == (where == "reward")
+        ):
+            found.append(name)
+    return found
+
+
+def bells(shift: float, width: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the policy and of the reference."""
+    places = torch.tensor(PLACES, dtype=torch.float64)
+    policy = torch.log_softmax(-0.5 * ((places - shift) / width) ** 2, 0)
+    reference = torch.log_softmax(-0.5 * places**2, 0)
+    return policy, reference
+
+
+def true_kl(logp: Tensor, other: Tensor) -> float:
+    return float((logp.exp() * (logp - other)).sum())
+
+
+def moments(name: str, logp: Tensor, reference: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation of one sample's estimate."""
+    term: Any = AXES["kl"][name]()
+    estimate = term.value(logp - reference, torch.ones_like(logp))
+    mean = (logp.exp() * estimate).sum()
+    return float(mean), float((logp.exp() * (estimate - mean) ** 2).sum().sqrt())
+
+
+def pull(name: str, logp: Tensor, reference: Tensor) -> list[float]:
+    """The expected gradient on the logit of each token, as a multiple of beta, by the real loss; all rewards are 0."""
+    names = {"baseline": "running_mean", "scale": "none", "ratio": "token", "clip": "on_policy"}
+    chosen: dict[str, Any] = {axis: AXES[axis][each]() for axis, each in names.items()}
+    term: Any = AXES["kl"][name](beta=1.0)
+    objective = Objective("lab", aggregate=AXES["aggregate"]["sequence_sum"](), kl=term, **chosen)
+    count = len(logp)
+    action = torch.ones(count, 1, dtype=torch.bool)
+    empty = torch.zeros(count, dtype=torch.float64)
+    old = logp[:, None]
+    batch = TokenBatch(
+        torch.arange(count)[:, None], action, torch.arange(count), empty, old, old, ref_logp=reference[:, None]
+    )
+    batch, _ = objective.advantage(batch, {})
+    leaf = old.clone().requires_grad_()
+    loss = objective.loss(batch, leaf, Totals(tokens=1, sequences=1, max_new_tokens=1)).value
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    chance = logp.exp()
+    each = chance * gradient[:, 0]
+    return (each - chance * each.sum()).tolist()
+
+
+def exact_pull(logp: Tensor, reference: Tensor, reverse: bool) -> list[float]:
+    """The gradient of KL(policy, reference), or of KL(reference, policy), on the logit of each token."""
+    logits = logp.clone().requires_grad_()
+    current = torch.log_softmax(logits, 0)
+    other = reference.exp() * (reference - current) if reverse else current.exp() * (current - reference)
+    (gradient,) = torch.autograd.grad(other.sum(), logits)
+    return gradient.tolist()
+
+
+def _table(settings: LabSettings) -> LabTable:
+    shift, width, where = number(settings, "shift"), number(settings, "width"), str(settings["where"])
+    names = components(where)
+    values, spreads = [], []
+    curves = [bells(each, width) for each in SHIFTS]
+    truth = [true_kl(*each) for each in curves]
+    for tone, name in enumerate(names):
+        found = [moments(name, *each) for each in curves]
+        values.append(line(name, SHIFTS, [mean for mean, _ in found], tone))
+        spreads.append(line(name, SHIFTS, [std for _, std in found], tone))
+    values.append(line("KL(policy, reference)", SHIFTS, truth, 7, dashed=True))
+    logp, reference = bells(shift, width)
+    pulls = [line(name, PLACES, pull(name, logp, reference), tone) for tone, name in enumerate(names)]
+    pulls.append(line("KL(policy, reference)", PLACES, exact_pull(logp, reference, False), 7, dashed=True))
+    pulls.append(line("KL(reference, policy)", PLACES, exact_pull(logp, reference, True), 6, dashed=True))
+    estimates = [line(name, SLOPES, _estimate(name), tone) for tone, name in enumerate(names)]
+    mark = [{"x": shift, "label": "shift"}]
+    facts = [("KL(policy, reference)", f"{true_kl(logp, reference):.4g}")]
+    facts.append(("KL(reference, policy)", f"{true_kl(reference, logp):.4g}"))
+    facts += [(f"{name}, mean and std", "{:.4g} and {:.4g}".format(*moments(name, logp, reference))) for name in names]
+    return LabTable(
+        (
+            LabChart("What it says, on average", chart_spec("shift", "nats", values, lines=mark)),
+            LabChart(
+                "How much one sample scatters", chart_spec("shift", "std", spreads, y_range=(0, None), lines=mark)
+            ),
+            LabChart(
+                "Where it pulls: expected gradient on each logit",
+                chart_spec("token (its place under the bells)", "gradient / beta", pulls),
+            ),
+            LabChart("The estimate of one sample", chart_spec("u = log pi - log ref", "nats", estimates)),
+        ),
+        tuple(facts),
+        "samples are the policy's own; beta is 1",
+    )
+
+
+def _estimate(name: str) -> list[float]:
+    term: Any = AXES["kl"][name]()
+    u = torch.tensor(SLOPES, dtype=torch.float64)
+    return term.value(u, torch.ones_like(u)).tolist()
+
+
+def experiment() -> Experiment:
+    return Experiment(
+        "kl",
+        "k1, k2, k3",
+        "What do the estimators estimate, and where do they pull?",
+        "k3 has the mean of k1, which is the true KL, is never negative and scatters less while the policies are "
+        "close; far apart its exponential takes over. k2 is biased. In the loss it is the other way round: k2 pulls "
+        "with the gradient of KL(policy, reference), k3 with that of KL(reference, policy), and k1 with nothing, so "
+        "whet refuses it there. In the reward k1 has the right gradient and k3 does not.",
+        (
+            ("Schulman 2020, Approximating KL divergence (note)", ""),
+            ("Shao et al. 2024, eq. 4", "2402.03300"),
+            ("DeepSeek-V3.2", "2512.02556"),
+        ),
+        (
+            Slider("shift", "distance of the bells", (0, 0.1, 0.25, 0.5, 1, 1.5, 2, 2.5), 0.5),
+            Slider("width", "width of the policy's bell", (0.6, 0.8, 1, 1.25, 1.6), 1),
+            Selector("where", "the term stands in the", (("loss", "loss"), ("reward", "reward")), "loss"),
+        ),
+        _table,
+    )

@@ -1,0 +1,164 @@
+"""pipeline.html: metrics by round, what each stage did and what was dropped; it needs nothing but a browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from whet.pages.chart_specs import line_spec
+from whet.pages.charts import NUM_TONES, Series, line_chart
+from whet.pages.pipeline_changes import ALL, MOST_LOST, branched, fallen, lost_prompts, side_by_side
+from whet.pages.pipeline_summary import (
+    PipelineSummary,
+    StageSummary,
+    cost_table,
+    main_metric,
+    metrics_by_round,
+    rounds_table,
+    summary_record,
+    verdict,
+)
+from whet.pages.render import Figure, LegendEntry, PageTable, Tile, render_live, write_page
+from whet.record.text import ABSENT, duration, metric_text, quantity, words
+
+PAGE, RECORD = "pipeline.html", "pipeline.json"
+HALF = 0.5  # shares that stay below are drawn on an axis of their own, not on 0 to 1
+
+
+def write_pipeline_page(folder: Path, summary: PipelineSummary) -> Path:
+    """The page, and beside it what it was drawn from."""
+    write_page(folder / RECORD, json.dumps(summary_record(summary), ensure_ascii=False, allow_nan=False) + "\n")
+    return write_page(folder / PAGE, pipeline_html(summary))
+
+
+def pipeline_html(summary: PipelineSummary) -> str:
+    return render_live("pipeline.html", **pipeline_values(summary))
+
+
+def pipeline_values(summary: PipelineSummary) -> dict[str, Any]:
+    """What the template of the page is filled in with, in a file and on the board."""
+    return {
+        "title": f"whet pipeline {summary.name}",
+        "heading": summary.name,
+        "eyebrow": "whet",
+        "about": ("pipeline", summary.about),
+        "status": summary.status,
+        "verdict": verdict(summary),
+        "tiles": _tiles(summary),
+        "figure": _figure(summary),
+        "rounds": _page_table(rounds_table(summary)),
+        "costs": _page_table(cost_table(summary)),
+        "is_staged": any(stage.sets for stage in summary.stages),
+        "fallen": fallen(summary.policies),
+        "is_paired": len(summary.policies) > 1,
+        "lost": _lost(summary),
+        "written": side_by_side(summary.policies),
+        "comparisons": [_comparison(stage) for stage in summary.stages if stage.table],
+        "samples": [each for stage in summary.stages for each in stage.samples],
+        "stages": [_stage(stage) for stage in summary.stages],
+        "counted": [
+            (stage.name, [(words(name), quantity(count)) for name, count in stage.counts.items()])
+            for stage in summary.stages
+            if stage.counts
+        ],
+        "command": summary.command,
+        "config": summary.config,
+    }
+
+
+def _page_table(rows: list[list[str]]) -> PageTable | None:
+    if not rows:
+        return None
+    head, *body = rows
+    return PageTable(tuple(head), tuple(tuple(cell or ABSENT for cell in row) for row in body))
+
+
+def _lost(summary: PipelineSummary) -> dict[str, object]:
+    """Prompts once right and now wrong: how many, and the first few."""
+    found = lost_prompts(summary.policies)
+    return {"count": len(found), "shown": found[:MOST_LOST]}
+
+
+def _tiles(summary: PipelineSummary) -> list[Tile]:
+    name = main_metric(summary)
+    tiles = []
+    if name is not None and not branched(summary.policies):
+        stages = list(next(iter(metrics_by_round(summary, name).values())).values())
+        first, last = (metric_text(name, each.metrics[name]) for each in (stages[0], stages[-1]))
+        tiles.append(Tile(f"held-out {words(name)}", last, first))
+    done, planned = sum(stage.is_done for stage in summary.stages), len(summary.stages)
+    tiles.append(Tile("stages", str(done), after=f"of {planned}" if done < planned else ""))
+    tiles.append(Tile("time", duration(sum(stage.seconds or 0 for stage in summary.stages))))
+    return tiles
+
+
+def _figure(summary: PipelineSummary) -> Figure | None:
+    name = main_metric(summary)
+    if name is None:
+        return None
+    if any(stage.sets for stage in summary.stages):
+        return _sets_figure(summary, name)
+    by_model = metrics_by_round(summary, name)
+    if max(len(rounds) for rounds in by_model.values()) < 2:
+        return None
+    series = [
+        Series(who, tuple((float(at), stage.metrics[name]) for at, stage in sorted(rounds.items())), marked=True)
+        for who, rounds in by_model.items()
+    ]
+    values = [value for line in series for _, value in line.points]
+    unit = min(values) >= 0 and HALF < max(values) <= 1
+    title = f"Held-out {words(name)}"
+    legend = tuple(
+        LegendEntry(line.name, f"s{place % NUM_TONES}", metric_text(name, line.points[-1][1]))
+        for place, line in enumerate(series)
+    )
+    wide, narrow = (line_chart(series, f"{title} by round", size, unit) for size in ((1060, 300), (340, 220)))
+    spec = {**line_spec(series, unit=unit, x="round"), "height": 300}
+    return Figure(title, "by round, greedy completions", wide, narrow=narrow, legend=legend, spec=spec)
+
+
+def _comparison(stage: StageSummary) -> dict[str, object]:
+    head, *rows = stage.table
+    cells = tuple(tuple(cell or ABSENT for cell in row) for row in rows)
+    heading = f"{stage.about[:1].upper()}{stage.about[1:]}"
+    return {"heading": heading, "table": PageTable(head, cells), "findings": stage.findings}
+
+
+def _sets_figure(summary: PipelineSummary, name: str) -> Figure | None:
+    """A line per eval set over the measured stages."""
+    measured = [stage for stage in summary.stages if stage.sets]
+    if len(measured) < 2 or branched(summary.policies):  # a line would join policies that did not follow each other
+        return None
+    sets = list(dict.fromkeys(each for stage in measured for each in stage.sets if name in stage.sets[each]))
+    series = [
+        Series(
+            name if each == ALL else each,
+            tuple((float(at), stage.sets[each][name][0]) for at, stage in enumerate(measured) if each in stage.sets),
+            marked=True,
+        )
+        for each in sets
+    ]
+    values = [value for line in series for _, value in line.points]
+    unit = bool(values) and min(values) >= 0 and HALF < max(values) <= 1
+    legend = tuple(
+        LegendEntry(line.name, f"s{place % NUM_TONES}", metric_text(name, line.points[-1][1]))
+        for place, line in enumerate(series)
+    )
+    title = f"Held-out {words(name)}"
+    wide, narrow = (line_chart(series, f"{title} by stage", size, unit) for size in ((1060, 300), (340, 220)))
+    stages = ", ".join(f"{at} {stage.label or stage.name}" for at, stage in enumerate(measured))
+    spec = {**line_spec(series, unit=unit, x="stage"), "height": 300}
+    return Figure(title, "by stage, greedy completions", wide, narrow=narrow, legend=legend, note=stages, spec=spec)
+
+
+def _stage(stage: StageSummary) -> dict[str, object]:
+    outcome = stage.outcome or ("done" if stage.is_done else "not done")
+    return {
+        "name": stage.name,
+        "about": stage.about,
+        "report": stage.report,
+        "is_done": stage.is_done,
+        "outcome": f"{outcome}; {stage.over}" if stage.over else outcome,
+        "time": duration(stage.seconds) if stage.is_done else ABSENT,
+    }

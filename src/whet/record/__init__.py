@@ -1,0 +1,47 @@
+"""What a run leaves on disk: the log, its readers, statistics over it, and its health.
+
+`RunRecorder` and `Console` are callbacks; `diagnosis` reads the steps so far. The fields of the logs are described in
+docs/report.md; `whet.pages` draws them.
+"""
+
+from whet.record.console import Console
+from whet.record.health import FindingSpan, HealthFinding, HealthRule, diagnosis, finding_spans, findings, notes
+from whet.record.log import (
+    EvalRecord,
+    RunRecorder,
+    eval_records,
+    eval_rows,
+    read_metrics,
+    read_samples,
+    read_summary,
+    sample_rows,
+    step_reports,
+    step_rows,
+)
+from whet.record.run import RunRecord, read_run, verdict
+from whet.record.text import metric_text
+
+__all__ = [
+    "Console",
+    "EvalRecord",
+    "HealthFinding",
+    "HealthRule",
+    "FindingSpan",
+    "RunRecord",
+    "RunRecorder",
+    "diagnosis",
+    "eval_records",
+    "eval_rows",
+    "finding_spans",
+    "findings",
+    "metric_text",
+    "notes",
+    "read_metrics",
+    "read_run",
+    "read_samples",
+    "read_summary",
+    "sample_rows",
+    "step_reports",
+    "step_rows",
+    "verdict",
+]

@@ -1,0 +1,254 @@
+"""`whet doctor`: what the health rules say about a run folder, finished, running or damaged, and what they miss.
+
+The rules are asked again, so a run of an older version is judged by today's; since when a problem holds is known from
+the record, or by asking again about the steps before.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.record.health import (
+    ACTIONS,
+    FindingSpan,
+    HealthFinding,
+    finding_spans,
+    findings,
+    recorded_finding,
+    rules_of,
+    since_when,
+)
+from whet.record.health.history import RECENT
+from whet.record.log import (
+    METRICS,
+    SUMMARY,
+    EvalRecord,
+    eval_records,
+    parsed_line,
+    raw_lines,
+    read_summary,
+    step_reports,
+)
+from whet.record.run import MOST_BETWEEN
+from whet.record.run_kinds import kind_of
+from whet.record.text import count_of
+from whet.record.thinning import ThinnedLog
+from whet.types import StepReport, WhetError
+
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """A run as the rules see it at one step."""
+
+    folder: str
+    title: str
+    method: str
+    status: str
+    kind: str
+    step: int
+    total_steps: int
+    problems: tuple[FindingSpan, ...]  # that hold
+    over: tuple[FindingSpan, ...]  # that held and no longer do
+    notes: tuple[HealthFinding, ...]
+    looked_at: tuple[str, ...]  # rules that had what they read
+    not_seen: Mapping[str, tuple[str, ...]]  # rules that had not, and what was missing
+    damage: tuple[str, ...]  # what of the folder could not be read
+    actions: tuple[str, ...] = ()  # what the run did about its problems
+
+    @property
+    def is_healthy(self) -> bool:
+        return not self.problems
+
+    def values(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            **{name: getattr(self, name) for name in ("folder", "title", "method", "status", "kind", "step")},
+            "total_steps": self.total_steps,
+            "healthy": self.is_healthy,
+            "problems": [_span_values(span, self) for span in self.problems],
+            "over": [{"name": span.finding.name, "first": span.first, "last": span.last} for span in self.over],
+            "notes": [{"name": each.name, "sentence": each.sentence} for each in self.notes],
+            "looked_at": list(self.looked_at),
+            "not_seen": {name: list(missing) for name, missing in self.not_seen.items()},
+            "damage": list(self.damage),
+            "actions": list(self.actions),
+        }
+
+
+def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
+    """What is wrong with a run, at its last step or an earlier one; a damaged folder is read as far as it goes."""
+    folder = Path(folder)
+    if not (folder / METRICS).is_file() and not (folder / SUMMARY).is_file():
+        raise WhetError(
+            f"{folder} has neither {METRICS} nor {SUMMARY}; give the folder of a run (`whet runs` lists them)"
+        )
+    damage: list[str] = []
+    try:
+        summary = read_summary(folder)
+    except WhetError as error:
+        summary = {}
+        damage.append(f"{error}; the settings and the title of the run are not known")
+    steps, evals, recorded = _read(folder, step, damage)
+    if not steps:
+        asked = "" if step is None else f" up to step {step}"
+        raise WhetError(f"{folder} has no step{asked} in {METRICS} yet; there is nothing to look at")
+    facts = summary.get("facts")
+    dtype = str(facts.get("dtype", "float32")) if isinstance(facts, Mapping) else "float32"
+    found = summary.get("settings")
+    settings = found if isinstance(found, Mapping) else {}
+    held = {span.finding.name: span for span in finding_spans(steps, dtype, recorded, settings, evals)}
+    now = findings(steps, dtype, settings, evals)
+    problems = []
+    for each in (each for each in now if each.is_problem):
+        span = held.pop(each.name, None)
+        first, count = (span.first, span.num_steps) if span else since_when(each.name, steps, dtype, settings, evals)
+        problems.append(FindingSpan(each, first, steps[-1].step, count, True))
+    # a step in which nothing differs has no correlation: what any of the last ones has was recorded
+    lacking = {rule.name: [rule.missing(step) for step in steps[-RECENT:]] for rule in rules_of(steps)}
+    missing = {name: min(each, key=len) for name, each in lacking.items()}
+    return DoctorReport(
+        str(folder),
+        str(summary.get("title") or folder.name),
+        str(summary.get("method") or ""),
+        str(summary.get("status") or "running"),
+        kind_of(steps).name,
+        steps[-1].step,
+        _whole(summary.get("total_steps")),
+        tuple(problems),
+        tuple(span for span in held.values() if span.finding.is_problem),
+        tuple(each for each in now if not each.is_problem),
+        tuple(name for name, absent in missing.items() if not absent),
+        {name: absent for name, absent in missing.items() if absent},
+        tuple(damage),
+        tuple(f"step {at}: {text}" for at, texts in recorded for text in texts if _is_action(text)),
+    )
+
+
+def _is_action(text: str) -> bool:
+    return recorded_finding(text).name in ACTIONS.values()
+
+
+def _read(
+    folder: Path, until: int | None, damage: list[str]
+) -> tuple[list[StepReport], list[EvalRecord], list[tuple[int, tuple[str, ...]]]]:
+    kept: ThinnedLog[StepReport] = ThinnedLog(between=MOST_BETWEEN)
+    evals: list[EvalRecord] = []
+    recorded: list[tuple[int, tuple[str, ...]]] = []
+    broken = 0
+    for line in _lines(folder / METRICS):
+        if line is None:
+            broken += 1
+        elif until is not None and line["step"] > until:
+            continue
+        elif "eval" in line:
+            evals += eval_records([line])
+        else:
+            (report,) = step_reports([line])
+            kept.append(report)
+            recorded += [(report.step, report.health)] if report.health else []
+    if broken:
+        damage.append(f"{folder / METRICS}: {count_of(broken, 'line')} could not be read and are passed over")
+    return kept.items(), evals, recorded
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any] | None]:
+    """Each complete line that is one of a step or an evaluation, None for any other."""
+    try:
+        for place, text in raw_lines(path):
+            try:
+                line = parsed_line(place, text)
+                number = line["step"]
+                step_reports([line]) if "eval" not in line else eval_records([line])
+                yield line if isinstance(number, int) else None
+            except (WhetError, KeyError, TypeError, ValueError, AttributeError):
+                yield None
+    except OSError:
+        yield None
+
+
+def _whole(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+def _span_values(span: FindingSpan, report: DoctorReport) -> dict[str, Any]:
+    each = span.finding
+    return {
+        "name": each.name,
+        "since": span.first,
+        "steps": span.num_steps,
+        "evidence": each.evidence,
+        "cause": each.cause,
+        "remedy": each.remedy,
+        "settings": [list(pair) for pair in each.settings],
+        "changes": list(each.changes),
+        "command": command(each, report),
+        "normal_when": each.normal_when,
+    }
+
+
+def command(finding: HealthFinding, report: DoctorReport) -> str:
+    """The first setting to try, as a command line; empty where nothing is to be set."""
+    if not finding.changes:
+        return ""
+    folder, change = shlex.quote(report.folder), shlex.quote(finding.changes[0])
+    if report.status == "finished":
+        return f"whet train {report.method or 'METHOD'} --config {folder}/config.toml --folder NEW --set {change}"
+    return f"whet resume {folder} --set {change} --accept-changes"
+
+
+def doctor_text(report: DoctorReport) -> str:
+    """The report for a terminal."""
+    of = f" of {report.total_steps}" if report.total_steps else ""
+    lines = [f"{report.title}  {report.folder}", f"{report.status}, looked at as of step {report.step}{of}", ""]
+    lines += [f"damaged: {each}" for each in report.damage] + ([""] if report.damage else [])
+    if report.is_healthy:
+        lines.append(f"healthy: {count_of(len(report.looked_at), 'rule')} found no problem")
+    else:
+        lines.append(f"{count_of(len(report.problems), 'problem')}, {count_of(len(report.looked_at), 'rule')} looked")
+    for span in report.problems:
+        each = span.finding
+        lines += ["", f"{each.name}  since step {span.first} ({count_of(span.num_steps, 'step')})"]
+        rows = (("evidence", each.evidence), ("cause", each.cause), ("remedy", each.remedy))
+        for label, text in (*rows, ("normal when", each.normal_when)):
+            lines += _wrapped(label, text)
+        first = command(each, report)
+        lines += [f"  {'try':12}{first}"] if first else []
+    if report.over:
+        lines += ["", "over by now"]
+        lines += [f"  {span.finding.name}, steps {span.first} to {span.last}" for span in report.over]
+    if report.notes:
+        lines += ["", "normal, though it may look otherwise"]
+        for note in report.notes:
+            lines += textwrap.wrap(note.text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    if report.actions:
+        lines += ["", "what the run did about it", *(f"  {each}" for each in report.actions)]
+    if report.not_seen:
+        absent = "; ".join(f"{name} ({', '.join(_short(each) for each in of)})" for name, of in report.not_seen.items())
+        lines += [
+            "",
+            *textwrap.wrap(f"not looked at, the run does not record it: {absent}", WIDTH, subsequent_indent="  "),
+        ]
+    return "\n".join(_printable(line) for line in lines)
+
+
+def _short(quantity: str) -> str:
+    return quantity.rpartition(".")[2]
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    if not text:
+        return []
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:12}", subsequent_indent=" " * 14)
+
+
+def _printable(line: str) -> str:
+    """Without what a terminal would take for a command: names in a record are anybody's."""
+    return "".join(each if each.isprintable() else "?" for each in line)

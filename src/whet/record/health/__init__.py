@@ -1,0 +1,28 @@
+"""The health of a run: rules over its steps, each with evidence, cause, remedy and the cases where all is well.
+
+A rule is a value in `RULES`; `findings` asks those of a run's kind. The files are the topics.
+"""
+
+from whet.record.health.finding import ACTIONS, FindingSpan, HealthFinding, recorded_finding
+from whet.record.health.history import History, history_of
+from whet.record.health.registry import RULES, diagnosis, finding_spans, findings, notes, rules_of, since_when
+from whet.record.health.rule import HealthRule
+from whet.record.health.settings import SETTINGS
+
+__all__ = [
+    "ACTIONS",
+    "FindingSpan",
+    "HealthFinding",
+    "HealthRule",
+    "History",
+    "RULES",
+    "SETTINGS",
+    "diagnosis",
+    "finding_spans",
+    "findings",
+    "history_of",
+    "notes",
+    "recorded_finding",
+    "rules_of",
+    "since_when",
+]

@@ -1,0 +1,296 @@
+"""Rewards that are gamed: the total holds while what it stands for falls, or it pays for something else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.history import FLAT_STEPS, RECENT, TREND_STEPS, History, finite, improves_truly
+from whet.record.health.rule import HealthRule
+from whet.record.run_kinds import completion_length
+from whet.record.text import ACCURACY_NAMES, number, percent
+from whet.types import StepReport
+
+FARMED_GAIN = 0.1  # of the total and of the easier part
+FAILED_MOST = 0.5  # of the first part: above, it is earned often enough to be learned from
+DECIDES = 0.8  # of the variance within groups
+NEAR_LIMIT = 0.9  # of the longest completion
+FEWEST_EVALS = 3
+RISE = 0.1  # of the reward of the training
+EVAL_FALL = 0.2  # of the first evaluation: less is noise
+FEWEST_FOR_HACKING = 12  # steps before a trend of the parts is one
+FALL = 0.05  # of the first part, below which a fall is noise
+GIVE = 0.01  # by how much the total may fall and still be said to hold
+DISAGREEMENT = "_disagreement"  # ends the name of a metric, after the reward's own
+HELD_OUT = "held_out_disagreement"  # of the reward and a stricter one, not of members
+LEAST_DISAGREEMENT = 0.1  # of checked completions: below, a check says nothing
+MUCH_DISAGREEMENT = 0.5  # from here on it need not have grown
+STRONG_COMPANY = 0.6  # a correlation from here on is one
+FEWEST_FOR_PARTING = 8
+ENDS = 3  # steps that the first and last disagreement are taken over
+GROWTH = 2.0  # times the first disagreement
+LEAST_APART = 0.05  # in the scores' own scale: below, members agree
+
+
+def _parts(history: History) -> tuple[str, tuple[str, ...]]:
+    """The first part of the reward, which says whether a completion is right, and the others; none while it is too
+    early to say, or where there is one."""
+    names = [name for name in history.steps[-1].reward if name != "total"]
+    if len(names) < 2 or len(history.steps) < FEWEST_FOR_HACKING:
+        return "", ()
+    first = next((name for name in history.setting("reward.parts") or () if name in names), names[0])
+    return first, tuple(name for name in names if name != first)
+
+
+def _ends(history: History, name: str) -> tuple[float, float]:
+    """Means of a part over the first and the last quarter of the steps."""
+    values = finite(step.reward.get(name) for step in history.steps)
+    quarter = max(1, len(values) // 4)
+    return fmean(values[:quarter] or [0.0]), fmean(values[-quarter:] or [0.0])
+
+
+def _hacked(history: History) -> HealthFinding | None:
+    """The first part of a reward says whether a completion is right: the total must not hold or rise without it."""
+    first, others = _parts(history)
+    if not others:
+        return None
+    (part_before, part_after), (before, after) = _ends(history, first), _ends(history, "total")
+    if not (part_before - part_after > FALL and before - after < GIVE):
+        return None
+    return problem(
+        f"{first} fell from {part_before:.2f} to {part_after:.2f} while the total reward went from {before:.2f} to "
+        f"{after:.2f}",
+        "another part pays without it",
+        f"let it count only where {first} passes (gate)",
+        "lower its weight",
+    )
+
+
+def _farmed(history: History) -> HealthFinding | None:
+    """An easier part has been learned, and the first one has not moved since."""
+    first, others = _parts(history)
+    if not others or len(history.steps) < FLAT_STEPS:
+        return None
+    right, total = _ends(history, first), _ends(history, "total")
+    if total[1] - total[0] < FARMED_GAIN or right[1] - right[0] > FALL or not right[1] <= FAILED_MOST:
+        return None
+    for name in others:
+        easy = _ends(history, name)
+        if easy[1] - easy[0] >= FARMED_GAIN and history.steps[-1].reward.get(name, 0.0) > 0:
+            return problem(
+                f"The reward rose from {total[0]:.2f} to {total[1]:.2f} by {name} ({easy[0]:.2f} to {easy[1]:.2f}) "
+                f"while {first} went from {right[0]:.2f} to {right[1]:.2f}",
+                f"{name} is easier to earn, and nothing is left that asks for more",
+                f"let {name} count only where {first} passes (gate)",
+                f"lower the weight of {name}",
+                "give easier data",
+            )
+    return None
+
+
+def _dominates(history: History) -> HealthFinding | None:
+    """A part other than the first decides which completions are learned from, and the first does not improve."""
+    first, others = _parts(history)
+    if not others or history.doing_well:
+        return None
+    right = _ends(history, first)
+    if right[1] - right[0] > FALL:
+        return None
+    for name in others:
+        shares = history.metric(f"{name}_decides", FEWEST_FOR_HACKING)
+        if len(shares) >= FEWEST_FOR_HACKING // 2 and (share := fmean(shares)) > DECIDES:
+            return problem(
+                f"{percent(share)} of the differences within groups are those of {name}, while {first} stays at "
+                f"{right[1]:.2f}",
+                f"which completion is learned from is decided by {name}, not by {first}",
+                f"lower the weight of {name}",
+                f"let {name} count only where {first} passes (gate)",
+            )
+    return None
+
+
+def _held_out(history: History) -> HealthFinding | None:
+    """A stricter verifier no longer accepts what the reward pays."""
+    shares = finite(step.metrics.get(HELD_OUT) for step in history.steps)
+    if len(shares) < FEWEST_FOR_PARTING:
+        return _eval_falls(history)
+    start, now = fmean(shares[:ENDS]), fmean(shares[-RECENT:])
+    if now < LEAST_DISAGREEMENT or (now < MUCH_DISAGREEMENT and now < start + LEAST_DISAGREEMENT):
+        return _eval_falls(history)
+    return problem(
+        f"The held-out reward rejects {percent(now)} of what the reward paid, {percent(start)} at first",
+        "the policy has found what the reward pays and a stricter one does not",
+        "read such completions in review.html, run `whet reward attack`, and make the held-out reward the first part",
+    )
+
+
+def _eval_falls(history: History) -> HealthFinding | None:
+    """The reward rises in training while evaluations fall below where they began."""
+    values, rewards = history.evaluated((*ACCURACY_NAMES, "reward")), history.start_and_now(_total)
+    if len(values) < FEWEST_EVALS or rewards is None or rewards[1] <= rewards[0] + RISE * max(abs(rewards[0]), 0.1):
+        return None
+    (_, first), (_, before), (_, now) = values[0], values[-2], values[-1]
+    if max(before, now) > first - EVAL_FALL * max(abs(first), 0.1):
+        return None
+    return problem(
+        f"The evaluations fell from {number(first)} to {number(now)} while the reward of the training rose from "
+        f"{number(rewards[0])} to {number(rewards[1])}",
+        "what the reward pays is not what is wanted, or the training data is learned by heart",
+        "read the best completions in review.html and run `whet reward attack`",
+        history.tie(),
+        history.lower("optimizer.learning_rate"),
+    )
+
+
+def _total(step: StepReport) -> float | None:
+    return step.reward.get("total")
+
+
+def _frame(history: History) -> HealthFinding | None:
+    """The score of the same answer depends on what stands around it."""
+    shares = history.metric("frame_moves", FEWEST_FOR_PARTING)
+    if len(shares) < RECENT or fmean(shares) < LEAST_DISAGREEMENT:
+        return None
+    pays = history.metric("frame_pays", FEWEST_FOR_PARTING)
+    return problem(
+        f"{percent(fmean(shares))} of the rewarded completions score otherwise when only the text around their answer "
+        f"is changed, by {fmean(pays):.2f} on average",
+        "the reward is paid for its frame, not for its answer",
+        "make the first part compare the answer alone",
+        "add reward.defences",
+    )
+
+
+def _follows_length(history: History) -> HealthFinding | None:
+    """The reward goes with length, and the policy follows."""
+    together = history.start_and_now(lambda step: step.metrics.get("reward_length_correlation"))
+    lengths = history.start_and_now(completion_length)
+    if not together or not lengths or improves_truly(history):
+        return None
+    limit = history.setting("sampling.max_new_tokens") or math.inf
+    far = lengths[1] > 2.5 * lengths[0] or (lengths[1] > 1.5 * lengths[0] and lengths[1] > NEAR_LIMIT * limit)
+    if not (together[1] > STRONG_COMPANY and far):
+        return None
+    return problem(
+        f"Within groups the reward goes with length (correlation {together[1]:.2f}), and completions grew from "
+        f"{number(lengths[0])} to {number(lengths[1])} tokens",
+        "longer completions are paid more, whether or not they are better",
+        "add a length cost",
+        "normalise the reward by length",
+        "look at `whet reward test --run`",
+    )
+
+
+def _against_reference(history: History) -> HealthFinding | None:
+    """What is paid is more and more what the starting model would hardly write."""
+    together = history.start_and_now(lambda step: step.metrics.get("reward_reference_correlation"))
+    if not together or improves_truly(history):
+        return None
+    if not (together[1] < -STRONG_COMPANY and together[1] < together[0] - 0.3):
+        return None
+    return problem(
+        f"Within groups the reward goes against the reference's log-probability (correlation {together[1]:.2f}, "
+        f"{together[0]:.2f} at first)",
+        "what is paid is what the starting model would hardly write, a sign of a reward that is being gamed",
+        "read the best completions in review.html and run `whet reward attack`",
+        history.tie(),
+    )
+
+
+def _members_part(history: History) -> HealthFinding | None:
+    """The members of a learned reward are further apart on the policy's completions than they were at first."""
+    names = [name for name in history.steps[-1].metrics if name.endswith(DISAGREEMENT) and name != HELD_OUT]
+    evidence = "; ".join(text for name in names if (text := _parting(history.steps, name)))
+    if not evidence:
+        return None
+    return problem(
+        evidence,
+        "the policy writes what they have not learnt to judge",
+        "take a cautious ensemble (worst, mean_minus_variance)",
+        history.tie(),
+        "train the reward model on new completions",
+    )
+
+
+def _parting(steps: Sequence[StepReport], name: str) -> str:
+    measured = [step for step in steps if name in step.metrics]
+    if len(measured) < FEWEST_FOR_PARTING:
+        return ""
+    start, now = (median(step.metrics[name] for step in part) for part in (measured[:ENDS], measured[-ENDS:]))
+    if now < LEAST_APART or now <= GROWTH * start:
+        return ""
+    reward = name.removesuffix(DISAGREEMENT)
+    scores = [finite(step.reward.get(reward) for step in part) for part in (measured[:ENDS], measured[-ENDS:])]
+    moved = f" while it went from {fmean(scores[0]):.2f} to {fmean(scores[1]):.2f}" if all(scores) else ""
+    return f"The members of {reward} were {start:.2g} apart on the first completions and are {now:.2g} apart now{moved}"
+
+
+HACKING_RULES = (
+    HealthRule(
+        "reward hacked",
+        _hacked,
+        "the first part of the reward, which says whether a completion is right, falls while the total holds or rises",
+        "the total falls with it, or the reward has a single part",
+        ("reward",),
+        earliest=FEWEST_FOR_HACKING,
+    ),
+    HealthRule(
+        "format farmed",
+        _farmed,
+        "the reward rose by a part that is easier than the first, and the first has not moved",
+        "the first part moves too, or the format is being learned first and 20 steps are not over",
+        ("reward",),
+        earliest=FLAT_STEPS,
+    ),
+    HealthRule(
+        "one part dominates",
+        _dominates,
+        "four fifths of the differences within groups are those of a part other than the first, which does not improve",
+        "the first part improves or is at its top: what is left to tell completions apart is the rest",
+        ("metrics.*_decides",),
+        earliest=FEWEST_FOR_HACKING,
+    ),
+    HealthRule(
+        "held-out disagreement",
+        _held_out,
+        "a stricter reward rejects more and more of what the reward pays, or evaluations fall below where they began "
+        "while the reward rises",
+        "it rejected as much at the start: the two were never the same",
+        earliest=FEWEST_FOR_PARTING,
+    ),
+    HealthRule(
+        "reward follows the frame",
+        _frame,
+        "the score of the same answer depends on the text around it",
+        "fewer than a tenth of the checked completions are concerned",
+        ("metrics.frame_moves",),
+        earliest=RECENT,
+    ),
+    HealthRule(
+        "reward follows length",
+        _follows_length,
+        "within groups the reward goes with length, and completions are 2.5 times as long as at first or near "
+        "their limit",
+        "a verdict on the answer rises too: longer completions are better ones",
+        ("metrics.reward_length_correlation",),
+        earliest=TREND_STEPS,
+    ),
+    HealthRule(
+        "reward against the reference",
+        _against_reference,
+        "within groups the reward goes more and more against the reference's log-probability",
+        "an accuracy rises too: the policy learns what the reference could not do",
+        ("metrics.reward_reference_correlation",),
+        earliest=TREND_STEPS,
+    ),
+    HealthRule(
+        "members part",
+        _members_part,
+        "the members of a learned reward are twice as far apart as on the first completions",
+        "they are less than 0.05 apart",
+        (f"metrics.*{DISAGREEMENT}",),
+        earliest=FEWEST_FOR_PARTING,
+    ),
+)

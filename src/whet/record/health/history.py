@@ -1,0 +1,186 @@
+"""The steps of a run so far and its settings, with what every rule asks of them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from whet.record.health.finding import SettingAdvice
+from whet.record.health.settings import SETTINGS
+from whet.record.log import EvalRecord
+from whet.record.text import ACCURACY_NAMES
+from whet.types import StepReport
+
+LASTING = 4  # steps before the last in which a trend of noisy numbers must have shown as well
+RECENT = 5  # steps that must agree before a finding is made
+TREND_WINDOWS = (10, 20, 40)  # steps over which a rise of the reward is looked for
+FLAT_STEPS = 20
+TREND_STEPS = min(TREND_WINDOWS)  # before it is known whether a run goes well
+DIP = 0.2  # of a score that ends at 1: what a run that holds may lose for a while
+SOLVED, FAILED = 0.95, 0.05  # mean score from which a task counts as solved, or as never solved
+# parts of a reward that say whether a completion is right, and are hard to please otherwise
+VERIFIED = (
+    *(*ACCURACY_NAMES, "exact_answer", "math_answer", "choice_answer", "set_answer", "gym_answer", "code_tests"),
+    *("countdown", "instructions", "tool_calls", "environment"),
+)
+HALF_PRECISION = ("bf16", "bfloat16", "fp16", "float16", "half")
+
+
+@dataclass(frozen=True)
+class History:
+    """The steps so far, with what every check asks of them."""
+
+    steps: Sequence[StepReport]
+    tolerance: float  # of sampler_gap
+    rising: bool  # the score grows, beyond noise
+    solved: bool  # the score is at its top
+    gained: bool  # it took at least half of the way to its top, and holds
+    score: float  # mean over the recent steps
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, by their names; empty: not known
+    evals: Sequence[EvalRecord] = ()  # up to the last step
+
+    @property
+    def doing_well(self) -> bool:
+        return self.rising or self.solved or self.gained
+
+    def metric(self, name: str, last: int = RECENT) -> list[float]:
+        """The finite values of a metric over the last steps."""
+        return finite(step.metrics.get(name) for step in self.steps[-last:])
+
+    def evaluated(self, names: Sequence[str]) -> list[tuple[int, float]]:
+        """(step, value) of the first of these metrics that the run's own evaluations have."""
+        own = [each for each in self.evals if each.name == self.evals[0].name and each.step <= self.steps[-1].step]
+        name = next((name for name in names if any(name in each.result for each in own)), None)
+        values = [(each.step, each.result.get(name, math.nan)) for each in own] if name else []
+        return [(step, value) for step, value in values if math.isfinite(value)]
+
+    def start_and_now(self, measure: Callable[[StepReport], float | None]) -> tuple[float, float] | None:
+        """The medians of the first and the last three steps; None while they would nearly overlap."""
+        if len(self.steps) < TREND_STEPS:
+            return None
+        start, now = (finite(map(measure, steps)) for steps in (self.steps[:3], self.steps[-3:]))
+        return (median(start), median(now)) if start and now else None
+
+    def lower(self, setting: str, times: float = 0.3) -> SettingAdvice | None:
+        """Advice to lower a number; None where the run has no such setting, or has it at 0."""
+        return self._moved(setting, times, "lower")
+
+    def higher(self, setting: str, times: float = 2.0) -> SettingAdvice | None:
+        """Advice to raise a number; None where the run has no such setting."""
+        return self._moved(setting, times, "raise")
+
+    def setting(self, name: str) -> Any:
+        """Its value in this run; None where it has none, or nothing is known of its settings."""
+        if name not in SETTINGS:
+            raise ValueError(f"{name} is no setting of whet.record.health.settings; add it there")
+        return self.settings.get(name)
+
+    def _moved(self, setting: str, times: float, verb: str) -> SettingAdvice | None:
+        now = self.setting(setting)
+        if not self.settings:
+            return SettingAdvice(setting, f"{times:g} times what it is", f"{verb} {setting}")
+        if not isinstance(now, int | float) or not now:
+            return None
+        value = f"{max(1, round(now * times))}" if isinstance(now, int) else f"{now * times:.2g}"
+        if value == f"{now:g}":
+            return None
+        return SettingAdvice(setting, value, f"{verb} {setting} from {now:g} to {value}", is_exact=True)
+
+    def give(self, setting: str, value: str) -> SettingAdvice | None:
+        """Advice to give a setting another value; None where it has it."""
+        if str(self.setting(setting)) == value:
+            return None
+        return SettingAdvice(setting, value, f"give {setting}={value}", is_exact=True)
+
+    def tie(self) -> SettingAdvice | None:
+        """Advice to hold the policy closer to its reference."""
+        if self.settings and "objective.kl.beta" not in self.settings:
+            return self.give("objective.kl", "k3")
+        return self.higher("objective.kl.beta")
+
+
+def history_of(
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
+) -> History:
+    """The steps of a run, ready to be checked; `dtype` sets how far sampler and trainer may be apart."""
+    scores = finite(score(step) for step in steps[-max(TREND_WINDOWS) :])
+    return History(
+        steps,
+        0.05 if any(name in dtype.lower().partition(" ")[0] for name in HALF_PRECISION) else 1e-3,
+        is_rising(scores),
+        is_solved(steps[-RECENT:]),
+        has_gained(finite(map(score, steps))),
+        fmean(scores[-RECENT:]) if scores else math.nan,
+        settings or {},
+        evals,
+    )
+
+
+def score(report: StepReport) -> float | None:
+    """The number that should grow: a verdict on the answer where one is a part of the reward, the reward otherwise."""
+    name = next((name for name in VERIFIED if name in report.reward), "total")
+    return report.reward.get(name)
+
+
+def is_solved(recent: Sequence[StepReport]) -> bool:
+    """True when the accuracy, or else every part that pays, is at the top of a scale from 0 to 1."""
+    scores = finite(score(step) for step in recent)
+    if not scores:
+        return False
+    if any(name in recent[-1].reward for name in VERIFIED):
+        return fmean(scores) >= SOLVED
+    parts = {name for step in recent for name in step.reward if name != "total"} or {"total"}
+    means = {name: fmean(finite(step.reward.get(name) for step in recent) or [0.0]) for name in parts}
+    paying = [mean for mean in means.values() if mean > FAILED]
+    return bool(paying) and all(SOLVED <= mean <= 1 + 1e-6 for mean in paying)
+
+
+def has_gained(scores: Sequence[float]) -> bool:
+    """True when a score between 0 and 1 has won half of what it could since the first steps, and holds it."""
+    if len(scores) < 2 * RECENT or not all(0 <= value <= 1 for value in scores):
+        return False
+    start, now = fmean(scores[:3]), fmean(scores[-RECENT:])
+    windows = [fmean(scores[place : place + RECENT]) for place in range(len(scores) - RECENT + 1)]
+    return now >= start + 0.5 * (1 - start) and now >= max(windows) - DIP
+
+
+def is_rising(values: Sequence[float]) -> bool:
+    return any(len(values) >= window and trend_in_errors(values[-window:]) > 2 for window in TREND_WINDOWS)
+
+
+def finite(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def trend_in_errors(values: Sequence[float]) -> float:
+    """Least-squares rise over its standard error; 0 where the line rises by less than 1% of the values."""
+    num = len(values)
+    middle, mean = (num - 1) / 2, fmean(values)
+    spread = sum((place - middle) ** 2 for place in range(num))
+    rise = sum((place - middle) * (value - mean) for place, value in enumerate(values)) / spread
+    if abs(rise) * num <= 0.01 * max(abs(value) for value in values):
+        return 0.0
+    residue = sum((value - mean - rise * (place - middle)) ** 2 for place, value in enumerate(values))
+    error = math.sqrt(residue / (num - 2) / spread)
+    return math.copysign(math.inf, rise) if error == 0 else rise / error
+
+
+def share_of(steps: Sequence[StepReport], name: str) -> float:
+    """The share of the samples counted under a name."""
+    samples = sum(step.counts.get("samples", 0) for step in steps)
+    return sum(step.counts.get(name, 0) for step in steps) / samples if samples else 0.0
+
+
+def improves_truly(history: History) -> bool:
+    """True where a verdict on the answer is a part of the reward and goes well: nothing is being gamed then."""
+    return history.doing_well and any(name in history.steps[-1].reward for name in VERIFIED)
+
+
+def entropy(report: StepReport) -> float | None:
+    return report.metrics.get("entropy")

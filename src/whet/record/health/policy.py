@@ -1,0 +1,249 @@
+"""How the policy moves: entropy, KL, gradients, and losses that are no numbers."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median
+
+from whet.record.health.finding import HealthFinding, note, problem
+from whet.record.health.history import LASTING, RECENT, TREND_STEPS, History, entropy, finite
+from whet.record.health.rule import ALL_KINDS, HealthRule
+from whet.record.run_kinds import gradient_norm
+from whet.record.text import number, percent
+
+NARROW = 0.05  # half-width of a band below which most ratios are meant to leave it
+MUCH_CLIPPED = 0.5  # of the tokens
+FAR_OFF = 0.1  # of a mean ratio from 1
+
+
+def _not_finite(history: History) -> HealthFinding | None:
+    last = history.steps[-1]
+    broken = [name for name, value in last.metrics.items() if not (math.isfinite(value) or name.startswith("env_"))]
+    if not broken:
+        return None
+    return problem(
+        f"{' and '.join(broken[:3])} of step {last.step} {'are' if len(broken) > 1 else 'is'} not a number",
+        "the update overflowed and the weights may be lost, or a row holds something that is none",
+        "go back to the last checkpoint and look at the rows of this step",
+        history.lower("optimizer.learning_rate"),
+    )
+
+
+def _entropy_collapse(history: History) -> HealthFinding | None:
+    pair = history.start_and_now(entropy)
+    if pair is None or history.doing_well:
+        return None
+    start, now = pair
+    if not (start > 0 and now < 0.1 * start):
+        return None
+    return problem(
+        f"Entropy fell from {number(start)} to {number(now)} while the reward stays flat",
+        "the policy has stopped exploring",
+        history.lower("optimizer.learning_rate"),
+        history.higher("sampling.temperature", 1.2),
+        history.higher("objective.clip.high", 1.4),
+    )
+
+
+def _entropy_explosion(history: History) -> HealthFinding | None:
+    pair = history.start_and_now(entropy)
+    if pair is None or history.doing_well:
+        return None
+    start, now = pair
+    if not (now > 3 * start and now > start + 1):
+        return None
+    return problem(
+        f"Entropy grew from {number(start)} to {number(now)} without a better reward",
+        "the policy is being washed out towards random text",
+        history.lower("optimizer.learning_rate"),
+        history.tie(),
+    )
+
+
+def _entropy_falls(history: History) -> HealthFinding | None:
+    pair = history.start_and_now(entropy)
+    if pair is None or not history.doing_well or pair[1] >= 0.5 * pair[0]:
+        return None
+    evidence = f"Entropy fell from {number(pair[0])} to {number(pair[1])}"
+    return note(evidence, "this is normal while the reward grows or is at its top")
+
+
+def _kl(history: History) -> HealthFinding | None:
+    values = history.metric("kl", 13)
+    if len(values) < 3:
+        return None
+    now = median(values[-3:])
+    earlier = median(values[-13:-3]) if len(values) >= 13 else math.inf
+    if not (now > 10 or (now > 1 and now > 4 * earlier and not history.doing_well)):
+        return None
+    return problem(
+        f"KL from the reference reached {number(now)} per token",
+        "the policy is leaving the language it started from, often to please a flaw in the reward",
+        history.tie(),
+        history.lower("optimizer.learning_rate"),
+        "read the best samples for reward hacking",
+    )
+
+
+def _clips_tokens(history: History) -> bool:
+    """True where the method drops what left a band around 1, token by token or sentence by sentence: there, a share of
+    dropped tokens means something. A ratio of whole completions in a band of thousandths drops most of them by
+    design, and other rules weigh every token anew."""
+    kind, ratio = history.setting("objective.clip"), str(history.setting("objective.ratio"))
+    width = max(history.setting("objective.clip.high") or 0.0, history.setting("objective.clip.low") or 0.0)
+    return kind in ("ppo_clip", "dual_clip") and "sequence" not in ratio and "product" not in ratio and width >= NARROW
+
+
+def _clipping(history: History) -> HealthFinding | None:
+    shares = history.metric("reweighted")
+    if len(shares) < RECENT or not _clips_tokens(history) or (share := fmean(shares)) <= MUCH_CLIPPED:
+        return None
+    return problem(
+        f"{percent(share)} of the tokens of the last {RECENT} steps were clipped and taught nothing",
+        "the policy moves further within a step than its batch can be trusted",
+        history.lower("optimizer.learning_rate"),
+        history.lower("batch.updates_per_step", 0.5),
+        history.lower("batch.epochs_per_batch", 0.5),
+        history.higher("objective.clip.high", 1.4),
+    )
+
+
+def _clipped_by_design(history: History) -> HealthFinding | None:
+    shares = history.metric("reweighted")
+    if len(shares) < RECENT or not history.settings or _clips_tokens(history) or (share := fmean(shares)) <= 0.5:
+        return None
+    return note(
+        f"{percent(share)} of the tokens have a weight that is not their ratio",
+        "this is normal for this method, whose band is narrow on purpose or which weighs every token anew",
+    )
+
+
+def _ratio_drift(history: History) -> HealthFinding | None:
+    ratios = history.metric("ratio")
+    if len(ratios) < RECENT or "product" in str(history.setting("objective.ratio")):
+        return None
+    off = [ratio - 1 for ratio in ratios]
+    if not (min(off) > FAR_OFF or max(off) < -FAR_OFF):
+        return None
+    return problem(
+        f"The mean ratio of the last {RECENT} steps was {number(fmean(ratios))} and should be near 1",
+        "the policy is far from the one that wrote the completions",
+        history.lower("optimizer.learning_rate"),
+        history.lower("batch.updates_per_step", 0.5),
+        history.give("optimizer.warmup_steps", "10"),
+    )
+
+
+def _gradient_spike(history: History) -> HealthFinding | None:
+    # a step without signal has norm 0: it says nothing about what is typical
+    earlier = [norm for norm in finite(map(gradient_norm, history.steps[-21:-1])) if norm > 0]
+    norm = gradient_norm(history.steps[-1]) or 0.0
+    if history.solved:  # most groups agree then, and the few that do not weigh much
+        return None
+    if len(earlier) < 2 * RECENT or not norm > max(10 * (typical := median(earlier)), 3 * max(earlier)):
+        return None
+    return problem(
+        f"The gradient norm of step {history.steps[-1].step} was {number(norm)},"
+        f" {norm / typical:.0f} times its median of {number(typical)}",
+        "a few samples dominate the update",
+        history.lower("optimizer.max_gradient_norm", 0.5),
+        history.lower("optimizer.learning_rate"),
+        history.higher("batch.prompts_per_step"),
+    )
+
+
+def _surrogate_near_zero(history: History) -> HealthFinding | None:
+    values = history.metric("surrogate")
+    if len(values) < 3 or median(abs(value) for value in values) > 0.01:
+        return None
+    evidence = f"The surrogate objective is near 0 ({number(values[-1])})"
+    cause = "this is normal; while the ratio is 1 the advantages of a group cancel in its value, not in its gradient"
+    return note(evidence, cause + ". Watch the reward instead")
+
+
+POLICY_RULES = (
+    HealthRule(
+        "not a number",
+        _not_finite,
+        "a metric of the last step is NaN or infinite",
+        "it is what an environment measured by itself",
+        kinds=ALL_KINDS,
+    ),
+    HealthRule(
+        "entropy collapse",
+        _entropy_collapse,
+        "entropy fell below a tenth of what it was while the reward did not rise",
+        "the reward rises or is at its top: a policy that knows the answer is sure of it (a note)",
+        ("metrics.entropy",),
+        earliest=TREND_STEPS + LASTING,
+        lasting=LASTING,
+    ),
+    HealthRule(
+        "entropy explosion",
+        _entropy_explosion,
+        "entropy grew to three times what it was, by more than 1 nat, without a better reward",
+        "the reward rises: longer reasoning is less certain of each word",
+        ("metrics.entropy",),
+        earliest=TREND_STEPS,
+    ),
+    HealthRule(
+        "entropy falls",
+        _entropy_falls,
+        "entropy fell by half in a run that goes well",
+        "always: a note",
+        ("metrics.entropy",),
+        earliest=TREND_STEPS,
+        is_note=True,
+    ),
+    HealthRule(
+        "KL runaway",
+        _kl,
+        "the KL from the reference is above 10 nats per token, or above 1 and four times what it was",
+        "it grows slowly, or the reward rises with it and it stays below 10",
+        ("metrics.kl",),
+        earliest=3,
+    ),
+    HealthRule(
+        "clipping",
+        _clipping,
+        "more than half of the tokens are clipped and teach nothing",
+        "one update per step: the ratio is 1 and nothing is clipped; or the band is one of thousandths around the "
+        "ratio of whole completions, which most leave by design (a note)",
+        ("metrics.reweighted",),
+        earliest=RECENT,
+    ),
+    HealthRule(
+        "clipped by design",
+        _clipped_by_design,
+        "most tokens have a weight that is not their ratio, by a method that means it",
+        "always: a note",
+        ("metrics.reweighted",),
+        earliest=RECENT,
+        is_note=True,
+    ),
+    HealthRule(
+        "ratio drift",
+        _ratio_drift,
+        f"the mean ratio of the policy to the one that wrote the batch is more than {FAR_OFF:g} from 1",
+        "a single step; or the ratio is a product over whole completions, which has no typical size",
+        ("metrics.ratio",),
+        earliest=RECENT,
+    ),
+    HealthRule(
+        "gradient spike",
+        _gradient_spike,
+        "the gradient norm is ten times its recent median, and three times the largest",
+        "the steps before had no signal and a norm of 0",
+        kinds=ALL_KINDS,
+        earliest=2 * RECENT + 1,
+    ),
+    HealthRule(
+        "surrogate near zero",
+        _surrogate_near_zero,
+        "the value of the objective is near 0",
+        "always: a note that the reward is what to watch",
+        ("metrics.surrogate",),
+        earliest=3,
+        is_note=True,
+    ),
+)

@@ -1,0 +1,167 @@
+"""The registry of health rules, and what they say about the steps of a run. Pure.
+
+A run that improves, or that has solved its task, is left in peace: low entropy, short completions and groups that agree
+are what success looks like. The problems of each step are recorded with it, so the page shows each with the steps in
+which it held, also when it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whet.record.health.critic import CRITIC_RULES
+from whet.record.health.episodes import EPISODE_RULES
+from whet.record.health.finding import FindingSpan, HealthFinding, recorded_finding
+from whet.record.health.groups import GROUP_RULES
+from whet.record.health.hacking import HACKING_RULES
+from whet.record.health.history import History, history_of
+from whet.record.health.length import LENGTH_RULES
+from whet.record.health.policy import POLICY_RULES
+from whet.record.health.preference import PREFERENCE_RULES
+from whet.record.health.reward import REWARD_RULES
+from whet.record.health.rollout import ROLLOUT_RULES
+from whet.record.health.rows import ROW_RULES
+from whet.record.health.rule import HealthRule
+from whet.record.log import EvalRecord
+from whet.record.run_kinds import PREFERENCE, kind_of
+from whet.types import StepReport
+
+RULES: Mapping[str, HealthRule] = {
+    rule.name: rule
+    for rule in (
+        *POLICY_RULES,
+        *GROUP_RULES,
+        *REWARD_RULES,
+        *LENGTH_RULES,
+        *ROLLOUT_RULES,
+        *HACKING_RULES,
+        *CRITIC_RULES,
+        *EPISODE_RULES,
+        *PREFERENCE_RULES,
+        *ROW_RULES,
+    )
+}
+
+MOST_REPLAYED = 200  # steps
+
+
+def rules_of(steps: Sequence[StepReport]) -> tuple[HealthRule, ...]:
+    """The rules about such a run. One that writes its own pairs reports rewards too, and is asked about both."""
+    kinds = {kind_of(steps).name} | ({PREFERENCE} if steps and "chosen_logp" in steps[-1].metrics else set())
+    return tuple(rule for rule in RULES.values() if kinds & set(rule.kinds))
+
+
+def findings(
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
+    *,
+    timed: bool = True,
+) -> tuple[HealthFinding, ...]:
+    """What the rules find at the last step: problems first, then notes; without `timed`, not by the clock."""
+    if not steps:
+        return ()
+    history = history_of(steps, dtype, settings, evals)
+    asked = [rule for rule in rules_of(steps) if timed or not rule.is_timed]
+    found = {rule: finding for rule in asked if (finding := rule.find(history)) is not None}
+    if any(finding.is_problem and rule.lasting for rule, finding in found.items()):
+        before = _histories_before(steps, dtype, settings, evals, max(rule.lasting for rule in found))
+        found = {
+            rule: finding
+            for rule, finding in found.items()
+            if not finding.is_problem or all(_is_problem(rule.find(each)) for each in before[: rule.lasting])
+        }
+    hidden = {name for rule, finding in found.items() if finding.is_problem for name in rule.hides}
+    shown = [finding for finding in found.values() if finding.name not in hidden]
+    return tuple(sorted(shown, key=lambda finding: not finding.is_problem))
+
+
+def _histories_before(
+    steps: Sequence[StepReport],
+    dtype: str,
+    settings: Mapping[str, Any] | None,
+    evals: Sequence[EvalRecord],
+    count: int,
+) -> list[History]:
+    """What was known one step ago, two steps ago and so on."""
+    earlier = [steps[: len(steps) - back] for back in range(1, min(count, len(steps) - 1) + 1)]
+    return [
+        history_of(each, dtype, settings, [known for known in evals if known.step <= each[-1].step]) for each in earlier
+    ]
+
+
+def _is_problem(finding: HealthFinding | None) -> bool:
+    return finding is not None and finding.is_problem
+
+
+def diagnosis(
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
+) -> tuple[str, ...]:
+    """The problems of the last step as they are recorded with it, one sentence each; empty when the run is healthy.
+
+    Equal runs record equal lines, so what the clock says is not among them.
+    """
+    found = findings(steps, dtype, settings, evals, timed=False)
+    return tuple(finding.text for finding in found if finding.is_problem)
+
+
+def notes(steps: Sequence[StepReport], dtype: str = "float32") -> tuple[str, ...]:
+    """What may look wrong at the last step and is normal, one sentence each."""
+    return tuple(finding.text for finding in findings(steps, dtype) if not finding.is_problem)
+
+
+def finding_spans(
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    recorded: Sequence[tuple[int, tuple[str, ...]]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
+) -> tuple[FindingSpan, ...]:
+    """Every problem recorded in any step, in the order they first appeared, then the notes of the last step.
+
+    `recorded` are the problems by step, where `steps` are not all there are. A problem that still holds is told with
+    all that its rule knows of it; of one that is over, only the sentence was recorded.
+    """
+    if not steps:
+        return ()
+    spans: dict[str, FindingSpan] = {}
+    end = steps[-1].step
+    now = findings(steps, dtype, settings, evals)
+    known = {finding.name: finding for finding in now if finding.is_problem}
+    for step, texts in ((each.step, each.health) for each in steps) if recorded is None else recorded:
+        for text in texts:
+            finding = recorded_finding(text)
+            before = spans.get(finding.name)
+            first, count = (before.first, before.num_steps + 1) if before else (step, 1)
+            holds = step == end
+            shown = known.get(finding.name, finding) if holds else finding
+            spans[finding.name] = FindingSpan(shown, first, step, count, holds)
+    for finding in now:
+        if finding.is_problem and RULES[finding.name].is_timed:
+            first, count = since_when(finding.name, steps, dtype, settings, evals)
+            spans[finding.name] = FindingSpan(finding, first, end, count, True)
+    last = [FindingSpan(each, end, end, 1, True) for each in now if not each.is_problem]
+    return (*spans.values(), *last)
+
+
+def since_when(
+    name: str,
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
+) -> tuple[int, int]:
+    """Since which step a rule that speaks now has spoken without a break, and in how many steps, by asking it again."""
+    count = 1
+    while count < min(len(steps), MOST_REPLAYED):
+        earlier = steps[: len(steps) - count]
+        known = [each for each in evals if each.step <= earlier[-1].step]
+        if RULES[name].find(history_of(earlier, dtype, settings, known)) is None:
+            break
+        count += 1
+    return steps[-count].step, count

@@ -1,0 +1,143 @@
+"""Where completions come from: sampler against trainer, routers, age and speed."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.history import RECENT, TREND_STEPS, History
+from whet.record.health.rule import ALL_KINDS, HealthRule
+from whet.record.run_kinds import completion_length, speed
+from whet.record.text import number, percent
+from whet.types import StepReport
+
+MUCH_DRIFT = 0.05  # of (token, layer)
+MUCH_STALE = 0.1  # nats per token
+MANY_DEAD = 0.1  # of the experts, more than at first
+WARM_UP = 2  # steps whose time says nothing
+LOOK_BACK = 50  # steps that say how fast the run was
+SLOWER = 0.5  # of the speed before
+
+
+def _sampler_gap(history: History) -> HealthFinding | None:
+    gap = history.steps[-1].metrics.get("sampler_gap")
+    if gap is None or not gap > history.tolerance:
+        return None
+    return problem(
+        f"Sampler and trainer disagree by {number(gap)} per token (at most {history.tolerance:g} is expected)",
+        "the completions are not quite from the policy that is trained",
+        "run sampler and trainer in the same precision (model.precision) and with the same weights",
+        history.give("objective.mismatch", "truncate"),
+    )
+
+
+def _router_drift(history: History) -> HealthFinding | None:
+    metrics = history.steps[-1].metrics
+    drift = metrics.get("router_drift_layers")
+    # completions of an older policy are meant to differ, and replayed experts do no harm
+    if drift is None or "staleness" in metrics or "replayed_experts" in metrics or not drift > MUCH_DRIFT:
+        return None
+    return problem(
+        f"Sampler and trainer send a token to other experts in {percent(drift)} of the layers",
+        "the trained log-probabilities are not those of the experts that wrote the completions",
+        history.give("batch.routing_replay", "sampler"),
+        "run sampler and trainer in the same precision (model.precision)",
+    )
+
+
+def _stale(history: History) -> HealthFinding | None:
+    gaps, behind = history.metric("staleness"), history.metric("versions_behind")
+    if len(gaps) < RECENT or (gap := median(gaps)) <= MUCH_STALE:
+        return None
+    age = f", {number(fmean(behind))} versions behind" if behind else ""
+    return problem(
+        f"The policy has moved {number(gap)} nats per token since the completions were written{age}",
+        "they are another policy's, and what is learned from them is wrong for this one",
+        history.lower("scale.max_staleness", 0.5),
+        history.lower("batch.staleness", 0.5),
+        history.lower("optimizer.learning_rate"),
+        history.give("objective.mismatch", "truncate"),
+    )
+
+
+def _dead_experts(history: History) -> HealthFinding | None:
+    dead = history.start_and_now(lambda step: step.metrics.get("dead_experts"))
+    if dead is None or not dead[1] > dead[0] + MANY_DEAD:
+        return None
+    return problem(
+        f"{percent(dead[1])} of the experts get no token, {percent(dead[0])} at first",
+        "the router has stopped using them, and what they knew is lost",
+        history.lower("optimizer.learning_rate"),
+        history.give("objective.ratio", "sequence"),
+        history.give("batch.routing_replay", "sampler"),
+    )
+
+
+def _pace(step: StepReport) -> float | None:
+    """Tokens per second, those of completions that were left out included."""
+    kept, written = step.counts.get("samples", 0), step.counts.get("samples_spent", 0)
+    found = speed(step)
+    return found if found is None or not kept or not written else found * written / kept
+
+
+def _slower(history: History) -> HealthFinding | None:
+    """Tokens per second of the last steps against those of the steps before; the first steps warm up."""
+    timed = [(each, completion_length(step) or 0.0) for step in history.steps[WARM_UP:] if (each := _pace(step))]
+    if len(timed) < 3 * RECENT:
+        return None
+    earlier, recent = timed[:-RECENT][-LOOK_BACK:], timed[-RECENT:]
+    typical, now = median(each for each, _ in earlier), median(each for each, _ in recent)
+    if not (now < SLOWER * typical and max(each for each, _ in recent) < typical):
+        return None
+    # short completions are dear per token: what a step costs besides them is shared by fewer
+    if median(length for _, length in recent) < 0.7 * median(length for _, length in earlier):
+        return None
+    return problem(
+        f"The run makes {number(now)} tokens per second, {number(typical)} before",
+        "another process took the machine, memory is short, or what writes completions has slowed down",
+        "look at the time split of the steps, and at what else runs on the machine",
+    )
+
+
+ROLLOUT_RULES = (
+    HealthRule(
+        "sampler gap",
+        _sampler_gap,
+        "the trainer's log-probabilities are not the sampler's, before any update",
+        "the products run in half precision: 0.05 nats are allowed there, 0.001 otherwise",
+        ("metrics.sampler_gap",),
+    ),
+    HealthRule(
+        "stale rollouts",
+        _stale,
+        f"the policy has moved {MUCH_STALE:g} nats per token or more since the completions were written",
+        "completions are a version or two old, and the policy has hardly moved",
+        ("metrics.staleness",),
+        earliest=RECENT,
+    ),
+    HealthRule(
+        "throughput loss",
+        _slower,
+        "tokens per second fell to half of what they were",
+        "completions became much shorter: what a step costs besides is shared by fewer tokens",
+        ("seconds", "counts.tokens"),
+        kinds=ALL_KINDS,
+        earliest=WARM_UP + 3 * RECENT,
+        is_timed=True,
+    ),
+    HealthRule(
+        "dead experts",
+        _dead_experts,
+        "a tenth more of the experts than at first get no token",
+        "they got none from the start: the step is too small to use them all",
+        ("metrics.dead_experts",),
+        earliest=TREND_STEPS,
+    ),
+    HealthRule(
+        "router drift",
+        _router_drift,
+        "sampler and trainer send tokens of a mixture of experts to different experts",
+        "the experts are replayed, or the completions are meant to be an older policy's",
+        ("metrics.router_drift_layers",),
+    ),
+)

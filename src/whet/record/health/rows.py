@@ -1,0 +1,98 @@
+"""Runs that learn from rows that are given: the loss should fall, and scores should tell better from worse."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend_in_errors
+from whet.record.health.rule import HealthRule
+from whet.record.run_kinds import PREFERENCE, REWARD_MODEL, SFT
+from whet.record.text import number, percent
+
+GUESSING_STEPS = 45  # scores of a new head begin as guesses
+FEWEST_EVALS = 4
+ENDS = 3  # steps whose mean is a loss
+ABOVE = 1.5  # times the loss of the first steps
+WORSE = 0.1  # of the lowest loss on held-out rows
+
+
+def _loss_rises(history: History) -> HealthFinding | None:
+    """A loss on rows that are seen again should fall."""
+    first = finite(step.metrics.get("loss") for step in history.steps[:ENDS])
+    losses = history.metric("loss", FLAT_STEPS)
+    if len(history.steps) < 2 * RECENT or not first or not losses:
+        return None
+    began, start, now = min(first), fmean(losses[:RECENT]), fmean(losses[-RECENT:])
+    rises = len(losses) == FLAT_STEPS and trend_in_errors(losses) > 2
+    if not rises and now <= ABOVE * abs(began) + 0.05:
+        return None
+    where = f"from {number(start)} to {number(now)} over {FLAT_STEPS} steps" if rises else f"from {number(began)}"
+    return problem(
+        f"The loss rose {where}" + ("" if rises else f", where it began, to {number(now)}"),
+        "the updates do harm",
+        history.lower("optimizer.learning_rate"),
+        "look for rows of another kind late in the data",
+    )
+
+
+def _guesses(history: History) -> HealthFinding | None:
+    accuracies = history.metric("accuracy", GUESSING_STEPS)
+    if len(accuracies) < GUESSING_STEPS or (now := fmean(accuracies[-2 * RECENT :])) > 0.55:
+        return None
+    return problem(
+        f"Accuracy on the training pairs is {percent(now)} after {len(history.steps)} steps",
+        "the scores do not tell better from worse",
+        history.higher("optimizer.learning_rate", 3.0),
+        "read a few pairs: the difference may not be visible, or labels be swapped",
+    )
+
+
+def _overfits(history: History) -> HealthFinding | None:
+    evals, losses = history.evaluated(("loss",)), history.metric("loss", 2 * FLAT_STEPS)
+    if len(evals) < FEWEST_EVALS or len(losses) < 2 * ENDS:
+        return None
+    lowest, (best_at, best) = min(value for _, value in evals), min(evals, key=lambda each: each[1])
+    falls = fmean(losses[-ENDS:]) < fmean(losses[:ENDS])
+    if not falls or min(value for _, value in evals[-2:]) <= lowest + WORSE * max(abs(lowest), 0.01):
+        return None
+    return problem(
+        f"The loss on held-out rows rose from {number(best)} at step {best_at} to {number(evals[-1][1])} while the "
+        "training's falls",
+        "the rows are being learned by heart",
+        f"take the checkpoint of step {best_at}",
+        "give more rows, or fewer steps",
+        history.lower("optimizer.learning_rate"),
+    )
+
+
+ROW_RULES = (
+    HealthRule(
+        "loss rises",
+        _loss_rises,
+        f"the loss rises over {FLAT_STEPS} steps, beyond noise, or is half as much again as at first",
+        "it goes up and down around a level",
+        ("metrics.loss",),
+        kinds=(SFT, REWARD_MODEL),
+        earliest=2 * RECENT + LASTING,
+        lasting=LASTING,
+    ),
+    HealthRule(
+        "overfitting",
+        _overfits,
+        "the loss on held-out rows rises while the training's falls",
+        "it rises by less than a tenth, or in a single evaluation",
+        ("metrics.loss",),
+        kinds=(SFT, PREFERENCE, REWARD_MODEL),
+        earliest=2 * ENDS,
+    ),
+    HealthRule(
+        "guessing",
+        _guesses,
+        "a reward model orders its training pairs no better than a coin",
+        "it has seen fewer steps than that",
+        ("metrics.accuracy",),
+        kinds=(REWARD_MODEL,),
+        earliest=GUESSING_STEPS,
+    ),
+)

@@ -1,0 +1,570 @@
+"""What a run leaves on disk: append-only logs and a summary that is replaced whole.
+
+`metrics.jsonl` has one line per step and one per evaluation, `samples.jsonl` one line per recorded sample,
+`tokens.jsonl` what became of the tokens of those samples (`whet.record.tokens`), `run.json` the summary. The trainer
+stores `RunRecorder.position()` in each checkpoint and calls `cut_back` when it resumes, so a run that was killed and
+resumed leaves the same lines as one that was not, but for `seconds`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from whet.record.rows import eval_row, step_row
+from whet.record.tokens import TokenSettings, token_lines
+from whet.types import Prompt, Sample, StepReport, Turn, WhetError
+
+METRICS, SAMPLES, TOKENS, SUMMARY = "metrics.jsonl", "samples.jsonl", "tokens.jsonl", "run.json"
+LOGS = (METRICS, SAMPLES, TOKENS)
+# what whet 0.1 called the columns and metrics of a run folder
+NAMES_OF_0_1 = {
+    "reply": "completion",
+    "reply_tokens": "completion_tokens",
+    "kl_reply": "kl_completion",
+    "reply_length": "completion_length",
+}
+
+
+@dataclass(frozen=True)
+class EvalRecord:
+    """One evaluation as it is recorded."""
+
+    step: int  # 0 is before the first step
+    name: str  # "eval", "held_out" in a run of 0.1
+    result: Mapping[str, float]
+    seconds: float
+
+
+class LogDigest:
+    """The number of lines of a log and a digest of them; wall-clock times, which no two runs share, do not count."""
+
+    def __init__(self) -> None:
+        self._lines, self._hash = 0, hashlib.sha256()
+
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        for line in lines:
+            self._lines += 1
+            self._hash.update(_encoded({name: value for name, value in line.items() if name != "seconds"}))
+
+    def values(self) -> dict[str, Any]:
+        return {"lines": self._lines, "sha256": self._hash.hexdigest()}
+
+
+def cut_back(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> None:
+    """Cut the logs back to a position of `RunRecorder`; nothing is touched unless all of them hold its lines."""
+    for path, end in log_ends(folder, position).items():
+        if path.exists() and path.stat().st_size > end:
+            with path.open("r+b") as log:
+                log.truncate(end)
+                os.fsync(log.fileno())
+
+
+def log_ends(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> dict[Path, int]:
+    """Where the lines of a position end in each log; an error where they are not those that the run wrote."""
+    ends = {}
+    for name in LOGS:
+        path, wanted = Path(folder) / name, position.get(name) or LogDigest().values()
+        digest, end = LogDigest(), 0
+        for line, end_of_line in _lines_and_ends(path, int(wanted["lines"])):
+            digest.add([line])
+            end = end_of_line
+        found = digest.values()
+        if found["lines"] < wanted["lines"]:
+            raise WhetError(
+                f"{path} has {found['lines']} lines but the checkpoint was saved at {wanted['lines']}: lines were"
+                " lost; restore the file, or start a new run in another folder"
+            )
+        if found["sha256"] != wanted["sha256"]:
+            raise WhetError(
+                f"{path}: its lines are not those that this run wrote before its checkpoint; restore the file, or "
+                "start a new run in another folder"
+            )
+        ends[path] = end
+    return ends
+
+
+class RunRecorder:
+    """A callback that writes the run folder."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        samples_per_step: int = 1,
+        reward_hash: str = "",
+        tokens: TokenSettings | None = None,
+    ) -> None:
+        """`samples_per_step`: 0 records none, n those of a step's first n groups, its best and its worst; `tokens`: how
+        their tokens are recorded, None: not at all."""
+        self._reward_hash, self._tokens = reward_hash, tokens
+        if samples_per_step < 0:
+            raise WhetError(f"samples_per_step is {samples_per_step}; give 0 (none) or a number of groups")
+        self.folder = Path(folder)
+        self.samples_per_step = samples_per_step
+        self._summary: dict[str, Any] = {}
+        self._logs: dict[str, BinaryIO] = {}
+        self._digests: dict[str, LogDigest] = {}
+        self._place: os.stat_result | None = None
+
+    def started(self, summary: Mapping[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._place = self.folder.stat()
+        self._summary = {"status": "running", "finished": None, **summary}
+        replace_summary(self.folder, self._summary)
+
+    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        chosen = recorded_samples(samples, self.samples_per_step)
+        # metrics last: a step's line then always has its samples and tokens, whenever the process dies
+        self._append(
+            SAMPLES, [sample_line(report.step, prompt, sample, self._reward_hash) for prompt, sample in chosen]
+        )
+        if self._tokens is not None:
+            self._append(TOKENS, token_lines(report.step, [sample for _, sample in chosen], self._tokens))
+        self._append(METRICS, [step_line(report)])
+
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+        self._append(METRICS, [eval_line(EvalRecord(step, name, result, seconds))])
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """The last write of a run: whoever finds it finished finds everything else."""
+        self._summary = {**self._summary, "status": "finished", **summary}
+        self.sync()
+        replace_summary(self.folder, self._summary)
+        self.close()
+
+    def sync(self) -> None:
+        """Force what was appended onto the disk."""
+        for log in self._logs.values():
+            log.flush()
+            os.fsync(log.fileno())
+
+    def position(self) -> dict[str, dict[str, Any]]:
+        """How many lines each log has, all of them on the disk, and their digest."""
+        self.sync()
+        return {name: self._written(name).values() for name in LOGS}
+
+    def lost(self) -> str | None:
+        """What is no longer where the run wrote it: its folder or a log was deleted, moved or replaced; else None."""
+        try:
+            if self._place is not None and not os.path.samestat(self._place, self.folder.stat()):
+                return str(self.folder)
+        except OSError:
+            return str(self.folder)
+        for name, log in self._logs.items():
+            try:
+                if not os.path.samestat(os.fstat(log.fileno()), (self.folder / name).stat()):
+                    return str(self.folder / name)
+            except OSError:
+                return str(self.folder / name)
+        return None
+
+    def close(self) -> None:
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+
+    def _append(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        if not lines:
+            return
+        if name not in self._logs:
+            self._logs[name] = _open_log(self.folder / name)
+        self._written(name).add(lines)
+        self._logs[name].write(b"".join(_encoded(line) for line in lines))
+        self._logs[name].flush()
+
+    def _written(self, name: str) -> LogDigest:
+        """What the log holds; read from it where another process began it."""
+        if name not in self._digests:
+            self._digests[name] = LogDigest()
+            self._digests[name].add(_raw_lines(self.folder / name))
+        return self._digests[name]
+
+
+class SilentRecorder(RunRecorder):
+    """Of a rank that is not the first: it writes nothing."""
+
+    def started(self, summary: Mapping[str, Any]) -> None:
+        pass
+
+    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        pass
+
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+        pass
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        pass
+
+    def position(self) -> dict[str, dict[str, Any]]:
+        return {}
+
+
+def step_line(report: StepReport) -> dict[str, Any]:
+    """A step as written to metrics.jsonl. Inner keys are sorted: equal runs write equal bytes."""
+    return {
+        "step": int(report.step),
+        "policy_version": int(report.policy_version),
+        "counts": {name: int(report.counts[name]) for name in sorted(report.counts)},
+        "reward": _floats(report.reward),
+        "metrics": _floats(report.metrics),
+        "health": list(report.health),
+        "spread": {name: _floats(values) for name, values in sorted(report.spread.items())},
+        "seconds": _floats(report.seconds),
+    }
+
+
+def eval_line(evaluation: EvalRecord) -> dict[str, Any]:
+    return {
+        "step": int(evaluation.step),
+        "eval": evaluation.name,
+        "result": _floats(evaluation.result),
+        "seconds": _floats({"evaluate": evaluation.seconds}),
+    }
+
+
+def sample_line(step: int, prompt: Prompt, sample: Sample, reward_hash: str = "") -> dict[str, Any]:
+    return {
+        "step": int(step),
+        "prompt_id": prompt.id,
+        "question": prompt.question(),
+        "answer": _plain(prompt.answer),
+        "completion": sample.completion,
+        "stop": str(sample.stop),
+        "parts": _floats(sample.parts),
+        "reward": None if sample.reward is None else _finite(sample.reward),
+        "tokens": sample.num_actions,
+        "versions": [int(version) for version in sample.versions],
+        "reward_hash": reward_hash,
+        **_episode_fields(sample),
+    }
+
+
+def _episode_fields(sample: Sample) -> dict[str, Any]:
+    """What an episode has beyond its last completion. Two equal runs disagree on `seconds` alone."""
+    if not sample.turns:
+        return {}
+    fields: dict[str, Any] = {
+        "episode": sample.episode,
+        "returned": None if sample.returned is None else _finite(sample.returned),
+        "turns": [_turn_fields(turn) for turn in sample.turns],
+        "metrics": _floats(sample.metrics),
+        "seconds": [round(turn.seconds, 4) for turn in sample.turns],
+    }
+    return {**fields, "role": sample.role} if sample.role else fields
+
+
+def _turn_fields(turn: Turn) -> dict[str, Any]:
+    """Who spoke and what; the rest only where there is something to say."""
+    fields: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.stop - turn.start}
+    if turn.reward is not None:
+        fields["reward"] = _finite(turn.reward)
+    if turn.state is not None:
+        fields["state"] = turn.state
+    if turn.ended is not None:
+        fields["ended"] = str(turn.ended)
+    if turn.counts:
+        fields["counts"] = dict(turn.counts)
+    return {**fields, "errors": list(turn.errors)} if turn.errors else fields
+
+
+def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[tuple[Prompt, Sample]]:
+    return [samples[place] for place in recorded_places(samples, samples_per_step)]
+
+
+def recorded_places(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[int]:
+    """Where the samples of the first groups are and, wherever they are, the best and the worst; in order."""
+    if samples_per_step == 0:
+        return []
+    first = list(dict.fromkeys(prompt.id for prompt, _ in samples))[:samples_per_step]
+    chosen = {place for place, (prompt, _) in enumerate(samples) if prompt.id in first}
+    scored = [
+        (float(sample.reward), -place)
+        for place, (_, sample) in enumerate(samples)
+        if sample.reward is not None and math.isfinite(sample.reward)
+    ]
+    if scored:
+        chosen |= {-max(scored)[1], -min(scored, key=lambda item: (item[0], -item[1]))[1]}
+    return sorted(chosen)
+
+
+def replace_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write run.json so that a reader finds the old one or the new one, never half of one."""
+    temporary = folder / (SUMMARY + ".temporary")
+    text = json.dumps(_plain(summary), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with temporary.open("wb") as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, folder / SUMMARY)
+
+
+def is_finished(folder: Path | str) -> bool:
+    """Whether a run has come to its end: its summary is written last."""
+    try:
+        return read_summary(folder).get("status") == "finished"
+    except WhetError:
+        return False
+
+
+def read_summary(folder: Path | str) -> dict[str, Any]:
+    path = Path(folder) / SUMMARY
+    try:
+        summary = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise WhetError(f"{folder} has no {SUMMARY}; give the folder of a run") from None
+    except (ValueError, RecursionError) as error:
+        raise WhetError(f"{path} is not JSON ({error}); restore it, or give another run's folder") from None
+    except OSError as error:
+        raise WhetError(f"{path} cannot be read ({error.strerror}); restore it, or give another run's folder") from None
+    if not isinstance(summary, dict):
+        raise WhetError(f"{path} holds a {type(summary).__name__}, not an object; give the folder of a run")
+    return in_todays_names(summary)
+
+
+def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, steps and evaluations as they came; no file, no lines."""
+    return list(read_lines(Path(folder) / METRICS))
+
+
+def read_samples(folder: Path | str) -> list[dict[str, Any]]:
+    return list(read_lines(Path(folder) / SAMPLES))
+
+
+def step_rows(folder: Path | str) -> list[dict[str, Any]]:
+    """Every step as one flat dictionary, for a table or a data frame, under the names of `rows.step_row`."""
+    return [step_row(line) for line in read_metrics(folder) if "eval" not in line]
+
+
+def eval_rows(folder: Path | str) -> list[dict[str, Any]]:
+    """Every evaluation as one flat dictionary: `step`, `eval` (its name), its metrics, `seconds`."""
+    return [eval_row(line) for line in read_metrics(folder) if "eval" in line]
+
+
+def sample_rows(
+    folder: Path | str,
+    *,
+    step: int | None = None,
+    prompt_id: str | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+) -> list[dict[str, Any]]:
+    """The recorded samples, of one step (-1: the last recorded) or prompt.
+
+    `sort` is a field or a part of the reward, lowest first, or "-reward" for the highest first; samples without a
+    value come last.
+    """
+    rows = read_samples(folder)
+    if step is not None:
+        wanted = max((row["step"] for row in rows), default=0) if step == -1 else step
+        rows = [row for row in rows if row["step"] == wanted]
+    if prompt_id is not None:
+        rows = [row for row in rows if row["prompt_id"] == prompt_id]
+    if sort is not None:
+        rows = _sorted(rows, sort)
+    return rows if limit is None else rows[:limit]
+
+
+def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
+    name, sign = (sort[1:], -1) if sort.startswith("-") else (sort, 1)
+
+    def value(row: Mapping[str, Any]) -> Any:
+        return row[name] if name in row else row["parts"].get(name)
+
+    fields = dict.fromkeys(each for row in rows for each in (*row, *row["parts"]))
+    if rows and name not in fields:
+        raise WhetError(f"samples have no {name!r} to sort by; give one of {', '.join(fields)}")
+    known = [row for row in rows if isinstance(value(row), int | float)]
+    return [*sorted(known, key=lambda row: sign * value(row)), *(row for row in rows if row not in known)]
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a log. A last line without its newline was torn by a kill and is left out."""
+    for line in _raw_lines(path):
+        yield in_todays_names(line)
+
+
+def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int = 1 << 18) -> list[dict[str, Any]]:
+    """The complete lines at the end of a log that have the same key, read from the end."""
+    size = path.stat().st_size if path.exists() else 0
+    while size:
+        start = max(0, size - block)
+        with path.open("rb") as log:
+            log.seek(start)
+            lines = log.read(size - start).split(b"\n")[:-1]  # behind the last newline is nothing, or a torn line
+        found: list[dict[str, Any]] = []
+        for text in reversed(lines[1:] if start else lines):
+            try:
+                line = in_todays_names(json.loads(text))
+            except (ValueError, AttributeError, RecursionError):
+                raise WhetError(f"{path} has a line that is not a JSON object; delete it or restore the file") from None
+            if found and key(line) != key(found[0]):
+                return found[::-1]
+            found.append(line)
+        if start == 0:
+            return found[::-1]
+        block *= 4
+    return []
+
+
+def _raw_lines(path: Path) -> Iterator[dict[str, Any]]:
+    return (line for line, _ in _lines_and_ends(path))
+
+
+def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The complete lines of a log as they are, each with its place for an error."""
+    if path.exists():
+        with path.open("rb") as log:
+            for number, text in enumerate(log, start=1):
+                if text.endswith(b"\n"):
+                    yield f"{path}:{number}", text
+
+
+def json_object(place: str, text: bytes) -> dict[str, Any]:
+    """What a line of a log holds; `place` names it in the error."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise WhetError(f"{place} is not a JSON object; delete the line or restore the file")
+    return value
+
+
+def parsed_line(place: str, text: bytes) -> dict[str, Any]:
+    return in_todays_names(json_object(place, text))
+
+
+def step_sums(place: str, text: bytes) -> dict[str, Any]:
+    """`step`, `counts`, `health` and `seconds` of a step's line: a fifth of the time that reading all of it takes.
+
+    Rewards and metrics, which are most of it, are passed over. A line that is not as `step_line` writes it
+    is read whole.
+    """
+    head, reward, rest = text.partition(b', "reward": {')
+    health, spread, _ = rest.rpartition(b', "health": ')[2].partition(b', "spread": {')
+    seconds = text[text.rfind(b', "seconds": {') + 1 :]
+    try:
+        if not (reward and spread and head.startswith(b'{"step": ') and text.endswith(b"}}\n")):
+            return parsed_line(place, text)
+        return json.loads(head + b', "health": ' + health + b"," + seconds)  # type: ignore[no-any-return]
+    except ValueError:
+        return parsed_line(place, text)
+
+
+def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each complete line, at most so many, and where it ends."""
+    if most == 0 or not path.exists():
+        return
+    if not path.is_file():
+        raise WhetError(f"{path} is not a file; restore the run's own")
+    end = 0
+    with path.open("rb") as log:
+        for place, line in enumerate(log, start=1):
+            if not line.endswith(b"\n"):
+                return
+            value = json_object(f"{path}:{place}", line)
+            end += len(line)
+            yield value, end
+            if place == most:
+                return
+
+
+def in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
+    """A line that whet 0.1 wrote with the names of today; one of today comes back as it is."""
+    inner = [line[name] for name in ("metrics", "result", "before", "after") if isinstance(line.get(name), dict)]
+    if all(NAMES_OF_0_1.keys().isdisjoint(each) for each in (line, *inner)):
+        return line
+    renamed = {NAMES_OF_0_1.get(name, name): value for name, value in line.items()}
+    for name in ("metrics", "result", "before", "after"):
+        if isinstance(renamed.get(name), dict):
+            renamed[name] = {NAMES_OF_0_1.get(each, each): value for each, value in renamed[name].items()}
+    return renamed
+
+
+def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
+    """The steps among the lines of metrics.jsonl; null comes back as NaN."""
+    return [
+        StepReport(
+            line["step"],
+            line["policy_version"],
+            line["counts"],
+            _with_nan(line["reward"]),
+            _with_nan(line["metrics"]),
+            tuple(line["health"]),
+            _with_nan(line["seconds"]),
+            {name: _with_nan(values) for name, values in line.get("spread", {}).items()},
+        )
+        for line in lines
+        if "eval" not in line
+    ]
+
+
+def eval_records(lines: Sequence[Mapping[str, Any]]) -> list[EvalRecord]:
+    """The evaluations among the lines of metrics.jsonl."""
+    return [
+        EvalRecord(line["step"], line["eval"], _with_nan(line["result"]), _with_nan(line["seconds"])["evaluate"])
+        for line in lines
+        if "eval" in line
+    ]
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """Open for appending, first cutting a torn last line so that the next line does not grow onto it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        with path.open("r+b") as log:
+            log.truncate(_complete_bytes(log))
+    return path.open("ab")
+
+
+def _complete_bytes(log: BinaryIO, block: int = 1 << 16) -> int:
+    """The length up to and with the last newline."""
+    end = log.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - block)
+        log.seek(start)
+        newline = log.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+    # a lone surrogate cannot be UTF-8; its backslash form is the JSON escape of the same character
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _finite(value: float) -> float | None:
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _floats(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _finite(values[name]) for name in sorted(values)}
+
+
+def _with_nan(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's own types; what JSON does not know becomes its text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return str(value)

@@ -1,0 +1,168 @@
+"""What people said of a run's samples: `marks.jsonl` in its folder, append-only; the last word about a sample counts.
+
+Whoever marks appends under a lock, and nobody rewrites the file: two people, or a person and a run that selects more
+samples, do not lose each other's work.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.record.log import json_object
+from whet.record.metrics.agreement import kappa
+from whet.record.metrics.significance import share_interval
+from whet.types import WhetError
+
+MARKS_LOG = "marks.jsonl"
+HIGH, LOW = "high", "low"
+GOOD, HACKED, WRONG = "good", "hacked", "wrong"
+MARKS = (GOOD, HACKED, WRONG)
+NAMES_OF_MARKS = {"bad": WRONG}  # what a file of an earlier version says
+LONGEST_SHOWN = 100  # characters of a wrong mark that an error repeats
+LONGEST_NOTE = 10_000  # characters
+
+
+@dataclass(frozen=True)
+class SampleMark:
+    """What somebody said of a sample."""
+
+    id: str
+    mark: str | None  # one of MARKS; None: taken back
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ReviewAgreement:
+    """The reward's verdict (its end of the review) against people's (good, or not)."""
+
+    marked: int
+    agreed: int  # high and good, low and hacked or wrong
+    low: float  # Wilson's 95% interval of the share; NaN where nothing is marked
+    high: float
+    kappa: float  # Cohen's; NaN where nothing is marked, or where both said one thing only
+
+    @property
+    def share(self) -> float:
+        return self.agreed / self.marked if self.marked else math.nan
+
+
+def checked_mark(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with its mark in today's name; an error that names the place where it is none."""
+    mark = row.get("mark")
+    mark = NAMES_OF_MARKS.get(mark, mark) if isinstance(mark, str) else mark
+    if mark is not None and mark not in ("", *MARKS):
+        shown = json.dumps(mark, ensure_ascii=False)[:LONGEST_SHOWN]
+        expected = ", ".join(f'"{each}"' for each in MARKS)
+        raise WhetError(f"{place}: mark is {shown}; write {expected} or null")
+    if not isinstance(row.get("note", ""), str | None):
+        shown = json.dumps(row["note"], ensure_ascii=True)[:LONGEST_SHOWN]
+        raise WhetError(f"{place}: note is {shown}; write text in quotes")
+    return {**row, "mark": mark or None}
+
+
+def append_marks(folder: Path | str, marks: Sequence[SampleMark]) -> None:
+    """Add what was said. A line that a crash tore is cut first; a link is not followed."""
+    path = Path(folder) / MARKS_LOG
+    lines = [
+        json.dumps({"id": each.id, "mark": each.mark, "note": each.note, "at": round(time.time(), 3)}) + "\n"
+        for each in marks
+    ]
+    if not lines:
+        return
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = os.fstat(file).st_size
+            whole = _whole_size(file, size)
+            if whole < size:
+                os.ftruncate(file, whole)
+            content = "".join(lines).encode()
+            try:
+                while content:
+                    content = content[os.write(file, content) :]
+                os.fsync(file)
+            except OSError:
+                os.ftruncate(file, whole)  # half of what was said is worse than nothing of it
+                raise
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise WhetError(f"{path} cannot be written ({error.strerror}) and stays as it was; make it writable") from None
+
+
+def _whole_size(file: int, size: int, block: int = 1 << 16) -> int:
+    """The length up to and with the last newline."""
+    end = size
+    while end > 0:
+        start = max(0, end - block)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def read_sample_marks(folder: Path | str) -> dict[str, SampleMark]:
+    """The last word about each sample that somebody marked, by its id; no file, no marks."""
+    path = Path(folder) / MARKS_LOG
+    found: dict[str, SampleMark] = {}
+    for place, text in _lines(path):
+        row = checked_mark(place, json_object(place, text))
+        if not isinstance(row.get("id"), str):
+            raise WhetError(f'{place}: no sample is named; restore its "id", or delete the line')
+        found[row["id"]] = SampleMark(row["id"], row["mark"], row.get("note") or "")
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The complete lines that are not empty; one without its newline was torn by a crash."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise WhetError(f"{path} cannot be read ({error.strerror}); make it readable") from None
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        if line.strip():
+            yield f"{path}:{number}", line
+
+
+def review_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many of each end were marked how, and how many not at all: "high good", "high hacked", ..."""
+    counts = {f"{end} {verdict}": 0 for end in (HIGH, LOW) for verdict in (*MARKS, "unmarked")}
+    for row in rows:
+        counts[f"{row['end']} {row.get('mark') or 'unmarked'}"] += 1
+    return counts
+
+
+def agreement(counts: Mapping[str, int]) -> ReviewAgreement:
+    """Whether people and the reward see the same in the marked samples."""
+    table = [[counts[f"{end} {GOOD}"], counts[f"{end} {HACKED}"] + counts[f"{end} {WRONG}"]] for end in (HIGH, LOW)]
+    marked, agreed = sum(map(sum, table)), table[0][0] + table[1][1]
+    low, high = share_interval(agreed / marked, marked) if marked else (math.nan, math.nan)
+    return ReviewAgreement(marked, agreed, low, high, kappa(table))
+
+
+def review_verdict(counts: Mapping[str, int]) -> str:
+    """What the marks say of the reward."""
+    high, low = (sum(counts[f"{end} {mark}"] for mark in MARKS) for end in (HIGH, LOW))
+    waiting = counts[f"{HIGH} unmarked"] + counts[f"{LOW} unmarked"]
+    if not high + low:
+        return f"No answer is marked yet; {waiting} wait."
+    both = agreement(counts)
+    by_chance = "" if math.isnan(both.kappa) else f", kappa {both.kappa:.2f}"
+    return (
+        f"{counts[f'{HIGH} {HACKED}']} of {high} marked answers with a high reward are hacked and "
+        f"{counts[f'{HIGH} {WRONG}']} are wrong; {counts[f'{LOW} {GOOD}']} of {low} with a low reward are good. "
+        f"The reward agrees with {both.agreed} of {both.marked} marks ({both.share:.0%}, 95% interval "
+        f"{both.low:.0%} to {both.high:.0%}{by_chance}); {waiting} wait."
+    )

@@ -1,0 +1,70 @@
+"""How two columns of numbers go together: Pearson, Spearman and ranks, from values or from moments. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from whet.record.metrics.distribution import is_flat
+
+FEWEST_PAIRS = 3  # any two pairs lie on a line
+NO_SPREAD = 1e-6  # of the mean square: what remains of two large squares is noise below it
+
+
+def pearson(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The linear correlation; None where one side does not vary or there are fewer than three pairs."""
+    if len(first) < FEWEST_PAIRS or is_flat(first) or is_flat(second):
+        return None
+    mean_first, mean_second = fmean(first), fmean(second)
+    over = math.fsum((a - mean_first) * (b - mean_second) for a, b in zip(first, second, strict=True))
+    under = math.fsum((a - mean_first) ** 2 for a in first) * math.fsum((b - mean_second) ** 2 for b in second)
+    return _bounded(over / math.sqrt(under)) if under > 0 else None
+
+
+def pearson_from_moments(x: float, y: float, xx: float, yy: float, xy: float) -> float | None:
+    """The same from the means of x, y, x^2, y^2 and x y, which can be added up batch by batch."""
+    spread_x, spread_y = xx - x * x, yy - y * y
+    if spread_x <= NO_SPREAD * xx or spread_y <= NO_SPREAD * yy:
+        return None
+    return _bounded((xy - x * y) / math.sqrt(spread_x * spread_y))
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The correlation of the ranks, equal values sharing their mean rank."""
+    return pearson(ranks(first), ranks(second))
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """1 for the lowest; equal values share the mean of their ranks."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    shared = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        stop = start
+        while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
+            stop += 1
+        for place in order[start : stop + 1]:
+            shared[place] = (start + stop) / 2 + 1
+        start = stop + 1
+    return shared
+
+
+def correlations(columns: Mapping[str, Sequence[float | None]]) -> list[tuple[str, str, float | None, float | None]]:
+    """(first, second, Pearson, Spearman) of every two columns, over the rows where both are known."""
+    names = list(columns)
+    table = []
+    for place, first in enumerate(names):
+        for second in names[place + 1 :]:
+            pairs = [
+                (a, b)
+                for a, b in zip(columns[first], columns[second], strict=True)
+                if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
+            ]
+            one, other = [a for a, _ in pairs], [b for _, b in pairs]
+            table.append((first, second, pearson(one, other), spearman(one, other)))
+    return table
+
+
+def _bounded(value: float) -> float:
+    return max(-1.0, min(1.0, value))

@@ -1,0 +1,177 @@
+"""What an evaluation says about a model, from its attempts at each prompt. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from whet.record.metrics.calibration import Calibration, calibration_of, vote_confidence
+from whet.record.metrics.distribution import quantile
+from whet.record.metrics.estimates import (
+    AccuracyEstimate,
+    IntervalEstimate,
+    SizedEstimate,
+    accuracy_estimate,
+    mean_estimate,
+    pass_curve,
+    share_estimate,
+    vote_curve,
+)
+
+CUT, FORCED = "cut", "forced"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One completion, or one episode."""
+
+    outcome: float  # the reward's first part; an unscorable one is 0
+    tokens: int
+    finished: bool  # ended by itself, not by a limit
+    answer: str | None = None  # in its normal form: equal ones vote for the same
+    confidence: float | None = None  # geometric mean of its tokens' probabilities; None where they are not known
+    refused: bool = False
+    in_format: bool | None = None  # <think>...</think> closed and an answer behind it; None where it does not think
+    budgets: Mapping[tuple[str, int], tuple[float, int]] = field(default_factory=dict)  # (CUT or FORCED, budget)
+
+
+@dataclass(frozen=True)
+class BudgetPoint(IntervalEstimate):
+    """Accuracy under a token budget."""
+
+    way: str  # CUT or FORCED
+    budget: int
+    tokens: float  # that were written, on average
+
+
+@dataclass(frozen=True)
+class LengthSummary:
+    """Tokens of the completions."""
+
+    mean: float
+    median: float
+    tenth_longest: float  # the 90% quantile
+    right: float | None  # mean of those that are right
+    wrong: float | None
+    truncated: IntervalEstimate  # share that a limit cut off
+
+
+@dataclass(frozen=True)
+class EvalSummary:
+    """All of it for one model on one task. What does not apply is None or empty."""
+
+    prompts: int
+    samples: int
+    measure: str  # accuracy, or reward where outcomes are not 0 or 1
+    value: IntervalEstimate
+    accuracy: AccuracyEstimate | None
+    pass_at: tuple[SizedEstimate, ...]
+    votes: tuple[SizedEstimate, ...]
+    calibration: Mapping[str, Calibration]  # by "votes" or "tokens"
+    lengths: LengthSummary
+    answered: IntervalEstimate | None  # share with an explicit final answer; None where none has one
+    in_format: IntervalEstimate | None
+    budgets: tuple[BudgetPoint, ...]
+    refusals: Mapping[str, IntervalEstimate]  # by the value of a column; "" is all prompts
+    tasks: Mapping[str, IntervalEstimate]  # by the value of a column
+
+
+def summarized(
+    attempts: Sequence[Sequence[Attempt]],
+    labels: Sequence[str] = (),
+    refusals: bool = False,
+    counts: Sequence[int] = (),
+) -> EvalSummary:
+    """Of [prompts][attempts], each prompt with as many; `labels` name the part of the task that a prompt belongs to.
+
+    `counts` are the k of pass@k and the n of votes.
+    """
+    outcomes = [[each.outcome for each in row] for row in attempts]
+    flat = [each for row in attempts for each in row]
+    samples = min(map(len, attempts))
+    is_share = all(each.outcome in (0.0, 1.0) for each in flat)
+    accuracy = accuracy_estimate(outcomes) if is_share else None
+    answers = [[each.answer for each in row] for row in attempts]
+    votable = samples > 1 and any(answer is not None for row in answers for answer in row)
+    right = [each.tokens for each in flat if each.outcome == 1.0] if is_share else []
+    wrong = [each.tokens for each in flat if each.outcome != 1.0] if is_share else []
+    lengths = sorted(float(each.tokens) for each in flat)
+    return EvalSummary(
+        len(attempts),
+        samples,
+        "accuracy" if is_share else "reward",
+        accuracy or mean_estimate([fmean(row) for row in outcomes]),
+        accuracy,
+        pass_curve(outcomes, counts) if is_share and samples > 1 else (),
+        vote_curve(outcomes, answers, counts) if is_share and votable else (),
+        _calibrations(attempts) if is_share else {},
+        LengthSummary(
+            fmean(lengths),
+            median(lengths),
+            quantile(lengths, 0.9),
+            fmean(right) if right else None,
+            fmean(wrong) if wrong else None,
+            _share(attempts, lambda each: not each.finished),
+        ),
+        _share(attempts, lambda each: each.answer is not None)
+        if any(each.answer is not None for each in flat)
+        else None,
+        _formats(attempts),
+        _budget_points(attempts, is_share),
+        _by_label(attempts, labels, lambda each: float(each.refused), is_share=True) if refusals else {},
+        {
+            name: value
+            for name, value in _by_label(attempts, labels, lambda each: each.outcome, is_share).items()
+            if name
+        },
+    )
+
+
+def _share(attempts: Sequence[Sequence[Attempt]], holds: Callable[[Attempt], bool]) -> IntervalEstimate:
+    return share_estimate([fmean([float(holds(each)) for each in row]) for row in attempts], min(map(len, attempts)))
+
+
+def _formats(attempts: Sequence[Sequence[Attempt]]) -> IntervalEstimate | None:
+    """Of a model that thinks in tags at all."""
+    if not any(each.in_format is not None for row in attempts for each in row):
+        return None
+    return _share(attempts, lambda each: bool(each.in_format))
+
+
+def _calibrations(attempts: Sequence[Sequence[Attempt]]) -> dict[str, Calibration]:
+    found = {}
+    if min(map(len, attempts)) > 1 and any(each.answer is not None for row in attempts for each in row):
+        votes = [vote_confidence([each.outcome for each in row], [each.answer for each in row]) for row in attempts]
+        found["votes"] = calibration_of([sure for sure, _ in votes], [right for _, right in votes])
+    flat = [each for row in attempts for each in row]
+    if all(each.confidence is not None for each in flat):
+        found["tokens"] = calibration_of([each.confidence or 0.0 for each in flat], [each.outcome for each in flat])
+    return found
+
+
+def _budget_points(attempts: Sequence[Sequence[Attempt]], is_share: bool) -> tuple[BudgetPoint, ...]:
+    points = []
+    samples = min(map(len, attempts))
+    for way, budget in sorted(attempts[0][0].budgets, key=lambda key: (key[0], key[1])):
+        cells = [[each.budgets[way, budget] for each in row] for row in attempts]
+        values = [fmean([outcome for outcome, _ in row]) for row in cells]
+        estimate = share_estimate(values, samples) if is_share else mean_estimate(values)
+        tokens = fmean([fmean([count for _, count in row]) for row in cells])
+        points.append(BudgetPoint(estimate.value, estimate.low, estimate.high, way, budget, tokens))
+    return tuple(points)
+
+
+def _by_label(
+    attempts: Sequence[Sequence[Attempt]], labels: Sequence[str], value: Callable[[Attempt], float], is_share: bool
+) -> dict[str, IntervalEstimate]:
+    """All prompts under "", and those of each label."""
+    parts = {"": list(attempts)}
+    for label, row in zip(labels, attempts, strict=bool(labels)):
+        parts.setdefault(label, []).append(row)
+    samples = min(map(len, attempts))
+    found = {}
+    for label, rows in parts.items():
+        values = [fmean([value(each) for each in row]) for row in rows]
+        found[label] = share_estimate(values, samples) if is_share else mean_estimate(values)
+    return found

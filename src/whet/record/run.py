@@ -1,0 +1,223 @@
+"""A run folder read back, and what it says in one sentence. Shared by everything that shows finished runs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whet.record.health import FindingSpan, HealthFinding, finding_spans, findings
+from whet.record.log import (
+    METRICS,
+    SAMPLES,
+    EvalRecord,
+    eval_records,
+    last_lines,
+    parsed_line,
+    raw_lines,
+    read_lines,
+    read_summary,
+    step_reports,
+    step_sums,
+)
+from whet.record.run_kinds import RL, RunKind, kind_of
+from whet.record.text import duration, headline, metric_text, words
+from whet.record.thinning import ThinnedLog
+from whet.types import StepReport
+
+MOST_BETWEEN = 1500  # steps of a long run between its first and its last ones
+
+
+@dataclass
+class StepTotals:
+    """What all steps of a run add up to."""
+
+    num_steps: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    problems: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # of each step that has any
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """One more step, as metrics.jsonl has it."""
+        self.num_steps += 1
+        for phase, took in line["seconds"].items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + (took or 0.0)
+        for name, count in line["counts"].items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        if line["health"]:
+            self.problems.append((line["step"], tuple(line["health"])))
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder holds. Of the samples only those of the first and the last recorded step.
+
+    Of a very long run `steps` has the first, the last and evenly spaced ones in between; `totals` count all of them.
+    """
+
+    folder: Path
+    summary: Mapping[str, Any]
+    config: str
+    steps: tuple[StepReport, ...]
+    evals: tuple[EvalRecord, ...]
+    first_samples: tuple[Mapping[str, Any], ...]
+    last_samples: tuple[Mapping[str, Any], ...]
+    totals: StepTotals = field(default_factory=lambda: StepTotals())
+
+    @property
+    def status(self) -> str:
+        return str(self.summary.get("status") or "running")
+
+    @property
+    def title(self) -> str:
+        return str(self.summary.get("title") or self.folder.name or "run")
+
+    @property
+    def kind(self) -> RunKind:
+        return kind_of(self.steps)
+
+    @property
+    def num_steps(self) -> int:
+        """The last step reached."""
+        return self.steps[-1].step if self.steps else 0
+
+    @property
+    def dtype(self) -> str:
+        return str((self.summary.get("facts") or {}).get("dtype", "float32"))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Those that health rules look at, by name; empty for a run of an older version."""
+        found = self.summary.get("settings")
+        return found if isinstance(found, Mapping) else {}
+
+    def findings(self) -> tuple[HealthFinding, ...]:
+        """What health rules find at its last step."""
+        return findings(self.steps, self.dtype, self.settings, self.evals)
+
+    def finding_spans(self) -> tuple[FindingSpan, ...]:
+        """Every problem of any step with the steps in which it held, then the notes of the last step."""
+        return finding_spans(self.steps, self.dtype, self.totals.problems, self.settings, self.evals)
+
+    def seconds(self) -> dict[str, float]:
+        """Where the time went: as summed up by the run, or by its logs where it never came to that."""
+        summed = self.summary.get("seconds")
+        if summed:
+            return {phase: float(took) for phase, took in summed.items() if took}
+        phases = dict(self.totals.seconds)
+        evaluating = sum(evaluation.seconds for evaluation in self.evals)
+        return {**phases, "evaluate": evaluating} if evaluating else phases
+
+    def wall_seconds(self) -> float:
+        started, finished = self.summary.get("started"), self.summary.get("finished")
+        if started is not None and finished is not None and finished >= started:
+            return float(finished) - float(started)
+        return sum(self.seconds().values())
+
+    def tokens(self) -> int:
+        return int(self.summary.get("tokens") or self.totals.counts.get("tokens", 0))
+
+    def gain(self) -> tuple[str, float | None, float | None] | None:
+        """The headline measurement with its value before and after training; None where nothing was measured."""
+        main = self.evals[0].name if self.evals else ""
+        same = [evaluation for evaluation in self.evals if evaluation.name == main]
+        earlier = same[0].result if same and same[0].step == 0 else {}
+        later = same[-1].result if same and same[-1].step > 0 else {}
+        before = _measurements(self.summary.get("before") or earlier)
+        after = _measurements(self.summary.get("after") or later)
+        name = headline(after or before, self.kind.evals)
+        return None if name is None else (name, before.get(name), after.get(name))
+
+
+def _measurements(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> RunRecord:
+    """`summary` stands for run.json, which a run that ends writes after its report."""
+    folder = Path(folder)
+    summary = read_summary(folder) if summary is None else summary
+    totals, evals = StepTotals(), []
+    kept: ThinnedLog[tuple[str, bytes]] = ThinnedLog(between=MOST_BETWEEN)
+    for place, text in raw_lines(folder / METRICS):
+        if b'"eval": ' in text and "eval" in (line := parsed_line(place, text)):
+            evals.append(line)
+        else:
+            totals.add(step_sums(place, text))
+            kept.append((place, text))
+    config = folder / "config.toml"
+    first, last = _samples_at_the_ends(folder / SAMPLES)
+    return RunRecord(
+        folder,
+        summary,
+        config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
+        tuple(step_reports([parsed_line(*each) for each in kept.items()])),
+        tuple(eval_records(evals)),
+        first,
+        last,
+        totals,
+    )
+
+
+def verdict(run: RunRecord) -> str:
+    """The run in one sentence."""
+    length = f"{run.num_steps} step{'s' if run.num_steps != 1 else ''} and {duration(run.wall_seconds())}"
+    if not run.steps:
+        return {
+            "failed": "The run failed before its first step.",
+            "interrupted": "The run was interrupted before its first step.",
+            "finished": "The run finished without a training step.",
+        }.get(run.status, "The run has not made its first step yet.")
+    total = int(run.summary.get("total_steps") or run.num_steps)
+    reached = f"step {run.num_steps} of {total}, after {duration(run.wall_seconds())}"
+    opening = {
+        "failed": f"The run failed after {reached}",
+        "interrupted": f"The run was interrupted after {reached}",
+        "running": f"The run is at {reached}, or was killed there",
+    }.get(run.status)
+    outcome, remark = _outcome(run)
+    if opening:
+        return f"{opening}: {outcome}{remark}."
+    ended = f"; it ended early: {run.summary['ended']}" if run.summary.get("ended") else ""
+    return f"{outcome[0].upper()}{outcome[1:]} in {length}{remark}{ended}."
+
+
+def _outcome(run: RunRecord) -> tuple[str, str]:
+    """What changed, and a remark on what was not measured."""
+    gain = run.gain()
+    if gain is None:
+        goal = run.kind.main[0]
+        ends = [metric_text(goal.name, goal.measure(step)) for step in (run.steps[0], run.steps[-1])]
+        what = goal.title.lower() if run.kind.name == RL else f"training {goal.title.lower()}"
+        return f"{what} went from {ends[0]} to {ends[1]}", " (nothing was evaluated)"
+    name, before, after = gain
+    label = words(name)
+    if after is None:
+        return f"{label} was {metric_text(name, before)} before training", " (nothing was evaluated since)"
+    if before is None:
+        return f"{label} reached {metric_text(name, after)}", " (nothing was evaluated before training)"
+    if metric_text(name, before) == metric_text(name, after):
+        return f"{label} stayed at {metric_text(name, after)}", ""
+    verb = "rose" if after > before else "fell"
+    return f"{label} {verb} from {metric_text(name, before)} to {metric_text(name, after)}", ""
+
+
+def _samples_at_the_ends(
+    path: Path,
+) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
+    """The samples of the first and of the last recorded step, without reading what is between."""
+    first: list[Mapping[str, Any]] = []
+    for line in read_lines(path):
+        if first and line["step"] != first[0]["step"]:
+            break
+        first.append(line)
+    return tuple(first), tuple(last_lines(path, lambda line: line["step"]))
+
+
+def started_on(run: RunRecord) -> str:
+    """The day and minute the run began, in universal time; empty where it is not known."""
+    began = run.summary.get("started")
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(began))) if began else ""

@@ -1,0 +1,194 @@
+"""The callback that tells services of a run. A service that fails is left out from then on: training never waits for
+it, and the run says so.
+
+What a service needs to go on (its run's id, how much it has) lies in trackers.json of the run folder. A run that is
+resumed sends what a service lacks from the run's own logs, so each has every step once, also one that was added late.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whet.record.log import (
+    METRICS,
+    SAMPLES,
+    EvalRecord,
+    eval_line,
+    read_lines,
+    recorded_samples,
+    sample_line,
+    step_line,
+)
+from whet.record.trackers.tracker import TrackedRun, Tracker, eval_scalars, flat_settings, summary_texts, tracked_step
+from whet.types import Prompt, Sample, StepReport
+
+logger = logging.getLogger(__name__)
+TRACKERS = "trackers.json"
+CLOSED, LINES = "closed", "lines"
+LONGEST_REASON = 200
+
+
+@dataclass
+class _Service:
+    """One tracker of the run, and how it stands."""
+
+    name: str
+    tracker: Tracker
+    kept: dict[str, Any] = field(default_factory=dict)
+    lines: int = 0  # that it has
+    failure: str = ""
+    is_open: bool = False
+
+
+class Trackers:
+    """A callback over all trackers of a run. It comes behind the recorder: what is sent lies on the disk already."""
+
+    def __init__(
+        self, trackers: Mapping[str, Tracker], folder: Path, settings: Mapping[str, Any], samples_per_step: int
+    ) -> None:
+        """`samples_per_step` is that of the recorder: what services show is what samples.jsonl has."""
+        self._services = [_Service(name, each) for name, each in trackers.items()]
+        self._folder, self._settings, self._samples_per_step = folder, dict(flat_settings(settings)), samples_per_step
+        self._seen: set[str] = set()  # names of findings
+        self._lines = 0
+        self._step = 0
+
+    def started(self, summary: Mapping[str, Any]) -> None:
+        log = list(read_lines(self._folder / METRICS))
+        self._lines, self._step = len(log), max((line["step"] for line in log), default=0)
+        facts = {str(name): str(value) for name, value in (summary.get("facts") or {}).items()}
+        title = str(summary.get("title") or "run")
+        name = self._folder.resolve().name
+        run = TrackedRun(name, title, self._folder, self._settings, facts, self._lines, self._step)
+        kept = _read_kept(self._folder / TRACKERS)
+        for each in self._services:
+            with self._guarded(each, "opening it"):
+                each.kept, each.lines = each.tracker.open(run, kept.get(each.name) or {})
+                each.is_open = True
+        self._catch_up(log)
+        self._keep()
+
+    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        self._step, self._lines = report.step, self._lines + 1
+        chosen = recorded_samples(samples, self._samples_per_step)
+        lines = [sample_line(report.step, prompt, sample) for prompt, sample in chosen]
+        step = tracked_step(step_line(report), lines, self._seen)
+        for each in self._open():
+            with self._guarded(each, f"step {report.step}"):
+                each.tracker.step(step)
+                each.lines = self._lines
+        self._keep()
+
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+        self._lines += 1
+        scalars = eval_scalars(eval_line(EvalRecord(step, name, result, seconds)))
+        for each in self._open():
+            with self._guarded(each, f"the evaluation at step {step}"):
+                each.tracker.evaluation(step, scalars)
+                each.lines = self._lines
+        self._keep()
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self.close(str(summary.get("status") or "finished"), summary)
+
+    def close(self, status: str, summary: Mapping[str, Any]) -> None:
+        """End what is still open; a run that broke off comes here without `finished`."""
+        if not any(each.is_open for each in self._services):
+            return
+        texts = summary_texts({**summary, "status": status})
+        for each in self._open():
+            with self._guarded(each, "closing it"):
+                each.tracker.close(status, texts)
+                each.kept[CLOSED] = True
+            each.is_open = False
+        self._keep()
+
+    @property
+    def fact(self) -> str:
+        """Where each service has the run, and which was left out and why."""
+        return "; ".join(
+            f"{each.name}: {each.failure}" if each.failure else f"{each.name} ({each.tracker.place})"
+            for each in self._services
+        )
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Services that were left out, and why."""
+        return {each.name: each.failure for each in self._services if each.failure}
+
+    def _open(self) -> Iterator[_Service]:
+        return (each for each in self._services if each.is_open and not each.failure)
+
+    def _catch_up(self, log: Sequence[Mapping[str, Any]]) -> None:
+        """Send what services lack of a run that goes on, one line at a time, whatever was sent before."""
+        behind = min((each.lines for each in self._open()), default=len(log))
+        steps = {line["step"] for line in log[behind:]}
+        samples: dict[int, list[dict[str, Any]]] = {}
+        for sample in read_lines(self._folder / SAMPLES) if steps else ():
+            if sample["step"] in steps:
+                samples.setdefault(sample["step"], []).append(sample)
+        for place, line in enumerate(log, start=1):
+            step = None if "eval" in line else tracked_step(line, samples.get(line["step"], ()), self._seen)
+            for each in self._open():
+                if each.lines >= place:
+                    continue
+                with self._guarded(each, f"step {line['step']}"):
+                    if step is None:
+                        each.tracker.evaluation(line["step"], eval_scalars(line))
+                    else:
+                        each.tracker.step(step)
+                    each.lines = place
+
+    def _guarded(self, service: _Service, during: str) -> _Guard:
+        return _Guard(service, during)
+
+    def _keep(self) -> None:
+        """Note how much each service has; a service that was left out keeps what it had, and catches up on a resume."""
+        path = self._folder / TRACKERS
+        values = _read_kept(path)
+        for each in self._services:
+            if each.kept:
+                values[each.name] = {CLOSED: False, **each.kept, LINES: each.lines}
+        with suppress(OSError):
+            temporary = path.with_name(TRACKERS + ".temporary")
+            temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+            os.replace(temporary, path)
+
+
+class _Guard:
+    """Whatever a service raises ends that service, with one line of warning."""
+
+    def __init__(self, service: _Service, during: str) -> None:
+        self._service, self._during = service, during
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+        self._service.failure = f"off since {self._during}: {reason}"
+        logger.warning(
+            "tracker %s failed at %s (%s); training goes on without it, and `whet resume` sends it what it missed",
+            self._service.name,
+            self._during,
+            reason,
+        )
+        return True
+
+
+def _read_kept(path: Path) -> dict[str, Any]:
+    """What was kept for each service; nothing where the file is not there or not readable: they begin anew."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,132 @@
+"""A job for the sandbox, and its result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.reward.sandbox.limits import Limits
+from whet.reward.sandbox.wire import LENGTH, packed
+
+DEFAULT_LIMITS = Limits()
+LOST = "the worker was lost"
+RECORD = 1 << 20  # bytes of what a job's tests write down
+ERRORS = 4096  # bytes kept of what a program writes to standard error
+REASONS = {
+    **{"time": "out of time", "memory": "out of memory", "output": "too much output"},
+    **{"files": "too many files", "ended": "the process ended", "": ""},
+}
+
+
+@dataclass(frozen=True)
+class ProgramJob:
+    """A script with its standard input, run as `python script.py < stdin`."""
+
+    source: str
+    stdin: str = ""
+    limits: Limits = DEFAULT_LIMITS
+
+    def messages(self) -> list[dict[str, Any]]:
+        return [_header("program", self.limits), {"source": self.source, "stdin": self.stdin}]
+
+    def files(self) -> list[bytes]:
+        return []
+
+    def streams(self) -> dict[str, int]:
+        """The pipes the job writes to, and how many bytes are taken from each."""
+        return {"stdout": self.limits.output_kb * 1024, "stderr": ERRORS}
+
+
+@dataclass(frozen=True)
+class UnitTestJob:
+    """Code to call and tests that call it, in two processes.
+
+    `test_spec` goes to the tests' side alone: {"form": "assertions", "tests": [...], "setup": ...}, {"form": "program",
+    "program": ..., "entry_point": ...} or {"form": "calls", "cases": [(arguments, expected), ...], ...}. `prelude`,
+    the data's own code, runs on both sides: objects of the classes it defines can travel.
+    """
+
+    sources: tuple[str, ...]
+    test_spec: Mapping[str, Any]
+    prelude: str = ""
+    limits: Limits = DEFAULT_LIMITS
+
+    def messages(self) -> list[dict[str, Any]]:
+        return [_header("unit_tests", self.limits), {"sources": list(self.sources), "prelude": self.prelude}]
+
+    def files(self) -> list[bytes]:
+        """What goes to one of the job's processes alone."""
+        tests = {"setup": "", "entry_point": "", "tolerance": 0.0, "prelude": self.prelude, **self.test_spec}
+        return [packed(tests)]
+
+    def streams(self) -> dict[str, int]:
+        return {"record": RECORD}
+
+
+Job = ProgramJob | UnitTestJob
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended. For a program, its output; for unit tests, the tests it came to, in order."""
+
+    ended: str = ""  # "" when the job ran to its own end; else why it did not, in words
+    exit_code: int = 0  # of the code under test; negative: the signal that killed it
+    stdout: str = ""
+    stderr: str = ""
+    passed: tuple[bool, ...] = ()
+    notes: tuple[str, ...] = ()  # what each failed test met, by the name of the exception
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    planned: int = 0  # how many results the tests said there would be at least
+    unscorable: str = ""  # why the tests can judge nothing, whatever the code does
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_lost(self) -> bool:
+        """True when the sandbox failed, not the code."""
+        return self.ended == LOST
+
+
+def job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflowed: Collection[str]) -> JobResult:
+    """A worker's answer and what the job wrote, as a `JobResult`."""
+    record = _record(streams.get("record", b""))
+    tests = [entry for entry in record if "passed" in entry]
+    closing = next((entry for entry in record if "ended" in entry), None)
+    ended = REASONS["output" if overflowed else answer["ended"]]
+    if "record" in streams and not ended:
+        ended = "the test program ended early" if closing is None else str(closing["ended"])
+    status = int(answer["status"])
+    signal_number, code = status & 0x7F, status >> 8 & 0xFF
+    return JobResult(
+        ended=ended,
+        exit_code=-signal_number if signal_number else code,
+        stdout=streams.get("stdout", b"").decode("utf-8", "replace"),
+        stderr=streams.get("stderr", b"").decode("utf-8", "replace"),
+        passed=tuple(bool(entry["passed"]) for entry in tests),
+        notes=tuple(str(entry["note"]) for entry in tests),
+        seconds=float(answer["seconds"]),
+        processor_seconds=float(answer["processor_seconds"]),
+        planned=max((int(entry["planned"]) for entry in record if "planned" in entry), default=0),
+        unscorable="" if closing is None else str(closing.get("unscorable", "")),
+        details={} if closing is None or not closing.get("note") else {"note": closing["note"]},
+    )
+
+
+def _header(kind: str, limits: Limits) -> dict[str, Any]:
+    """All that the worker itself learns of a job; the rest goes to processes that end with it."""
+    return {"kind": kind, "limits": limits.counts(), "wall_seconds": limits.wall_seconds}
+
+
+def _record(data: bytes) -> Sequence[dict[str, Any]]:
+    """The complete messages of a record that may have been cut short."""
+    records: list[dict[str, Any]] = []
+    while len(data) >= LENGTH.size:
+        (length,) = LENGTH.unpack(data[: LENGTH.size])
+        text, data = data[LENGTH.size : LENGTH.size + length], data[LENGTH.size + length :]
+        if len(text) < length:
+            break
+        records.append(json.loads(text))
+    return records

@@ -1,0 +1,778 @@
+"""The process of a unit-test job that holds the tests. The code under test lives in another one and is reached by
+calls.
+
+Runs inside the sandbox's own processes: only the standard library may be imported here. The expected values, the
+assertions and the verdict are all on this side. What comes back from the other side is rebuilt as plain values
+(`literal`); an object that cannot be rebuilt stays a `RemoteObject`, which equals nothing but itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib
+import inspect
+import math
+import os
+import sys
+import types
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+from whet.reward.sandbox import literal, suite, wire
+from whet.reward.sandbox.candidate import load_module, raised, shared_classes
+
+MODULE = "tests"
+LARGEST_ANSWER = 1 << 24  # bytes
+MOST_TESTS = 10_000
+NOTE = 200  # characters
+NOT_REACHED = "no assertion was reached"
+# what pytest itself would give to a test
+PYTEST_FIXTURES = (
+    *("tmp_path", "tmpdir", "capsys", "capfd", "caplog", "monkeypatch", "request", "recwarn", "mocker", "benchmark"),
+    *("tmp_path_factory", "pytestconfig", "event_loop"),
+)
+
+
+class CandidateConnection:
+    """The calls to the other side."""
+
+    def __init__(self, channel: int, shared: dict[str, type]) -> None:
+        self.channel = channel
+        self.shared = shared
+        self.callables: list[Callable[..., Any]] = []
+        self.asked = 0  # questions so far
+        self.is_closed = False  # there is nobody to answer
+
+    def ask(self, operation: str, target: str | int, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+        self.asked += 1
+        if self.is_closed:
+            raise wire.ConnectionClosed("the code does not load")
+        message = {
+            "operation": operation,
+            "target": target,
+            "arguments": [self.nodes(each) for each in arguments],
+            "named": {name: self.nodes(each) for name, each in named.items()},
+        }
+        wire.send(self.channel, message)
+        while True:
+            answer = wire.receive(self.channel, LARGEST_ANSWER)
+            if not isinstance(answer, dict):
+                raise wire.ConnectionClosed("not an answer")
+            if "callback" not in answer:
+                break
+            wire.send(self.channel, self._called_back(answer))
+        if "error" in answer:
+            raise raised(answer)
+        for argument, nodes in zip(arguments, answer.get("changed", ()), strict=False):
+            if nodes is not None and type(argument) in (list, dict, set):
+                _overwrite(argument, self.value(nodes))
+        return self.value(answer["value"])
+
+    def nodes(self, value: Any) -> list[Any]:
+        return literal.nodes_of(value, self._export, self.shared)
+
+    def value(self, nodes: Any) -> Any:
+        return literal.value_of(nodes, self._load, self.shared)
+
+    def _export(self, value: Any) -> list[Any]:
+        if isinstance(value, RemoteObject):
+            return ["m", object.__getattribute__(value, "_target")]
+        if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
+            self.callables.append(value)
+            return ["h", len(self.callables) - 1]
+        return literal.refuse(value)
+
+    def _load(self, tag: str, content: Any) -> Any:
+        if tag == "h" and isinstance(content, int):
+            return RemoteObject(self, content)
+        raise literal.NotPlain(f"unknown tag {tag!r}")
+
+    def _called_back(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            function = self.callables[message["callback"]]
+            return {"value": self.nodes(function(*(self.value(each) for each in message["arguments"])))}
+        except Exception as error:
+            # the kind alone: a message might quote what only this side may know
+            return {"error": [kind.__name__ for kind in type(error).__mro__]}
+
+
+def _overwrite(argument: Any, value: Any) -> None:
+    """Give a list, dict or set the content it has on the other side."""
+    if type(argument) is not type(value) or argument == value:
+        return
+    argument.clear()
+    (argument.extend if isinstance(argument, list) else argument.update)(value)
+
+
+class RemoteObject:
+    """An object of the code under test: usable, and equal to nothing but itself."""
+
+    def __init__(self, connection: CandidateConnection, target: str | int) -> None:
+        object.__setattr__(self, "_connection", connection)
+        object.__setattr__(self, "_target", target)
+
+    # positional only: the code under test may have parameters of these names
+    def _ask(self, operation: str, /, *arguments: Any, **named: Any) -> Any:
+        connection = object.__getattribute__(self, "_connection")
+        return connection.ask(operation, object.__getattribute__(self, "_target"), arguments, named)
+
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
+        return self._ask("call", *arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._ask("attribute", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("assign", name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._ask("item", key)
+
+    def __len__(self) -> int:
+        return int(self._ask("length"))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._ask("iterate"))
+
+    def __contains__(self, item: Any) -> bool:
+        # asked item by item here: the other side must not be told what is looked for
+        return any(each == item for each in self)
+
+    def __await__(self) -> Generator[None, None, Any]:
+        yield from ()
+        return self._ask("await")
+
+    def __repr__(self) -> str:
+        return "<an object of the code under test>"
+
+
+class ResultLog:
+    """The results so far, written down as they come: a hang loses none of them.
+
+    As a context it is one test: it notes how its body ended. Inside another test it is a part of that one.
+    """
+
+    def __init__(self, output: int) -> None:
+        self.output = output
+        self.count = 0
+        self.depth = 0
+        self.is_muted = False  # nothing is written: the tests only show whether they can judge
+        self.reached = 0  # assertions that were begun
+        self.inside_try: list[bool] = []  # of assertions that the tests themselves may catch
+
+    def note(self, passed: bool, error: BaseException | None = None) -> None:
+        self.count += 1
+        if self.count > MOST_TESTS:
+            raise OverflowError(f"more than {MOST_TESTS} assertions")
+        kind = "" if error is None else type(error).__name__
+        if not self.is_muted:
+            wire.send(self.output, {"passed": passed, "note": kind[:NOTE]})
+
+    def plan(self, more: int) -> None:
+        """Say how many results there will be at least."""
+        if not self.is_muted and not self.depth and more > 0:
+            wire.send(self.output, {"planned": self.count + more})
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self.depth -= 1
+        if self.depth or isinstance(error, wire.ConnectionClosed):
+            return False
+        if error is not None and _is_skip(error):
+            return True
+        if error is not None and not isinstance(error, Exception | SystemExit) and not _is_outcome(error):
+            return False
+        self.note(error is None, error)
+        return True
+
+
+class RecordedAssertion:
+    """An assertion: a test of its own, or a step of the test around it."""
+
+    def __init__(self, log: ResultLog) -> None:
+        self.log = log
+
+    def __enter__(self) -> None:
+        self.log.reached += 1
+        self.log.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        return self.log.__exit__(kind, error, trace)
+
+
+class TriedAssertion:
+    """An assertion inside `try`: how it ended is kept, and the program goes on as it is written."""
+
+    def __init__(self, log: ResultLog) -> None:
+        self.log = log
+
+    def __enter__(self) -> None:
+        self.log.reached += 1
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, wire.ConnectionClosed):
+            self.log.inside_try.append(error is None)
+
+
+def _is_skip(error: BaseException) -> bool:
+    """pytest's and unittest's way to leave a test out."""
+    return type(error).__name__ in ("Skipped", "SkipTest") and (_is_outcome(error) or isinstance(error, Exception))
+
+
+def _is_outcome(error: BaseException) -> bool:
+    """True for pytest's own failures and skips, which are no ordinary exceptions."""
+    outcomes = sys.modules.get("_pytest.outcomes")
+    return outcomes is not None and isinstance(error, outcomes.OutcomeException)
+
+
+class CannotJudge(BaseException):
+    """The tests as they are can judge nothing, whatever the code does. No test may catch it."""
+
+
+class NothingReached(BaseException):
+    """The code was called, and then no assertion was reached."""
+
+
+def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
+    """Run the tests and write the log; `test_spec` is what the trainer sent for this side alone."""
+    log = ResultLog(output)
+    connection = CandidateConnection(channel, {})
+    load_error = _load_error(channel)
+    # code that does not load is tested all the same, without a word of it: what the tests can judge is theirs to show
+    log.is_muted = connection.is_closed = load_error is not None
+    reason = ""
+    try:
+        FORMS[test_spec["form"]](connection, log, test_spec)
+        closing = {"ended": ""}
+    except wire.ConnectionClosed:
+        closing = {"ended": "the code ended before its tests"}
+    except NothingReached:
+        closing = {"ended": NOT_REACHED}
+    except CannotJudge as error:
+        closing, reason = {"ended": "the tests cannot judge"}, str(error)
+    except BaseException as error:
+        closing = {"ended": "the test program failed", "note": type(error).__name__}
+        if not connection.asked:
+            reason = f"the tests fail before they call the code: {type(error).__name__}: {error}"
+    if not connection.asked:
+        reason = reason or "the tests never call the code"
+    if reason:
+        closing["unscorable"] = reason[:NOTE]
+    elif load_error is not None:
+        closing = {"ended": "the code does not load", "note": load_error[:NOTE]}
+    wire.send(output, closing)
+
+
+def _load_error(channel: int) -> str | None:
+    """None where the code has been loaded; else what it met."""
+    try:
+        answer = wire.receive(channel, LARGEST_ANSWER)
+    except wire.ConnectionClosed:
+        return "the code ended while it was loaded"
+    if isinstance(answer, dict) and "error" not in answer:
+        return None
+    return str(answer.get("text", "")) if isinstance(answer, dict) else ""
+
+
+def _namespace(connection: CandidateConnection, test_spec: dict[str, Any], tests: str) -> dict[str, Any]:
+    """A module with the data's own code, and a `RemoteObject` for every name the tests expect of the completion."""
+    module = load_module(MODULE, [test_spec["prelude"]])
+    connection.shared = shared_classes(module)
+    space = vars(module)
+    entry = test_spec.get("entry_point") or ""
+    names = suite.expected_names(tests, set(space)) | ({entry} if entry else set())
+    for name in names:
+        space[name] = RemoteObject(connection, name)
+    # the tests are the main program
+    space["__name__"] = "__main__"
+    space["__file__"] = f"/{MODULE}.py"
+    sys.modules["__main__"] = module
+    for name in suite.imported_modules(ast.parse(tests)) & {*suite.CODE_MODULES, entry}:
+        sys.modules[name] = RemoteModule(name, connection, sorted(names))
+    return space
+
+
+class RemoteModule(types.ModuleType):
+    """The completion as a module that tests can import."""
+
+    def __init__(self, name: str, connection: CandidateConnection, names: list[str]) -> None:
+        super().__init__(name)
+        vars(self).update({"__all__": names, "_connection": connection})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return RemoteObject(vars(self)["_connection"], name)
+
+
+def _assertions(connection: CandidateConnection, log: ResultLog, test_spec: dict[str, Any]) -> None:
+    """A list of tests, one result each. What can fail in no way is run for those that follow, and not counted."""
+    tests: list[str] = test_spec["tests"]
+    space = _namespace(connection, test_spec, "\n".join([test_spec["setup"], *tests]))
+    if isinstance(space.get("candidate"), RemoteObject):
+        space["candidate"] = RemoteObject(connection, test_spec.get("entry_point") or "")
+    exec(compile(test_spec["setup"], "<setup>", "exec", dont_inherit=True), space)
+    for test in tests:
+        tree = ast.parse(test)
+        if suite.is_plain(tree):  # what nearly all are
+            with log:
+                exec(compile(tree, "<test>", "exec", dont_inherit=True), space)
+        elif suite.holds_check(tree):
+            with log:
+                SuiteRun(connection, log, space, test_spec).run(test)
+        else:
+            with contextlib.suppress(Exception):
+                exec(compile(test, "<test>", "exec", dont_inherit=True), space)
+
+
+def _program(connection: CandidateConnection, log: ResultLog, test_spec: dict[str, Any]) -> None:
+    """A test program: pytest functions, unittest classes, `check(candidate)`, or assertions as they come."""
+    text: str = test_spec["program"]
+    SuiteRun(connection, log, _namespace(connection, test_spec, text), test_spec).run(text)
+
+
+class AssertionRecorder(ast.NodeTransformer):
+    """Every assertion becomes a recorded one that does not stop the rest, every test function a recorded test."""
+
+    def __init__(self) -> None:
+        self.num_inside = 0  # functions and classes around a node
+        self.num_tries = 0
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        if self.num_tries:
+            return _within("__tried__", node)
+        return ast.copy_location(ast.Pass(), node) if suite.is_always_true(node.test) else _within("__log__", node)
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        """A bare call such as `numpy.testing.assert_allclose(...)` is an assertion too."""
+        self.generic_visit(node)
+        return _within("__log__", node) if suite.is_asserting_call(node) and not self.num_tries else node
+
+    def visit_With(self, node: ast.With) -> Any:
+        """`with pytest.raises(...)` is one as a whole."""
+        self.generic_visit(node)
+        if self.num_tries or not any(suite.is_asserting_context(item) for item in node.items):
+            return node
+        return _within("__log__", node)
+
+    def visit_Try(self, node: ast.Try) -> Any:
+        self.num_tries += 1
+        self.generic_visit(node)
+        self.num_tries -= 1
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        return self._visit_scope(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        return self._visit_scope(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        return self._visit_scope(node)
+
+    def _visit_scope(self, node: suite.Function | ast.ClassDef) -> Any:
+        tries, self.num_tries = self.num_tries, 0
+        self.num_inside += 1
+        is_test = self.num_inside == 1 and isinstance(node, suite.Function) and suite.is_test_function(node)
+        self.generic_visit(node)
+        self.num_inside -= 1
+        self.num_tries = tries
+        if is_test:
+            node.decorator_list.insert(0, ast.Name("__test__", ast.Load()))
+            ast.fix_missing_locations(node)
+        return node
+
+
+def _within(context: str, node: ast.stmt) -> ast.stmt:
+    recorded = ast.With(items=[ast.withitem(ast.Name(context, ast.Load()))], body=[node])
+    return ast.fix_missing_locations(ast.copy_location(recorded, node))
+
+
+class SuiteRun:
+    """One test program: it is run as it is written, then whatever tests it defines and does not run itself."""
+
+    def __init__(
+        self, connection: CandidateConnection, log: ResultLog, space: dict[str, Any], test_spec: dict[str, Any]
+    ) -> None:
+        self.connection = connection
+        self.log = log
+        self.space = space
+        # without a name, the other side gives the one function that can be meant
+        self.candidate = RemoteObject(connection, test_spec.get("entry_point") or "")
+        self.functions: dict[str, Callable[..., Any]] = {}  # test functions that nobody has called yet
+        space.update({"__log__": RecordedAssertion(log), "__tried__": TriedAssertion(log), "__test__": self.test})
+        if isinstance(space.get("candidate"), RemoteObject | None):
+            space["candidate"] = self.candidate
+
+    def run(self, text: str) -> None:
+        tree, original = ast.parse(text), ast.parse(text)
+        class_names = [node.name for node in suite.top_level(tree.body) if isinstance(node, ast.ClassDef)]
+        uncalled = [function.name for function in suite.uncalled_checks(tree)]
+        least = suite.num_results(tree)
+        reached, asked = self.log.reached, self.connection.asked
+        adapt_packages(text)
+        with self.recorded_failure(least):
+            exec(compile(AssertionRecorder().visit(tree), "<test>", "exec", dont_inherit=True), self.space)
+        classes = [found for name in class_names if isinstance(found := self.space.get(name), type)]
+        unittests = [each for each in classes if _is_unittest(each)]
+        tests = [*self._function_tests(), *self._method_tests(classes)]
+        # a function that nobody calls is a test where it is called `check`, or where there is no other test
+        is_idle = not tests and not unittests and self.connection.asked == asked
+        called = [name for name in uncalled if callable(self.space.get(name)) and (is_idle or name == "check")]
+        checks = [self._check(name) for name in called]
+        has_assertions = suite.holds_assertion(suite.without_functions(original, set(uncalled) - set(called)))
+        self.log.plan(len(tests) + sum(map(_num_unittests, unittests)))
+        for test in tests:
+            with self.log:
+                test()
+        for check in checks:
+            with self.recorded_failure(least):
+                check()
+        for kind in unittests:
+            _run_unittests(kind, self.log)
+        self._settle(has_assertions, reached)
+
+    def test(self, function: Any) -> Any:
+        """The decorator of a test function: called by the program itself, it is one test and will not be run again."""
+        if not isinstance(function, types.FunctionType) or fixture_function(function) is not None:
+            return function
+        name = function.__name__
+        self.functions[name] = function
+        if inspect.isgeneratorfunction(function):
+            return function
+
+        @functools.wraps(function)
+        def called(*given: Any, **named: Any) -> Any:
+            self.functions.pop(name, None)
+            with self.log:
+                return function(*given, **named)
+
+        @functools.wraps(function)
+        async def awaited(*given: Any, **named: Any) -> Any:
+            self.functions.pop(name, None)
+            with self.log:
+                return await function(*given, **named)
+
+        return awaited if inspect.iscoroutinefunction(function) else called
+
+    @contextlib.contextmanager
+    def recorded_failure(self, least: int) -> Iterator[None]:
+        """What the program itself raises is a failed test; its orderly exit is none."""
+        if self.log.depth:
+            yield
+            return
+        try:
+            yield
+            return
+        except wire.ConnectionClosed:
+            raise
+        except SystemExit as ending:
+            if ending.code in (None, 0, False):
+                return
+            error: BaseException = ending
+        except Exception as caught:
+            error = caught
+        if not self.connection.asked:
+            raise CannotJudge(f"the tests fail before they call the code: {type(error).__name__}: {error}") from None
+        self.log.note(False, error)
+        self.log.plan(least - self.log.count)
+
+    def _settle(self, has_assertions: bool, reached: int) -> None:
+        """A program of which no assertion was reached has judged nothing, whatever else it did."""
+        if self.log.reached == reached and has_assertions:
+            if self.log.depth:
+                raise AssertionError("no assertion was reached")
+            raise NothingReached
+        if self.log.depth:
+            return
+        if not self.log.count:
+            for passed in self.log.inside_try:
+                self.log.note(passed)
+        if not self.log.count:
+            self.log.note(True)
+
+    def _function_tests(self) -> list[Callable[[], Any]]:
+        return [
+            test
+            for name, function in self.functions.items()
+            for test in self._cases(function, name, getattr(function, "pytestmark", []))
+        ]
+
+    def _method_tests(self, classes: Sequence[type]) -> list[Callable[[], Any]]:
+        """The tests of classes in pytest's style: no base of unittest, a new object for each method."""
+        tests: list[Callable[[], Any]] = []
+        for kind in classes:
+            if not kind.__name__.startswith("Test") or _is_unittest(kind) or "__init__" in vars(kind):
+                continue
+            for name in dir(kind):
+                method = getattr(kind, name)
+                if suite.is_test_name(name) and isinstance(method, types.FunctionType | types.MethodType):
+                    marks = [*getattr(kind, "pytestmark", []), *getattr(method, "pytestmark", [])]
+                    tests += self._cases(_new_object_method(kind, name), f"{kind.__name__}.{name}", marks)
+        return tests
+
+    def _check(self, name: str) -> Callable[[], Any]:
+        """A call of a function that checks something and that nobody calls."""
+        function = self.space[name]
+        needed = _needed_parameters(function)
+        if len(needed) > 1:
+            raise CannotJudge(f"nothing calls {name}, and it needs {', '.join(needed)}")
+        return lambda: completed(function(*([self.candidate] if needed else [])))
+
+    def _cases(self, function: Callable[..., Any], name: str, marks: Sequence[Any]) -> list[Callable[[], Any]]:
+        """The calls of a test function: one, or one per set of parameters; none where it is to be left out."""
+        if any(_leaves_out(mark) for mark in marks):
+            return []
+        sets: list[dict[str, Any]] = [{}]
+        for mark in marks:
+            if mark.name == "parametrize":
+                sets = [{**known, **more} for more in _parameter_sets(mark, name) for known in sets]
+        self._check_fixtures(function, name, set(sets[0]) if sets else set())
+        return [functools.partial(self._call, function, given) for given in sets]
+
+    def _check_fixtures(self, function: Callable[..., Any], name: str, given: set[str]) -> None:
+        missing = [each for each in _needed_parameters(function) if each not in given and not self._fixture(each)]
+        if missing and not (len(missing) == 1 and missing[0] not in PYTEST_FIXTURES):
+            raise CannotJudge(f"{name} needs {', '.join(missing)}, which the tests do not define")
+
+    def _fixture(self, name: str) -> Callable[..., Any] | None:
+        return fixture_function(self.space.get(name))
+
+    def _call(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
+        with contextlib.ExitStack() as endings:
+            self._set_up("setup_function", "teardown_function", endings)
+            completed(function(**given, **self._fixtures_for(function, set(given), endings)))
+
+    def _set_up(self, start: str, end: str, endings: contextlib.ExitStack) -> None:
+        for name, register in ((start, None), (end, endings.callback)):
+            function = self.space.get(name)
+            if isinstance(function, types.FunctionType) and not _needed_parameters(function):
+                function() if register is None else register(function)
+
+    def _fixtures_for(
+        self, function: Callable[..., Any], given: set[str], endings: contextlib.ExitStack
+    ) -> dict[str, Any]:
+        values = {}
+        for name in _needed_parameters(function):
+            if name in given:
+                continue
+            fixture = self._fixture(name)
+            if fixture is None:
+                values[name] = self.candidate
+                continue
+            value = completed_fixture(fixture(**self._fixtures_for(fixture, set(), endings)), endings)
+            values[name] = value
+        return values
+
+
+def _new_object_method(kind: type, name: str) -> Callable[..., Any]:
+    """A test method as a function that makes its own object, sets it up and clears it away."""
+
+    @functools.wraps(getattr(kind, name))
+    def called(**given: Any) -> Any:
+        made = kind()
+        for step in ("setup_class", "setup_method"):
+            _call_if_there(made, step, getattr(made, name))
+        try:
+            return completed(getattr(made, name)(**given))
+        finally:
+            for step in ("teardown_method", "teardown_class"):
+                _call_if_there(made, step, getattr(made, name))
+
+    parameters = inspect.signature(getattr(kind(), name)).parameters.values()
+    vars(called)["__signature__"] = inspect.Signature(list(parameters))
+    return called
+
+
+def _call_if_there(made: object, step: str, method: Any) -> None:
+    function = getattr(made, step, None)
+    if function is not None:
+        function(*([method] if _needed_parameters(function) else []))
+
+
+def _needed_parameters(function: Callable[..., Any]) -> list[str]:
+    return [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+
+
+def _leaves_out(mark: Any) -> bool:
+    """pytest's marks for tests that are not to be run, or whose failure is expected."""
+    return mark.name in ("skip", "xfail") or (mark.name == "skipif" and any(each is True for each in mark.args))
+
+
+def _parameter_sets(mark: Any, name: str) -> list[dict[str, Any]]:
+    if len(mark.args) < 2 or mark.kwargs.get("indirect"):
+        raise CannotJudge(f"{name} has a parametrize mark that is not understood here")
+    names = mark.args[0]
+    names = [each.strip() for each in names.split(",")] if isinstance(names, str) else list(names)
+    sets = []
+    for values in mark.args[1]:
+        given = getattr(values, "values", None)
+        # pytest.param(...) holds its values and marks
+        if isinstance(values, tuple) and not callable(given) and given is not None:
+            if any(_leaves_out(each) for each in getattr(values, "marks", ())):
+                continue
+            values = given if len(names) > 1 else given[0]
+        sets.append(dict(zip(names, values, strict=True)) if len(names) > 1 else {names[0]: values})
+    return sets
+
+
+def fixture_function(found: Any) -> Callable[..., Any] | None:
+    """The function under pytest's `fixture` decorator, which has moved from version to version."""
+    if hasattr(found, "_get_wrapped_function"):
+        return found._get_wrapped_function()  # type: ignore[no-any-return]
+    if hasattr(found, "_pytestfixturefunction") and hasattr(found, "__pytest_wrapped__"):
+        return found.__pytest_wrapped__.obj  # type: ignore[no-any-return]
+    return None
+
+
+def completed_fixture(value: Any, endings: contextlib.ExitStack) -> Any:
+    if not inspect.isgenerator(value):
+        return completed(value)
+    endings.callback(lambda: next(value, None))
+    return next(value)
+
+
+def completed(value: Any) -> Any:
+    """What a test function returned, run to its end where it only began."""
+    if inspect.iscoroutine(value):
+        import asyncio
+
+        return asyncio.run(value)
+    if inspect.isgenerator(value):
+        for _ in value:
+            pass
+    return value
+
+
+def adapt_packages(text: str) -> None:
+    """The tests are run from here: a program that starts a test runner by itself would look for files."""
+    if "unittest" in text:
+        import unittest
+
+        unittest.main = lambda *given, **named: None  # type: ignore[misc,assignment]
+    if "pytest" in text:
+        with contextlib.suppress(ImportError):
+            pytest = importlib.import_module("pytest")
+            vars(pytest)["main"] = lambda *given, **named: 0
+    if "asyncio" in text:
+        import asyncio
+
+        run = asyncio.run
+        asyncio.run = lambda main, **named: (  # type: ignore[assignment]
+            main._ask("await") if isinstance(main, RemoteObject) else run(main, **named)
+        )
+
+
+def _is_unittest(kind: type) -> bool:
+    unittest = sys.modules.get("unittest")
+    return unittest is not None and issubclass(kind, unittest.TestCase)
+
+
+def _num_unittests(kind: Any) -> int:
+    import unittest
+
+    return unittest.defaultTestLoader.loadTestsFromTestCase(kind).countTestCases()
+
+
+def _run_unittests(kind: Any, log: ResultLog) -> None:
+    """Run the methods of one class; each is one test."""
+    import unittest
+
+    class Recorder(unittest.TestResult):
+        def startTest(self, test: Any) -> None:
+            super().startTest(test)
+            self.before = len(self.errors) + len(self.failures) + len(self.unexpectedSuccesses)
+            self.left_out = len(self.skipped) + len(self.expectedFailures)
+
+        def stopTest(self, test: Any) -> None:
+            super().stopTest(test)
+            failed = len(self.errors) + len(self.failures) + len(self.unexpectedSuccesses) > self.before
+            if failed or len(self.skipped) + len(self.expectedFailures) == self.left_out:
+                results.append(not failed)
+
+    results: list[bool] = []
+    recorder = Recorder()
+    log.depth += 1
+    try:
+        unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(recorder)
+    finally:
+        log.depth -= 1
+    # a class that could not be set up has run none of its tests
+    missing = len(recorder.errors) + len(recorder.failures) - results.count(False)
+    results += [False] * (missing if not recorder.testsRun else 0)
+    if log.depth:
+        if not all(results):
+            raise AssertionError("a unittest failed")
+        return
+    for passed in results:
+        log.note(passed, None if passed else AssertionError())
+
+
+def _calls(connection: CandidateConnection, log: ResultLog, test_spec: dict[str, Any]) -> None:
+    """Function calls with given arguments, their results compared here."""
+    _namespace(connection, test_spec, "")
+    for arguments, expected in test_spec["cases"]:
+        with log:
+            result = connection.ask("call", test_spec["entry_point"], arguments, {})
+            if not equals(result, expected, test_spec["tolerance"]):
+                raise AssertionError
+
+
+def equals(result: Any, expected: Any, tolerance: float) -> bool:
+    """Equal where JSON could tell: tuples and lists alike, floats within a relative or absolute tolerance."""
+    pairs = [(result, expected)]
+    while pairs:
+        left, right = pairs.pop()
+        if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+            if len(left) != len(right):
+                return False
+            pairs += zip(left, right, strict=True)
+        elif isinstance(left, dict) and isinstance(right, dict):
+            named = {str(key): value for key, value in left.items()}
+            if named.keys() != {str(key) for key in right}:
+                return False
+            pairs += [(named[str(key)], value) for key, value in right.items()]
+        elif isinstance(left, float) or isinstance(right, float):
+            if isinstance(left, bool) or isinstance(right, bool) or not _close(left, right, tolerance):
+                return False
+        elif isinstance(left, bool) != isinstance(right, bool) or left != right:
+            return False
+    return True
+
+
+def _close(left: Any, right: Any, tolerance: float) -> bool:
+    if not isinstance(left, int | float) or not isinstance(right, int | float):
+        return False
+    try:
+        return left == right or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:
+        return False
+
+
+FORMS: dict[str, Callable[[CandidateConnection, ResultLog, dict[str, Any]], None]] = {
+    "assertions": _assertions,
+    "program": _program,
+    "calls": _calls,
+}
+
+
+def run_tests(channel: int, output: int, given: int) -> None:
+    """Take the tests from the trainer's file: the worker that forks the code under test never holds them."""
+    test_spec = wire.receive(given)
+    os.close(given)
+    wire.send(output, {"taken": True})
+    run_test_spec(channel, output, test_spec)
+    os._exit(0)

@@ -1,0 +1,402 @@
+"""A warm worker: an interpreter started once, confined once, that forks fresh processes for every job.
+
+Runs inside the sandbox's own processes: only the standard library may be imported here. The worker speaks with the
+trainer over one socket (`wire`), and it never reads or writes a job: it learns the limits, forks, watches the clock
+and the memory, and says how the processes ended. The forked processes take their part of the job from the socket or
+from a file that came with it, and what they write goes to the trainer by pipes of its own. So code under test is
+forked from a state that has seen nothing of another job or of the expected side. A job is a program (source and
+standard input in, output back) or unit tests: two processes, one with the code under test, one with the tests
+(`candidate`, `suite_runner`), or a session: one process that answers calls and keeps its state from one to the next
+(`session_runner`). After a job everything it started is killed, and the working directory is new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from whet.reward.sandbox import candidate, isolation, kernel, session_runner, suite_runner, wire
+from whet.reward.sandbox.isolation import MEGABYTE, Confinement
+
+MOST_DESCRIPTORS = 2  # that come with a job
+TICK = 0.05  # seconds between two looks at the memory of a job
+CONFINE_SECONDS = 10.0  # that a process of a session may take until all its protections are in place
+# not threading: its work after every fork would double what a fork costs
+PRELOAD = (
+    *("abc", "array", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "dataclasses"),
+    *("datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools"),
+    *("json", "math", "numbers", "operator", "pprint", "random", "re", "statistics", "string", "struct"),
+    *("textwrap", "time", "traceback", "types", "typing", "unicodedata", "warnings", "zlib"),
+)
+Body = Callable[[], None]
+ROOMS = (
+    *("candidate", "suite", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "literal", "seccomp"),
+    *("wire", "worker"),
+)
+OWN_MODULES = ("whet", "whet.reward.sandbox", *(f"whet.reward.sandbox.{name}" for name in ROOMS))
+
+
+def start_job(
+    confinement: Confinement,
+    limits: dict[str, int],
+    role: int,
+    prepare: Callable[[], tuple[tuple[int, ...], Body]],
+    ready: int,
+) -> int:
+    """Fork a process that prepares itself, is confined, runs its body and never returns.
+
+    What `prepare` returns: the descriptors to keep, and the body. Into `ready` the process writes its role when every
+    protection is in place, and before any code of the job runs.
+    """
+    child = os.fork()
+    if child:
+        return child
+    try:
+        gc.enable()
+        os.setsid()
+        kept, body = prepare()
+        held = isolation.confine(confinement, limits, (*kept, ready), role)
+        if any(confinement.holds.get(name, False) and not value for name, value in held.items()):
+            os._exit(1)
+        os.write(ready, bytes([role]))
+        os.close(ready)
+        # the code under test has no use for the sandbox's own modules
+        for name in OWN_MODULES:
+            sys.modules.pop(name, None)
+        body()
+    finally:
+        os._exit(1)
+
+
+class SandboxWorker:
+    """One worker's state: its confinement and its connection to the trainer."""
+
+    def __init__(self, control: int, confinement: Confinement) -> None:
+        self.control = control
+        self.confinement = confinement
+        self.usage: dict[int, tuple[int, float]] = {}  # process: (exit status, processor seconds)
+        self.ready, self.ready_end = os.pipe()
+        os.set_blocking(self.ready, False)
+
+    def run(self) -> None:
+        while True:
+            try:
+                header, descriptors = wire.receive_with_descriptors(self.control, MOST_DESCRIPTORS)
+            except wire.ConnectionClosed:
+                return
+            if "session" in header:  # meant for a session that ended meanwhile by itself
+                continue
+            if "kind" not in header:  # a job of which a process died before it had read its part
+                return
+            self.usage = {}
+            do = self.session if header["kind"] == "session" else self.job
+            result = do(header, descriptors)
+            if result is None:
+                return
+            wire.send(self.control, result)
+
+    def job(self, header: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+        """Do one job; how it ended. None where a process could not be confined: that is no fault of the code."""
+        limits = header["limits"]
+        isolation.renew_folder(self.confinement, limits["file_mb"])
+        killed = isolation.num_killed(self.confinement)
+        started = time.monotonic()
+        leader, *others = (
+            self.unit_tests(limits, *descriptors)
+            if header["kind"] == "unit_tests"
+            else self.program(limits, *descriptors)
+        )
+        for descriptor in descriptors:
+            os.close(descriptor)
+        ended = self.watch(started + header["wall_seconds"], limits, leader)
+        if isolation.was_out_of_memory(self.confinement, killed):
+            ended = "memory"
+        self.end_all((leader, *others))
+        code = others[0] if others else leader
+        if not self._were_confined({0: code, 1: leader} if others else {0: code}):
+            return None
+        status, processor = self.usage.get(code, (0, 0.0))
+        took = time.monotonic() - started
+        return {
+            **{"ended": ended, "status": status, "processor_seconds": processor, "seconds": took},
+            "leader_status": self.usage.get(leader, (0, 0.0))[0],
+        }
+
+    def _were_confined(self, processes: dict[int, int]) -> bool:
+        """False where a process, by its role, ended by itself before all its protections were in place."""
+        try:
+            ready = os.read(self.ready, 16)
+        except BlockingIOError:
+            ready = b""
+        late = [process for role, process in processes.items() if role not in ready]
+        # one of two that was killed on the way: the other was done, or it is the code that kills its tests
+        is_alone = len(processes) == 1
+        return not any(is_alone or os.WIFEXITED(self.usage.get(process, (0, 0.0))[0]) for process in late)
+
+    def unit_tests(self, limits: dict[str, int], record: int, given: int) -> tuple[int, int]:
+        """The process of the tests, which decides the end, and that of the code. `given` is a file with the tests."""
+        here, there = (end.detach() for end in socket.socketpair())
+
+        def prepare_code() -> tuple[tuple[int, ...], Body]:
+            job = wire.receive(self.control)
+            return (there,), lambda: candidate.serve(there, job["prelude"], job["sources"])
+
+        def prepare_tests() -> tuple[tuple[int, ...], Body]:
+            return (here, record, given), lambda: suite_runner.run_tests(here, record, given)
+
+        code = start_job(self.confinement, limits, 0, prepare_code, self.ready_end)
+        os.close(there)
+        tests = start_job(self.confinement, limits, 1, prepare_tests, self.ready_end)
+        os.close(here)
+        return tests, code
+
+    def program(self, limits: dict[str, int], output: int, errors: int) -> tuple[int]:
+        def prepare() -> tuple[tuple[int, ...], Body]:
+            job = wire.receive(self.control)
+            given = wire.file_with(job["stdin"].encode("utf-8", "surrogatepass"))
+
+            def body() -> None:
+                for number, descriptor in enumerate((given, output, errors)):
+                    os.dup2(descriptor, number)
+                kernel.close_all_but(())
+                candidate.run_program(job["source"])
+
+            return (given, output, errors), body
+
+        return (start_job(self.confinement, limits, 0, prepare, self.ready_end),)
+
+    def session(self, header: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+        """One process that takes calls until the trainer ends it. Between two calls it stands still."""
+        limits = header["limits"]
+        isolation.renew_folder(self.confinement, limits["file_mb"])
+        killed = isolation.num_killed(self.confinement)
+        calls, answers = descriptors
+
+        def prepare() -> tuple[tuple[int, ...], Body]:
+            return (calls, answers), lambda: session_runner.serve(calls, answers)
+
+        started = time.monotonic()
+        leader = start_job(self.confinement, limits, 0, prepare, self.ready_end)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        is_confined = self._is_confined(leader)
+        ended = self._serve_session(leader, limits) if is_confined else ""
+        if isolation.was_out_of_memory(self.confinement, killed):
+            ended = "memory"
+        self.end_all((leader,))
+        if not is_confined:
+            return None
+        status, processor = self.usage.get(leader, (0, 0.0))
+        took = time.monotonic() - started
+        return {"ended": ended, "status": status, "processor_seconds": processor, "seconds": took}
+
+    def _is_confined(self, leader: int) -> bool:
+        """Wait until every protection of the process is in place; False where it ended before."""
+        deadline = time.monotonic() + CONFINE_SECONDS
+        while time.monotonic() < deadline:
+            if select.select([self.ready], [], [], TICK)[0]:
+                return bool(os.read(self.ready, 16))
+            if self._has_ended(leader):
+                return False
+        return False
+
+    def _serve_session(self, leader: int, limits: dict[str, int]) -> str:
+        """Watch over each call, and let nothing run between them. Why the session is over; "" where it was ended."""
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        end_descriptor = _end_descriptor(leader)
+        if end_descriptor is not None:
+            poll.register(end_descriptor, select.POLLIN)
+        call: tuple[float, float] | None = (
+            None  # of the one under way: its deadlines by the clock and in processor time
+        )
+        try:
+            while True:
+                wait = None if call is None and end_descriptor is not None else 1000 * TICK
+                if any(descriptor == self.control for descriptor, _ in poll.poll(wait)):
+                    message = self._session_message(leader)
+                    if message["session"] == "end":
+                        return ""
+                    if message["session"] == "call":
+                        self._signal_all(leader, signal.SIGCONT)
+                        spent = _processor_seconds(leader)
+                        call = (time.monotonic() + message["wall_seconds"], spent + message["cpu_seconds"])
+                    else:
+                        self._signal_all(leader, signal.SIGSTOP)
+                        call = None
+                if self._has_ended(leader):
+                    return "ended"
+                if call is not None:
+                    if time.monotonic() > call[0] or _processor_seconds(leader) > call[1]:
+                        return "time"
+                    if over := self._over_limits(limits):
+                        return over
+        finally:
+            if end_descriptor is not None:
+                os.close(end_descriptor)
+
+    def _session_message(self, leader: int) -> dict[str, Any]:
+        try:
+            return dict(wire.receive(self.control))
+        except wire.ConnectionClosed:
+            self.end_all((leader,))
+            os._exit(0)
+
+    def _signal_all(self, leader: int, number: int) -> None:
+        """Send a signal to all that a session runs; without a process namespace, to what is known of it."""
+        if os.getpid() == 1:
+            with contextlib.suppress(OSError):
+                os.kill(-1, number)
+            return
+        for process in {leader, *_children()} - set(self.usage):
+            with contextlib.suppress(OSError):
+                os.killpg(process, number)
+
+    def _over_limits(self, limits: dict[str, int]) -> str:
+        """The limit that a job's processes exceed together: "memory" or "files"; "" where they keep to them."""
+        if isolation.memory_in_use(self.confinement) > limits["memory_mb"] * MEGABYTE:
+            return "memory"
+        return "files" if isolation.has_too_many_files(self.confinement, limits["file_mb"]) else ""
+
+    def watch(self, deadline: float, limits: dict[str, int], leader: int) -> str:
+        """Wait for the leader's end. Why it was cut short: "time" or "memory"; "" when it ended itself."""
+        poll = select.poll()
+        end_descriptor = _end_descriptor(leader)
+        if end_descriptor is not None:
+            poll.register(end_descriptor, select.POLLIN)
+        # the job's processes read from the control socket: only its hang-up concerns the worker
+        poll.register(self.control, 0)
+        next_look = time.monotonic() + TICK
+        try:
+            while True:
+                now = time.monotonic()
+                left = deadline - now
+                if left <= 0:
+                    return "time"
+                for descriptor, _ in poll.poll(1000 * min(left, TICK if end_descriptor is not None else TICK / 10)):
+                    if descriptor == self.control:
+                        self.end_all((leader,))
+                        os._exit(0)
+                if self._has_ended(leader):
+                    return ""
+                if now > next_look:
+                    next_look = now + TICK
+                    if over := self._over_limits(limits):
+                        return over
+        finally:
+            if end_descriptor is not None:
+                os.close(end_descriptor)
+
+    def _has_ended(self, process: int) -> bool:
+        if process in self.usage:
+            return True
+        found, status, usage = os.wait4(process, os.WNOHANG)
+        if found:
+            self.usage[found] = (status, usage.ru_utime + usage.ru_stime)
+        return bool(found)
+
+    def end_all(self, leaders: Iterable[int]) -> None:
+        """Kill whatever runs below this worker, and bury it."""
+        while True:
+            if os.getpid() == 1:
+                with contextlib.suppress(OSError):
+                    os.kill(-1, signal.SIGKILL)
+            else:
+                for process in {*leaders, *_children()} - set(self.usage):
+                    for end in (os.killpg, os.kill):
+                        with contextlib.suppress(OSError):
+                            end(process, signal.SIGKILL)
+            try:
+                found, status, usage = os.wait4(-1, 0)
+            except ChildProcessError:
+                return
+            self.usage[found] = (status, usage.ru_utime + usage.ru_stime)
+
+
+def _children() -> list[int]:
+    """Processes whose parent is this one, adopted orphans too."""
+    own = os.getpid()
+    pids = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                    if int(file.read().rpartition(b")")[2].split()[1]) == own:
+                        pids.append(int(name))
+    return pids
+
+
+def _processor_seconds(process: int) -> float:
+    """That the process has used, all its threads together; 0 where the system does not say."""
+    try:
+        return time.clock_gettime(~process << 3 | 2)  # what clock_getcpuclockid gives for it
+    except OSError:
+        return 0.0
+
+
+def _end_descriptor(process: int) -> int | None:
+    """A descriptor that becomes readable when the process ends, where the system has such a thing."""
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(process)
+    return None
+
+
+def trial(confinement: Confinement, limits: dict[str, int]) -> None:
+    """Confine a first process for nothing but to see what holds, and note it."""
+    isolation.renew_folder(confinement, limits["file_mb"])
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            held = isolation.confine(confinement, limits, (write,), 0)
+            wire.send(write, isolation.observed(confinement, held))
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        confinement.holds.update(wire.receive(read))
+    except wire.ConnectionClosed:
+        confinement.holds["landlock"] = confinement.holds["seccomp"] = False
+    os.close(read)
+    os.waitpid(child, 0)
+
+
+def address_space() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        return 512 * MEGABYTE
+
+
+def main(control: int) -> None:
+    """A worker's whole run: it receives its setup, reports what holds, then takes jobs until the trainer hangs up."""
+    setup = wire.receive(control)
+    for name in (*PRELOAD, *setup["preload"]):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    confinement = Confinement(
+        os.path.join(setup["scratch"], "now"), frozenset(setup["without"]), address_space=address_space()
+    )
+    os.makedirs(confinement.folder, exist_ok=True)
+    isolation.separate(confinement)
+    isolation.build_root(confinement, setup["scratch"])
+    isolation.prepare_rules(confinement)
+    trial(confinement, setup["limits"])
+    confinement.holds["tree_memory"] = confinement.processes is not None
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    wire.send(control, {"holds": confinement.holds, "why": confinement.why})
+    SandboxWorker(control, confinement).run()

@@ -1,0 +1,255 @@
+"""Groups that are written while the trainer trains: asynchronous rollouts, none older than a stated number of versions.
+
+The same interface as `RolloutCollector`. A session writes in the background, `GroupWindow` says which groups a step
+takes, and every update's weights go to the session at once: what is in the middle of being written goes on under them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from whet.protocols import Engine, Session
+from whet.record.metrics.timer import PhaseTimer
+from whet.rollout.buffer import RolloutBatch, RolloutBuffer
+from whet.rollout.collect import PromptDataset, RewardContext, RolloutSpec, outcomes_of, score_groups
+from whet.rollout.prompt_order import PromptOrder
+from whet.rollout.seed import request_seed
+from whet.rollout.weight_sync_check import PolicyWatch
+from whet.rollout.window import GroupWindow
+from whet.types import Group, Request, Sample, WhetError
+
+
+class BackgroundSession(Session, Protocol):
+    """A session that writes between calls too; its `advance` waits a moment where nothing is finished yet."""
+
+    def finished(self) -> list[tuple[int, Sample]]:
+        """What was finished since the last time, without waiting."""
+        ...
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long there was nothing to write, since the beginning."""
+        ...
+
+
+@dataclass
+class _GroupAsked:
+    """A group whose completions were asked for."""
+
+    row: int  # of its prompt
+    samples: dict[int, Sample] = field(default_factory=dict)  # that are finished, by their place in the group
+
+
+def check_ahead(spec: RolloutSpec) -> None:
+    """Refuse what a session in the background cannot draw."""
+    if spec.greedy:
+        raise WhetError(
+            "scale.max_staleness: a greedy baseline draws a second completion at temperature 0, and a session has "
+            "one temperature; give another objective.baseline, or scale.max_staleness=0"
+        )
+    if spec.keep.grows:
+        raise WhetError(
+            "scale.max_staleness: objective.keep draws more completions to prompts of an earlier round, which "
+            "would be of several ages; give another objective.keep, or scale.max_staleness=0"
+        )
+
+
+class AsyncCollector:
+    """Collects the groups of one step after another from a session that is always ahead."""
+
+    def __init__(
+        self,
+        session: BackgroundSession,
+        dataset: PromptDataset,
+        reward_at: Callable[[float], RewardContext],  # by the share of the training that is done
+        spec: RolloutSpec,
+        order: PromptOrder,
+        window: GroupWindow,
+        weights: Callable[[], Mapping[str, Any]],  # the policy's, before the first step
+        engine: Engine | None = None,  # another one that follows the policy's versions, of evaluations
+        watch: PolicyWatch | None = None,  # of the session's weights
+    ) -> None:
+        self._watch = watch
+        check_ahead(spec)
+        self._session, self._dataset, self._reward_at, self._spec = session, dataset, reward_at, spec
+        self._order, self._window, self._weights, self._engine = order, window, weights, engine
+        self._version: int | None = None  # of the session's weights
+        self._asked: dict[int, _GroupAsked] = {}  # by the number of the group
+        self._idle_before = 0.0
+        self._passed = 0  # times that a group was taken before an older one, in this step
+
+    def collect(self, progress: float) -> RolloutBatch:
+        """The groups of the next step, the oldest that are finished; waits where the bound on their age says so."""
+        reward, timer = self._reward_at(progress), PhaseTimer()
+        reward.take_notes()  # those of an evaluation do not belong to the step
+        if self._version is None:
+            self.load_weights(self._weights(), 0)
+        began, waited = time.monotonic(), 0.0
+        self._take_in(self._session.finished())
+        depth = self._window.num_finished
+        kept: list[tuple[int, Group]] = []
+        visited: list[tuple[int, float]] = []
+        spec, num_samples, rounds, num_taken = self._spec, 0, 0, 0
+        most = spec.num_prompts * (spec.keep.most_rounds if spec.keep.refills else 1)
+        self._passed = 0
+        while len(kept) < spec.num_prompts and num_taken < most:
+            wanted = min(spec.num_prompts - len(kept), most - num_taken)
+            began = time.monotonic()
+            with timer.phase("rollout"):
+                taken = self._take(wanted)
+            waited += time.monotonic() - began
+            num_taken, rounds = num_taken + len(taken), rounds + 1
+            with timer.phase("reward"):
+                groups = self._scored(taken, reward)
+            num_samples += sum(len(group.samples) for group in groups)
+            for each, group in zip(taken, groups, strict=True):
+                outcomes = outcomes_of(group.samples)
+                if outcomes:
+                    visited.append((each.row, sum(outcomes) / len(outcomes)))
+                if not spec.keep.refills or spec.keep(outcomes, 0):
+                    kept.append((each.row, group))
+                else:
+                    self._window.reject()
+        self._order.record(visited)
+        checked: Mapping[str, float] = {}
+        if self._watch is not None:
+            with timer.phase("train"):  # a pass of the trainer
+                checked = self._watch.check([sample for _, group in kept for sample in group.samples])
+        notes = {
+            **checked,
+            **reward.take_notes(),
+            **self._age([group for _, group in kept]),
+            "groups_waiting": float(depth),
+            "groups_passed": float(self._passed),
+            "trainer_idle_seconds": waited,
+            "engine_idle_seconds": self._idle_since(),
+        }
+        return RolloutBatch(tuple(kept), tuple(visited), num_samples, rounds, reward.part_weights, timer.seconds, notes)
+
+    def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """A step is over: its groups make room for new ones, which the new weights write."""
+        self._take_in(self._session.finished())
+        (self._watch or self._session).load(weights, version)
+        if self._engine is not None:
+            self._engine.load(weights, version)
+        restored = self._version is None
+        self._version = version
+        self._window.trained()
+        if restored:  # what a checkpoint says was not finished
+            for number in [each.number for each in self._window.in_flight if not each.finished]:
+                self._ask(number)
+        self._fill()
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _fill(self) -> None:
+        """Ask for as many groups as may be in flight."""
+        while self._window.room > 0:
+            (row,) = self._order.take(1)
+            number = self._window.admit()
+            self._asked[number] = _GroupAsked(row)
+            self._ask(number)
+
+    def _ask(self, number: int) -> None:
+        # the seeds that these groups have where each step waits for its own
+        batch, place = divmod(number, self._spec.num_prompts)
+        tokens, size = self._dataset.prompt_tokens[self._asked[number].row], self._spec.group_size
+        for index in range(size):
+            seed = request_seed(self._order.seed, batch + 1, place, index)
+            self._session.add(number * size + index, Request(tokens, seed))
+
+    def _take_in(self, finished: Iterable[tuple[int, Sample]]) -> None:
+        for request, sample in finished:
+            number, index = divmod(request, self._spec.group_size)
+            self._asked[number].samples[index] = sample
+            self._session.release(request)
+            if len(self._asked[number].samples) == self._spec.group_size:
+                self._window.finish(number)
+
+    def _take(self, count: int) -> list[_GroupAsked]:
+        """So many groups, in the order in which they were asked for."""
+        taken: list[int] = []
+        while len(taken) < count:
+            self._fill()
+            found = self._window.take()
+            if found is None:
+                self._take_in(self._session.advance())
+            else:
+                self._passed += any(older.number < found.number for older in self._window.in_flight)
+                taken.append(found.number)
+        return [self._asked.pop(number) for number in sorted(taken)]
+
+    def _scored(self, taken: Sequence[_GroupAsked], reward: RewardContext) -> list[Group]:
+        prompts = [self._dataset.prompts[each.row] for each in taken]
+        samples = [[each.samples[index] for index in range(self._spec.group_size)] for each in taken]
+        return score_groups(prompts, samples, reward.score)
+
+    def _age(self, groups: Sequence[Group]) -> dict[str, float]:
+        """How many versions the groups lie behind, by their oldest token, and how many tokens by how many."""
+        if not groups or self._version is None:
+            return {}
+        samples = [sample for group in groups for sample in group.samples]
+        ages = [self._version - min(sample.versions[0] for sample in group.samples) for group in groups]
+        tokens: Counter[int] = Counter()
+        for sample in samples:
+            if sample.token_versions is None:
+                tokens[self._version - sample.versions[0]] += sample.num_actions
+            else:
+                tokens.update((self._version - sample.token_versions[sample.action]).tolist())
+        return {
+            "versions_behind": sum(ages) / len(ages),
+            "versions_behind_max": float(max(ages)),
+            **{f"tokens_{behind}_behind": float(tokens[behind]) for behind in sorted(tokens)},
+        }
+
+    def _idle_since(self) -> float:
+        before, self._idle_before = self._idle_before, self._session.idle_seconds
+        return max(0.0, self._idle_before - before)
+
+    def state(self) -> dict[str, Any]:
+        """Groups that are finished and wait are saved; the others are asked for again, with their seeds."""
+        return {
+            "order": self._order.state(),
+            "window": self._window.state(),
+            "rows": [[number, self._asked[number].row] for number in self._in_flight(finished=None)],
+            "ready": self._ready().state(),
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._ready().tensors()
+
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        if "window" not in state:
+            raise WhetError(
+                "the checkpoint is of a run in which each step waited for its completions: resume it with "
+                "scale.max_staleness=0"
+            )
+        self._order.restore(state["order"])
+        self._window.restore([tuple(each) for each in state["window"]["queue"]], state["window"]["next"])
+        self._asked = {number: _GroupAsked(row) for number, row in state["rows"]}
+        ready = RolloutBuffer()
+        ready.restore(state["ready"], tensors, self._dataset.prompts)
+        saved = ready.take().groups
+        for number, (_, group) in zip(self._in_flight(finished=True), saved, strict=True):
+            self._asked[number].samples = dict(enumerate(group.samples))
+
+    def _in_flight(self, finished: bool | None) -> list[int]:
+        return [each.number for each in self._window.in_flight if finished is None or each.finished == finished]
+
+    def _ready(self) -> RolloutBuffer:
+        """The groups that are finished, not scored yet."""
+        groups = []
+        for number in self._in_flight(finished=True):
+            asked = self._asked[number]
+            samples = tuple(asked.samples[index] for index in range(self._spec.group_size))
+            groups.append((asked.row, Group(self._dataset.prompts[asked.row], samples)))
+        buffer = RolloutBuffer()
+        buffer.add(RolloutBatch(tuple(groups), (), 0, 0))
+        return buffer

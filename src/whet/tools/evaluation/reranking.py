@@ -1,0 +1,229 @@
+"""Choosing among a model's completions by reward models and other scorers: best of n, votes, and search over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, get_args
+
+from whet.pages.rerank import Reranking
+from whet.protocols import Reward
+from whet.record.metrics.reranking import Pool, RerankerScores, SearchResult, choice_curves, search_result
+from whet.reward import RewardPart, find_reward
+from whet.reward.answer import final_answer, normal_form
+from whet.reward.learned import LearnedSteps, aggregated
+from whet.reward.learned.ensemble import Aggregate
+from whet.reward.learned.members import model_folders, saved_config
+from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
+from whet.reward.steps import steps_of
+from whet.rollout.collect import Score
+from whet.settings.config import EvaluationConfig
+from whet.settings.sections import RerankSection, ScorerChoice
+from whet.tools.evaluation.search import SearchPlan, search_completions
+from whet.training.assembly.rewards import bind_judges, build_scorer, failure_policy, start_sandbox
+from whet.training.assembly.runtime import Runtime
+from whet.training.evaluate import Evaluator
+from whet.types import Group, Prompt, Sample, WhetError
+
+AGGREGATES = get_args(Aggregate)
+
+
+@dataclass(frozen=True)
+class Reranker:
+    """A reward that chooses, under the name it was given by."""
+
+    name: str
+    reward: Reward
+
+    @property
+    def models(self) -> int:
+        """How many models read a completion."""
+        folder = getattr(getattr(self.reward, "settings", None), "folder", None)
+        return len(model_folders(folder)) if folder else int(hasattr(self.reward, "needs_ask"))
+
+
+@dataclass(frozen=True)
+class RerankPlan:
+    """Scorers that can be read, found out before a pool of completions is written for them."""
+
+    scorers: tuple[Reranker, ...]
+    separators: Mapping[str, str]  # of a search, by scorer
+
+
+def rerank_plan(config: EvaluationConfig, num_samples: int) -> RerankPlan:
+    """Refuse what cannot choose; a folder that is no reward model should not cost a pool of completions."""
+    section = config.rerank
+    _check(section, num_samples, config.sampling.temperature)
+    scorers = scorers_of(section)
+    start_sandbox([RewardPart(each.reward) for each in scorers], config.sandbox.require)
+    for each in scorers:
+        prepare = getattr(each.reward, "prepare", None)
+        if callable(prepare):
+            prepare()
+    separators = {each.name: _separator(section, each) for each in scorers} if section.search == "steps" else {}
+    return RerankPlan(tuple(scorers), separators)
+
+
+def rerank_groups(
+    config: EvaluationConfig, plan: RerankPlan, setup: tuple[Runtime, Evaluator], groups: Sequence[Group], measure: str
+) -> Reranking:
+    """What every way of choosing among the same completions would have scored."""
+    runtime = setup[0]
+    parts = [RewardPart(each.reward) for each in plan.scorers]
+    bound = bind_judges(parts, runtime.engine, runtime.loaded.tokenizer)
+    scorers = [Reranker(each.name, part.resolved_reward) for each, part in zip(plan.scorers, bound, strict=True)]
+    pools = [_pool(group) for group in groups]
+    by_scorer = [reranker_scores(config, each, groups) for each in scorers]
+    reranking = Reranking(
+        config.model.name,
+        config.data.source,
+        measure,
+        len(groups),
+        len(groups[0].samples),
+        config.sampling.temperature,
+        choice_curves(pools, [each for several in by_scorer for each in several]),
+    )
+    searches = [
+        _search(config, each, plan.separators[each.name], setup, (pools, scores))
+        for each, scores in zip(scorers, by_scorer, strict=True)
+        if each.name in plan.separators
+    ]
+    return replace(reranking, searches=tuple(searches))
+
+
+def _check(section: RerankSection, num_samples: int, temperature: float) -> None:
+    if not section.scorers:
+        raise WhetError(
+            "nothing to rerank by: --search and rerank settings need a scorer; give --rerank RUN of a reward "
+            "model, or --rerank REWARD"
+        )
+    if num_samples < 2:
+        raise WhetError(
+            f"--rerank chooses among several completions, and --samples is {num_samples}; give --samples 16"
+        )
+    if temperature == 0:
+        raise WhetError(
+            "--rerank at temperature 0 would choose among equal completions; give --set sampling.temperature=1.0"
+        )
+    if section.settings and len(section.scorers) > 1:
+        raise WhetError(
+            f"rerank.settings is for one scorer, and there are {len(section.scorers)}; give each its own: --set "
+            "'rerank.scorers=[{reward=\"RUN\",settings={...}}, ...]'"
+        )
+    plain = RerankSection()
+    for key in ("beams", "branches", "separator"):
+        if section.search == "none" and getattr(section, key) != getattr(plain, key):
+            raise WhetError(f"rerank.{key} has no effect without a search; give --search steps, or drop it")
+    names = [each.reward for each in section.scorers]
+    for name in names:
+        if names.count(name) > 1 and section.search == "steps":
+            raise WhetError(f"--rerank {name} is given twice; a search needs one scorer of a name")
+
+
+def scorers_of(section: RerankSection) -> list[Reranker]:
+    """The scorers of the config, their folders found; nothing is loaded yet."""
+    return [_scorer(each, {**section.settings, **each.settings}) for each in section.scorers]
+
+
+def _scorer(choice: ScorerChoice, settings: Mapping[str, Any]) -> Reranker:
+    try:
+        return Reranker(choice.reward, find_reward(choice.reward, settings))
+    except WhetError as error:
+        raise WhetError(f"--rerank {choice.reward}: {error}") from error
+
+
+def _separator(section: RerankSection, each: Reranker) -> str:
+    """Where a step of a search ends."""
+    if steps_of(each.reward) is None:
+        raise WhetError(
+            f"--search steps needs scores of steps, and {each.name} scores whole completions; give --rerank RUN of "
+            "`whet train prm`"
+        )
+    if section.separator:
+        return section.separator
+    if not isinstance(each.reward, LearnedSteps):
+        raise WhetError(f"{each.name} does not say what ends a step; give --set rerank.separator=TEXT")
+    settings = each.reward.settings
+    return settings.separator or str((saved_config(settings.folder) or {}).get(SEPARATOR) or EMPTY_LINE)
+
+
+def _pool(group: Group) -> Pool:
+    return Pool(
+        tuple(sample.outcome or 0.0 for sample in group.samples),
+        tuple(_answer(sample.completion) for sample in group.samples),
+        tuple(sample.num_actions for sample in group.samples),
+        tuple(len(sample.tokens) for sample in group.samples),
+    )
+
+
+def _answer(completion: str) -> str | None:
+    answer = final_answer(completion)
+    return None if answer is None else normal_form(answer)
+
+
+def reranker_scores(config: EvaluationConfig, each: Reranker, groups: Sequence[Group]) -> list[RerankerScores]:
+    """One for a scorer of whole completions; for one of steps each aggregate of the same scores."""
+    prompts = [group.prompt for group in groups for _ in group.samples]
+    samples = [sample for group in groups for sample in group.samples]
+    scores = _scores(_scorer_of(config, each), prompts, samples)
+    sizes = [len(group.samples) for group in groups]
+    steps = steps_of(each.reward)
+    if steps is None:
+        return [RerankerScores(each.name, _cut(scores, sizes), each.models)]
+    by_step = [
+        None if score is None else [value for _, value in steps(prompt, sample.completion)]
+        for prompt, sample, score in zip(prompts, samples, scores, strict=True)
+    ]
+    return [
+        RerankerScores(
+            each.name,
+            _cut([None if values is None else aggregated(values, how) for values in by_step], sizes),
+            each.models,
+            how,
+        )
+        for how in AGGREGATES
+    ]
+
+
+def _scorer_of(config: EvaluationConfig, each: Reranker) -> Score:
+    return build_scorer(config, [RewardPart(each.reward)], failure_policy(config))
+
+
+def _scores(judge: Score, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+    return [sample.reward for sample in judge(prompts, samples)]
+
+
+def _cut(scores: Sequence[float | None], sizes: Sequence[int]) -> tuple[tuple[float | None, ...], ...]:
+    left = iter(scores)
+    return tuple(tuple(next(left) for _ in range(size)) for size in sizes)
+
+
+def _search(
+    config: EvaluationConfig,
+    each: Reranker,
+    separator: str,
+    setup: tuple[Runtime, Evaluator],
+    compared: tuple[Sequence[Pool], Sequence[RerankerScores]],
+) -> SearchResult:
+    """A search on the same prompts, beside the best of whole completions by the aggregate that guided it."""
+    (runtime, evaluator), (pools, scores) = setup, compared
+    section = config.rerank
+    sampling = replace(evaluator.sampling, temperature=config.sampling.temperature)
+    plan = SearchPlan(section.beams, section.branches, separator, sampling, runtime.loaded.context, config.seed)
+    searched = search_completions(
+        runtime.engine,
+        evaluator.prompts,
+        evaluator.prompt_tokens,
+        partial(_scores, _scorer_of(config, each)),
+        lambda tokens: str(runtime.loaded.tokenizer.decode(tokens, skip_special_tokens=True)),
+        plan,
+    )
+    truth = evaluator.score(evaluator.prompts, [one.sample for one in searched])
+    guide = getattr(getattr(each.reward, "settings", None), "aggregate", AGGREGATES[0])
+    mine = next(one for one in scores if one.aggregate == guide)
+    written = sum(one.written for one in searched) / len(searched)
+    read = each.models * sum(one.read for one in searched) / len(searched)
+    return search_result(
+        pools, mine, [one.outcome or 0.0 for one in truth], (written, read), (plan.beams, plan.branches)
+    )

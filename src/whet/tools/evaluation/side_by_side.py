@@ -1,0 +1,154 @@
+"""Several models on several tasks: each measured on the same prompts, then compared pair by pair."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whet.pages.evaluation import EvalReport, ModelEval
+from whet.pages.rerank import Reranking
+from whet.record.metrics.paired import paired_tests
+from whet.settings.config import EvaluationConfig
+from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel, completion_rows, measured, prepared
+from whet.tools.evaluation.reranking import RerankPlan, rerank_groups, rerank_plan
+from whet.tools.evaluation.saved_completions import PARTIAL, CompletionFile
+from whet.training.assembly.runtime import Runtime
+from whet.types import WhetError
+
+
+@dataclass(frozen=True)
+class EvalCell:
+    """One model on one task, and the file of its completions."""
+
+    config: EvaluationConfig
+    place: Path
+
+    @property
+    def model(self) -> str:
+        return self.config.model.name
+
+    @property
+    def task(self) -> str:
+        return self.config.eval.source or self.config.data.source
+
+
+OnCell = Callable[[EvalCell, EvalProgress], None]
+
+
+def evaluate_cells(
+    cells: Sequence[EvalCell], plan: EvalPlan, on_progress: OnCell, tell: Callable[[str], None]
+) -> EvalReport:
+    """Measure every cell; the completions lie in their files when this returns.
+
+    The cells of one model should stand next to each other: it is read once.
+    """
+    reranks = _check(cells, plan)
+    found: list[tuple[EvalCell, MeasuredModel, Reranking | None]] = []
+    runtime: Runtime | None = None
+    try:
+        for place, cell in enumerate(cells):
+            if place and cell.model != cells[place - 1].model:
+                runtime = None
+                gc.collect()  # one model at a time in memory
+            result, reranking, runtime = _measured(cell, plan, reranks[place], runtime, on_progress, tell)
+            found.append((cell, result, reranking))
+            _require_same_prompts([each for _, each, _ in found])
+    except KeyboardInterrupt as stopped:
+        kept = [cell for cell in cells if cell.place.with_name(cell.place.name + PARTIAL).exists()]
+        if kept:
+            stopped.add_note(f"the completions so far are kept beside {kept[-1].place}: the same command goes on")
+        raise
+    for cell, result, _ in found:
+        _write(cell.place, result)
+    for cell in cells:
+        CompletionFile.discard(cell.place)
+    return _report(found)
+
+
+def _measured(
+    cell: EvalCell,
+    plan: EvalPlan,
+    rerank: RerankPlan | None,
+    runtime: Runtime | None,
+    on_progress: OnCell,
+    tell: Callable[[str], None],
+) -> tuple[MeasuredModel, Reranking | None, Runtime]:
+    """One cell; `runtime` is that of the cell before it, where the model is the same."""
+    setup = prepared(cell.config, plan, runtime)
+    result = measured(setup, cell.place, lambda now: on_progress(cell, now), tell)
+    reranking = None
+    if rerank is not None:
+        parts = (setup.runtime, setup.evaluator)
+        reranking = rerank_groups(setup.config, rerank, parts, result.groups, result.summary.measure)
+    return result, reranking, setup.runtime
+
+
+def _reranks(config: EvaluationConfig) -> bool:
+    return config.rerank != type(config.rerank)()
+
+
+def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]:
+    """Refuse before the first model is read what would fail at the last; the scorers of each cell."""
+    for cell in cells:
+        plan.check(cell.config)
+    tasks: dict[str, list[str]] = {}
+    for cell in cells:
+        tasks.setdefault(cell.model, []).append(cell.task)
+    first, *others = tasks
+    for other in others:
+        if tasks[other] != tasks[first]:
+            raise WhetError(
+                f"{first} is evaluated on {', '.join(tasks[first])} and {other} on {', '.join(tasks[other])}, which "
+                "cannot be compared; give --data for all of them"
+            )
+    places = [cell.place for cell in cells]
+    keys = [(cell.model, cell.task) for cell in cells]
+    for key, place in zip(keys, places, strict=True):
+        if keys.count(key) > 1:
+            raise WhetError(f"{key[0]} on {key[1]} is given twice; drop one of them")
+        if places.count(place) > 1:
+            raise WhetError(f"two models would write their completions to {place}; give --out FOLDER")
+    chosen = cells[0].config.rerank  # the same for all: it is what the command line says
+    scorers = rerank_plan(cells[0].config, plan.samples) if _reranks(cells[0].config) else None
+    return [scorers if cell.config.rerank == chosen else rerank_plan(cell.config, plan.samples) for cell in cells]
+
+
+def _require_same_prompts(results: Sequence[MeasuredModel]) -> None:
+    newest = results[-1]
+    for other in results[:-1]:
+        if other.model == newest.model or other.task != newest.task:
+            continue
+        theirs, ours = other.prompt_keys(), newest.prompt_keys()
+        if theirs != ours:
+            apart = next((one for one, two in zip(theirs, ours, strict=False) if one != two), (theirs + ours)[-1])[0]
+            raise WhetError(
+                f"{other.model} and {newest.model} were asked different prompts ({len(theirs)} and {len(ours)}; the "
+                f"first that differs is {apart!r}), and can only be compared on the same; give --data for all of them, "
+                "and --set data.unusable=stop if one leaves out prompts"
+            )
+
+
+def _write(place: Path, result: MeasuredModel) -> None:
+    try:
+        place.write_text("".join(json.dumps(line) + "\n" for line in completion_rows(result.groups)), encoding="utf-8")
+    except OSError as error:
+        raise WhetError(f"--out {place}: cannot write the completions there ({error.strerror})") from error
+
+
+def _report(found: Sequence[tuple[EvalCell, MeasuredModel, Reranking | None]]) -> EvalReport:
+    evals = tuple(
+        ModelEval(
+            result.model, result.task, result.metrics, result.summary, result.temperature, result.facts, reranking,
+            str(cell.place),
+        )
+        for cell, result, reranking in found
+    )  # fmt: skip
+    pairs = {}
+    for task in dict.fromkeys(each.task for each in evals):
+        outcomes = {result.model: result.outcomes for _, result, _ in found if result.task == task}
+        if len(outcomes) > 1:
+            pairs[task] = paired_tests(outcomes)
+    return EvalReport(evals, pairs)

@@ -1,0 +1,270 @@
+"""From a config to a file of labelled steps: solutions, completions, progress, and resuming."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, BinaryIO
+
+from whet.data.step_rows import LabelledSteps, common_separator, stepped_from
+from whet.data.tasks.contrast import STEP, task_stepped
+from whet.model.checkpoint import weights_digest
+from whet.reward import RewardPart, find_reward
+from whet.reward.learned.process import EMPTY_LINE
+from whet.reward.steps import steps_of
+from whet.rollout.collect import draw_completions
+from whet.settings.config import EvaluationConfig
+from whet.tools.labelling.steps import (
+    Completer,
+    Solution,
+    StepLabels,
+    agreement,
+    cut_completion,
+    given_solution,
+    labelled_row,
+    step_labels,
+)
+from whet.training.assembly.prompts import load_prompts
+from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, reward_summary
+from whet.training.assembly.rows import read_usable
+from whet.training.assembly.runtime import Runtime, encode_prompts, load_runtime, sampling_from
+from whet.types import Prompt, WhetError
+
+CHUNK_SIZE = 16  # prompts, or given solutions, of one chunk: always the same ones, so that resuming changes nothing
+
+COSTS = ("completions", "tokens", "solution_tokens")
+
+
+@dataclass(frozen=True)
+class LabelSpec:
+    """What to label, and how."""
+
+    out: Path
+    rollouts: int = 8
+    count: int = 200  # prompts, or given solutions
+    each: int = 1  # solutions drawn for a prompt
+    solutions: str = ""  # file or task whose solutions are labelled; empty: the model's own
+    separator: str = ""  # empty: the data's own
+    right_from: float = 1.0  # a completion with at least this outcome is right
+    truth: str = ""  # reward that judges steps, to compare with
+
+
+@dataclass(frozen=True)
+class LabelProgress:
+    chunks: int  # in the file
+    total: int
+    done_now: int  # chunks of this call, as all that follows
+    completions: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LabelReport:
+    """What the file holds and what it cost; only `seconds` is of this call."""
+
+    out: Path
+    requested: int  # solutions; a completion without a single step has no row
+    rows: tuple[Mapping[str, Any], ...]
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        cost = {name: sum(row["cost"][name] for row in self.rows) for name in COSTS}
+        labels = [StepLabels(tuple(row["shares"]), 0, 0) for row in self.rows]
+        shares = [share for label in labels for share in label.shares if share is not None]
+        steps = sum(len(label.shares) for label in labels)
+        return {
+            **{"file": str(self.out), "solutions": len(self.rows), "without_steps": self.requested - len(self.rows)},
+            **{"steps": steps, "unlabelled": steps - len(shares)},
+            "right": fmean([float(share > 0) for share in shares]) if shares else None,
+            "mean_share": fmean(shares) if shares else None,
+            **{**cost, "tokens_per_label": cost["tokens"] / max(len(shares), 1), "seconds": self.seconds},
+            "truth": agreement(labels, [row.get("truth", ()) for row in self.rows]),
+        }
+
+
+def label_steps(config: EvaluationConfig, spec: LabelSpec, show: Callable[[LabelProgress], None]) -> LabelReport:
+    """Label the steps of solutions by rollouts, into `spec.out`; a file that was started is continued."""
+    _check(config, spec)
+    config = _with_count(config, spec)
+    parts = build_reward_parts(config, wanted=True)
+    items: Sequence[Any] = (
+        _given_solutions(config) if spec.solutions else load_prompts(config, evaluation=False)[: spec.count]
+    )
+    runtime = load_runtime(config)
+    separator = spec.separator or _own_separator(config, items if spec.solutions else ())
+    completer = _completer(config, spec, runtime, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
+    if not spec.solutions:
+        encode_prompts(runtime, items, completer.sampling)  # refuses a prompt that does not fit before the work begins
+    provenance = {**_provenance(config, spec, runtime), "reward": reward_summary(parts), "separator": separator}
+    chunks = [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
+    started = time.monotonic()
+    with open_output(spec.out, provenance) as (file, first):
+        completions = tokens = 0
+        for number in range(first, len(chunks)):
+            seed = (config.seed, number)
+            if spec.solutions:
+                solutions = [given_solution(runtime.loaded.tokenizer, row, separator) for row in chunks[number]]
+            else:
+                solutions = _draw_solutions(chunks[number], spec, runtime, completer, seed, separator)
+            labels = step_labels(solutions, completer, seed)
+            rows = [labelled_row(*both, separator, provenance) for both in zip(solutions, labels, strict=True)]
+            lines = [json.dumps({**row, "chunk": number}, ensure_ascii=False) + "\n" for row in rows if row["steps"]]
+            file.write("".join(lines).encode())
+            file.flush()
+            completions += sum(label.completions for label in labels)
+            tokens += sum(label.tokens for label in labels)
+            now = number + 1
+            show(LabelProgress(now, len(chunks), now - first, completions, tokens, time.monotonic() - started))
+    written = tuple(json.loads(line) for line in spec.out.read_bytes().split(b"\n") if line)
+    return LabelReport(spec.out, len(items) * spec.each, written, time.monotonic() - started)
+
+
+def _completer(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime, parts: Sequence[RewardPart]) -> Completer:
+    tokenizer: Any = runtime.loaded.tokenizer
+    return Completer(
+        runtime.engine,
+        build_scorer(config, parts),
+        partial(tokenizer.decode, skip_special_tokens=True),
+        sampling_from(config.sampling),
+        spec.rollouts,
+        runtime.loaded.context,
+        spec.right_from,
+    )
+
+
+def _provenance(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime) -> dict[str, Any]:
+    """The model and the settings of the completions: the same for every row of a file."""
+    return {
+        **model_facts(config, runtime),
+        **{"rollouts": spec.rollouts, "right_from": spec.right_from},
+        **{"solutions": spec.solutions or config.data.source, "each": spec.each},
+    }
+
+
+def model_facts(config: EvaluationConfig, runtime: Runtime) -> dict[str, Any]:
+    """Whose completions they are, and how they are drawn."""
+    model: Any = runtime.loaded.model
+    weights = runtime.loaded.source if model is None else weights_digest(model)[:12]  # a server shows no weights
+    return {
+        **{"model": config.model.name, "weights": weights, "temperature": config.sampling.temperature},
+        **{"seed": config.seed, "max_new_tokens": config.sampling.max_new_tokens},
+    }
+
+
+def _check(config: EvaluationConfig, spec: LabelSpec) -> None:
+    if config.sampling.temperature == 0:
+        raise WhetError(
+            "sampling.temperature is 0: all completions of a step would be equal; give --set sampling.temperature=1.0"
+        )
+    if spec.solutions and spec.each != 1:
+        raise WhetError(f"--each {spec.each} is how many solutions are drawn for a prompt; drop it with --solutions")
+    if spec.solutions and spec.truth:
+        raise WhetError("--truth judges the model's own solutions, and given ones bring their labels; drop one of them")
+    if spec.out.suffix != ".jsonl":
+        raise WhetError(f"--out {spec.out}: the labels are written as JSON lines; give a name that ends in .jsonl")
+    if not spec.out.parent.is_dir():
+        raise WhetError(f"--out {spec.out}: there is no folder {spec.out.parent}; make it, or give another")
+
+
+def _with_count(config: EvaluationConfig, spec: LabelSpec) -> EvaluationConfig:
+    changed: dict[str, Any] = {"count": spec.count, "limit": spec.count}
+    if spec.solutions:
+        changed["source"] = spec.solutions
+    return config.model_copy(update={"data": config.data.model_copy(update=changed)})
+
+
+def _given_solutions(config: EvaluationConfig) -> list[LabelledSteps]:
+    """Solutions of a file, with or without labels; or of a task, with errors put in."""
+    data = config.data
+    if not data.parsed_source.is_task:
+        return read_usable(data, data.source, lambda _: partial(stepped_from, need_labels=False), data.limit)
+    rows = data.parsed_source.from_tasks(
+        lambda task, count, difficulty: task_stepped(task, "train", count, config.seed, difficulty),
+        data.count,
+        data.difficulty,
+    )
+    return rows[: data.count]
+
+
+def _own_separator(config: EvaluationConfig, given: Sequence[LabelledSteps]) -> str:
+    if config.data.parsed_source.is_task:
+        return STEP
+    return (common_separator(given) if given else None) or EMPTY_LINE
+
+
+def _draw_solutions(
+    prompts: Sequence[Prompt],
+    spec: LabelSpec,
+    runtime: Runtime,
+    completer: Completer,
+    seed: tuple[int, ...],
+    separator: str,
+) -> list[Solution]:
+    """The model's own solutions, cut into steps."""
+    tokens = encode_prompts(runtime, prompts, completer.sampling)
+    drawn = draw_completions(runtime.engine, tokens, spec.each, completer.sampling, seed)
+    repeated = [
+        prompt if spec.each == 1 else replace(prompt, id=f"{prompt.id}/{number}")
+        for prompt in prompts
+        for number in range(spec.each)
+    ]
+    scored = completer.score(repeated, [sample for samples in drawn for sample in samples])
+    truth = None
+    if spec.truth:
+        truth = steps_of(find_reward(spec.truth))
+        if truth is None:
+            raise WhetError(f"--truth {spec.truth}: that reward judges no steps; give one that does, as working_steps")
+    return [
+        cut_completion(prompt, sample, separator, completer.decode, truth)
+        for prompt, sample in zip(repeated, scored, strict=True)
+    ]
+
+
+@contextmanager
+def open_output(
+    out: Path, provenance: Mapping[str, Any], command: str = "whet label steps"
+) -> Iterator[tuple[BinaryIO, int]]:
+    """The file, cut to its whole chunks, and the number of the chunk that comes next."""
+    with open(out, "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise WhetError(f"{out}: another process writes it; wait for it, or give another --out") from error
+        file.seek(0)
+        # the last chunk may be torn: it is labelled again, to the same bytes
+        lines = file.read().split(b"\n")[:-1]
+        last = _chunk(out, len(lines), lines[-1], provenance, command) if lines else 0
+        kept = next(
+            (at for at, line in enumerate(lines) if _chunk(out, at + 1, line, provenance, command) == last), len(lines)
+        )
+        file.truncate(sum(len(line) + 1 for line in lines[:kept]))
+        file.seek(0, os.SEEK_END)
+        yield file, last
+
+
+def _chunk(out: Path, number: int, line: bytes, provenance: Mapping[str, Any], command: str) -> int:
+    """The chunk that a line belongs to; one that this command would not have written is an error."""
+    try:
+        row = json.loads(line)
+        before, chunk = dict(row["labelled"]), int(row["chunk"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise WhetError(
+            f"{out}:{number}: was not written by `{command}`; give another --out, or remove the file"
+        ) from error
+    other = [name for name in provenance if before.get(name) != provenance[name]]
+    if other:
+        was, now = before.get(other[0]), provenance[other[0]]
+        raise WhetError(
+            f"{out}:{number}: was labelled with {other[0]} {was!r}, and now it is {now!r}; give another --out, or what "
+            "it was begun with"
+        )
+    return chunk

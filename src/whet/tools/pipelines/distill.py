@@ -1,0 +1,175 @@
+"""Distillation: a teacher into a smaller student, by its traces, token by token on the student's own completions,
+by the student itself with more in its context; and reinforcement learning of the student, all for the same arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from whet.objective.presets import PRESETS
+from whet.settings.bounds import MOST_ROWS
+from whet.settings.sections import Section
+from whet.tools.pipelines.library import (
+    ComposedSettings,
+    EvalEntry,
+    RLEntry,
+    SFTEntry,
+    StageEntry,
+    can_evaluate,
+    compose,
+)
+from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
+from whet.tools.pipelines.library.distilling import MOST_LAYERS, CompareEntry, MatchedEntry, StudentEntry
+from whet.tools.pipelines.library.evaluation import NOBODY
+from whet.tools.pipelines.r1 import require_reward
+from whet.tools.pipelines.settings import Pipeline
+from whet.tools.pipelines.stages import Stage
+from whet.types import WhetError, did_you_mean
+
+STUDENT, TAUGHT, TRACES, KEPT = "student", "warm-student", "traces", "kept-traces"
+SHOWN = next(name for name, each in PRESETS.items() if each.run.get("teacher", {}).get("context") == "demonstration")
+
+
+def _graded_by(context: str) -> str:
+    """The first method in which a teacher grades the policy's tokens: another model, or the policy behind a text."""
+    return next(
+        name
+        for name, each in PRESETS.items()
+        if "teacher_logp" in each.objective.needs() and each.run.get("teacher", {}).get("context", "") == context
+    )
+
+
+GRADED, SELF_GRADED = _graded_by(""), _graded_by("demonstration")
+WAYS = ("traces", "on_policy", "self", "rl")  # the first sets the budget of the others
+
+
+def _listed(value: Any) -> Any:
+    return tuple(each.strip() for each in value.split(",") if each.strip()) if isinstance(value, str) else value
+
+
+class StudentChoice(Section):
+    """The smaller model."""
+
+    name: str = Field("", description="a model with the teacher's vocabulary; empty: made out of the teacher")
+    layers: int = Field(0, ge=0, le=MOST_LAYERS, description="layers of the teacher that it keeps; 0: all of them")
+    from_scratch: bool = Field(False, description="new weights instead of the teacher's")
+
+
+class OnPolicyChoice(RLChoice):
+    """How the teacher grades the student's tokens."""
+
+    method: str = Field(GRADED, description="a method of `whet algorithms` with a teacher")
+
+
+class SelfChoice(RLChoice):
+    """How the student grades itself."""
+
+    method: str = Field(SELF_GRADED, description="a method of `whet algorithms` whose teacher is the policy itself")
+
+
+class DistillSettings(ComposedSettings):
+    """A teacher, a student, and the ways in which the one teaches the other."""
+
+    teacher: str = Field("", description="a model or run folder; empty, on a task: the policy after teacher_rl")
+    teacher_rl: RLChoice = Field(RLChoice(), description="makes the teacher on a task, where none is given")
+    student: StudentChoice = StudentChoice()
+    demonstrations: str = Field("", description="that the student sees before anything else; a task: its own")
+    warm_rows: int = Field(0, ge=0, le=MOST_ROWS, description="demonstrations of that warm-up; 0: all of a file")
+    warm: SFTChoice = Field(SFTChoice(epochs=1.0), description="the warm-up of the student")
+    compare: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
+        WAYS, min_length=1, max_length=len(WAYS), description="the ways to teach: traces, on_policy, self, rl"
+    )
+    traces: RejectionChoice = Field(RejectionChoice(), description="what the teacher writes, and what of it is kept")
+    imitate: SFTChoice = Field(SFTChoice(), description="the student learns from the traces")
+    on_policy: RLChoice = Field(RLChoice(method=GRADED), description="the teacher grades the student's own tokens")
+    self_teaching: RLChoice = Field(RLChoice(method=SHOWN), description="the student, shown the demonstration, grades")
+    rl: RLChoice = Field(RLChoice(), description="the student learns from the reward alone")
+
+    small_run: ClassVar[Mapping[str, Any]] = {
+        "data": {"count": 512},
+        "sampling": {"max_new_tokens": 64},
+        "teacher_rl": {"steps": 30},
+        "student": {"layers": 2},
+        "warm_rows": 128,
+        "warm": {"epochs": 4.0, "train": {"batch": {"rows_per_step": 32}, "optimizer": {"learning_rate": 1e-3}}},
+        "imitate": {"epochs": 8.0, "train": {"batch": {"rows_per_step": 32}}},
+    }
+
+    def idle(self) -> dict[str, str]:
+        idle = super().idle()
+        if self.teacher:
+            idle["teacher_rl"] = "has no effect: the teacher is given; drop one of them"
+        return idle
+
+
+def distill_entries(settings: DistillSettings) -> list[StageEntry]:
+    """The teacher and the student, then one branch from the same student for each way."""
+    for way in settings.compare:
+        if way not in WAYS:
+            raise WhetError(f"compare: no way is called {way!r}{did_you_mean(way, WAYS)}; there are {', '.join(WAYS)}")
+    if settings.compare[0] != WAYS[0]:
+        raise WhetError(f"compare: {WAYS[0]} comes first; what it takes is what the others may spend")
+    reward, source = require_reward(settings), settings.data.parsed_source
+    shown = settings.demonstrations or (settings.data.source if source.is_task else "")
+    if not settings.teacher and not source.is_task:
+        raise WhetError("no teacher: give --set teacher=FOLDER, a run or a model larger than the student")
+    if not shown:
+        raise WhetError("the student's warm-up has no demonstrations; give --set demonstrations=FILE")
+    entries: list[StageEntry] = []
+    teacher = settings.teacher
+    if not teacher:
+        teacher = "teacher"
+        entries.append(RLEntry(name=teacher, reward=reward, **settings.teacher_rl.values()))
+    student = settings.student
+    entries += [
+        StudentEntry(
+            name=STUDENT,
+            teacher=teacher,
+            source=student.name,
+            layers=student.layers,
+            from_scratch=student.from_scratch,
+            seed=settings.seed,
+        ),
+        SFTEntry(name=TAUGHT, start=STUDENT, data=shown, rows=settings.warm_rows, **settings.warm.values()),
+        *settings.traces.entries(teacher, (TRACES, KEPT)),
+        SFTEntry(name=WAYS[0] + "-sft", start=TAUGHT, data=KEPT, **settings.imitate.values()),
+    ]
+    budget = {"student": STUDENT, "traces": TRACES, "imitation": WAYS[0] + "-sft", "start": TAUGHT}
+    for way in settings.compare[1:]:
+        choice = {"on_policy": settings.on_policy, "self": settings.self_teaching, "rl": settings.rl}[way]
+        taught = {"teacher": teacher} if way == "on_policy" else {}
+        scored: dict[str, Any] = {"reward": reward} if way == "rl" else {}
+        shown_to = {"prompts": settings.demonstrations} if way == "self" else {}
+        entries.append(MatchedEntry(name=way, **budget, **taught, **scored, **shown_to, **choice.values()))
+    return measured_entries(settings, entries, teacher)
+
+
+def measured_entries(settings: DistillSettings, entries: list[StageEntry], teacher: str) -> list[StageEntry]:
+    """The entries with an eval of the teacher, of the warmed student and of what each way made of it."""
+    if not can_evaluate(settings):
+        return entries
+    found: list[StageEntry] = [] if not settings.teacher else [EvalEntry(name="eval-teacher", model=teacher)]
+    evals = []
+    for entry in entries:
+        found.append(entry)
+        if "model" in entry.gives and entry.name != STUDENT:
+            against = f"eval-{TAUGHT}" if entry.name not in (TAUGHT, teacher) else NOBODY
+            found.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name, against=against))
+            evals.append(f"eval-{entry.name}")
+    ways = [name for name in evals if name not in (f"eval-{TAUGHT}", "eval-teacher")]
+    return [*found, CompareEntry(name="comparison", evals=tuple(ways))] if len(ways) > 1 else found
+
+
+def distill_stages(settings: DistillSettings) -> list[Stage]:
+    return compose(settings, distill_entries(settings))
+
+
+DISTILL = Pipeline(
+    "distill",
+    "a teacher into a smaller student: its traces, on-policy, by itself, and RL, for the same arithmetic",
+    DistillSettings,
+    distill_stages,
+)

@@ -1,0 +1,88 @@
+"""Sections of a pipeline's settings that say how one of its stages works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from whet.objective.presets import PLAIN_GROUP_METHOD
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS, MOST_TOKENS
+from whet.settings.config import merged
+from whet.settings.sections import Section, Table, Temperature
+from whet.tools.pipelines.library.sampling import RejectionEntry, SampleEntry
+from whet.tools.pipelines.settings import TRAIN_KEYS
+
+
+class TrainingChoice(Section):
+    """How a stage trains. Keys that are not its own are the training's: `sft.batch.rows_per_step=64`."""
+
+    epochs: float = Field(1.0, ge=1e-6, le=1000, description="passes over its rows or prompts")
+    train: Table = Field({}, description=f"of the training: {TRAIN_KEYS}")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_of_training(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        own = {key: value for key, value in values.items() if key in cls.model_fields}
+        other = {key: value for key, value in values.items() if key not in cls.model_fields}
+        train = own.get("train", {})
+        return {**own, "train": merged(train, other)} if other and isinstance(train, Mapping) else own
+
+    def values(self) -> dict[str, Any]:
+        """As the entry of a stage takes them."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+
+class SFTChoice(TrainingChoice):
+    """A stage of imitation, or another that learns from rows."""
+
+    epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over its rows; train.steps wins")
+
+
+class RLChoice(TrainingChoice):
+    """A stage of reinforcement learning."""
+
+    method: str = Field(PLAIN_GROUP_METHOD, description="a policy method of `whet algorithms`")
+    epochs: float = Field(1.0, ge=1e-6, le=1000, description="passes over its prompts, where steps is 0")
+    steps: int = Field(0, ge=0, le=MOST_STEPS, description="steps; 0: as many as `epochs` passes take")
+
+
+class RejectionChoice(Section):
+    """What is sampled from a model, and what of it is learned from."""
+
+    prompts: int = Field(0, ge=0, le=MOST_ROWS, description="only the first of the training prompts; 0: all")
+    completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="drawn per prompt")
+    temperature: Temperature = Field(1.0, description="of the samples")
+    most_per_prompt: int = Field(1, ge=1, le=MOST_SAMPLES, description="right completions kept for one prompt at most")
+    most_tokens: int = Field(0, ge=0, le=MOST_TOKENS, description="longest completion that is kept; 0: any that ended")
+    language: str = Field("", description="language that completions must be in: a code, prompt, or empty: any")
+    near: float = Field(0.9, ge=0, le=1, description="share of word runs that two kept completions may have in common")
+    skip_solved: bool = Field(False, description="leave out prompts whose completions are all right")
+
+    def entries(
+        self, model: str, names: tuple[str, str] = ("completions", "kept"), hint: bool = False
+    ) -> tuple[SampleEntry, RejectionEntry]:
+        """The stage that samples the model, and the one that keeps the right completions."""
+        sample, keep = names
+        return (
+            SampleEntry(
+                name=sample,
+                model=model,
+                count=self.prompts,
+                completions=self.completions,
+                temperature=self.temperature,
+                hint=hint,
+            ),
+            RejectionEntry(
+                name=keep,
+                completions=sample,
+                most_per_prompt=self.most_per_prompt,
+                most_tokens=self.most_tokens,
+                language=self.language,
+                near=self.near,
+                skip_solved=self.skip_solved,
+            ),
+        )

@@ -1,0 +1,249 @@
+"""The stage that measures a model: one greedy completion per held-out prompt, and several drawn ones where wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from whet.record.text import count_of, percent
+from whet.reward.majority import voted_answer
+from whet.settings.config import EvaluationConfig
+from whet.settings.sections import DataSection, EvalSection
+from whet.tools.pipelines.evaluation import POLICY
+from whet.tools.pipelines.generation import sampled_rows
+from whet.tools.pipelines.library.entry import OUTPUT_FILES, Composition, Output, StageEntry, entry_values
+from whet.tools.pipelines.library.measures import ALL, EvalRow, rechecks, set_measures
+from whet.tools.pipelines.library.sampling import chunk_size
+from whet.tools.pipelines.library.settings import ComposedSettings, answer_reward, is_scored, shared_values
+from whet.tools.pipelines.library.trainings import Done, rl_inputs
+from whet.tools.pipelines.pairs import prompt_row
+from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, stage_result
+from whet.types import Prompt, Sampling, WhetError
+
+NOBODY = "none"  # an eval that is compared with no other
+GREEDY_AT_ONCE = 2048  # greedy completions that are drawn together
+
+
+def can_evaluate(settings: ComposedSettings) -> bool:
+    """True where there are held-out prompts and something that says which completions are right."""
+    if not settings.eval.prompts:
+        return False
+    if settings.data.parsed_source.is_generated and not settings.eval.source:
+        return True
+    return bool(settings.eval.source) and is_scored(answer_reward(settings))
+
+
+class EvalEntry(StageEntry):
+    """A model on the held-out prompts."""
+
+    kind: ClassVar[str] = "eval"
+    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
+
+    model: str = Field("", description="the stage or model that is measured; empty: the pipeline's model")
+    against: str = Field(
+        "", description="the eval that it is compared with, where stages branch; empty: the one before; none: nobody"
+    )
+
+    def stage(self, composition: Composition) -> Stage:
+        settings = composition.settings
+        if not can_evaluate(settings):
+            raise WhetError(
+                f"stage {self.name!r}: nothing to measure by; give eval.source (a file of prompts with answers) and "
+                "eval.reward.parts or reward.parts"
+            )
+        model = composition.model(self, "model", self.model)
+        if self.against not in ("", NOBODY) and not isinstance(composition.entries.get(self.against), EvalEntry):
+            raise WhetError(f"stage {self.name!r}: against={self.against!r} is no earlier stage of kind eval; name one")
+        number = sum(isinstance(each, EvalEntry) for each in composition.entries.values())
+        reward = answer_reward(settings)
+
+        def work(folder: Path, done: Done) -> Mapping[str, Any]:
+            return measured(folder, settings, eval_config(settings, model.model(done)))
+
+        prompts = eval_prompts(settings, eval_config(settings, ""))
+        drawn = len(sampled_prompts(settings, prompts)) * settings.eval.samples if settings.eval.samples > 1 else 0
+        completions = len(prompts) + drawn
+        cost = StageCost(completions=completions, sampled_tokens=completions * settings.sampling.max_new_tokens)
+        source = settings.eval.source or settings.data.source
+        values = settings.eval.model_dump(mode="json")
+        return Stage(
+            self.name,
+            f"evaluate {model.label}",
+            work,
+            {
+                **{key: value for key, value in entry_values(self).items() if key != "against"},
+                **shared_values(settings, ("sampling",)),
+                "eval": {**values, "reward": reward.model_dump(mode="json")},
+                "data": settings.data.model_dump(mode="json", exclude={"count", "limit"}),
+            },
+            measures=(POLICY, number),
+            against=self.against,
+            reads=model.reads,
+            inputs=rl_inputs([composition.rows(self, "eval.source", source)], [model], [reward]),
+            plan=StagePlan({"model": model.label, "prompts": f"{source} ({len(prompts):,} held out)"}, "metrics", cost),
+        )
+
+
+def eval_config(settings: ComposedSettings, model: str) -> EvaluationConfig:
+    """How a model is measured."""
+    data = {name: getattr(settings.data, name) for name in DataSection.model_fields}
+    if settings.eval.source:
+        data["limit"] = 0
+    return EvaluationConfig(
+        seed=settings.seed,
+        model=settings.model.model_copy(update={"name": model}) if model else settings.model,
+        data=DataSection(**data),
+        sampling=settings.sampling,
+        reward=answer_reward(settings),
+        sandbox=settings.sandbox,
+        eval=EvalSection(source=settings.eval.source, prompts=settings.eval.prompts, by=settings.eval.by),
+    )
+
+
+def eval_prompts(settings: ComposedSettings, config: EvaluationConfig) -> list[Prompt]:
+    """The held-out prompts: at most eval.prompts of them, of a file evenly from each eval set."""
+    from whet.training.assembly.prompts import load_prompts
+
+    found = load_prompts(config, evaluation=True)
+    if not found:
+        raise WhetError("there are no held-out prompts; give eval.source, or a task as data.source")
+    if len(found) <= settings.eval.prompts:
+        return found
+    return _first_of_each(found, settings, -(-settings.eval.prompts // len(_sets(found, settings))))
+
+
+def sampled_prompts(settings: ComposedSettings, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Those that several completions are drawn for."""
+    most = settings.eval.sampled_prompts
+    return _first_of_each(prompts, settings, most) if most else list(prompts)
+
+
+def set_of(prompt: Prompt, settings: ComposedSettings) -> str:
+    """The eval set that a prompt belongs to: by its column, of several tasks by its task."""
+    if settings.eval.by:
+        return str(prompt.meta[settings.eval.by])
+    return prompt.id.partition("/")[0] if settings.data.parsed_source.is_task and not settings.eval.source else ALL
+
+
+def _sets(prompts: Sequence[Prompt], settings: ComposedSettings) -> list[str]:
+    return list(dict.fromkeys(set_of(prompt, settings) for prompt in prompts))
+
+
+def _first_of_each(prompts: Sequence[Prompt], settings: ComposedSettings, most: int) -> list[Prompt]:
+    seen: dict[str, int] = {}
+    chosen = []
+    for prompt in prompts:
+        name = set_of(prompt, settings)
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] <= most:
+            chosen.append(prompt)
+    return chosen
+
+
+def measured(folder: Path, settings: ComposedSettings, config: EvaluationConfig) -> dict[str, Any]:
+    """Write completions.jsonl with a row per prompt, and sum it up."""
+    rows = [EvalRow(**row) for row in write_eval_rows(folder, settings, config)]
+    by_set = {ALL: rows}
+    for row in rows:
+        if row.set != ALL:
+            by_set.setdefault(row.set, []).append(row)
+    if len(by_set) == 2:  # one set is all there is
+        by_set = {ALL: rows}
+    sets = {name: set_measures(some) for name, some in by_set.items()}
+    metrics = {name: value for name, (value, _, _) in sets[ALL].items()}
+    for name, some in by_set.items():
+        if name != ALL and "accuracy" in sets[name]:
+            metrics[f"accuracy_{name}"] = sets[name]["accuracy"][0]
+        elif name != ALL:
+            metrics[f"reward_{name}"] = fmean(row.reward or 0.0 for row in some)
+    drawn = sum(len(row.sample_right) for row in rows)
+    tokens = sum(row.tokens + sum(row.sample_tokens) for row in rows)
+    return stage_result(
+        _summary(sets, len(rows)),
+        metrics,
+        eval_prompts=len(rows),
+        sets={name: {"prompts": len(by_set[name]), **values} for name, values in sets.items()},
+        cost={"completions": len(rows) + drawn, "sampled_tokens": tokens},
+    )
+
+
+def _summary(sets: Mapping[str, Mapping[str, tuple[float, float, float]]], count: int) -> str:
+    shown = []
+    for name, values in sets.items():
+        main = "accuracy" if "accuracy" in values else "reward"
+        value, low, high = values[main]
+        text = f"{percent(value)} ({percent(low)} to {percent(high)})" if main == "accuracy" else f"{value:.3g}"
+        shown.append(f"{main} {text}" if name == ALL else f"{name} {text}")
+    votes = [
+        f"{name} {percent(value)}"
+        for name, (value, _, _) in sets[ALL].items()
+        if name.startswith(("pass@", "majority@"))
+    ]
+    last = [votes[place] for place in (len(votes) // 2 - 1, -1)] if len(votes) > 2 else votes
+    return f"{', '.join([*shown, *last])} on {count_of(count, 'held-out prompt')}"
+
+
+def write_eval_rows(folder: Path, settings: ComposedSettings, config: EvaluationConfig) -> list[dict[str, Any]]:
+    """One row per held-out prompt: its greedy completion, and what the drawn ones came to."""
+    from whet.training.assembly.runtime import sampling_from
+
+    prompts = eval_prompts(settings, config)
+    several = {prompt.id for prompt in sampled_prompts(settings, prompts)} if settings.eval.samples > 1 else set()
+    base = sampling_from(config.sampling)
+    greedy = Sampling(base.max_new_tokens, 0.0, stop=base.stop, stop_tokens=base.stop_tokens)
+    drawn = sampling_from(config.sampling.model_copy(update={"temperature": settings.eval.temperature}))
+
+    def greedy_rows(sampler: Any, number: int, chunk: Sequence[Prompt]) -> list[dict[str, Any]]:
+        written = sampler.scored(None, chunk, sampler.completions(chunk, 1, greedy, (config.seed, number)))
+        return [
+            {
+                **prompt_row(prompt),
+                "set": set_of(prompt, settings),
+                "answer": prompt.answer,
+                "completion": sample.completion,
+                "right": sample.outcome,
+                "reward": sample.reward,
+                "tokens": sample.num_actions,
+                "finished": not sample.stop.is_limit,
+                "rechecks": rechecks(sample.completion),
+            }
+            for prompt, (sample,) in zip(chunk, written, strict=True)
+        ]
+
+    def drawn_rows(sampler: Any, number: int, chunk: Sequence[Prompt]) -> list[dict[str, Any]]:
+        tokens = sampler.completions(chunk, settings.eval.samples, drawn, (config.seed, number))
+        return [
+            {
+                "id": prompt.id,
+                "sample_right": [sample.outcome for sample in samples],
+                "sample_answers": [voted_answer(sample.completion) for sample in samples],
+                "sample_tokens": [sample.num_actions for sample in samples],
+                "sample_rechecks": [rechecks(sample.completion) for sample in samples],
+            }
+            for prompt, samples in zip(chunk, sampler.scored(None, chunk, tokens), strict=True)
+        ]
+
+    samplers: list[Any] = []
+    rows = sampled_rows(folder / OUTPUT_FILES["completions"], config, prompts, GREEDY_AT_ONCE, greedy_rows, samplers)
+    if not several:
+        return rows
+    asked = [prompt for prompt in prompts if prompt.id in several]
+    size = chunk_size(settings.eval.samples)
+    more = {row["id"]: row for row in sampled_rows(folder / "samples.jsonl", config, asked, size, drawn_rows, samplers)}
+    return [{**row, **more.get(row["id"], {})} for row in rows]
+
+
+def with_evals(settings: ComposedSettings, entries: list[StageEntry]) -> list[StageEntry]:
+    """The entries with an eval before the first, and one behind every stage that leaves a policy."""
+    if not can_evaluate(settings):
+        return entries
+    found: list[StageEntry] = [EvalEntry(name="eval-base")]
+    for entry in entries:
+        found.append(entry)
+        if "model" in entry.gives:
+            found.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name))
+    return found

@@ -1,0 +1,277 @@
+"""Runs a pipeline: from its settings to a folder, a console and a page; resumes it where it was broken off."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from whet.api.ranks import refuse_ranks
+from whet.pages.pipeline_changes import MeasuredPolicy
+from whet.pages.pipeline_page import write_pipeline_page
+from whet.pages.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
+from whet.pages.run_report import REPORT
+from whet.settings.config import flattened, read_toml
+from whet.settings.run_folder import LOCK, claimed_place, discard, locked
+from whet.settings.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
+from whet.settings.sections import RewardSection
+from whet.tools.pipelines import FinishedStage, Stage, read_json_lines, write_atomically
+from whet.tools.pipelines.plan_table import plan_lines
+from whet.tools.pipelines.progress import ProgressPrinter, print_line, run_with_progress
+from whet.tools.pipelines.registry import find_pipeline
+from whet.tools.pipelines.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
+from whet.tools.pipelines.stages import check_stages, unchanged_stages
+from whet.tools.pipelines.training import RUN
+from whet.types import WhetError
+
+SETTINGS, COMMAND = "pipeline.toml", "command.txt"
+# of an eval stage: a row per held-out prompt, and per prompt that several completions were drawn for
+EVAL_ROWS, DRAWN_ROWS = "completions.jsonl", "samples.jsonl"
+CODE_TESTS = "code_tests"
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """A pipeline's folder after its stages have run."""
+
+    folder: Path
+    status: str  # finished or interrupted
+    stages: Mapping[str, FinishedStage]
+    page: Path
+
+
+def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> PipelineRun:
+    """Run a pipeline in a new folder; later layers of settings win."""
+    refuse_ranks("a pipeline")
+    pipeline = find_pipeline(name)
+    settings = resolve_settings(pipeline, *layers)
+    stages = pipeline.stages(settings)
+    check_stages(stages)
+    start_pipeline_sandbox(settings)
+    if settings.folder and (Path(settings.folder) / SETTINGS).is_file():
+        return _run_again(pipeline, settings, stages, command)
+    before = (INPUTS, f".{INPUTS}", COMMAND, f".{COMMAND}", f".{SETTINGS}")
+    with claimed_place(settings.folder, pipeline.name, SETTINGS, before, _refuse_used) as folder:
+        write_inputs(folder, pipeline_inputs(settings, RunInputs(os.getcwd(), command)))
+        write_atomically(folder / COMMAND, f"{command}\n")
+        write_atomically(folder / SETTINGS, settings_toml(settings.model_copy(update={"folder": str(folder)})))
+        try:
+            return _run(pipeline, stages, folder)
+        except WhetError as error:
+            if not _has_results(folder):  # an error found before anything was done leaves no folder behind
+                discard(folder)
+                raise
+            raise _with_next_step(error, folder) from error
+
+
+def planned_text(name: str, *layers: Mapping[str, Any]) -> str:
+    """What a pipeline would do, in lines that TOML skips, and its settings as TOML: a file for `--config`."""
+    pipeline = find_pipeline(name)
+    settings = resolve_settings(pipeline, *layers)
+    stages = pipeline.stages(settings)
+    check_stages(stages)
+    done = unchanged_stages(stages, Path(settings.folder)) if settings.folder else []
+    lines = [f"# {line}".rstrip() for line in (f"{pipeline.name}: {pipeline.about}", *plan_lines(stages, done))]
+    return "\n".join(lines) + f"\n\n{settings_toml(settings)}"
+
+
+def _run_again(pipeline: Pipeline, settings: PipelineSettings, stages: Sequence[Stage], command: str) -> PipelineRun:
+    """Run in the folder that an earlier run of this pipeline left: stages whose inputs are the same are skipped."""
+    folder = Path(settings.folder)
+    with locked(folder):
+        before = read_toml(folder / SETTINGS)
+        if before.get("pipeline") != pipeline.name:
+            raise WhetError(
+                f"{folder} already holds a pipeline {before.get('pipeline', before.get('recipe'))!r}; "
+                f"`whet resume {folder}`, or give another --folder"
+            )
+        write_inputs(folder, pipeline_inputs(settings, RunInputs(os.getcwd(), command)))
+        write_atomically(folder / COMMAND, f"{command}\n")
+        write_atomically(folder / SETTINGS, settings_toml(settings))
+        try:
+            return _run(pipeline, stages, folder)
+        except WhetError as error:
+            raise _with_next_step(error, folder) from error
+
+
+def _refuse_used(folder: Path) -> None:
+    if (folder / SETTINGS).exists():
+        raise WhetError(f"{folder} already holds a pipeline; `whet resume {folder}`, or give another --folder")
+    if any(path.name != LOCK for path in folder.iterdir()):
+        raise WhetError(f"{folder} already exists and is not a pipeline; give an empty or new --folder")
+
+
+def resume_pipeline(
+    folder: str | Path,
+    steps: int | None = None,
+    checkpoint: str | None = None,
+    settings: Sequence[str] | None = None,
+    accept_changes: bool = False,
+) -> PipelineRun:
+    """Continue a pipeline; stages that are finished are not run again."""
+    refuse_ranks("a pipeline")
+    place, start = Path(folder), started_in(Path(folder))
+    if start is not None and not start.samefile(Path.cwd()):  # relative paths in its settings start there
+        place = Path(os.path.relpath(place.resolve(), start))
+        with contextlib.chdir(start):
+            return resume_pipeline(place, steps, checkpoint, settings, accept_changes)
+    for flag, given in (("--steps", steps), ("--from", checkpoint), ("--set", settings)):
+        if given is not None and given != []:
+            raise WhetError(f"{flag} has no effect on a pipeline, which continues where it stopped; drop it")
+    values = read_toml(place / SETTINGS)
+    if "recipe" in values:
+        raise WhetError(f"{place} was made by whet 0.1, whose pipelines 0.2 cannot continue; start it again")
+    pipeline = find_pipeline(str(values.get("pipeline")))
+    resolved = resolve_settings(pipeline, {**values, "folder": str(place)})
+    start_pipeline_sandbox(resolved)
+    stages = pipeline.stages(resolved)
+    check_stages(stages)
+    with locked(place):
+        settle_inputs(place, resolved, accept_changes)
+        try:
+            return _run(pipeline, stages, place)
+        except WhetError as error:
+            raise _with_next_step(error, place) from error
+
+
+def pipeline_inputs(settings: PipelineSettings, before: RunInputs) -> RunInputs:
+    """What the stages read: the config, and digests of data, model and reward files."""
+    from whet.training.assembly.fingerprints import input_digests, reward_file_digests
+
+    sections = [getattr(settings, name) for name in type(settings).model_fields] + [settings.eval.reward]
+    rewards = reward_file_digests([each for each in sections if isinstance(each, RewardSection)])
+    values = json.loads(json.dumps(flattened(settings.model_dump(mode="json"))))
+    return replace(before, config=values, digests={**input_digests(settings), **rewards})
+
+
+def settle_inputs(folder: Path, settings: PipelineSettings, accept_changes: bool) -> None:
+    """Refuse data, a model or a reward that changed since the pipeline began, or note that it did."""
+    before = read_inputs(folder)
+    if before is None:
+        return
+    now = pipeline_inputs(settings, before)
+    names = sorted(before.digests.keys() | now.digests.keys())
+    changed = [f"{name} changed" for name in names if before.digests.get(name) != now.digests.get(name)]
+    if changed and not accept_changes:
+        raise WhetError(
+            f"{folder}: not what the pipeline began with: {'; '.join(changed)}; undo that, or continue with it: "
+            f"`whet resume {folder} --accept-changes`"
+        )
+    if changed:
+        write_inputs(folder, accepted_inputs(before, now, changed, 0))
+
+
+def start_pipeline_sandbox(settings: PipelineSettings) -> None:
+    """Refuse a machine that isolates too little now, and not in the stage whose reward runs code."""
+    from whet.reward import RewardPart, find_reward, template
+    from whet.training.assembly.rewards import start_sandbox
+
+    sections = [getattr(settings, name) for name in type(settings).model_fields] + [settings.eval.reward]
+    rewards = [section for section in sections if isinstance(section, RewardSection)]
+    named = [(part.reward, part.settings) for reward in rewards for part in reward.parts]
+    ready_made = [template(reward.template) for reward in rewards if reward.template]
+    named += [(str(part.reward), dict(part.settings)) for parts in ready_made for part in parts]
+    built_in = [RewardPart(find_reward(name, given)) for name, given in named if name == CODE_TESTS]
+    start_sandbox(built_in, settings.sandbox.require)
+
+
+def is_pipeline(folder: str | Path) -> bool:
+    return (Path(folder) / SETTINGS).is_file()
+
+
+def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path) -> PipelineRun:
+    def draw(finished: Mapping[str, FinishedStage], status: str = "running") -> Path:
+        return write_pipeline_page(folder, _story(pipeline, stages, folder, finished, status))
+
+    printer = ProgressPrinter(
+        f"whet pipeline {pipeline.name}: {pipeline.about}\n{len(stages)} stages in {folder}", draw
+    )
+    printer.current = pipeline.name
+    status = "failed"
+    try:
+        status = run_with_progress(stages, folder, printer)
+    finally:
+        page = draw(printer.finished, status)
+    summary = _story(pipeline, stages, folder, printer.finished, status)
+    print_line("")
+    for line in [*aligned(rounds_table(summary)), *comparison_lines(summary)]:
+        print_line(line)
+    print_line(f"\n{status}: {verdict(summary)}")
+    print_line(f"page  {page}")
+    if status != "finished":
+        print_line(f"next  whet resume {folder}")
+    return PipelineRun(folder, status, printer.finished, page)
+
+
+def _story(
+    pipeline: Pipeline, stages: Sequence[Stage], folder: Path, finished: Mapping[str, FinishedStage], status: str
+) -> PipelineSummary:
+    """What the page is drawn from."""
+    command = folder / COMMAND
+    return PipelineSummary(
+        pipeline.name,
+        pipeline.about,
+        status,
+        tuple(_stage_line(folder, stage, finished.get(stage.name)) for stage in stages),
+        command.read_text(encoding="utf-8").strip() if command.is_file() else "",
+        (folder / SETTINGS).read_text(encoding="utf-8"),
+        _policies(stages, finished),
+    )
+
+
+def _policies(stages: Sequence[Stage], finished: Mapping[str, FinishedStage]) -> tuple[MeasuredPolicy, ...]:
+    """What the evals found prompt by prompt, where they kept it."""
+    found = []
+    for stage in stages:
+        done = finished.get(stage.name)
+        file = None if done is None else done.folder / EVAL_ROWS
+        if file is not None and done is not None and done.result.get("sets") and file.is_file():
+            rows = {str(row["id"]): row for row in read_json_lines(file)}
+            drawn = done.folder / DRAWN_ROWS
+            for row in read_json_lines(drawn) if drawn.is_file() else ():
+                rows[str(row["id"])] |= row
+            found.append(MeasuredPolicy(_label(stage), rows, stage.name, stage.against))
+    return tuple(found)
+
+
+def _label(stage: Stage) -> str:
+    """Whom an eval measures, by the stage that left it."""
+    return stage.plan.inputs.get("model", "") if stage.plan is not None and stage.measures else ""
+
+
+def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> StageSummary:
+    if done is None:
+        return StageSummary(stage.name, stage.about)
+    result, report = done.result, done.folder / RUN / REPORT
+    return StageSummary(
+        stage.name,
+        stage.about,
+        str(result.get("summary", "")),
+        done.seconds,
+        result.get("metrics", {}),
+        result.get("counts", {}),
+        stage.measures,
+        int(result.get("eval_prompts", 0)),
+        str(result.get("stop_reason", "")),
+        report.relative_to(folder).as_posix() if report.is_file() else "",
+        tuple(tuple(map(str, row)) for row in result.get("table", ())),
+        tuple(result.get("findings", ())),
+        tuple(result.get("samples", ())),
+        _label(stage),
+        result.get("sets", {}),
+        result.get("cost", {}),
+    )
+
+
+def _has_results(folder: Path) -> bool:
+    own = {SETTINGS, COMMAND, LOCK, "pipeline.html", "pipeline.json"}
+    return any(path.is_file() and path.name not in own for path in folder.rglob("*"))
+
+
+def _with_next_step(error: WhetError, folder: Path) -> WhetError:
+    """The error with how to continue."""
+    return WhetError(f"{error}; after fixing that, continue with `whet resume {folder}`")

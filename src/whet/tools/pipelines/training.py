@@ -1,0 +1,98 @@
+"""Trainings inside a pipeline: the config of one, its run folder, and what came of it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whet import api
+from whet.record.log import is_finished, read_metrics, read_summary
+from whet.record.text import count_of, metric_text
+from whet.settings.config import merged, read_toml, resolved
+from whet.settings.run_folder import CONFIG
+from whet.tools.pipelines.progress import ProgressLine
+from whet.tools.pipelines.settings import PipelineSettings, without_own_keys
+from whet.tools.pipelines.stages import FinishedStage, Interrupted
+from whet.types import WhetError
+
+RUN = "run"  # a training stage's run folder
+
+
+def train_run(folder: Path, method: str, config: Mapping[str, Any], callbacks: Any = None) -> Mapping[str, Any]:
+    """Train in this stage's folder, or resume what is there; the eval metrics before and after, as JSON.
+
+    A run that is there and has fewer steps than the config is extended.
+    """
+    run_folder = folder / RUN
+    line = ProgressLine("      training", sys.stdout)
+    observers = [line] if callbacks is None else callbacks
+    try:
+        if (run_folder / CONFIG).exists():
+            wanted = int(config.get("steps", 0))
+            longer = wanted if total_steps(run_folder) < wanted else None
+            if is_finished(run_folder) and longer is None:
+                summary = read_summary(run_folder)
+                return {"before": summary.get("before") or {}, "after": summary.get("after") or {}}
+            run = api.resume(run_folder, steps=longer, callbacks=observers, console=False)
+        else:
+            run = api.train(method, config={**config, "folder": str(run_folder)}, callbacks=observers, console=False)
+    finally:
+        line.clear()
+    if run.status == "interrupted":
+        raise Interrupted
+    return {"before": dict(run.before), "after": dict(run.after)}
+
+
+def total_steps(run_folder: Path) -> int:
+    """How many steps a run was given."""
+    return int(read_toml(run_folder / CONFIG)["steps"])
+
+
+def trained_model(done: FinishedStage) -> str:
+    """The model that a training stage left behind."""
+    return str((done.folder / RUN).resolve())
+
+
+def training_config(
+    settings: PipelineSettings, model: str, own: Mapping[str, Any], requested: Mapping[str, Any], section: str
+) -> dict[str, Any]:
+    """The config of a training: what the pipeline decides, `own`, over what the user requested in that section."""
+    base = {
+        "seed": settings.seed,
+        "model": {**settings.model.model_dump(), "name": model},
+        "eval": {"every": 0},
+        "report": {"save_every": settings.report.save_every, "review_every": 0},
+    }
+    return merged(merged(base, without_own_keys(requested, section, "steps" in own)), own)
+
+
+def run_summary(folder: Path) -> str:
+    """A finished training in one line."""
+    steps = [line for line in read_metrics(folder / RUN) if "metrics" in line]
+    last = steps[-1]["metrics"] if steps else {}
+    words = [count_of(len(steps), "update")]
+    shown = {"loss": "last loss", "accuracy": "pair accuracy"}
+    words += [f"{text} {metric_text(name, last[name])}" for name, text in shown.items() if name in last]
+    return ", ".join(words)
+
+
+def check_training(method: str, config: Mapping[str, Any], section: str = "train") -> Any:
+    """Refuse a training that could not start, before the first stage."""
+    try:
+        return resolved(method, config)
+    except WhetError as error:
+        raise WhetError(f"{section}: {str(error).removeprefix('config: ')}") from error
+
+
+def stage_settings(settings: PipelineSettings) -> dict[str, Any]:
+    """What a finished stage depends on. More rounds do not change the first ones."""
+    values = settings.model_dump(mode="json")
+    return {key: value for key, value in values.items() if key not in ("folder", "rounds", "report", "sandbox")}
+
+
+def steps_for(num_rows: int, epochs: float, rows_per_step: int) -> int:
+    """Updates that make `epochs` passes over the rows."""
+    return max(1, math.ceil(epochs * num_rows / rows_per_step))

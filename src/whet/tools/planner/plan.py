@@ -1,0 +1,263 @@
+"""A whole plan: memory, time, whether it fits, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whet.tools.planner.machines import GIGA, Devices
+from whet.tools.planner.memory import PHASES, MemoryPlan, Phase, memory_plan
+from whet.tools.planner.seconds import TimePlan, time_plan
+from whet.tools.planner.workload import Workload
+from whet.types import WhetError
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A change of settings, what it saves, and what it costs."""
+
+    settings: str  # as on the command line
+    saves: float  # bytes per device
+    fits: bool  # alone
+    price: str
+
+    @property
+    def flags(self) -> str:
+        return " ".join(f"--set {each}" for each in self.settings.split())
+
+
+@dataclass(frozen=True)
+class Plan:
+    work: Workload
+    devices: Devices
+    memory: MemoryPlan
+    time: TimePlan
+    suggestions: tuple[Suggestion, ...]  # the largest saving first
+    together: Suggestion | None  # the fewest changes that make it fit; None where it fits, or nothing helps
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        total, room = self.memory.total / GIGA, self.devices.memory / GIGA
+        if self.fits:
+            return f"fits: {total:.3g} of {room:.4g} GB per device, at most in the phase {self.memory.peak_phase}"
+        fix = "no setting makes it fit: take a smaller model, shorter completions or a larger device"
+        if self.together is not None:
+            fix = f"it does with {self.together.flags}, which saves {self.together.saves / GIGA:.3g} GB"
+        return f"does not fit: {total:.3g} GB per device and it has {room:.4g}; {fix}"
+
+
+ADAPTERS = "model.lora"
+LEAST_SAVING = 0.005  # of all memory, below which a change is not worth a line
+Change = tuple[str, Callable[[Workload], Workload], str]
+
+
+def plan_for(work: Workload, devices: Devices) -> Plan:
+    """The plan, with suggestions tried one by one. Every device is a trainer rank, engines of their own apart."""
+    if work.engines >= devices.count and work.engines:
+        raise WhetError(
+            f"scale.engines is {work.engines} and {devices} leave no device to train on; give fewer, or more devices"
+        )
+    work = replace(work, ranks=devices.count - work.engines, samples=work.samples and not work.engines)
+    memory = memory_plan(work, devices)
+    found = []
+    for settings, change, price in _changes(work):
+        changed = memory_plan(change(work), devices)
+        saving = memory.total - changed.total
+        if saving > LEAST_SAVING * memory.total:
+            found.append(Suggestion(settings, saving, changed.fits, price))
+    found.sort(key=lambda each: -each.saves)
+    together = None if memory.fits else _together(work, devices, memory)
+    return Plan(work, devices, memory, time_plan(work, devices, memory), tuple(found), together)
+
+
+def _changes(work: Workload) -> Iterator[Change]:
+    """Settings that save memory, in the order of what they cost."""
+    if not work.on_cpu and work.recompute == "none":
+        yield "model.recompute=wide", lambda each: replace(each, recompute="wide"), "a twentieth of the training time"
+    lower = work.micro_batch_tokens // 4
+    least = work.prompt_tokens + work.completion_tokens
+    if lower >= max(256, least // 4):
+        yield (
+            f"batch.micro_batch_tokens={lower}",
+            lambda each: replace(each, micro_batch_tokens=lower),
+            "smaller passes, which are slower where the model is small",
+        )
+    if work.has_critic and work.critic == "own":
+        yield "critic.trunk=shared", lambda each: replace(each, critic="shared"), "the critic shares the policy's trunk"
+    if work.needs_reference and work.reference == "memory" and not work.lora_rank:
+        if work.draws:
+            yield (
+                "model.reference=reload",
+                lambda each: replace(each, reference="reload"),
+                "the model is read in every step",
+            )
+        else:
+            yield (
+                "preference.reference_logp=stored",
+                lambda each: replace(each, reference="stored"),
+                "the reference is asked once, before the first step",
+            )
+    if work.recompute != "layers":
+        yield "model.recompute=layers", lambda each: replace(each, recompute="layers"), "a third of the training time"
+    if work.ranks > 1 and not work.offload:
+        yield "scale.offload=true", lambda each: replace(each, offload=True), "shards travel to the device and back"
+    if not work.lora_rank and work.moments == "float32" and not work.on_cpu and work.ranks == 1:
+        yield "optimizer.states=int8", lambda each: replace(each, moments="int8"), "moments of 8 bits, by bitsandbytes"
+    narrow = work.compute == "bf16" and not work.on_cpu and work.ranks == 1
+    if not work.lora_rank and work.weights == "float32" and narrow:
+        yield "model.weights=bfloat16", lambda each: replace(each, weights="bfloat16"), "steps are rounded at random"
+    if not work.lora_rank:
+        yield "model.lora=16", lambda each: replace(each, lora_rank=16, reference="memory"), "only adapters learn"
+
+
+def _together(work: Workload, devices: Devices, memory: MemoryPlan) -> Suggestion | None:
+    """The fewest and cheapest changes that are enough; adapters only where nothing else is."""
+
+    def fits(changes: list[Change]) -> bool:
+        return memory_plan(_changed(work, changes), devices).fits
+
+    every = list(_changes(work))
+    plain = [each for each in every if not each[0].startswith(ADAPTERS)]
+    adapters = [each for each in every if each[0].startswith(ADAPTERS)]
+    # with adapters there is no reference to reload, and the config refuses it
+    beside = [each for each in _changes(_changed(work, adapters)) if not each[0].startswith(ADAPTERS)]
+    for must, may in (([], plain), (adapters, beside)):
+        used = _fewest(must, may, fits)
+        if used:
+            saved = memory.total - memory_plan(_changed(work, used), devices).total
+            return Suggestion(" ".join(each[0] for each in used), saved, True, "; ".join(each[2] for each in used))
+    return None
+
+
+def _fewest(must: list[Change], may: list[Change], fits: Callable[[list[Change]], bool]) -> list[Change]:
+    """`must` and the first few of `may` that are enough, without those that can be spared; empty where all are not."""
+    if must and fits(must):
+        return must
+    for each in may:
+        if fits([*must, each]):
+            return [*must, each]
+    used: list[Change] = []
+    for each in may:
+        used = [*(other for other in used if _key(other) != _key(each)), each]
+        if fits([*must, *used]):
+            break
+    else:
+        return []
+    for each in list(used):
+        fewer = [other for other in used if other is not each]
+        used = fewer if fits([*must, *fewer]) else used
+    return [*must, *used]
+
+
+def _key(change: Change) -> str:
+    return change[0].partition("=")[0]
+
+
+def _changed(work: Workload, changes: list[Change]) -> Workload:
+    for _, change, _ in changes:
+        work = change(work)
+    return work
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """Everything as plain values, for JSON."""
+    memory, time = plan.memory, plan.time
+    return {
+        "model": {"name": plan.work.shape.name, "weights": plan.work.shape.weights},
+        "method": plan.work.method,
+        "devices": {"count": plan.devices.count, "bytes": plan.devices.memory},
+        "fits": plan.fits,
+        "verdict": plan.verdict,
+        "memory": {
+            "bytes": memory.total,
+            "allocated": memory.allocated,
+            "outside": memory.outside,
+            "by_phase": {phase: memory.of(phase) for phase in PHASES},
+            "loading": memory.loading,
+            "rows": memory.rows,
+            "wanted_rows": memory.wanted_rows,
+            "lines": [
+                {"name": line.name, "bytes": line.bytes, "formula": line.formula, "phases": list(line.phases)}
+                for line in memory.lines
+            ],
+        },
+        "seconds": {
+            "step": time.step if time.phases else None,
+            "phases": {each.name: each.seconds for each in time.phases},
+            "rates": time.said,
+            "sources": list(time.sources),
+        },
+        "suggestions": [
+            {"settings": each.settings, "saves": each.saves, "fits": each.fits, "price": each.price}
+            for each in plan.suggestions
+        ],
+        "together": None if plan.together is None else plan.together.settings,
+    }
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as a page for the terminal."""
+    work, memory, time = plan.work, plan.memory, plan.time
+    lines = [str(work.shape), _summary(work), str(plan.devices), ""]
+    width = max(len(line.name) for line in memory.lines)
+    lines.append("memory of a device, GB")
+    for line in memory.lines:
+        when = "" if line.phases == PHASES else f"   [{', '.join(line.phases) or 'at another moment'}]"
+        lines.append(f"  {line.gigabytes:8.2f}  {line.name:{width}}  {line.formula}{when}")
+    lines.append(f"  {memory.outside / GIGA:8.2f}  {_outside_words(work):{width}}")
+    by_phase = ", ".join(f"{phase} {(memory.of(phase) + memory.outside) / GIGA:.1f}" for phase in _phases(work))
+    by_phase += f", load {(memory.loading + memory.outside) / GIGA:.1f}: ranks read the whole model" * bool(
+        memory.loading
+    )
+    lines += [f"  {memory.total / GIGA:8.2f}  at most   (by phase: {by_phase})", ""]
+    if memory.rows and memory.rows < memory.wanted_rows:
+        lines += [
+            f"{memory.rows} of {memory.wanted_rows} completions fit side by side: the others wait, rollouts take longer"
+        ]
+    lines.append(plan.verdict)
+    if plan.suggestions:
+        lines += ["", "what saves memory"]
+        lines += [
+            f"  {each.saves / GIGA:8.2f}  {each.flags}{' (fits then)' if each.fits > plan.fits else ''}: {each.price}"
+            for each in plan.suggestions
+        ]
+    lines += ["", *_time_lines(time)]
+    return "\n".join(lines)
+
+
+def _phases(work: Workload) -> tuple[Phase, ...]:
+    return tuple(phase for phase in PHASES if phase != "rollout" or work.samples)
+
+
+def _outside_words(work: Workload) -> str:
+    return "Python, torch and transformers themselves" if work.on_cpu else "CUDA context, gaps of the allocator"
+
+
+def _summary(work: Workload) -> str:
+    adapters = f", LoRA of rank {work.lora_rank}" if work.lora_rank else ""
+    rows = (
+        f"{work.prompts_per_step} prompts x {work.group_size}"
+        if work.group_size > 1
+        else f"{work.prompts_per_step} rows"
+    )
+    return (
+        f"{work.method}{adapters}: {rows}, {work.prompt_tokens} + up to {work.completion_tokens} tokens, passes of "
+        f"up to {work.micro_batch_tokens} tokens, products in {work.compute}, recompute={work.recompute}"
+    )
+
+
+def _time_lines(time: TimePlan) -> list[str]:
+    if not time.phases:
+        return [f"seconds per step: {time.said}"]
+    lines = ["seconds per step"]
+    lines += [f"  {each.seconds:8.2f}  {each.name}: {each.formula}" for each in time.phases]
+    lines += [
+        f"  {time.step:8.2f}  in all, every completion at its longest; what ranks say to each other is not counted"
+    ]
+    return [*lines, f"rates: {time.said}", f"  {', '.join(time.sources)}"]

@@ -1,0 +1,134 @@
+"""Reward models that differ by their seed alone: trained one after another in one folder, and evaluated together.
+
+Every member is an ordinary run below the ensemble's folder, `seed-0`, `seed-1`, and so on. What is finished there is
+never trained again, and what was interrupted continues: the same call twice is the same as once. The folder itself is
+what the rewards `learned` and `learned_steps` take.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet import api
+from whet.api.ranks import refuse_ranks
+from whet.record.log import is_finished
+from whet.record.text import metric_text, plain_metrics
+from whet.settings.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
+from whet.settings.run_folder import CONFIG, next_free_folder, read_config
+from whet.tools.pipelines.stages import write_atomically
+from whet.types import WhetError
+
+VALUES = "ensemble.json"
+
+
+@dataclass(frozen=True)
+class EnsembleRun:
+    """An ensemble's folder after (or during) the training of its members."""
+
+    folder: Path
+    status: str  # finished or interrupted
+    runs: tuple[Path, ...]
+    metrics: Mapping[str, float]  # of all members together, on the held-out rows; empty without any
+
+
+def train_ensemble(
+    method: str,
+    seeds: int,
+    *,
+    folder: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    command: str = "",
+    **settings: Any,
+) -> EnsembleRun:
+    """Train `seeds` reward models that differ by their seed, or continue them, and evaluate them together.
+
+    `config` are nested values, `settings` are top-level keys that win over it; `model`, `data` and `reward` may be
+    given by name, as on the command line. `seed` is that of the first member.
+    """
+    if config_kind(method) is not RewardModelConfig:
+        raise WhetError(
+            f"--seeds makes an ensemble of reward models, and {method} trains a policy; drop it, or see several seeds "
+            f"of a method side by side with `whet compare --methods {method} --seeds {seeds}`"
+        )
+    refuse_ranks("an ensemble")
+    place = Path(folder) if folder else next_free_folder(f"{method}-seeds")
+    values = merged(config or {}, _named(settings))
+    first = int(values.pop("seed", 0))
+    members = [_member(method, values, place, first + number) for number in range(seeds)]
+    for number, member in enumerate(members, 1):
+        run = Path(member.folder)
+        print(f"\n[{number}/{seeds}] {run}", flush=True)
+        if not (run / CONFIG).exists():
+            status = api.train(method, config=values, seed=member.seed, folder=str(run), command=command).status
+        elif is_finished(run):
+            print("  already finished", flush=True)
+            continue
+        else:
+            status = api.resume(run, command=command).status
+        if status != "finished":
+            print(f"\ninterrupted; to continue, repeat the command with --folder {place}")
+            return EnsembleRun(place, status, tuple(Path(each.folder) for each in members), {})
+    metrics = ensemble_metrics(members)
+    values_json = {"members": [each.folder for each in members], "eval": metrics}
+    write_atomically(place / VALUES, json.dumps(values_json, indent=2) + "\n")
+    _print_summary(place, method, metrics)
+    return EnsembleRun(place, "finished", tuple(Path(each.folder) for each in members), metrics)
+
+
+def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
+    """The metrics of all members together, each with the weights of its newest checkpoint."""
+    from whet.model.checkpoint import complete_checkpoints, load_checkpoint
+    from whet.training.assembly.assembly import assemble
+    from whet.training.reward_model import RewardModelTrainer, members_metrics
+
+    scores: list[Any] = []
+    held_out: Any = ()
+    for config in members:
+        trainer = assemble(config).trainer
+        assert isinstance(trainer, RewardModelTrainer)
+        if not trainer.eval_rows:
+            return {}
+        load_checkpoint(complete_checkpoints(Path(config.folder) / "checkpoints")[-1], trainer.model)
+        held_out = trainer.eval_rows
+        scores.append(trainer.eval_scores()[1])
+    together = [
+        [[value for given in each for value in given] for each in zip(*row, strict=True)]
+        for row in zip(*scores, strict=True)
+    ]
+    return members_metrics(held_out, together)
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values; what is given by its name is put where the config has it."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    for section, key in (("model", "name"), ("data", "source")):
+        if isinstance(given.get(section), str):
+            given[section] = {key: given[section]}
+    if isinstance(given.get("reward"), list):
+        given["reward"] = {"parts": [{"reward": each} for each in given["reward"]]}
+    return given
+
+
+def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> RewardModelConfig:
+    run = place / f"seed-{seed}"
+    config = resolved(method, values, {"seed": seed, "folder": str(run)})
+    assert isinstance(config, RewardModelConfig)
+    if (run / CONFIG).exists():
+        differing = differing_keys(config, read_config(run))
+        if differing:
+            raise WhetError(f"{run} was trained otherwise ({', '.join(differing[:3])} differ); give another --folder")
+    return config
+
+
+def _print_summary(place: Path, method: str, metrics: Mapping[str, float]) -> None:
+    from whet.settings.config import learns_steps
+
+    print("\nall members together, on the held-out rows\n" if metrics else "\nno held-out rows: nothing was measured")
+    for name, value in plain_metrics(metrics).items():
+        print(f"  {name:28} {metric_text(name, value)}")
+    kind = "learned_steps" if learns_steps(method) else "learned"
+    print(f"\n  next  whet reward test {kind} --set folder={place} --data FILE\n")

@@ -1,0 +1,347 @@
+"""`whet study overoptimization`: what becomes of the true score while a learned one is optimised.
+
+Gold is the mean log-probability per token under a model that was taught right workings: a fixed reward with learned
+weights whose best completions are known to exist, and which no reward model trained on few comparisons can equal.
+Proxies are reward models trained on comparisons of the start policy's completions that gold has labelled. Gao et al.
+2022 (2210.10760).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from whet.objective.presets.reward_model import REWARD_MODELS
+from whet.record.metrics.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
+from whet.record.metrics.selection import sizes as best_of_sizes
+from whet.record.text import number, percent
+from whet.settings.config import SUPERVISED, validated
+from whet.tools.pipelines.progress import ProgressLine
+from whet.tools.pipelines.stages import FinishedStage, Stage, json_lines, read_json_lines, write_atomically
+from whet.tools.pipelines.training import RUN, train_run
+from whet.tools.studies.overoptimization.proxies import (
+    Combination,
+    ProxyReward,
+    ScoreRecorder,
+    combined,
+    gold_score,
+    read_scores,
+)
+from whet.tools.studies.overoptimization.settings import PROXY_ROWS, StudySettings, learning_config
+from whet.types import Prompt, Sample, WhetError
+
+COMPARISONS, POOL, SCORES = "comparisons.jsonl", "pool.jsonl", "scores.jsonl"
+PAIRS, EVAL_PAIRS = "pairs.jsonl", "eval_pairs.jsonl"
+RUN_KEYS = ("method", "steps", "learning_rate", "prompts_per_step", "group_size", "eval_every")
+GOLD, COMPLETIONS = "gold", "completions"
+NUM_HELD_OUT = 300  # comparisons that no proxy learns from
+NUM_STANDARD = 1000  # completions of the start that scores are standardised on
+PROMPT_SEED, POOL_SEED = 77, 78  # of the questions, the same for every seed of the study
+RANKER = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An experimental condition: what is optimised, and how it is restrained."""
+
+    seed: int
+    size: int  # comparisons of the proxy, or of each of several
+    beta: float = 0.0  # KL penalty
+    how: Combination = "single"
+
+
+@dataclass(frozen=True)
+class ProxyModel:
+    """A trained proxy, and what standardises it."""
+
+    folder: str
+    mean: float
+    spread: float
+
+
+def study_stages(settings: StudySettings) -> list[Stage]:
+    """All stages, seed by seed, then what restrains: whenever this is broken off, whole curves are there."""
+    return list(_stages(settings))
+
+
+def _stages(settings: StudySettings) -> Iterator[Stage]:
+    base = {key: getattr(settings, key) for key in ("model", "task", "difficulty", "max_new_tokens", "temperature")}
+    gold = {**base, "gold_steps": settings.gold_steps}
+    compared = {**gold, "most": settings.sizes[-1]}
+    drawn = {**compared, "pool": [settings.pool_prompts, settings.pool_completions]}
+    yield Stage(GOLD, "teach the model that knows the truth", partial(teach_gold, settings), gold)
+    yield Stage(
+        COMPLETIONS, "let the start policy answer, and gold score it", partial(draw_completions, settings), drawn
+    )
+    learnt = {**compared, "labels": settings.labels, "proxy_steps": settings.proxy_steps}
+    chosen = {**learnt, "pool": drawn["pool"]}
+    run = {**learnt, **{key: getattr(settings, key) for key in RUN_KEYS}}
+    for seed in range(settings.seeds):
+        for size in settings.sizes:
+            about = f"reward model from {size} comparisons, seed {seed}"
+            yield Stage(f"proxy-{size}-seed{seed}", about, partial(train_proxy, settings, size, seed, 0), learnt)
+        conditions = [Condition(seed, size) for size in settings.sizes]
+        about = f"best of 1 to {settings.pool_completions} completions, seed {seed}"
+        yield Stage(f"best-of-n-seed{seed}", about, partial(choose_best, settings, conditions), chosen)
+        for condition in conditions:
+            about = f"learn from the proxy of {condition.size} comparisons, seed {seed}"
+            yield Stage(f"learn-{condition.size}-seed{seed}", about, partial(optimise, settings, condition), run)
+    for seed in range(min(settings.restrained_seeds, settings.seeds)):
+        yield from _restrained(settings, seed, (learnt, chosen, run))
+
+
+def _restrained(settings: StudySettings, seed: int, known: tuple[dict[str, Any], ...]) -> Iterator[Stage]:
+    """One size again, with a KL penalty and by ensembles."""
+    learnt, chosen, run = known
+    for beta in settings.betas:
+        about = f"learn from the proxy of {settings.size} with a KL penalty of {beta:g}, seed {seed}"
+        work = partial(optimise, settings, Condition(seed, settings.size, beta))
+        yield Stage(f"kl-{beta:g}-seed{seed}", about, work, {**run, "size": settings.size})
+    if not settings.ensembles:
+        return
+    for place in range(1, settings.members):
+        about = f"another reward model from the same {settings.size} comparisons, seed {seed}"
+        work = partial(train_proxy, settings, settings.size, seed, place)
+        yield Stage(f"member{place}-{settings.size}-seed{seed}", about, work, learnt)
+    conditions = [Condition(seed, settings.size, how=how) for how in settings.ensembles]
+    own = {"members": settings.members, "size": settings.size}
+    asked = {**chosen, **own, "penalty": settings.variance_penalty_best_of, "ensembles": list(settings.ensembles)}
+    about = f"best of 1 to {settings.pool_completions} completions by ensembles, seed {seed}"
+    yield Stage(f"best-of-n-ensembles-seed{seed}", about, partial(choose_best, settings, conditions), asked)
+    for condition in conditions:
+        about = f"learn from {settings.members} proxies, {condition_name(condition)}, seed {seed}"
+        asked = {**run, **own, "penalty": settings.variance_penalty}
+        yield Stage(f"ensemble-{condition.how}-seed{seed}", about, partial(optimise, settings, condition), asked)
+
+
+def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+    config = {
+        "seed": PROMPT_SEED,
+        "steps": settings.gold_steps,
+        "model": {"name": settings.model},
+        "data": {"source": f"task:{settings.task}", "difficulty": [settings.difficulty], "share_worked": 1.0},
+        "sampling": {"max_new_tokens": settings.max_new_tokens},
+        "eval": {"every": 0, "prompts": 100},
+        "report": {"keep_checkpoints": 1, "save_every": 20},
+    }
+    found = train_run(folder, SUPERVISED, config)
+    accuracy = [percent(found[when].get("accuracy")) for when in ("before", "after")]
+    return {"summary": f"greedy accuracy {accuracy[0]} to {accuracy[1]}, on right workings only", **found}
+
+
+def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+    """Two completions to many questions, for comparisons, and a pool of many completions to a few others."""
+    from whet.data.tasks import TASKS, prompts
+    from whet.rollout.collect import draw_completions
+    from whet.settings.config import EvaluationConfig
+    from whet.training.assembly.runtime import encode_prompts, load_runtime, sampling_from
+
+    config = validated(
+        EvaluationConfig,
+        {
+            "model": {"name": settings.model},
+            "sampling": {"max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature},
+        },
+    )
+    runtime, sampling = load_runtime(config), sampling_from(config.sampling)
+    gold = gold_score(model=gold_model(done))
+    task = TASKS[settings.task]
+    # some pairs are of equal completions and are left out
+    wanted = int(1.25 * (settings.sizes[-1] + NUM_HELD_OUT)) + 50
+    scores: list[float] = []
+    for name, split, count, each, seed in (
+        (COMPARISONS, "train", wanted, 2, PROMPT_SEED),
+        (POOL, "eval", settings.pool_prompts, settings.pool_completions, POOL_SEED),
+    ):
+        chosen = prompts(task, split, count, seed, settings.difficulty)
+        written = draw_completions(runtime.engine, encode_prompts(runtime, chosen, sampling), each, sampling, (seed,))
+        judged = gold([p for p, samples in zip(chosen, written, strict=True) for _ in samples], _flat(written))
+        given = iter(judged)
+        rows = [
+            {
+                "id": prompt.id,
+                "messages": [dict(message) for message in prompt.messages],
+                "completions": [sample.completion for sample in samples],
+                "gold": [next(given) for _ in samples],
+            }
+            for prompt, samples in zip(chosen, written, strict=True)
+        ]
+        write_atomically(folder / name, json_lines(rows))
+        scores = scores or [score for score in judged if score is not None]
+    mean, spread = fmean(scores), pstdev(scores)
+    return {"summary": f"gold {number(mean)} nats per token, spread {number(spread)}", "mean": mean, "spread": spread}
+
+
+def _flat(written: Sequence[Sequence[Sample]]) -> list[Sample]:
+    return [sample for samples in written for sample in samples]
+
+
+def gold_model(done: Mapping[str, FinishedStage]) -> str:
+    return str((done[GOLD].folder / RUN).resolve())
+
+
+def gold_labelled_pairs(rows: Sequence[Mapping[str, Any]], spread: float, how: str, seed: int) -> list[dict[str, Any]]:
+    """Comparisons as gold labels them: chosen and rejected; equal or empty completions cannot be compared."""
+    stream = random.Random(f"labels/{seed}")
+    found = []
+    for row in rows:
+        (one, other), (mine, theirs) = row["completions"], row["gold"]
+        if one == other or not one.strip() or not other.strip() or mine is None or theirs is None:
+            continue
+        prefers_one = mine > theirs
+        if how == "sampled":
+            prefers_one = stream.random() < _sigmoid((mine - theirs) / spread)
+        chosen, rejected = (one, other) if prefers_one else (other, one)
+        found.append({"prompt": row["messages"], "chosen": chosen, "rejected": rejected})
+    return found
+
+
+def _sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))
+
+
+def train_proxy(
+    settings: StudySettings, size: int, seed: int, place: int, folder: Path, done: Mapping[str, FinishedStage]
+) -> Mapping[str, Any]:
+    drawn = done[COMPLETIONS]
+    rows = read_json_lines(drawn.folder / COMPARISONS)
+    pairs = gold_labelled_pairs(rows, drawn.result["spread"], settings.labels, seed)
+    held_out = gold_labelled_pairs(rows, drawn.result["spread"], "hard", seed)[-NUM_HELD_OUT:]
+    learnt = random.Random(f"comparisons/{seed}").sample(pairs[:-NUM_HELD_OUT], len(pairs) - NUM_HELD_OUT)[:size]
+    if len(learnt) < size:
+        raise WhetError(
+            f"only {len(learnt)} of {size} comparisons are of two different completions; give smaller sizes"
+        )
+    write_atomically(folder / PAIRS, json_lines(learnt))
+    write_atomically(folder / EVAL_PAIRS, json_lines(held_out))
+    config = {
+        "seed": 1000 * seed + place,
+        "steps": settings.proxy_steps,
+        "model": {"name": settings.model},
+        "data": {"source": str(folder / PAIRS)},
+        "batch": {"rows_per_step": PROXY_ROWS},
+        "optimizer": {"learning_rate": 1e-3},
+        "eval": {"source": str(folder / EVAL_PAIRS), "every": 0},
+        "report": {"keep_checkpoints": 1, "save_every": 25},
+    }
+    found = train_run(folder, RANKER, config)
+    model = str(sorted((folder / RUN / "checkpoints").iterdir())[-1].resolve())
+    prompts, completions = _standard(rows)
+    scores = ProxyReward([(model, 0.0, 1.0)], "single", 0.0).opinions(prompts, completions)[0]
+    summary = f"held-out accuracy {percent(found['after'].get('accuracy'))}"
+    return {"summary": summary, "model": model, "mean": fmean(scores), "spread": pstdev(scores), **found}
+
+
+def _standard(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Prompt], list[str]]:
+    pairs = [(_prompt(row), completion) for row in rows[: NUM_STANDARD // 2] for completion in row["completions"]]
+    return [prompt for prompt, _ in pairs], [completion for _, completion in pairs]
+
+
+def _prompt(row: Mapping[str, Any]) -> Prompt:
+    return Prompt(row["id"], tuple(row["messages"]))
+
+
+def proxy_models(settings: StudySettings, done: Mapping[str, FinishedStage], condition: Condition) -> list[ProxyModel]:
+    names = [f"proxy-{condition.size}-seed{condition.seed}"]
+    if condition.how != "single":
+        names += [f"member{place}-{condition.size}-seed{condition.seed}" for place in range(1, settings.members)]
+    results = [done[name].result for name in names]
+    return [ProxyModel(result["model"], result["mean"], result["spread"]) for result in results]
+
+
+def condition_name(condition: Condition) -> str:
+    """How its curve is called."""
+    if condition.beta:
+        return f"KL penalty {condition.beta:g}"
+    return f"{condition.size} pairs" if condition.how == "single" else condition.how.replace("_minus_", " - ")
+
+
+def choose_best(
+    settings: StudySettings, conditions: Sequence[Condition], folder: Path, done: Mapping[str, FinishedStage]
+) -> Mapping[str, Any]:
+    rows = read_json_lines(done[COMPLETIONS].folder / POOL)
+    spread = done[COMPLETIONS].result["spread"]
+    gold = [[score / spread for score in row["gold"]] for row in rows]
+    prompts = [_prompt(row) for row in rows for _ in row["completions"]]
+    completions = [completion for row in rows for completion in row["completions"]]
+    known: dict[str, list[float]] = {}
+    curves = []
+    for condition in conditions:
+        members = proxy_models(settings, done, condition)
+        for member in members:
+            if member.folder not in known:
+                score = ProxyReward([(member.folder, member.mean, member.spread)], "single", 0.0)
+                known[member.folder] = score.opinions(prompts, completions)[0]
+        agreed = _combine(
+            [known[member.folder] for member in members], condition.how, settings.variance_penalty_best_of
+        )
+        width = settings.pool_completions
+        proxy = [agreed[start : start + width] for start in range(0, len(agreed), width)]
+        points = from_start(best_of_points(gold, proxy, best_of_sizes(width)))
+        group = "best_of_n" if condition.how == "single" else "best_of_n_ensemble"
+        curves.append(_curve_row(condition_name(condition), "best_of_n", group, condition.seed, points))
+    worst = curves[0]["points"][-1]
+    summary = (
+        f"{curves[0]['name']}: gold {number(worst[1])}, proxy {number(worst[2])} at n = {settings.pool_completions}"
+    )
+    return {"summary": summary, "curves": curves}
+
+
+def _combine(opinions: Sequence[Sequence[float]], how: Combination, penalty: float) -> list[float]:
+    return [combined(each, how, penalty) for each in zip(*opinions, strict=True)]
+
+
+def optimise(
+    settings: StudySettings, condition: Condition, folder: Path, done: Mapping[str, FinishedStage]
+) -> Mapping[str, Any]:
+    members = proxy_models(settings, done, condition)
+    drawn = done[COMPLETIONS].result
+    proxy = {
+        "folders": [member.folder for member in members],
+        "means": [member.mean for member in members],
+        "spreads": [member.spread for member in members],
+        "how": condition.how,
+        "penalty": settings.variance_penalty,
+    }
+    gold = {"model": gold_model(done), "mean": drawn["mean"], "spread": drawn["spread"]}
+    parts = [
+        {"reward": "whet.tools.studies.overoptimization.proxies:proxy_score", "weight": 1.0, "settings": proxy},
+        {"reward": "whet.tools.studies.overoptimization.proxies:gold_score", "weight": 0.0, "settings": gold},
+    ]
+    config = learning_config(settings, condition.seed, condition.beta, {"parts": parts})
+    file = folder / SCORES
+    line = ProgressLine("      learning", sys.stdout)
+    try:
+        train_run(folder, settings.method, config, [ScoreRecorder(file, settings.model, settings.temperature, [line])])
+    finally:
+        line.clear()
+    rows = read_scores(file)
+    points = binned(rows, settings.eval_every)
+    group = "kl" if condition.beta else "rl" if condition.how == "single" else "ensemble"
+    peak, end = max(points, key=lambda point: point.gold), points[-1]
+    summary = f"gold {number(peak.gold)} at its peak (d {number(peak.d)}), {number(end.gold)} in the end"
+    summary += f" (d {number(end.d)}), proxy {number(end.proxy)}"
+    return {"summary": summary, "curves": [_curve_row(condition_name(condition), "rl", group, condition.seed, points)]}
+
+
+def _curve_row(name: str, kind: Kind, group: str, seed: int, points: Sequence[ScorePoint]) -> dict[str, Any]:
+    listed = [[point.d, point.gold, point.proxy] for point in points]
+    return {"name": name, "kind": kind, "group": group, "seed": seed, "points": listed}
+
+
+def read_curves(done: Mapping[str, FinishedStage]) -> list[ProxyCurve]:
+    """Every curve of the finished stages."""
+    return [
+        ProxyCurve(
+            row["name"], row["kind"], row["group"], row["seed"], tuple(ScorePoint(*each) for each in row["points"])
+        )
+        for each in done.values()
+        for row in each.result.get("curves", ())
+    ]

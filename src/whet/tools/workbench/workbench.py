@@ -1,0 +1,407 @@
+"""The reward workbench: rewards tried, compared and remembered without training.
+
+`try_reward` is a dry run, `rescore_run` lays another reward over a run's saved samples. `record_version` and
+`record_effect` are what a run calls at its start and its end, so that each sample's reward can be told later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from whet.pages.rescore import Rescore, RescoredSample
+from whet.pages.reward_dry_run import PartFacts, RepeatDifference, ScoredAnswer, Trial
+from whet.record import eval_records, read_metrics, read_summary, step_reports
+from whet.reward import RewardFailure, RewardPart, find_reward, score
+from whet.reward.call import PerSample
+from whet.reward.combine import Schedule, check_parts, combined, in_shares
+from whet.reward.ledger import Effect, ledger_path, note_effect, note_run
+from whet.reward.unscorable import collected_reasons
+from whet.reward.version import RewardVersion, parts_version, reward_version, version_changes
+from whet.settings.config import read_toml, resolved_evaluation
+from whet.tools.workbench.completions import TrialCompletion, TrialCompletions, described
+from whet.tools.workbench.controls import wrong_controls
+from whet.training.assembly.rewards import build_reward_parts, start_sandbox
+from whet.types import StepReport, WhetError
+
+logger = logging.getLogger(__name__)
+
+TABLE = "rewards.json"  # of a run: every reward its samples were scored by, by hash
+CALL = 32  # samples per call of a reward that scores many at once
+ENDS = 0.1  # share of a run's steps that its first and last means are taken over
+UNKNOWN = "unknown"
+
+
+def reward_parts(
+    names: Sequence[str], settings: Mapping[str, Any] | None = None, require: str | None = None
+) -> list[RewardPart]:
+    """The parts of a reward: `name`, `file.py:function`, either with `=WEIGHT`, or one TOML file with a [reward].
+
+    `settings` are keyword settings: of the only part, or `{part: {key: value}}` where there are several. `require` is
+    the isolation that model-written code needs, over what a file or an earlier call says.
+    """
+    start_sandbox((), require)
+    configs = [name for name in names if name.endswith(".toml")]
+    if configs:
+        if len(names) > 1 or settings:
+            raise WhetError(
+                f"{configs[0]} is a config with all its parts; give it alone, and edit settings in the file"
+            )
+        values = read_toml(configs[0])
+        chosen: dict[str, Any] = {key: values[key] for key in ("reward", "data", "model", "sandbox") if key in values}
+        if require is not None:
+            chosen["sandbox"] = {"require": require}
+        return build_reward_parts(resolved_evaluation(chosen), True)
+    if not names:
+        raise WhetError("no reward is given; name one, such as math_answer, or a file: rewards.py:my_reward")
+    by_short_name = {_short_name(_name_and_weight(name)[0]): name for name in names}
+    given = dict(settings or {})
+    if len(names) == 1 and not (
+        set(given) <= set(by_short_name) and all(isinstance(each, dict) for each in given.values())
+    ):
+        given = {next(iter(by_short_name)): given}
+    for part in given:
+        if part not in by_short_name or not isinstance(given[part], dict):
+            raise WhetError(
+                f"--set {part}: no part is called {part!r}; write PART.SETTING=VALUE with one of "
+                f"{', '.join(by_short_name)}"
+            )
+    parts = []
+    for short, name in by_short_name.items():
+        path, weight = _name_and_weight(name)
+        parts.append(RewardPart(find_reward(path, given[short]) if short in given else find_reward(path), weight))
+    check_parts(parts)
+    return parts
+
+
+def try_reward(
+    parts: Sequence[RewardPart],
+    given: TrialCompletions,
+    timeout: float = 10.0,
+    twice: bool = True,
+    controls: bool = True,
+) -> Trial:
+    """A dry run: every part on every answer, with the time it took, and once more to see whether scores stay.
+
+    With `controls` the first part is also tried on completions that are wrong on purpose.
+    """
+    parts = settled(parts)
+    start_sandbox(parts)
+    start = time.perf_counter()
+    with collected_reasons() as reasons:
+        first = [_part_scores(part, given.items, timeout) for part in parts]
+    totals = _totals(parts, [[score for score, *_ in column] for column in first], given.items, [1.0])
+    again = [_part_scores(part, given.items, timeout) for part in parts] if twice else None
+    scored = []
+    for place, answer in enumerate(given.items):
+        row = {part.name: column[place] for part, column in zip(parts, first, strict=True)}
+        scored.append(
+            ScoredAnswer(
+                where=answer.where,
+                kind=answer.kind,
+                prompt_id=answer.prompt.id,
+                question=answer.prompt.question(),
+                answer=described(answer.prompt.answer),
+                completion=answer.sample.completion,
+                tokens=answer.sample.num_actions,
+                parts={name: score for name, (score, _, _) in row.items()},
+                total=totals[place],
+                seconds=sum(took for _, took, _ in row.values()),
+                failures={name: failure for name, (_, _, failure) in row.items() if failure},
+                reason=_reason(answer, reasons) if any(score is None for score, *_ in row.values()) else "",
+                step=answer.step,
+            )
+        )
+    version = parts_version(parts)
+    return Trial(
+        title=title_of(parts),
+        hash=version.hash,
+        source=given.source,
+        notes=(*given.notes, *_call_notes(parts)),
+        parts=tuple(
+            PartFacts(
+                part.name,
+                _weight_text(part),
+                reward_version(part.resolved_reward).hash,
+                is_deterministic(part.resolved_reward),
+                getattr(part.resolved_reward, "says_right", True),
+            )
+            for part in parts
+        ),
+        scored=tuple(scored),
+        differences=None if again is None else tuple(_differences(parts, given.items, first, again)),
+        controls=tuple(_scored_controls(parts[0], given.items, timeout)) if controls else (),
+        seconds=time.perf_counter() - start,
+        pieces=version.pieces,
+    )
+
+
+def _reason(answer: TrialCompletion, reasons: Sequence[tuple[str | None, str]]) -> str:
+    """Why this one could not be judged, where its reward said so; a reason without a prompt is for all."""
+    own = [reason for prompt_id, reason in reasons if prompt_id in (answer.prompt.id, None)]
+    return own[0] if own else ""
+
+
+def _scored_controls(part: RewardPart, items: Sequence[TrialCompletion], timeout: float) -> list[ScoredAnswer]:
+    """Completions that are wrong on purpose, scored by the part that says what is right."""
+    if not getattr(part.resolved_reward, "says_right", True):
+        return []
+    # of a pair one completion is better than the other: nothing says which score is right
+    judged = [item for item in items if item.kind not in ("chosen", "rejected")]
+    controls = wrong_controls(judged, part.resolved_reward)
+    return [
+        ScoredAnswer(
+            where=control.where,
+            kind=control.kind,
+            prompt_id=control.prompt.id,
+            question=control.prompt.question(),
+            answer=described(control.prompt.answer),
+            completion=control.sample.completion,
+            tokens=control.sample.num_actions,
+            parts={part.name: value},
+            total=value,
+            seconds=took,
+            failures={part.name: failure} if failure else {},
+        )
+        for control, (value, took, failure) in zip(controls, _part_scores(part, controls, timeout), strict=True)
+    ]
+
+
+def rescore_run(
+    run: str | Path, parts: Sequence[RewardPart], given: TrialCompletions, timeout: float = 10.0
+) -> Rescore:
+    """The run's saved samples under other parts; schedules stand where they stood at each sample's step."""
+    start_sandbox(parts)
+    folder = Path(run)
+    steps = max([answer.step for answer in given.items] + [int(read_summary(folder).get("total_steps") or 1)])
+    parts = in_shares(parts, steps)
+    columns = [[score for score, *_ in _part_scores(part, given.items, timeout)] for part in parts]
+    totals = _totals(parts, columns, given.items, [answer.step / steps for answer in given.items])
+    rows = [
+        RescoredSample(
+            step=answer.step,
+            prompt_id=answer.prompt.id,
+            question=answer.prompt.question(),
+            answer=described(answer.prompt.answer),
+            completion=answer.sample.completion,
+            old_parts=answer.parts,
+            old=answer.reward,
+            new_parts={part.name: column[place] for part, column in zip(parts, columns, strict=True)},
+            new=totals[place],
+        )
+        for place, answer in enumerate(given.items)
+    ]
+    version, table = parts_version(parts), reward_table(folder)
+    hashes = list(dict.fromkeys(answer.reward_hash for answer in given.items if answer.reward_hash))
+    before = table.get(hashes[-1], {}) if hashes else {}
+    old_pieces = before.get("pieces")
+    old_title = str(before.get("title") or ", ".join(dict.fromkeys(name for row in rows for name in row.old_parts)))
+    return Rescore(
+        run=str(folder),
+        old_title=old_title,
+        old_hash=", ".join(hashes) or UNKNOWN,
+        new_title=title_of(parts),
+        new_hash=version.hash,
+        changed=tuple(version_changes(old_pieces, version.pieces)) if old_pieces is not None else (),
+        notes=given.notes,
+        rows=tuple(rows),
+    )
+
+
+def record_version(folder: str | Path, parts: Sequence[RewardPart], ledger: str | Path | None = None) -> str:
+    """The run's table of rewards and, where the reward is new, a line in the ledger. The hash."""
+    version = write_version(folder, parts)
+    note_version(folder, version, ledger)
+    return version.hash
+
+
+def note_version(folder: str | Path, version: RewardVersion, ledger: str | Path | None = None) -> None:
+    """A line in the ledger, where the reward is new."""
+    note_run(Path(ledger) if ledger else ledger_path(folder), version)
+
+
+def write_version(folder: str | Path, parts: Sequence[RewardPart]) -> RewardVersion:
+    """The reward's entry in the run's table of rewards."""
+    folder = Path(folder)
+    version = parts_version(parts)
+    table = reward_table(folder)
+    table[version.hash] = {
+        "title": title_of(parts),
+        "weights": {part.name: _weight_text(part) for part in parts},
+        "parts": {part.name: reward_version(part.resolved_reward).hash for part in parts},
+        "pieces": dict(version.pieces),
+    }
+    partial = folder / f".{TABLE}"
+    partial.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, folder / TABLE)
+    return version
+
+
+def record_effect(folder: str | Path, reward_hash: str, ledger: str | Path | None = None) -> Effect:
+    """At the end of a run: what came of its reward, as a line in the ledger."""
+    effect = run_effect(folder)
+    try:
+        note_effect(Path(ledger) if ledger else ledger_path(folder), reward_hash, effect)
+    except WhetError as error:  # the ledger was moved: no reason to lose a finished run
+        logger.warning("the effect of the reward was not noted: %s", error)
+    return effect
+
+
+def run_effect(folder: str | Path) -> Effect:
+    """Means of each part over the first and the last tenth of the steps, and the held-out metrics before and after."""
+    lines = read_metrics(folder)
+    steps, evals = step_reports(lines), eval_records(lines)
+    count = max(1, math.ceil(ENDS * len(steps)))
+    names = dict.fromkeys(name for step in steps for name in step.reward)
+    metrics = dict.fromkeys(name for each in evals for name in each.result)
+    return Effect(
+        run=Path(folder).name,
+        steps=steps[-1].step if steps else 0,
+        parts={name: (_mean_of(steps[:count], name), _mean_of(steps[-count:], name)) for name in names},
+        evaluation={name: (_finite(evals[0].result, name), _finite(evals[-1].result, name)) for name in metrics},
+    )
+
+
+def reward_table(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """hash -> what it stands for, of a run folder; {} where none was written."""
+    path = Path(folder) / TABLE
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise WhetError(f"{path}: not the table of a run's rewards ({error}); restore it or delete it") from None
+
+
+def title_of(parts: Sequence[RewardPart]) -> str:
+    return " + ".join(f"{_weight_text(part)} x {part.name}" for part in parts)
+
+
+def is_deterministic(reward: Any) -> bool:
+    """What a reward says of itself: its own or its function's attribute `deterministic`, True without one."""
+    function = getattr(reward, "function", None)
+    function = getattr(function, "func", function)
+    return bool(getattr(reward, "deterministic", getattr(function, "deterministic", True)))
+
+
+def settled(parts: Sequence[RewardPart]) -> list[RewardPart]:
+    """Schedules that run over steps, as shares of the steps they name: a dry run has no steps of its own."""
+    lasts = [int(part.weight.points[-1][0]) for part in parts if isinstance(part.weight, Schedule)]
+    return in_shares(parts, max([1, *lasts]))
+
+
+def _name_and_weight(name: str) -> tuple[str, float]:
+    path, equals, text = name.rpartition("=")
+    if not equals:
+        return name, 1.0
+    try:
+        return path, float(text)
+    except ValueError:
+        raise WhetError(f"reward {name!r}: {text!r} is no weight; write NAME=WEIGHT, as in think_format=0.2") from None
+
+
+def _short_name(path: str) -> str:
+    return path.rpartition(":")[2]
+
+
+def _call_notes(parts: Sequence[RewardPart]) -> list[str]:
+    shared = [part.name for part in parts if not isinstance(part.reward, PerSample)]
+    return [f"{name} scores {CALL} samples per call, and its time is shared among them" for name in shared]
+
+
+def _weight_text(part: RewardPart) -> str:
+    if isinstance(part.weight, Schedule):
+        return " to ".join(f"{weight:g}" for weight in part.weights)
+    return f"{part.weights[0]:g}"
+
+
+def _part_scores(
+    part: RewardPart, answers: Sequence[TrialCompletion], timeout: float
+) -> list[tuple[float | None, float, str]]:
+    """(score, seconds, failure) of each answer. Of a call on many, every answer took the same share of its time."""
+    size = 1 if isinstance(part.reward, PerSample) else CALL
+    mistakes: list[WhetError] = []
+    if answers:
+        _call(part, answers[:1], timeout, [])  # imports and warm-up do not count as slowness
+    scores: list[tuple[float | None, float, str]] = []
+    for start in range(0, len(answers), size):
+        together = answers[start : start + size]
+        scored = _call(part, together, timeout, mistakes)
+        if isinstance(scored, str):  # an answer in it fails: one by one shows which
+            alone = [_call(part, [answer], timeout, mistakes) for answer in together]
+            each = [one[0] for one in alone if not isinstance(one, str)]
+            # none fails alone: the call on several is wrong, say a list of the wrong length
+            scores += each if any(failure for *_, failure in each) else [(None, took, scored) for _, took, _ in each]
+        else:
+            scores += scored
+    if mistakes and all(failure for *_, failure in scores) and not isinstance(mistakes[0], RewardFailure):
+        raise mistakes[0]  # a column that no row has, say: not the fault of any one of them
+    return scores
+
+
+def _call(
+    part: RewardPart, answers: Sequence[TrialCompletion], timeout: float, mistakes: list[WhetError]
+) -> list[tuple[float | None, float, str]] | str:
+    """The scores of one call, or why it failed where it has several answers."""
+    start = time.perf_counter()
+    prompts, samples = [answer.prompt for answer in answers], [answer.sample for answer in answers]
+    try:
+        scored = score(prompts, samples, [RewardPart(part.resolved_reward)], timeout, "stop")
+    except WhetError as failure:
+        if len(answers) > 1:
+            return str(failure)
+        mistakes.append(failure)
+        return [(None, time.perf_counter() - start, str(failure))]
+    took = (time.perf_counter() - start) / len(answers)
+    return [(each.parts.get(part.name), took, "") for each in scored]
+
+
+def _totals(
+    parts: Sequence[RewardPart],
+    columns: Sequence[Sequence[float | None]],
+    answers: Sequence[TrialCompletion],
+    done: Sequence[float],
+) -> list[float | None]:
+    """The sums, as a run would form them: step by step, since some parts are normalised among their neighbours."""
+    totals: list[float | None] = [None] * len(answers)
+    progress = done if len(done) == len(answers) else [done[0]] * len(answers)
+    places: dict[int, list[int]] = {}
+    for place, answer in enumerate(answers):
+        places.setdefault(answer.step, []).append(place)
+    for chosen in places.values():
+        scores = {part.name: [column[i] for i in chosen] for part, column in zip(parts, columns, strict=True)}
+        groups = [answers[i].prompt.id for i in chosen]
+        for i, total in zip(chosen, combined(scores, parts, progress[chosen[0]], groups), strict=True):
+            totals[i] = total
+    return totals
+
+
+def _differences(
+    parts: Sequence[RewardPart],
+    answers: Sequence[TrialCompletion],
+    first: Sequence[Sequence[tuple[float | None, float, str]]],
+    again: Sequence[Sequence[tuple[float | None, float, str]]],
+) -> list[RepeatDifference]:
+    return [
+        RepeatDifference(answer.where, part.name, before[0], after[0])
+        for part, befores, afters in zip(parts, first, again, strict=True)
+        for answer, before, after in zip(answers, befores, afters, strict=True)
+        if before[0] != after[0]
+    ]
+
+
+def _mean_of(steps: Sequence[StepReport], name: str) -> float | None:
+    values = [value for step in steps if (value := _finite(step.reward, name)) is not None]
+    return fmean(values) if values else None
+
+
+def _finite(values: Mapping[str, float], name: str) -> float | None:
+    value = values.get(name, math.nan)
+    return value if math.isfinite(value) else None

@@ -1,0 +1,145 @@
+"""From a config to who plays its episodes: single completions, an environment, tools, or an agent's program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from whet.envs.adapters.calling import Calling
+from whet.envs.find import find_environment
+from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
+from whet.model import LoadedModel
+from whet.protocols import Engine, Environment
+from whet.reward.sandbox import require_isolation
+from whet.rollout.episode_runner import Player
+from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
+from whet.settings.config import Config, EvaluationConfig
+from whet.settings.env_defaults import OWN_TASKS
+from whet.settings.sections import BatchSection, EnvSection
+from whet.types import WhetError
+
+GYM_REWARD = "gym_answer"
+
+
+def check_environment(config: Config | EvaluationConfig) -> None:
+    """Refuse an environment that cannot be made, before a model is read."""
+    if config.env.name:
+        find_environment(config.env.name, config.env.settings, _calling(config, tokenizer=None))
+        if config.env.name in OWN_TASKS and config.data.parsed_source.is_task:
+            raise WhetError(
+                f"the environment {config.env.name!r} has tasks of its own, and data.source={config.data.source} other "
+                "ones; give seeds, such as data.source=seeds:1000"
+            )
+        judge = config.env.settings.get("reward", GYM_REWARD)
+        if config.env.name == "reasoning_gym" and judge == GYM_REWARD and config.data.parsed_source.is_task:
+            raise WhetError(
+                f"the environment 'reasoning_gym' judges with {GYM_REWARD} the answers of gym:NAME, and data.source is "
+                f"{config.data.source}; give --data gym:basic_arithmetic, or env.settings.reward=math_answer"
+            )
+    if config.env.agent:
+        check_agent(config.env.agent)
+
+
+def require_own_reward(config: Config | EvaluationConfig) -> None:
+    """Refuse an environment that pays nothing, where it is the only one to pay."""
+    if not config.env.name:
+        return
+    make = find_environment(config.env.name, config.env.settings, _calling(config, tokenizer=None))
+    if not getattr(make(), "scores", True):
+        raise WhetError(
+            f"the environment {config.env.name!r} has no get_reward, and no other reward is given; add --reward NAME, "
+            "or get_reward(self) -> float to the class"
+        )
+
+
+def build_player(
+    config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
+) -> tuple[Player, dict[str, str]]:
+    """The player, and what the run's facts say about it."""
+    section = config.env
+    if section.is_single:
+        return EpisodeRunner(engine, loaded.tokenizer, context=loaded.context), {}
+    if section.agent:
+        return _agent_player(config, engine, loaded)
+    make = _maker(config, loaded.tokenizer)
+    limits = EpisodeLimits(section.max_turns, most_tokens(config), section.step_seconds, section.seconds)
+    runner = EpisodeRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history)
+    what = _environment_name(section)
+    turns = f"up to {limits.max_turns} turns and {limits.max_tokens} tokens behind the prompt"
+    return runner, {"environment": f"{what}; {turns}"}
+
+
+def _environment_name(section: EnvSection) -> str:
+    """As the run's facts have it: `textarena id=Sudoku-v0`, or the tools."""
+    if not section.name:
+        return f"tools {', '.join(section.tools)}"
+    settings = [f"{key}={value}" for key, value in section.settings.items()]
+    beside = [f"with the tools {', '.join(section.tools)}"] if section.tools else []
+    return " ".join([section.name, *settings, *beside])
+
+
+def _agent_player(
+    config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
+) -> tuple[Player, dict[str, str]]:
+    section = config.env
+    limits = AgentLimits(section.max_turns, most_tokens(config), section.seconds, section.at_once)
+    rewards = config.reward.template or [part.reward for part in config.reward.parts]
+    runner = AgentRunner(
+        engine,
+        loaded.tokenizer,
+        section.agent,
+        limits,
+        context=loaded.context,
+        end_tokens=loaded.end_tokens,
+        history=section.history,
+        call_format=section.call_format,
+        model=Path(config.model.name).name,
+        must_report=not rewards or "environment" in rewards,
+    )
+    bounds = f"up to {limits.calls} calls and {limits.tokens} tokens behind a conversation's first prompt"
+    return runner, {"agent": f"{section.agent}; {bounds}, {limits.at_once} programs at once"}
+
+
+def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:
+    section = config.env
+    if section.name:
+        return find_environment(section.name, section.settings, _calling(config, tokenizer))
+    from whet.envs.tools import tool_environment
+
+    require_isolation(config.sandbox.require)
+    batch = getattr(config, "batch", None)
+    return tool_environment(
+        section.tools,
+        sandboxed=section.sandboxed,
+        call_format=section.call_format,
+        tool_seconds=section.tool_seconds,
+        settings=section.tool_settings,
+        tokenizer=tokenizer,
+        history=section.history,
+        instructions=section.instructions,
+        episodes=batch.prompts_per_step * batch.group_size if isinstance(batch, BatchSection) else 0,
+    )
+
+
+def _calling(config: Config | EvaluationConfig, tokenizer: Any) -> Calling:
+    """What an environment that has tools is told; without a tokenizer, no template is asked how calls are written."""
+    section = config.env
+    for key in ("sandboxed", "tool_settings"):
+        if getattr(section, key):
+            raise WhetError(f"env.{key} is for tools alone; drop it, or the environment {section.name!r}")
+    return Calling(
+        section.tools, section.call_format, section.tool_seconds, tokenizer, section.history, section.instructions
+    )
+
+
+def most_actions(config: Config | EvaluationConfig) -> int:
+    """Tokens that the policy may write in one episode."""
+    section, budget = config.env, config.sampling.max_new_tokens
+    return budget if section.is_single else min(section.max_turns * budget, most_tokens(config))
+
+
+def most_tokens(config: Config | EvaluationConfig) -> int:
+    """Tokens that an episode may grow by behind its prompt: turns and answers."""
+    section = config.env
+    return section.max_tokens or 2 * section.max_turns * config.sampling.max_new_tokens

@@ -1,0 +1,71 @@
+"""Digests of what a run reads: rows, eval rows and the model. The reward has its own, `whet.reward.version`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from whet.data.source import SourceKind, parse_source
+from whet.model.checkpoint import MANIFEST, STATE
+from whet.model.load import local_folder
+from whet.reward.version import file_digest, files_digest
+from whet.settings.sections import RewardSection
+from whet.types import WhetError
+
+MODEL_FILES = (".safetensors", ".bin", ".json", ".model", ".txt", ".jinja")
+
+
+class Inputs(Protocol):
+    """A config that names data, a model and eval data."""
+
+    @property
+    def data(self) -> Any: ...
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def eval(self) -> Any: ...
+
+
+def input_digests(config: Inputs) -> dict[str, str]:
+    """By what they are of: `#` and a digest for what lies on this machine, else the name."""
+    digests = {"data": data_digest(config.data.source), "model": model_digest(config.model.name)}
+    if teacher := getattr(getattr(config, "teacher", None), "name", ""):
+        digests["teacher"] = teacher if teacher == "self" else model_digest(teacher)
+    return {**digests, "eval data": data_digest(config.eval.source)} if config.eval.source else digests
+
+
+def data_digest(source: str) -> str:
+    """Of a file's bytes; a task, a gym dataset and a dataset of the hub count by their names."""
+    parsed = parse_source(source)
+    path = Path(parsed.name).expanduser()
+    if parsed.kind is not SourceKind.FILE or not path.is_file():
+        return source
+    try:
+        form = f"{parsed.benchmark.name}:" if parsed.benchmark else ""
+        return f"{form}#{file_digest(path)}"
+    except OSError as error:
+        raise WhetError(f"{source}: cannot be read ({error.strerror}); correct its permissions") from error
+
+
+def model_digest(name: str) -> str:
+    """Of the files that transformers reads of a folder; an id of the hub counts by its name."""
+    folder = local_folder(name)
+    if folder is None:
+        return name
+    own = (MANIFEST, STATE)  # of a checkpoint: what a resume reads, not a model
+    files = sorted(each for each in folder.iterdir() if each.suffix in MODEL_FILES and each.name not in own)
+    try:
+        return f"#{files_digest([each for each in files if each.is_file()], folder)}"
+    except OSError as error:
+        raise WhetError(f"model {name}: {folder} cannot be read ({error.strerror}); correct its permissions") from error
+
+
+def reward_file_digests(sections: Sequence[RewardSection]) -> dict[str, str]:
+    """Of the files that rewards are written in, and of the models they are read from."""
+    parts = [part for section in sections for part in section.parts]
+    files = [name for part in parts if (name := part.reward.partition(":")[0]).endswith(".py")]
+    folders = [str(part.settings["folder"]) for part in parts if "folder" in part.settings]
+    return {f"reward {name}": f"#{file_digest(Path(name))}" for name in [*files, *folders] if Path(name).exists()}

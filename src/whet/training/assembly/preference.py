@@ -1,0 +1,208 @@
+"""Learning from preferences: from a config to pairs or labels, the reference and the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from whet.data import LabelledCompletion, PreferencePair, Row
+from whet.data.pairs import labelled_completions_from, preferences_from
+from whet.data.shapes import holds_completion, holds_pair, holds_steps
+from whet.data.tasks.contrast import task_labelled, task_preferences
+from whet.objective.axes import description, preset_named, title, with_changes
+from whet.objective.keep import Everything
+from whet.objective.preference.objective import PairObjective
+from whet.objective.presets.preference import PAIR_PRESETS
+from whet.reward import RewardPart
+from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
+from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.prompt_order import PromptOrder
+from whet.settings.config import PreferenceConfig, flattened
+from whet.training.assembly.adapters import first_policy
+from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
+from whet.training.assembly.prompts import data_summary
+from whet.training.assembly.rewards import build_scorer, reward_summary, take_notes
+from whet.training.assembly.rows import (
+    Read,
+    column_facts,
+    encodable,
+    file_rows,
+    left_out_phrases,
+    method_for,
+    naming_source,
+    refuse_too_long,
+    rows_summary,
+    task_rows,
+    too_long_note,
+)
+from whet.training.assembly.runtime import (
+    decode_facts,
+    fitting_prompts,
+    optimizer_settings,
+    rows_fact,
+    sampling_fact,
+    sampling_from,
+)
+from whet.training.completion_logp import LiveReference, ReferenceLogp, stored_reference
+from whet.training.distributed.rollout import SharedPlayer
+from whet.training.distributed.shard import sharded, sharded_reference
+from whet.training.online_preference import OnlinePreferenceTrainer
+from whet.training.preference import (
+    PreferenceDataset,
+    PreferenceModels,
+    PreferenceRow,
+    PreferenceSettings,
+    PreferenceTrainer,
+    preference_rows,
+)
+from whet.types import WhetError
+
+
+def preference_objective(config: PreferenceConfig) -> PairObjective:
+    return with_changes(preset_named(config.method).objective, flattened(config.objective))
+
+
+def describe_preference(config: PreferenceConfig, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
+    objective = preference_objective(config)
+    if config.preference.online == 1:
+        raise WhetError(
+            "preference.online is 1: a pair needs two completions; give 2 or more, or 0 to learn from the data"
+        )
+    if config.preference.online and config.preference.reference_logp == "stored":
+        raise WhetError(
+            "preference.online writes new completions in every step, which a stored reference cannot know; drop it"
+        )
+    return title(objective), description(objective)
+
+
+def build_preference(config: PreferenceConfig, inputs: BuildInputs) -> Built:
+    return _build_online(config, inputs) if config.preference.online else _build_offline(config, inputs)
+
+
+def _build_offline(config: PreferenceConfig, inputs: BuildInputs) -> Built:
+    objective, loaded, source = preference_objective(config), inputs.runtime.loaded, config.data.source
+    train, evaluation = _load_rows(config, objective)
+    encode = partial(preference_rows, loaded.tokenizer, context=loaded.context)
+    with naming_source(source):
+        train, (rows, dropped) = encodable(train, encode, config.data)
+        refuse_too_long(config.data, dropped, loaded.context)
+        if dropped and {row.label for row in rows} in ({1}, {-1}):
+            raise WhetError(f"all {len(rows)} completions that fit have the same label{too_long_note(dropped)}")
+    with naming_source(config.eval.source):
+        evaluation, (eval_rows, too_long) = encodable(evaluation, encode, config.data)
+        refuse_too_long(config.data, too_long, loaded.context)
+    models = _models(config, inputs, objective, [*rows, *eval_rows])
+    dataset = PreferenceDataset(rows, eval_rows)
+    optimizer = optimizer_settings(config)
+    with naming_source(source):  # labels of one kind only
+        trainer = PreferenceTrainer(
+            models, objective, dataset, _settings(config), optimizer, inputs.evaluator, inputs.runtime.ranks
+        )
+    left_out = left_out_phrases(train, evaluation)
+    data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
+    lengths = rows_fact([each.tokens for row in rows for each in row.family])
+    return Built(trainer, {"data": data, **column_facts(train, evaluation)}, lengths, len(eval_rows))
+
+
+def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
+    """The trainer on completions of the policy's own."""
+    objective, sampling, runtime = preference_objective(config), sampling_from(config.sampling), inputs.runtime
+    ranks = runtime.ranks
+    score = build_scorer(config, inputs.parts, inputs.failures, ranks)
+    reward = RewardContext(score, {}, partial(take_notes, inputs.parts, None, ranks))
+    prompts, tokens = fitting_prompts(runtime, inputs.prompts, sampling, config.data)
+    collector = RolloutCollector(
+        runtime.engine,
+        PromptDataset(prompts, tokens),
+        lambda progress: reward,
+        RolloutSpec(config.batch.rows_per_step, config.preference.online, sampling, greedy=False, keep=Everything()),
+        PromptOrder(len(prompts), config.seed),
+        player=None if ranks.size == 1 else SharedPlayer(EpisodeRunner(runtime.engine), ranks),
+    )
+    models = _models(config, inputs, objective, ())
+    settings, optimizer = _settings(config), optimizer_settings(config)
+    trainer = OnlinePreferenceTrainer(models, objective, collector, settings, optimizer, inputs.evaluator, ranks)
+    data = data_summary(config, prompts, inputs.eval_prompts)
+    facts = decode_facts(runtime, sampling, tokens)
+    return Built(
+        trainer,
+        {**facts, "data": data, **column_facts(inputs.prompts), "reward": reward_summary(inputs.parts)},
+        sampling_fact(sampling, tokens),
+    )
+
+
+def _settings(config: PreferenceConfig) -> PreferenceSettings:
+    batch = config.batch
+    return PreferenceSettings(
+        config.steps,
+        batch.rows_per_step,
+        batch.micro_batch_tokens,
+        batch.packed,
+        config.seed,
+        online=config.preference.online > 0,
+    )
+
+
+def _models(
+    config: PreferenceConfig, inputs: BuildInputs, objective: PairObjective, rows: Sequence[PreferenceRow]
+) -> PreferenceModels:
+    policy, batch, section, ranks = inputs.runtime.policy, config.batch, config.preference, inputs.runtime.ranks
+    reference: ReferenceLogp | None = None
+    if "ref_logp" not in objective.needs():
+        if section.reference_logp == "stored":
+            raise WhetError(f"preference.reference_logp has no effect: {config.method} uses no reference; drop it")
+    elif section.reference_logp == "stored":
+        file = Path(section.store) if section.store else None
+        families = [row.family for row in rows]
+        reference = stored_reference(policy, families, batch.micro_batch_tokens, file, batch.packed, ranks)
+    else:
+        is_cut = inputs.runtime.shards is not None
+        first = first_policy(config, policy, objective.reference.name, shares_weights=is_cut)
+        reference = LiveReference(first, batch.micro_batch_tokens, batch.packed, ranks)
+    shards = inputs.runtime.shards
+    if shards is not None:
+        policy = sharded(policy, shards)
+        if isinstance(reference, LiveReference):
+            reference = replace(reference, reference=sharded_reference(reference.reference, policy, shards))
+    return PreferenceModels(policy, inputs.runtime.tokenizer, reference)
+
+
+def _load_rows(
+    config: PreferenceConfig, objective: PairObjective
+) -> tuple[Sequence[PreferencePair | LabelledCompletion], Sequence[PreferencePair | LabelledCompletion]]:
+    """Training and eval rows: pairs, or single completions with labels where the method takes them."""
+    paired = "pairs" in objective.needs()
+    if config.data.parsed_source.is_task:
+        return task_rows(config, task_preferences if paired or not config.preference.labels else task_labelled)
+
+    return file_rows(config, partial(_pair_reader, config.method, paired))
+
+
+def _pair_reader(method: str, paired: bool, row: Row) -> Read:
+    """Who reads rows like this one."""
+    if holds_steps(row) and not holds_pair(row):
+        raise WhetError(
+            f"{row.where}: the row is a solution in steps; {method} learns from completions, 'chosen' and 'rejected'; "
+            f"train {method_for('steps')}, or give pairs"
+        )
+    if not holds_completion(row):
+        return preferences_from
+    if paired:
+        single = [name for name, preset in PAIR_PRESETS.items() if "pairs" not in preset.objective.needs()]
+        raise WhetError(
+            f"{row.where}: the row is one completion with a label; {method} compares two, 'chosen' and 'rejected'; "
+            f"train by a method that learns from labels ({', '.join(single)}), or give pairs"
+        )
+    return labelled_completions_from
+
+
+KIND = TrainingKind(
+    "learning from preferences",
+    PreferenceConfig,
+    describe_preference,
+    build_preference,
+    draws_completions=lambda config: config.preference.online > 0,
+    scores_eval_prompts=lambda config: config.data.parsed_source.is_task,
+)

@@ -1,0 +1,48 @@
+"""From a config's data section to prompts: those to learn from, and those to evaluate on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whet.data import prompts_from
+from whet.data.source import EVAL, TRAIN
+from whet.settings.config import Config, EvaluationConfig
+from whet.training.assembly.rows import left_out_phrases, read_usable
+from whet.types import Prompt, WhetError
+
+
+def load_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[Prompt]:
+    prompts = _read_prompts(config, evaluation)
+    if evaluation:
+        _require_column(prompts, config.eval.by, config.eval.source or config.data.source)
+    return prompts
+
+
+def _read_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[Prompt]:
+    data = config.data
+    if data.parsed_source.is_generated:
+        split, count = (EVAL, config.eval.prompts) if evaluation else (TRAIN, data.count)
+        return data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
+    source = config.eval.source if evaluation else data.source
+    return read_usable(data, source, lambda _: prompts_from, data.limit) if source else []
+
+
+def _require_column(prompts: Sequence[Prompt], by: str, source: str) -> None:
+    without = next((prompt for prompt in prompts if by and prompt.meta.get(by) is None), None)
+    if without is not None:
+        known = ", ".join(sorted(without.meta)) or "none but those of the prompt"
+        raise WhetError(
+            f"eval.by={by}: row {without.id!r} of {source} has no such column; expected one of its columns ({known}), "
+            "with a value in every row"
+        )
+
+
+def data_summary(config: Config, prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt]) -> str:
+    data = config.data
+    about = f" difficulty {', '.join(map(str, data.difficulty))}" if data.parsed_source.is_task else ""
+    numbers = [f"{len(prompts)} prompts"] if prompts else []
+    numbers += [f"{len(eval_prompts)} held out"] if eval_prompts else []
+    numbers += left_out_phrases(prompts, eval_prompts)
+    if any(prompt.text is not None and prompt.meta.get("tools") for prompt in (*prompts, *eval_prompts)):
+        numbers.append("plain text: the column tools goes to the rewards only; data.as_chat=true shows it to the model")
+    return f"{data.source}{about} ({', '.join(numbers) or 'demonstrations'})"

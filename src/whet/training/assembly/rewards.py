@@ -1,0 +1,347 @@
+"""From the reward section of a config to parts that score: names, templates, defences, the task's own, and judges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+from whet.data.chat import prompt_tokens
+from whet.data.tasks import TASKS
+from whet.data.usable import without
+from whet.objective import Objective
+from whet.protocols import Engine, Reward
+from whet.reward import (
+    BUILTIN,
+    Failures,
+    Gate,
+    RewardPart,
+    Schedule,
+    as_reward,
+    check_parts,
+    defended,
+    find_reward,
+    format_first,
+    in_shares,
+    score,
+    template,
+    weights_at,
+)
+from whet.reward.checks import RewardChecks
+from whet.reward.code_tests import CodeTests
+from whet.reward.find import ROWS
+from whet.reward.judge import check_company, engine_ask
+from whet.reward.learned.outcome import Learned
+from whet.reward.learned.process import LearnedSteps
+from whet.reward.row_check import Unscorable, require_scorable
+from whet.reward.sandbox import active_protections, require_isolation, shared_sandbox
+from whet.reward.sandbox.requirement import isolation_summary, tell_isolation
+from whet.reward.score import Share
+from whet.rollout.collect import Score
+from whet.settings.config import FROM_PYTHON, Config, EvaluationConfig
+from whet.settings.sections import DataSection, RewardPartSection, RewardSection
+from whet.training.assembly.episode_runner import require_own_reward
+from whet.training.distributed.ranks import ALONE, Ranks
+from whet.training.distributed.rollout import shared_work
+from whet.types import Prompt, Sample, Sampling, WhetError, did_you_mean
+
+DEFENCES = (*ROWS["defences"], *ROWS["defences.suspicion"])
+
+
+def build_reward_parts(
+    config: Config | EvaluationConfig, wanted: bool, given: Sequence[RewardPart] | None = None
+) -> list[RewardPart]:
+    """The config's rewards, its template's, or the task's own; `given` are made in Python, and stand for the config's.
+
+    Defences and checks are the same for all of them.
+    """
+    section, source = config.reward, config.data.parsed_source
+    if (section.parts or given) and section.template:
+        raise WhetError("reward.template and reward.parts (or --reward) both name the rewards; give one of them")
+    if section.template:
+        named = template(section.template)
+        if section.format_first:
+            named = format_first(named, until=section.format_first)
+    elif given is not None:
+        named = tuple(given)
+    elif section.parts:
+        named = tuple(_part_of(part) for part in section.parts)
+    elif config.env.name or config.env.agent:
+        require_own_reward(config)
+        named = (RewardPart("environment"),)
+    elif source.is_task:
+        names = {task.reward for task in source.tasks()}
+        named = (RewardPart(names.pop() if len(names) == 1 else TASK_ANSWER),)
+    elif source.is_gym:
+        named = (RewardPart("gym_answer"),)
+    elif source.benchmark is not None:
+        named = (RewardPart(source.benchmark.reward, settings=source.benchmark.settings),)
+    elif wanted:
+        raise WhetError(
+            "no reward: data from a file or the hub needs one; give --reward NAME (exact_answer, math_answer, ...) "
+            "or --reward file.py:function"
+        )
+    else:
+        return []
+    if section.format_first and not section.template:
+        raise WhetError("reward.format_first changes the weights of a template; give reward.template, or drop it")
+    _check_defences(section)
+    named = defended(named, section.defences, section.defence_weight, section.defences_as_gates)
+    parts = [part.resolved(_find) for part in named]
+    check_parts(parts)
+    check_company([part.resolved_reward for part in parts if any(part.weights)])
+    start_sandbox(parts, config.sandbox.require)
+    return parts
+
+
+TASK_ANSWER = "task_answer"
+
+
+def _check_defences(section: RewardSection) -> None:
+    """Refuse what is no defence, and settings of defences where there are none: the user believes in them."""
+    for name in section.defences:
+        if name not in DEFENCES and ":" not in name:
+            raise WhetError(
+                f"reward.defences: {name!r} is no defence{did_you_mean(name, DEFENCES, cutoff=0.7)}; there are "
+                f"{', '.join(DEFENCES)}; your own: path/to/file.py:function"
+            )
+    plain = RewardSection()
+    for key in ("defence_weight", "defences_as_gates"):
+        if not section.defences and getattr(section, key) != getattr(plain, key):
+            raise WhetError(f"reward.{key} has no effect without reward.defences; name some, or drop it")
+    if section.defences_as_gates and section.defence_weight != plain.defence_weight:
+        raise WhetError("reward.defence_weight has no effect on gates; drop it, or reward.defences_as_gates")
+
+
+def _find(name: str, settings: Mapping[str, Any]) -> Reward:
+    return as_reward(task_answer) if name == TASK_ANSWER else find_reward(name, settings)
+
+
+def _part_of(part: RewardPartSection) -> RewardPart:
+    if part.reward.startswith(FROM_PYTHON):
+        raise WhetError(
+            f"the reward {part.reward.removeprefix(FROM_PYTHON)!r} of this run was given from Python and is in "
+            "no file; give another with --reward"
+        )
+    if part.cap and len(part.cap) != 2:
+        raise WhetError(f"reward {part.reward!r}: cap is {list(part.cap)}; give two numbers, the least and the most")
+    if not part.gate and (part.gate_least, part.gate_otherwise) != (1.0, 0.0):
+        raise WhetError(
+            f"reward {part.reward!r}: gate_least and gate_otherwise have no effect without gate; name a part"
+        )
+    if isinstance(part.weight, float | int) and part.over == "steps":
+        raise WhetError(
+            f"reward {part.reward!r}: over='steps' has no effect on a constant weight; give weight points "
+            "[step, weight], or drop it"
+        )
+    weight = part.weight if isinstance(part.weight, float | int) else Schedule(part.weight, part.over)
+    return RewardPart(
+        part.reward,
+        weight,
+        Gate(part.gate, part.gate_least, part.gate_otherwise) if part.gate else None,
+        (part.cap[0], part.cap[1]) if part.cap else None,
+        part.normalise,
+        part.penalty,
+        part.settings,
+        part.rows,
+    )
+
+
+def task_answer(prompt: Prompt, completion: str) -> float:
+    """The reward of whichever built-in task the prompt comes from."""
+    task = TASKS[prompt.id.split("/")[0]]
+    return float(BUILTIN[task.reward](prompt, completion))
+
+
+def bind_judges(parts: Sequence[RewardPart], engine: Engine, tokenizer: Any) -> list[RewardPart]:
+    """Judges that name no server ask the engine of the policy; learned rewards are read now: a bad folder is told."""
+
+    def encode(messages: Sequence[Any]) -> tuple[int, ...]:
+        return prompt_tokens(tokenizer, Prompt("judge", tuple(dict(each) for each in messages)))
+
+    def settled(reward: Reward) -> Reward:
+        judge: Any = reward
+        if isinstance(judge, Learned | LearnedSteps):
+            judge.prepare()
+        if not getattr(judge, "needs_ask", False):
+            return reward
+        sampling = Sampling(max_new_tokens=judge.settings.max_new_tokens, temperature=judge.settings.temperature)
+        found: Reward = judge.asking(engine_ask(engine, encode, sampling))
+        return found
+
+    return [replace(part, reward=settled(part.resolved_reward)) for part in parts]
+
+
+def scorable_prompts(prompts: Sequence[Prompt], parts: Sequence[RewardPart], data: DataSection) -> Sequence[Prompt]:
+    """The prompts that every reward can read: the first other one is an error, or all are left out and counted."""
+    if not data.parsed_source.is_stored or not parts:
+        return prompts
+    refused: dict[int, Unscorable] = {}
+    for number, prompt in enumerate(prompts):
+        try:
+            require_scorable(parts, prompt)
+        except Unscorable as error:
+            refused[number] = error
+    if not refused:
+        return prompts
+    first, total = next(iter(refused.values())), f"{len(refused)} of {len(prompts)} rows"
+    if data.unusable == "stop":
+        several = f"; or leave out the {total} that cannot be scored: data.unusable=drop"
+        raise WhetError(f"{first}{several if 2 * len(refused) <= len(prompts) else f' ({total})'}")
+    if 2 * len(refused) > len(prompts):
+        raise WhetError(f"{first}; {total} cannot be scored, and data.unusable=drop leaves out at most half")
+    kept = [number for number in range(len(prompts)) if number not in refused]
+    return without(prompts, kept, Counter(error.reason for error in refused.values()))
+
+
+def build_scorer(
+    config: Config | EvaluationConfig,
+    parts: Sequence[RewardPart],
+    failures: Failures | None = None,
+    ranks: Ranks = ALONE,
+) -> Score:
+    """Scores as they stand at the end of training. Nothing is normalised: an exam's completions have no company."""
+    alone = [replace(part, normalise="off") for part in in_shares(parts, _steps(config))]
+    policy, share = failures or failure_policy(config), work_share(ranks)
+    return partial(score, parts=alone, timeout=config.reward.timeout, on_error=policy, share=share)
+
+
+def work_share(ranks: Ranks) -> Share | None:
+    """Who judges which sample; None: this process all of them."""
+    return None if ranks.size == 1 else shared_work(ranks)
+
+
+def build_scorer_at(
+    config: Config, parts: Sequence[RewardPart], failures: Failures, ranks: Ranks = ALONE
+) -> Callable[[float], Score]:
+    """share of the training done -> how completions are scored then."""
+    shared = in_shares(parts, _steps(config))
+
+    def at(progress: float) -> Score:
+        seconds, share = config.reward.timeout, work_share(ranks)
+        return partial(score, parts=shared, timeout=seconds, on_error=failures, progress=progress, share=share)
+
+    return at
+
+
+def part_weights_at(config: Config, parts: Sequence[RewardPart], progress: float) -> dict[str, float]:
+    return weights_at(in_shares(parts, _steps(config)), progress)
+
+
+def build_checks(config: Config, parts: Sequence[RewardPart]) -> RewardChecks | None:
+    """What looks at a sample of the rewarded completions, where the config asks for it."""
+    section = config.reward
+    default = RewardSection()
+    if not section.held_out and not section.frame_check:
+        for key in ("check_share", "held_out_settings"):
+            if getattr(section, key) != getattr(default, key):
+                raise WhetError(f"reward.{key} has no effect without reward.held_out or reward.frame_check; drop it")
+        return None
+    if section.held_out_settings and not section.held_out:
+        raise WhetError("reward.held_out_settings has no effect without reward.held_out; name a reward, or drop it")
+    held_out = find_reward(section.held_out, section.held_out_settings) if section.held_out else None
+    first = parts[0].resolved_reward
+    if held_out is not None and held_out.name == first.name and not section.held_out_settings:
+        raise WhetError(
+            f"reward.held_out is {section.held_out!r}, which is the first part itself; name a stricter reward"
+        )
+    return RewardChecks(first, section.check_share, section.timeout, held_out, section.frame_check)
+
+
+def score_and_check(
+    prompts: Sequence[Prompt], samples: Sequence[Sample], *, score: Score, checks: RewardChecks, ranks: Ranks = ALONE
+) -> list[Sample]:
+    """Scored samples; the checks look at some of them and change none."""
+    scored = score(prompts, samples)
+    ranks.first(lambda: checks(prompts, scored))
+    return scored
+
+
+def take_notes(
+    parts: Sequence[RewardPart],
+    checks: RewardChecks | None = None,
+    ranks: Ranks = ALONE,
+    failures: Failures | None = None,
+) -> dict[str, float]:
+    """What rewards and their checks noticed since they were last asked, such as how far members were apart."""
+    return ranks.first(lambda: _own_notes(parts, checks, failures))
+
+
+def _own_notes(parts: Sequence[RewardPart], checks: RewardChecks | None, failures: Failures | None) -> dict[str, float]:
+    found: dict[str, float] = checks.take_notes() if checks is not None else {}
+    found |= failures.take_notes() if failures is not None else {}
+    for part in parts:
+        take: Callable[[], dict[str, float]] = getattr(part.reward, "take_notes", dict)
+        found |= take()
+    return found
+
+
+def failure_policy(config: Config | EvaluationConfig) -> Failures:
+    return Failures(config.reward.on_error, config.reward.most_failures)
+
+
+def check_rewards(objective: Objective, parts: Sequence[RewardPart]) -> None:
+    """Refuse rewards that the objective would read otherwise than they are meant."""
+    names = [part.name for part in parts if not part.is_plain]
+    if names and objective.baseline.needs & {"parts"}:
+        raise WhetError(
+            f"{objective.name} reads the raw parts, and {names[0]!r} has a schedule, gate, cap or norm; give it a "
+            "plain weight, or choose another method"
+        )
+    normed = [part.name for part in parts if part.normalise != "off"]
+    if normed and "greedy_reward" in objective.needs():
+        raise WhetError(
+            f"{objective.name} compares with one greedy completion, which has no company to be normalised in; drop "
+            f"normalise of {normed[0]!r}, or choose another method"
+        )
+
+
+def _steps(config: Config | EvaluationConfig) -> int:
+    return int(getattr(config, "steps", 1))
+
+
+def reward_summary(parts: Sequence[RewardPart]) -> str:
+    """The sum in words, for the run's facts."""
+
+    def weight(part: RewardPart) -> str:
+        return " to ".join(f"{each:g}" for each in part.weights)
+
+    return ", ".join(f"{weight(part)} x {part.name}" + (f" if {part.gate.part}" if part.gate else "") for part in parts)
+
+
+def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> None:
+    """Start a worker where a part runs code: a machine that isolates too little is refused before the first sample.
+
+    Every run is told what is missing, also one that finds the workers of an earlier run. `require` stays in force.
+    """
+    if require is not None:
+        require_isolation(require)
+    for workers in sorted({reward.workers for reward in code_rewards(parts)}):
+        sandbox = shared_sandbox(workers)
+        is_known = bool(sandbox.holds)
+        sandbox.start(1)
+        if is_known:
+            tell_isolation(sandbox.requirement, sandbox.holds, sandbox.why)
+
+
+def code_rewards(parts: Sequence[RewardPart]) -> list[CodeTests]:
+    """The rewards that run model-written code, also inside of others."""
+
+    def found(reward: Any) -> list[CodeTests]:
+        if isinstance(reward, CodeTests):
+            return [reward]
+        inner = [getattr(reward, each.name) for each in fields(reward)] if is_dataclass(reward) else []
+        return [each for value in inner for each in found(value)]
+
+    return [each for part in parts for each in found(part.reward)]
+
+
+def sandbox_summary(parts: Sequence[RewardPart]) -> dict[str, str]:
+    """What protects the machine from model-written code, where a part runs any; every protection is tried."""
+    rewards = code_rewards(parts)
+    if not rewards:
+        return {}
+    isolation = isolation_summary(shared_sandbox(rewards[0].workers).holds)
+    return {"sandbox": f"{isolation}\n{active_protections().summary()}"}

@@ -1,0 +1,284 @@
+"""Reinforcement learning: from a config to its objective, collector and trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from whet.data.reference_rewards import reference_rewards
+from whet.model import load_model
+from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.critic import critic_on
+from whet.model.experts import routing_refusal
+from whet.model.low_precision import widen_vectors
+from whet.model.reference import ReferencePolicy, ReloadedReference
+from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
+from whet.reward import RewardPart, step_scorer, with_steps
+from whet.reward.steps import StepScorer
+from whet.rollout.async_rollout import AsyncCollector, check_ahead
+from whet.rollout.collect import Collector, PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
+from whet.rollout.prompt_order import PromptOrder
+from whet.rollout.weight_sync_check import PolicyWatch, shares_weights
+from whet.rollout.window import GroupWindow
+from whet.settings.config import OF_TEACHER, PolicyConfig, flattened
+from whet.training.assembly.adapters import first_policy
+from whet.training.assembly.async_rollout import ahead_fact, session_ahead
+from whet.training.assembly.demonstrations import build_demonstrations, check_demonstrations
+from whet.training.assembly.episode_runner import most_actions
+from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
+from whet.training.assembly.prompts import data_summary
+from whet.training.assembly.rewards import (
+    build_checks,
+    build_scorer_at,
+    check_rewards,
+    part_weights_at,
+    reward_summary,
+    score_and_check,
+    take_notes,
+)
+from whet.training.assembly.rows import column_facts
+from whet.training.assembly.runtime import (
+    Runtime,
+    decode_facts,
+    fitting_prompts,
+    optimizer_settings,
+    sampling_fact,
+    sampling_from,
+)
+from whet.training.assembly.teacher import SELF, build_lesson, build_teacher, check_teacher, needs_verdicts
+from whet.training.distributed.ranks import ALONE, Ranks
+from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference
+from whet.training.evaluate import Evaluator
+from whet.training.rl import RLModels, RLSettings, RLTrainer
+from whet.types import Prompt, Sample, StopReason, WhetError
+
+
+def build_plain_objective(config: PolicyConfig) -> Objective:
+    """The method with the config's changes."""
+    return with_changes(preset_named(config.method).objective, flattened(config.objective))
+
+
+def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> Objective:
+    """The method's objective with the config's changes, checked against the rest of the config and its rewards."""
+    changes, objective = flattened(config.objective), build_plain_objective(config)
+    batch = config.batch
+    setting = RunSetting(
+        batch.group_size,
+        batch.updates_per_step * batch.epochs_per_batch,
+        len(parts),
+        batch.staleness or config.scale.max_staleness,
+        step_scorer(parts) is not None,
+        config.steps,
+        not config.env.is_single,
+        "scale.max_staleness" if config.scale.max_staleness else "batch.staleness",
+    )
+    check_setting(objective, setting, changes)
+    check_teacher(config, objective)
+    check_demonstrations(config, objective)
+    if config.model.reference == "reload" and objective.reference.name != "frozen":
+        raise WhetError(
+            f"model.reference=reload reads the first policy anew, but objective.reference={objective.reference.name} "
+            "moves the reference; give model.reference=memory"
+        )
+    return objective
+
+
+def describe_rl(config: PolicyConfig, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
+    objective = build_objective(config, parts)
+    return title(objective), description(objective, config.batch.updates_per_step * config.batch.epochs_per_batch)
+
+
+def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
+    objective, runtime = build_objective(config, inputs.parts), inputs.runtime
+    check_rewards(objective, inputs.parts)
+    sampling = sampling_from(config.sampling)
+    prompts, tokens = fitting_prompts(runtime, inputs.prompts, sampling, config.data)
+    if "reference_rewards" in objective.needs():
+        for prompt in prompts:
+            reference_rewards(prompt)  # refused now, not in the step that meets it
+    dataset = PromptDataset(prompts, tokens)
+    reward_at = build_reward_at(config, inputs, objective)
+    trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator)
+    data = data_summary(config, prompts, inputs.eval_prompts)
+    facts = {
+        "data": data,
+        **column_facts(prompts, inputs.eval_prompts),
+        **({"teacher": trainer.taught_by} if trainer.taught_by else {}),
+        **({"demonstrations": trainer.shown} if trainer.shown else {}),
+        "reward": reward_fact(objective, inputs.parts),
+    }
+    ahead = {"asynchrony": ahead_fact(config)} if config.scale.max_staleness else {}
+    facts = {**decode_facts(runtime, sampling, tokens), **facts, **ahead}
+    return Built(trainer, facts, sampling_fact(sampling, tokens), close=trainer.close)
+
+
+def reward_fact(objective: Objective, parts: Sequence[RewardPart]) -> str:
+    """The reward in words, and whether anything is learned from it."""
+    if not parts:
+        return f"none: {objective.name} learns without one"
+    return reward_summary(parts) + ("" if objective.needs_reward else " (measured only: nothing is learned from it)")
+
+
+def build_reward_at(
+    config: PolicyConfig, inputs: BuildInputs, objective: Objective
+) -> Callable[[float], RewardContext]:
+    """How completions are scored, by the share of the training that is done."""
+    parts, tokenizer = inputs.parts, inputs.runtime.tokenizer
+    if not parts:
+        return lambda progress: RewardContext(without_reward)
+    steps_scorer = step_scorer(parts)
+    ranks = inputs.runtime.ranks
+    scorer_at = build_scorer_at(config, parts, inputs.failures, ranks)
+    checks = build_checks(config, parts)
+
+    def reward_at(progress: float) -> RewardContext:
+        score = scorer_at(progress)
+        if checks is not None:
+            score = partial(score_and_check, score=score, checks=checks, ranks=ranks)
+        if steps_scorer is not None and "step_reward" in objective.needs():
+            score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer, ranks=ranks)
+        noted = partial(take_notes, parts, checks, ranks, inputs.failures)
+        return RewardContext(score, part_weights_at(config, parts, progress), noted)
+
+    return reward_at
+
+
+def without_reward(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
+    """For a method that looks at no reward: every completion earns nothing, and counts."""
+    return [sample.scored({}, None if sample.stop is StopReason.FAILED else 0.0) for sample in samples]
+
+
+def score_with_steps(
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sample],
+    *,
+    score: Score,
+    scorer: StepScorer,
+    tokenizer: Any,
+    ranks: Ranks = ALONE,
+) -> list[Sample]:
+    """Scored samples, with the scores of their steps on the tokens that end them."""
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    scored = score(prompts, samples)
+    return ranks.first(lambda: with_steps(prompts, scored, scorer, decode))
+
+
+def build_rl_trainer(
+    config: PolicyConfig,
+    objective: Objective,
+    runtime: Runtime,
+    dataset: PromptDataset,
+    reward_at: Callable[[float], RewardContext],
+    evaluator: Evaluator | None,
+) -> RLTrainer:
+    batch, needs = config.batch, objective.needs()
+    sampling = replace(sampling_from(config.sampling), keeps_support=True)
+    critic = None
+    if "value" in needs:
+        shared, start = config.critic.trunk == "shared", config.critic.start
+        critic = critic_on(
+            runtime.policy,
+            shared=shared,
+            start=start,
+            tokenizer=runtime.tokenizer,
+            shares_weights=runtime.shards is not None,
+        )
+    check_replay(config, runtime)
+    asked = "ref_logp" in needs or (config.teacher.name == SELF and bool(OF_TEACHER & needs))
+    reference = build_reference(config, runtime, objective) if asked else None
+    policy, shards = runtime.policy, runtime.shards
+    if shards is not None:
+        policy = sharded(policy, shards)
+        critic = None if critic is None else sharded_critic(critic, shards)
+        reference = None if reference is None else sharded_reference(reference, policy, shards)
+    teacher = build_teacher(config, runtime, objective, sampling, dataset.prompt_tokens, reference)
+    rate, how = config.critic.learning_rate, build_lesson(config, runtime, dataset.prompts)
+    shown = build_demonstrations(config, objective, runtime, dataset.prompts)
+    models = RLModels(policy, runtime.tokenizer, reference, critic, rate, teacher, how, shown)
+    spec = RolloutSpec(
+        batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
+    )
+    order = PromptOrder(len(dataset.prompts), config.seed, config.data.order == "by_difficulty")
+    collector = build_collector(config, runtime, policy, dataset, reward_at, spec, order)
+    settings = RLSettings(
+        config.steps,
+        batch.updates_per_step,
+        batch.micro_batch_tokens,
+        sampling,
+        config.seed,
+        batch.epochs_per_batch,
+        batch.staleness or config.scale.max_staleness,
+        most_actions(config),
+        batch.routing_replay,
+        config.report.samples_per_step if config.report.tokens else 0,
+    )
+    return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator, runtime.ranks)
+
+
+def check_replay(config: PolicyConfig, runtime: Runtime) -> None:
+    """Refuse a replay of experts where there are none to replay, or none that anybody notes."""
+    source = config.batch.routing_replay
+    if source == "none":
+        return
+    if refusal := routing_refusal(runtime.policy):
+        raise WhetError(f"batch.routing_replay={source}: {refusal}; drop it")
+    unrecorded = getattr(runtime.engine, "unrecorded_experts", None)  # an engine of one's own need not have it
+    if source == "sampler" and unrecorded is not None and (reason := unrecorded()):
+        raise WhetError(f"batch.routing_replay=sampler: {reason}; give batch.routing_replay=trainer, or drop it")
+
+
+def build_collector(
+    config: PolicyConfig,
+    runtime: Runtime,
+    policy: CausalLM,  # as it is trained: in shards, on several ranks
+    dataset: PromptDataset,
+    reward_at: Callable[[float], RewardContext],
+    spec: RolloutSpec,
+    order: PromptOrder,
+) -> Collector:
+    """Each step waits for its own completions, or they are written while the trainer trains."""
+    scale, engine = config.scale, runtime.engine
+    temperature, name = spec.sampling.temperature, config.sampling.engine
+    if not scale.max_staleness:
+        watch = None if shares_weights(engine) else PolicyWatch(policy, engine, temperature, name)
+        return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.player, watch)
+    check_ahead(spec)
+    if runtime.ranks.size > 1:
+        raise WhetError(
+            f"scale.max_staleness: each of {runtime.ranks.size} ranks would take the groups that were finished first "
+            "for itself, and they must train on the same ones; start one process, or give scale.max_staleness=0"
+        )
+    window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
+    session = session_ahead(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
+    watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
+    weights = policy.model.state_dict
+    return AsyncCollector(session, dataset, reward_at, spec, order, window, weights, engine, watch)
+
+
+def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:
+    """The policy before the first step: a copy in memory, what adapters stand on, or its source to read again."""
+    if config.model.reference == "memory":
+        rule, is_cut = objective.reference.name, runtime.shards is not None
+        return first_policy(config, runtime.policy, rule, objective.needs(), is_cut)
+    device, kept = runtime.policy.device, next(runtime.policy.model.parameters()).dtype
+
+    def load() -> CausalLM:
+        model = load_model(config.model.name, kept, str(device)).model
+        if kept.itemsize < 4:
+            widen_vectors(model)
+        return causal_lm(model, runtime.policy.dtype)
+
+    return ReloadedReference(load)
+
+
+KIND = TrainingKind(
+    "reinforcement learning",
+    PolicyConfig,
+    describe_rl,
+    build_rl,
+    draws_completions=lambda config: True,
+    scores_eval_prompts=lambda config: True,
+    learns_from_reward=lambda config: build_plain_objective(config).needs_reward or needs_verdicts(config),
+)

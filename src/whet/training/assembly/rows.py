@@ -1,0 +1,129 @@
+"""From a config's files to values: columns are renamed, and rows that cannot be used stop the run or are left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from whet.data import Row, read_rows
+from whet.data.prompts import renamed
+from whet.data.rows import BadRow
+from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source
+from whet.data.usable import Usable, left_out_words, usable, without
+from whet.objective.presets.reward_model import REWARD_MODELS
+from whet.settings.config import PreferenceConfig, RewardModelConfig
+from whet.settings.sections import DataSection
+from whet.types import WhetError
+
+Read = Callable[..., list[Any]]
+Encodings = TypeVar("Encodings")
+
+
+def read_usable(data: DataSection, source: str, reader: Callable[[Row], Read], limit: int = 0) -> Usable[Any]:
+    """The values of a file; `reader` says by its first row who reads it. At most `limit` rows, 0 is all."""
+    rows = renamed(read_rows(source, limit or None, faulty=True), data.columns)
+    first = next((row for row in rows if row.fault is None), None)
+    read: Read = partial(reader(first), as_chat=data.as_chat) if first else list  # then each row has its fault
+    return usable(rows, read, drop=data.unusable == "drop")
+
+
+def encodable(
+    values: Sequence[Any], encode: Callable[[Sequence[Any]], Encodings], data: DataSection
+) -> tuple[Sequence[Any], Encodings]:
+    """The values that `encode` takes, and what it makes of them.
+
+    One that a chat template refuses stops the run, or is left out and counted.
+    """
+    try:
+        return values, encode(values)
+    except BadRow as error:
+        if data.unusable == "stop" or not data.parsed_source.is_stored:
+            raise WhetError(f"{error}; or leave such rows out with data.unusable=drop") from error
+    kept, refused = [], []
+    for number, value in enumerate(values):
+        try:
+            encode([value])
+            kept.append(number)
+        except BadRow as error:
+            refused.append(error)
+    if 2 * len(refused) > len(values):
+        raise WhetError(
+            f"{refused[0]}; {len(refused)} of {len(values)} rows cannot be used, and data.unusable=drop leaves out at "
+            "most half"
+        )
+    usable_values = without(values, kept, Counter(error.reason for error in refused))
+    return usable_values, encode(usable_values)
+
+
+def left_out_phrases(*values: Sequence[Any]) -> list[str]:
+    """What the summary of a run says of the rows that were left out: one phrase, or none."""
+    total: Counter[str] = sum((each.left_out for each in values if isinstance(each, Usable)), Counter())
+    return [left_out_words(total)] if total else []
+
+
+def column_facts(*values: Sequence[Any]) -> dict[str, str]:
+    """What was found under which name, for the run's facts; nothing where the data has whet's own columns."""
+    notes = dict.fromkeys(each.notes for each in values if isinstance(each, Usable) and each.notes)
+    return {"columns": "; ".join(notes)} if notes else {}
+
+
+def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
+    data = config.data
+
+    def rows(split: str, seed: int, count: int) -> list[Any]:
+        return data.parsed_source.from_tasks(
+            lambda task, share, difficulty: write(task, split, share, seed, difficulty), count, data.difficulty
+        )
+
+    return rows(TRAIN, config.seed, data.count), rows(EVAL, EVAL_SEED, config.eval.prompts)
+
+
+def file_rows(
+    config: PreferenceConfig | RewardModelConfig, reader: Callable[[Row], Read], of_task: Read | None = None
+) -> tuple[list[Any], list[Any]]:
+    """`of_task` writes the rows of a task that a file is measured on."""
+    data = config.data
+    data.parsed_source.require_completions(config.method)
+    train = read_usable(data, data.source, reader, data.limit)
+    if of_task is not None and parse_source(config.eval.source).is_task:
+        asked = data.model_copy(update={"source": config.eval.source})
+        return train, task_rows(config.model_copy(update={"data": asked}), of_task)[1]
+    return train, read_usable(data, config.eval.source, reader) if config.eval.source else []
+
+
+@contextmanager
+def naming_source(source: str, after: str = "") -> Iterator[None]:
+    """Mistakes of the data as a whole name the source."""
+    try:
+        yield
+    except WhetError as error:
+        raise WhetError(f"{source}: {error}{after}") from error
+
+
+def refuse_too_long(data: DataSection, dropped: int, context: int) -> None:
+    """Raise where rows do not fit and nobody said that they may be left out."""
+    if dropped and data.unusable == "stop" and data.parsed_source.is_stored:
+        rows = f"{dropped} row{'s are' if dropped > 1 else ' is'}"
+        raise WhetError(
+            f"{rows} longer than the model's context of {context} tokens; leave them out with data.unusable=drop, "
+            "shorten them, or use a model with a longer context"
+        )
+
+
+def too_long_note(dropped: int) -> str:
+    return f" ({dropped} more rows are too long for the model: shorten them, or use a model with a longer context)"
+
+
+def rows_summary(source: str, count: int, eval_count: int, dropped: int, left_out: list[str]) -> str:
+    parts = [f"{count} row{'s' if count != 1 else ''}", *([f"{eval_count} held out"] if eval_count else [])]
+    parts += [f"{dropped} left out: too long for the context"] if dropped else []
+    parts += left_out
+    return f"{source} ({', '.join(parts)})"
+
+
+def method_for(learns: str) -> str:
+    """The reward-model method that learns from such rows."""
+    return next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == learns)

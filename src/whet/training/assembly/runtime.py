@@ -1,0 +1,321 @@
+"""From a config to a model on its device: weights, adapters, engine, and what was chosen for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from whet.data import check_context, prompt_tokens
+from whet.data.usable import Usable, without
+from whet.model import LoadedModel, device_choice, dtype_choice, load_model
+from whet.model.causal_lm import CausalLM, Recompute, causal_lm
+from whet.model.fast_path import fast_path
+from whet.model.finite import non_finite_weight
+from whet.model.fused_trunk import fused_works
+from whet.model.load import UNKNOWN_CONTEXT
+from whet.model.lora import adapted_layers
+from whet.model.low_precision import widen_vectors
+from whet.model.train_noise import switch_off_noise
+from whet.protocols import Engine
+from whet.registry import lookup
+from whet.rollout.collect import Score
+from whet.rollout.engines import build_engine
+from whet.rollout.episode_runner import Player
+from whet.rollout.openai_engine import TextTokenizer
+from whet.settings.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
+from whet.settings.sections import DataSection, SamplingSection
+from whet.training.assembly.adapters import add_configured_adapters
+from whet.training.assembly.engines import remote_engine
+from whet.training.assembly.episode_runner import build_player, check_environment
+from whet.training.assembly.rows import encodable
+from whet.training.assembly.threads import thread_choice
+from whet.training.assembly.weights import weights_choice
+from whet.training.distributed.agreement import agree_on_weights
+from whet.training.distributed.ranks import ALONE, Ranks
+from whet.training.distributed.ray_cluster import RayCluster, open_cluster
+from whet.training.distributed.rollout import FirstRankEngine, FirstRankPlayer, SharedPlayer, WholeCopyEngine
+from whet.training.distributed.shard import Sharding, sharding
+from whet.training.evaluate import Evaluator
+from whet.training.optimizer import OptimizerSettings
+from whet.types import Prompt, Sampling, WhetError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The model on its device, and what was chosen for it."""
+
+    loaded: LoadedModel
+    policy: CausalLM
+    engine: Engine
+    player: Player  # of episodes; without an environment each is one completion
+    facts: Mapping[str, str]
+    cluster: RayCluster | None = None  # that the run's workers live in
+    ranks: Ranks = ALONE
+    shards: Sharding | None = None  # how models are cut before they learn; None: they stay whole
+
+    def close(self) -> None:
+        """End what the run started elsewhere."""
+        if self.cluster is not None:
+            self.cluster.close()
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.loaded.tokenizer
+
+
+def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Runtime:
+    """The policy is whole here, on every rank: what stands on it is built first, then each kind shards what learns."""
+    maker = lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
+    if not getattr(maker, "updates", True):
+        return server_runtime(config)
+    check_environment(config)
+    cluster = None if isinstance(config, EvaluationConfig) or not ranks.is_first else cluster_of(config)
+    try:
+        return _load_runtime(config, cluster, ranks)
+    except BaseException:
+        if cluster is not None:
+            cluster.close()
+        raise
+
+
+def cluster_of(config: Config) -> RayCluster | None:
+    """The cluster with room for what the run starts, or None; one that cannot be had is told before a model is read."""
+    scale = config.scale
+    if not scale.engines and not scale.reward_workers:
+        return None
+    gpus = scale.engines if device_choice(config.model.device).type == "cuda" else 0
+    return open_cluster(scale.address, cpus=scale.engines + scale.reward_workers, gpus=gpus)
+
+
+def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None, ranks: Ranks) -> Runtime:
+    device = device_choice(config.model.device)
+    dtype, why = dtype_choice(config.model.precision, device)
+    kept, kept_as = weights_choice(config, device, dtype, ranks)
+    loaded = load_model(config.model.name, kept, str(device))
+    if kept.itemsize < 4:
+        widen_vectors(loaded.model)
+    if (name := non_finite_weight(loaded.model)) is not None:
+        raise WhetError(
+            f"{config.model.name}: its weight {name} is not finite (NaN or infinity); give another model or checkpoint"
+        )
+    if apart := agree_on_weights(ranks, loaded.model):
+        raise WhetError(apart)
+    size = sum(parameter.numel() for parameter in loaded.model.parameters())
+    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model, kept)
+    policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
+    noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
+    engine: Engine
+    elsewhere = {}
+    if isinstance(config, EvaluationConfig) or not config.scale.engines:
+        engine = rank_engine(config, policy, loaded, ranks)
+    else:
+        remote = None if cluster is None else remote_engine(config, cluster, policy, kept)
+        engine = remote if remote is not None and ranks.size == 1 else FirstRankEngine(remote)
+        elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
+    threads, threads_why = thread_choice(config.model.threads, size)
+    torch.set_num_threads(threads)
+    player, played = build_player(config, engine, loaded)
+    shards = None
+    if ranks.size > 1:
+        player = FirstRankPlayer(player, ranks) if elsewhere else SharedPlayer(player, ranks)
+        shards = sharding(ranks, device, not isinstance(config, EvaluationConfig) and config.scale.offload)
+    facts = {
+        "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
+        **adapters,
+        "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} ({threads_why})",
+        **({} if policy.recompute == "none" else {"recompute": policy.recompute}),
+        **({"context": f"{loaded.context} tokens ({loaded.context_reason})"} if loaded.context_reason else {}),
+        **({"training noise": noise} if noise else {}),
+        "training path": str(fast_path(policy)),
+        **({} if shards is None else rank_facts(policy, ranks, shards)),
+        **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
+        **elsewhere,
+        "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
+        **({"weights": kept_as} if kept_as else {}),
+        **played,
+    }
+    return Runtime(loaded, policy, engine, player, facts, cluster, ranks, shards)
+
+
+def rank_engine(
+    config: Config | EvaluationConfig, policy: CausalLM, loaded: LoadedModel, ranks: Ranks = ALONE
+) -> Engine:
+    """The engine on the policy itself, or on a whole copy of one that will lie in shards."""
+
+    def make(lm: CausalLM) -> Engine:
+        sampling = config.sampling
+        return build_engine(
+            sampling.engine, lm, loaded.tokenizer, loaded.end_tokens, loaded.context, sampling.engine_settings
+        )
+
+    return make(policy) if ranks.size == 1 else WholeCopyEngine(policy, make)
+
+
+def rank_facts(policy: CausalLM, ranks: Ranks, shards: Sharding) -> dict[str, str]:
+    """How several ranks train, and which fast paths step aside for it."""
+    size = sum(parameter.numel() for parameter in policy.model.parameters())
+    where = ", in CPU memory" if shards.offload else ""
+    facts = {"ranks": f"{ranks.size}, each with {size / ranks.size / 1e6:.1f}M of the weights{where} (FSDP2)"}
+    path = fast_path(policy)
+    if path.kind == "fused layers" and adapted_layers(policy.model):
+        facts["training path"] = (
+            "the model's own layers (adapters in shards; the fused layers step aside: docs/scale.md has what it costs)"
+        )
+    return facts
+
+
+def server_runtime(config: Config | EvaluationConfig) -> Runtime:
+    """For an engine that is a server: nothing is read here, and nothing can be trained."""
+    name = config.sampling.engine
+    if not isinstance(config, EvaluationConfig):
+        raise WhetError(
+            f"sampling.engine={name} asks a server, whose weights cannot be trained: use it with whet eval, sample and "
+            "label, and train with sampling.engine=torch or vllm"
+        )
+    if not config.env.is_single:
+        raise WhetError(
+            f"sampling.engine={name} takes no environment or tools: episodes need the tokens of a model that runs here"
+        )
+    nothing: Any = None
+    tokenizer: Any = TextTokenizer()
+    ends = (TextTokenizer.eos_token_id,)
+    settings = {"model": config.model.name, **config.sampling.engine_settings}
+    engine = build_engine(name, nothing, tokenizer, ends, UNKNOWN_CONTEXT, settings)
+    source = f"{settings['model']} at {settings.get('base_url', 'a server')}"
+    loaded = LoadedModel(nothing, tokenizer, source, ends, UNKNOWN_CONTEXT)
+    player, _ = build_player(config, engine, loaded)
+    return Runtime(loaded, nothing, engine, player, {"model": source, "engine": f"{name}: no weights are sent to it"})
+
+
+def recompute_choice(requested: str, device: torch.device) -> Recompute:
+    """What is computed again in the backward pass. On a GPU the MLP's wide rows, by default: half the memory of a
+    micro-batch for a twentieth of its time."""
+    if requested == "auto":
+        return "wide" if device.type == "cuda" else "none"
+    return requested  # type: ignore[return-value]
+
+
+def build_policy(model: Any, dtype: torch.dtype, recompute: Recompute) -> CausalLM:
+    """A model to train; one that whet has not written out recomputes its layers itself."""
+    policy = causal_lm(model, dtype, recompute)
+    if recompute == "layers" and not fused_works(policy):
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise WhetError(
+                f"model.recompute=layers: {type(model).__name__} cannot compute its layers again; "
+                "leave it away, or lower batch.micro_batch_tokens"
+            )
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return policy
+
+
+def sampling_from(section: SamplingSection) -> Sampling:
+    return Sampling(
+        section.max_new_tokens, section.temperature, section.top_p, section.top_k, section.min_p, tuple(section.stop),
+        tuple(map(tuple, section.stop_tokens)),
+    )  # fmt: skip
+
+
+def decode_facts(runtime: Runtime, sampling: Sampling, prompts: Sequence[Sequence[int]]) -> dict[str, str]:
+    """How completions to these prompts are written, and why not faster."""
+    if not prompts:
+        return {}
+    path_for = getattr(runtime.engine, "path_for", None)
+    if path_for is None and "engines" in runtime.facts:
+        return {}  # they decode elsewhere, each as it finds best
+    if path_for is None:  # an engine of one's own need not have it
+        return {"decode path": f"the engine {type(runtime.engine).__name__}, which does not say how it decodes"}
+    return {"decode path": str(path_for(sampling, max(map(len, prompts))))}
+
+
+def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:
+    """Tokens of each prompt; one that cannot fit with its completion is an error."""
+    tokens = [prompt_tokens(runtime.loaded.tokenizer, prompt) for prompt in prompts]
+    require_room(runtime, prompts, tokens, sampling)
+    return tokens
+
+
+def require_room(
+    runtime: Runtime, prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], sampling: Sampling
+) -> None:
+    """Raise unless every prompt fits into the context with its completion."""
+    loaded = runtime.loaded
+    check_context(
+        prompts,
+        [len(each) for each in tokens],
+        max_new_tokens=sampling.max_new_tokens,
+        context=loaded.context,
+        reason=loaded.context_reason,
+    )
+
+
+def fitting_prompts(
+    runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, data: DataSection
+) -> tuple[Usable[Prompt], list[tuple[int, ...]]]:
+    """Prompts and their tokens. One that leaves no room for a completion is an error, or is left out and counted."""
+    encode = partial(prompt_tokens, runtime.loaded.tokenizer)
+    prompts, tokens = encodable(prompts, lambda some: [encode(each) for each in some], data)
+    if data.unusable == "stop" or not data.parsed_source.is_stored:
+        require_room(runtime, prompts, tokens, sampling)
+        return Usable(prompts), tokens
+    room = runtime.loaded.context - sampling.max_new_tokens
+    kept = [number for number, each in enumerate(tokens) if len(each) <= room]
+    if not kept:
+        require_room(runtime, prompts, tokens, sampling)  # raises: none fits
+    too_long = len(tokens) - len(kept)
+    left_out = {"too long for the context": too_long} if too_long else {}
+    return without(prompts, kept, left_out), [tokens[number] for number in kept]
+
+
+def build_evaluator(
+    runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score, data: DataSection, by: str = ""
+) -> Evaluator:
+    fitting, tokens = fitting_prompts(runtime, prompts, sampling, data)
+    return Evaluator(runtime.engine, fitting, tokens, sampling, score, by, runtime.player)
+
+
+def settings_facts(config: Config) -> dict[str, str]:
+    """The numbers that decide most about a run: how fast it learns, and from how much in a step."""
+    reasons, schedule = rate_reasons(config), config.optimizer.schedule
+    facts = {"learning rate": f"{config.optimizer.learning_rate:g}, {schedule} ({reasons[RATE]})"}
+    if not isinstance(config, PolicyConfig):
+        return {**facts, "batch": f"{config.batch.rows_per_step} rows per step, one update"}
+    if config.trains_critic():
+        rate = config.critic.learning_rate
+        summary = f"{rate:g} ({reasons.get(CRITIC_RATE, 'as given')})" if rate else "the policy's"
+        facts["critic"] = f"learning rate {summary}"
+    batch = config.batch
+    updates = batch.updates_per_step * batch.epochs_per_batch
+    words = "one update" if updates == 1 else f"{updates} updates"
+    size = f"{batch.prompts_per_step} prompts x {batch.group_size} completions per step"
+    return {**facts, "batch": f"{size}, {words}"}
+
+
+def sampling_fact(sampling: Sampling, prompts: Sequence[Sequence[int]]) -> dict[str, str]:
+    """What is sampled in training: lengths, and how the tokens are drawn."""
+    limits = [f"{name} {value:g}" for name, value, off in _truncations(sampling) if value != off]
+    drawn = ", ".join([f"temperature {sampling.temperature:g}", *limits])
+    return {"lengths": f"prompts {length_range(prompts)}, completions up to {sampling.max_new_tokens}; {drawn}"}
+
+
+def _truncations(sampling: Sampling) -> tuple[tuple[str, float, float], ...]:
+    return (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0), ("min_p", sampling.min_p, 0.0))
+
+
+def rows_fact(rows: Sequence[Sequence[int]]) -> dict[str, str]:
+    return {"lengths": f"rows {length_range(rows)}"}
+
+
+def length_range(rows: Sequence[Sequence[int]]) -> str:
+    """`12 to 340 tokens (median 96)`."""
+    lengths = sorted(map(len, rows))
+    if not lengths or lengths[0] == lengths[-1]:
+        return f"{lengths[0] if lengths else 0} tokens"
+    return f"{lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]})"
+
+
+def optimizer_settings(config: Config) -> OptimizerSettings:
+    return OptimizerSettings(**config.optimizer.model_dump())

@@ -1,0 +1,71 @@
+"""From a config to a server over its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from whet.envs.serve.endpoint import require_server
+from whet.envs.serve.request_queue import TokenScorer
+from whet.envs.serve.server import ModelServer
+from whet.model.token_logp import top_tokens
+from whet.settings.config import EvaluationConfig
+from whet.settings.sections import EnvSection
+from whet.training.assembly.runtime import Runtime, decode_facts, load_runtime, sampling_from
+from whet.types import WhetError
+
+
+def build_server(
+    config: EvaluationConfig, token: str, *, host: str, port: int, rows: int
+) -> tuple[ModelServer, Mapping[str, str]]:
+    """The server, not yet listened to, and the facts of its model."""
+    require_server()
+    # whoever asks plays the episodes
+    runtime = load_runtime(config.model_copy(update={"env": EnvSection()}))
+    sampling, loaded = sampling_from(config.sampling), runtime.loaded
+    if sampling.max_new_tokens >= loaded.context:
+        raise WhetError(
+            f"sampling.max_new_tokens is {sampling.max_new_tokens}, and the model's context {loaded.context}; "
+            "expected fewer, so that a prompt has room"
+        )
+    server = ModelServer(
+        runtime.engine,
+        loaded.tokenizer,
+        sampling,
+        token,
+        model=Path(config.model.name).name,
+        end_tokens=loaded.end_tokens,
+        context=loaded.context,
+        rows=rows,
+        host=host,
+        port=port,
+        seed=config.seed,
+        history=config.env.history,
+        call_format=config.env.call_format,
+        scorer=token_scorer(runtime) if runtime.policy is not None else None,
+    )
+    return server, {**runtime.facts, **decode_facts(runtime, sampling, [(0,)])}
+
+
+def token_scorer(runtime: Runtime) -> TokenScorer:
+    """Scores given tokens with the served model: the likeliest at each place, and the one that is there."""
+    policy = runtime.policy
+
+    def scored(tokens: Sequence[int], top: int) -> list[dict[int, float]]:
+        row = torch.tensor([list(tokens)])
+        action = torch.ones_like(row, dtype=torch.bool)
+        action[:, 0] = False
+        own = row[..., None].int()
+        _, values = top_tokens(policy, row, action, 1.0, 1, own)
+        found = [{token: value} for token, value in zip(tokens[1:], values[0, 1:, 0].tolist(), strict=True)]
+        if top:
+            ids, best = (each[0, 1:].tolist() for each in top_tokens(policy, row, action, 1.0, top))
+            found = [
+                {**dict(zip(names, logp, strict=True)), **each}
+                for names, logp, each in zip(ids, best, found, strict=True)
+            ]
+        return found
+
+    return scored

@@ -1,0 +1,97 @@
+"""Supervised fine-tuning: from a config to its demonstrations and trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from whet.data import check_context, demonstration_tokens, demonstrations_from
+from whet.data.tasks import Task, demonstrations
+from whet.model import LoadedModel
+from whet.reward import RewardPart
+from whet.settings.config import SFTConfig
+from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
+from whet.training.assembly.prompts import data_summary
+from whet.training.assembly.rows import column_facts, encodable, left_out_phrases, read_usable
+from whet.training.assembly.runtime import optimizer_settings, rows_fact
+from whet.training.distributed.shard import sharded
+from whet.training.sft import SFTSettings, SFTTrainer
+from whet.types import Demonstration, Encoded
+
+
+def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[Demonstration]]:
+    """Rows to learn from, and held-out rows to measure the loss on."""
+    data = config.data
+    data.parsed_source.require_completions(config.method)
+    if not data.parsed_source.is_task:
+        read = partial(read_usable, data, reader=lambda _: demonstrations_from)
+        return read(source=data.source, limit=data.limit), read(source=config.eval.source) if config.eval.source else []
+
+    def draw(task: Task, count: int, difficulty: int) -> list[Demonstration]:
+        return demonstrations(task, count, config.seed, difficulty, data.share_worked)
+
+    return data.parsed_source.from_tasks(draw, data.count, data.difficulty), []
+
+
+def describe_sft(config: SFTConfig, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
+    return "SFT", [
+        "Supervised fine-tuning",
+        "  J = 1/M SUM log pi(completion token)",
+        "  - every completion token counts the same",
+    ]
+
+
+def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
+    loaded = inputs.runtime.loaded
+    rows: Sequence[Demonstration]
+    eval_rows: Sequence[Demonstration]
+    rows, eval_rows = load_demonstrations(config)
+    encode = partial(demonstration_tokens, loaded.tokenizer, every_completion=config.data.every_completion)
+
+    def encode_all(some: Sequence[Demonstration]) -> list[Encoded]:
+        return [encode(row) for row in some]
+
+    rows, written = encodable(rows, encode_all, config.data)
+    encoded, too_long = _fitting(config, rows, written, loaded)
+    eval_rows, written = encodable(eval_rows, encode_all, config.data)
+    eval_encoded, eval_too_long = _fitting(config, eval_rows, written, loaded)
+    dropped = too_long + eval_too_long
+    batch = config.batch
+    settings = SFTSettings(config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed)
+    runtime = inputs.runtime
+    trainer = SFTTrainer(
+        runtime.policy if runtime.shards is None else sharded(runtime.policy, runtime.shards),
+        loaded.tokenizer,
+        encoded,
+        settings,
+        optimizer_settings(config),
+        eval_encoded,
+        inputs.evaluator,
+        runtime.ranks,
+    )
+    phrases = [data_summary(config, (), inputs.eval_prompts), *left_out_phrases(rows, eval_rows)]
+    phrases += [f"{dropped} left out: too long for the context"] if dropped else []
+    facts = {"data": ", ".join(phrases), **column_facts(rows, eval_rows)}
+    return Built(trainer, facts, rows_fact([row.tokens for row in encoded]))
+
+
+def _fitting(
+    config: SFTConfig, rows: Sequence[Demonstration], encoded: Sequence[Encoded], loaded: LoadedModel
+) -> tuple[list[Encoded], int]:
+    """The rows that fit into the context, and how many do not; those are an error unless they may be left out."""
+    kept = [row for row in encoded if len(row.tokens) <= loaded.context]
+    if len(kept) < len(encoded) and (config.data.unusable == "stop" or not kept):
+        lengths = [len(row.tokens) for row in encoded]
+        prompts, context = [row.prompt for row in rows], loaded.context
+        check_context(prompts, lengths, max_new_tokens=0, context=context, reason=loaded.context_reason)
+    return kept, len(encoded) - len(kept)
+
+
+KIND = TrainingKind(
+    "supervised fine-tuning",
+    SFTConfig,
+    describe_sft,
+    build_sft,
+    draws_completions=lambda config: False,
+    scores_eval_prompts=lambda config: True,
+)

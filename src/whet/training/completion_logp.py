@@ -1,0 +1,262 @@
+"""The log-probabilities of completions, token by token, under a model and under its reference.
+
+A reference is asked live, or was asked once: the policy itself before its first step, so that no second copy is kept.
+What it said is stored with a fingerprint of its weights and of the rows, and never taken for another model's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.data.families import IDLE, Family, family_cost, family_micro_batches, family_rows
+from whet.data.packing import PaddedRows
+from whet.model.causal_lm import CausalLM
+from whet.model.checkpoint import weights_digest
+from whet.model.head import VocabularyHead, chunk_rows, chunked_logp
+from whet.model.reference import CopiedReference, ReferencePolicy
+from whet.model.shared_prefix import to_device
+from whet.model.token_logp import Details, packs, token_logp
+from whet.training.distributed.ranks import ALONE, Ranks
+from whet.training.rows import rank_batches
+from whet.types import Encoded, WhetError
+
+RIVALS = 5  # likeliest tokens that one is drawn from, to stand against the token of a completion
+EXTRAS = frozenset({"log_square", "rival_logp"})
+
+
+@dataclass(frozen=True)
+class CompletionScores:
+    """All [N, T], 0 where not an action; logp and rival_logp with gradient."""
+
+    rows: PaddedRows
+    logp: Tensor
+    log_square: Tensor | None = None  # log SUM_v p(v)^2
+    rival_logp: Tensor | None = None  # of another likely token
+
+
+def score_completions(
+    lm: CausalLM, families: Sequence[Family], packed: bool, wanted: frozenset[str], seeds: Sequence[int] = ()
+) -> CompletionScores:
+    """One forward pass over whole families. `wanted` names the extras; `seeds` draw the rivals of each family."""
+    rows = family_rows(families)
+    return CompletionScores(rows, *lm.one_pass(lambda: _scores(lm, rows, families, packed, wanted & EXTRAS, seeds)))
+
+
+def _scores(
+    lm: CausalLM,
+    rows: PaddedRows,
+    families: Sequence[Family],
+    packed: bool,
+    extras: frozenset[str],
+    seeds: Sequence[int],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    found = token_logp(lm, rows.tokens, rows.action, details=Details(packed=packed, states=bool(extras)))
+    if not extras or found.states is None:
+        return found.logp, None, None
+    placed = to_device(rows.action, found.logp.device)
+
+    def table(values: Tensor) -> Tensor:
+        return torch.zeros_like(found.logp, dtype=values.dtype).masked_scatter(placed, values)
+
+    square = table(_log_square(lm, found.states)) if "log_square" in extras else None
+    rival = None
+    if "rival_logp" in extras:
+        own = rows.tokens[rows.action].to(lm.device)
+        rival = table(_other_logp(lm, found.states, _rivals(lm, found.states, own, _draws(families, seeds))))
+    return found.logp, square, rival
+
+
+@torch.no_grad()
+def _log_square(lm: CausalLM, states: Tensor) -> Tensor:
+    parts = []
+    for chunk in states.split(chunk_rows(lm.vocabulary, states.device)):
+        logits = lm.logits(chunk)
+        parts.append((2 * logits).logsumexp(-1) - 2 * logits.logsumexp(-1))
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def _rivals(lm: CausalLM, states: Tensor, own: Tensor, draws: Tensor) -> Tensor:
+    """One token a place, drawn from the likeliest that are not the completion's: int64 [A]."""
+    parts = []
+    size = chunk_rows(lm.vocabulary, states.device)
+    for chunk, token, draw in zip(states.split(size), own.split(size), draws.to(own.device).split(size), strict=True):
+        logits = lm.logits(chunk).scatter(-1, token[:, None], float("-inf"))
+        likely, ids = logits.topk(min(RIVALS, lm.vocabulary - 1), dim=-1)
+        reached = likely.softmax(-1).cumsum(-1) < draw[:, None]
+        parts.append(ids.gather(-1, reached.sum(-1, keepdim=True).clamp(max=ids.shape[1] - 1))[:, 0])
+    return torch.cat(parts)
+
+
+def _draws(families: Sequence[Family], seeds: Sequence[int]) -> Tensor:
+    """A number in [0, 1) for each action, from its family's own stream: how a step is cut must not change it."""
+    drawn = []
+    for family, seed in zip(families, seeds, strict=True):
+        stream = torch.Generator().manual_seed(seed)
+        drawn += [torch.rand(sum(row.action), generator=stream) for row in family]
+    return torch.cat(drawn)
+
+
+def _other_logp(lm: CausalLM, states: Tensor, targets: Tensor) -> Tensor:
+    if isinstance(lm.head, VocabularyHead) and not lm.head.softcap:
+        return chunked_logp(lm.head, states, targets, dtype=lm.dtype)[0]
+    return lm.logits(states).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+
+class ReferenceLogp(Protocol):
+    """What the reference thinks of completions."""
+
+    def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
+        """Per family and completion, the log-probabilities of its trained tokens: float32 [n], on one device."""
+        ...
+
+
+@torch.no_grad()
+def families_logp(
+    lm: CausalLM, families: Sequence[Family], micro_batch_tokens: int, packed: bool, ranks: Ranks = ALONE
+) -> list[tuple[Tensor, ...]]:
+    """As `ReferenceLogp.logp`, of any model."""
+    packed = packed and packs(lm)
+    found: dict[int, tuple[Tensor, ...]] = {}
+
+    def cut(some: Sequence[Family]) -> list[list[int]]:
+        return family_micro_batches(some, micro_batch_tokens, packed)
+
+    for numbers in rank_batches(ranks, families, family_cost, cut):
+        if not numbers:
+            score_completions(lm, [IDLE], packed, frozenset())
+            continue
+        scores = score_completions(lm, [families[number] for number in numbers], packed, frozenset())
+        # the places are found on the host, so that nothing waits for the device
+        action = scores.rows.action
+        places = to_device(action.flatten().nonzero()[:, 0], scores.logp.device)
+        completions = iter(scores.logp.float().flatten()[places].split(action.sum(-1).tolist()))
+        for number in numbers:
+            found[number] = tuple(next(completions) for _ in families[number])
+    if ranks.size > 1:
+        found = {number: tuple(each.cpu() for each in values) for number, values in found.items()}
+        found = {number: values for part in ranks.gather(found) for number, values in part.items()}
+    return [found[number] for number in range(len(families))]
+
+
+@dataclass(frozen=True)
+class LiveReference:
+    """Asked in every step. It may follow the policy."""
+
+    reference: ReferencePolicy
+    micro_batch_tokens: int
+    packed: bool = True
+    ranks: Ranks = ALONE
+
+    def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
+        with self.reference.open() as lm:
+            return families_logp(lm, families, self.micro_batch_tokens, self.packed, self.ranks)
+
+    def follow(self, policy: CausalLM, kept: float) -> None:
+        if not isinstance(self.reference, CopiedReference):
+            raise WhetError("this reference moves with the policy; give model.reference=memory")
+        self.reference.follow(policy, kept)
+
+
+@dataclass(frozen=True)
+class StoredReference:
+    """Asked once, before the first step."""
+
+    known: dict[bytes, Tensor]  # by `_key`
+
+    def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
+        try:
+            return [tuple(self.known[_key(row)] for row in family) for family in families]
+        except KeyError:
+            raise WhetError(
+                "a completion is not among those the reference scored before the run; completions that are put "
+                "together in every step need a live reference: give preference.reference_logp=live"
+            ) from None
+
+
+def stored_reference(
+    policy: CausalLM,
+    families: Sequence[Family],
+    micro_batch_tokens: int,
+    file: Path | None = None,
+    packed: bool = True,
+    ranks: Ranks = ALONE,
+) -> StoredReference:
+    """What the policy thinks of all rows now; read from `file` where it is there, else asked and written to it.
+
+    The policy's weights must be whole.
+    """
+    rows = list(dict.fromkeys(row for family in families for row in family))
+    fingerprint = {"model": f"{weights_digest(policy.model)} {policy.dtype}", "rows": _digest(rows)}
+    if file is not None and ranks.gather(file.exists())[0]:
+        values = _read(file, fingerprint)
+    else:
+        logp = families_logp(policy, families, micro_batch_tokens, packed, ranks)
+        by_key = {
+            _key(row): values.cpu()
+            for family, completions in zip(families, logp, strict=True)
+            for row, values in zip(family, completions, strict=True)
+        }
+        values = torch.cat([by_key[_key(row)] for row in rows])
+        if file is not None and ranks.is_first:
+            _write(file, values, fingerprint)
+    counts = [sum(row.action) for row in rows]
+    return StoredReference(dict(zip(map(_key, rows), values.split(counts), strict=True)))
+
+
+def _read(file: Path, fingerprint: dict[str, str]) -> Tensor:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), "pt") as stored:
+            found: dict[str, Any] = json.loads((stored.metadata() or {}).get("fingerprint", "{}"))
+            values: Tensor = stored.get_tensor("logp")
+    except (OSError, SafetensorError, ValueError) as error:
+        raise WhetError(
+            f"{file}: not readable as stored reference log-probabilities ({type(error).__name__}); delete it, and it "
+            "is made again"
+        ) from error
+    wrong = {
+        "model": "by another model, not by this run's first policy",
+        "rows": "of other rows than this run's, or of another chat template",
+    }
+    for name, reason in wrong.items():
+        if found.get(name) != fingerprint[name]:
+            raise WhetError(
+                f"{file}: the stored reference log-probabilities are {reason}; delete it, or give another "
+                "preference.store"
+            )
+    return values
+
+
+def _write(file: Path, values: Tensor, fingerprint: dict[str, str]) -> None:
+    from safetensors.torch import save_file
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.partial")
+    save_file(
+        {"logp": values.contiguous()}, str(partial), metadata={"fingerprint": json.dumps(fingerprint, sort_keys=True)}
+    )
+    os.replace(partial, file)
+
+
+def _key(row: Encoded) -> bytes:
+    total = hashlib.sha256(torch.tensor(row.tokens, dtype=torch.int64).numpy().tobytes())
+    total.update(bytes(row.action))
+    return total.digest()
+
+
+def _digest(rows: Sequence[Encoded]) -> str:
+    total = hashlib.sha256()
+    for row in rows:
+        total.update(_key(row))
+    return total.hexdigest()

@@ -1,0 +1,258 @@
+"""A session that writes in the background: in a thread, or in a process with weights of its own.
+
+Both sides talk through two queues. The front is a `whet.rollout.async_rollout.BackgroundSession`; what it is told
+reaches the session behind it in the order in which it was said, between two moments of writing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import pickle
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.protocols import Session
+from whet.types import Request, Sample, WhetError
+
+MOMENT = 0.05  # seconds that `advance` waits for something to be finished
+LOOK_UP = 0.5  # seconds after which a session that has nothing to write looks whether its run is still there
+
+
+class EngineLost(WhetError):
+    """The process or thread that writes has ended, or is silent; the message says why."""
+
+
+class _IdleSeconds(Protocol):
+    value: float
+
+
+class _ThreadIdle:
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
+def write_on(session: Session, commands: Any, results: Any, idle: _IdleSeconds, goes_on: Callable[[], bool]) -> None:
+    """Do what the commands say and write, until one says "close" or the run is gone."""
+    while goes_on():
+        began = time.monotonic()
+        try:
+            command = commands.get(block=session.is_idle, timeout=LOOK_UP)
+        except queue.Empty:
+            command = None
+        if session.is_idle:
+            idle.value += time.monotonic() - began
+        while command is not None:
+            name, arguments = command
+            if name == "close":
+                return
+            getattr(session, name)(*arguments)
+            try:
+                command = commands.get(block=False)
+            except queue.Empty:
+                command = None
+        finished = session.advance()
+        if finished:
+            for number, _ in finished:  # nothing is continued here: its row is free at once
+                session.release(number)
+            results.put(pickle.dumps(finished))
+
+
+class _Front:
+    """What threads and processes have in common: numbers that are out, and results that come in."""
+
+    def __init__(self, commands: Any, results: Any, idle: _IdleSeconds) -> None:
+        self._commands, self._results, self._idle = commands, results, idle
+        self._out: set[int] = set()
+        self._is_open = True
+
+    def add(self, number: int, request: Request) -> None:
+        self._out.add(number)
+        self._commands.put(("add", (number, request)))
+
+    def release(self, number: int) -> None:
+        """Done where it was written: a request in the background is not continued."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._out
+
+    @property
+    def idle_seconds(self) -> float:
+        return self._idle.value
+
+    def finished(self) -> list[tuple[int, Sample]]:
+        found: list[tuple[int, Sample]] = []
+        while True:
+            try:
+                found += self._read(self._results.get(block=False))
+            except queue.Empty:
+                return found
+
+    def advance(self) -> list[tuple[int, Sample]]:
+        found = self.finished()
+        if found or not self._out:
+            return found
+        try:
+            found = self._read(self._results.get(timeout=MOMENT))
+        except queue.Empty:
+            self._check()
+        return found + self.finished()
+
+    def _read(self, result: bytes) -> list[tuple[int, Sample]]:
+        value = pickle.loads(result)
+        if isinstance(value, str):
+            raise EngineLost(f"the engine in the background failed: {value}")
+        self._out -= {number for number, _ in value}
+        return list(value)
+
+    def _check(self) -> None:
+        raise NotImplementedError
+
+
+class ThreadSession(_Front):
+    """A session that a thread of this process advances. Its engine has weights of its own."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(queue.Queue(), queue.Queue(), _ThreadIdle())
+        self._session = session
+        self._thread = threading.Thread(target=self._run, name="whet rollouts", daemon=True)
+        self._thread.start()
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        copied = {name: value.detach().clone() for name, value in weights.items()}  # the trainer writes over them
+        self._commands.put(("load", (copied, version)))
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._commands.put(("close", ()))
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            write_on(self._session, self._commands, self._results, self._idle, lambda: True)
+        except BaseException as error:
+            self._results.put(pickle.dumps(f"{type(error).__name__}: {error}"))
+        finally:
+            self._session.close()
+
+    def _check(self) -> None:
+        if not self._thread.is_alive() and self._results.empty():
+            raise EngineLost("the engine in the background has ended; resume the run from its last checkpoint")
+
+
+class ProcessSession(_Front):
+    """A session in a process of its own. Weights go there through memory that both share.
+
+    `make` is called in that process and opens the session; it must be importable there. `weights` are of the shapes
+    and types that `load` will bring.
+    """
+
+    def __init__(self, make: Callable[[], Session], weights: Mapping[str, Tensor], timeout: float = 600.0) -> None:
+        context = multiprocessing.get_context("spawn")
+        super().__init__(context.Queue(), context.Queue(), context.Value("d", 0.0))
+        self._shared = {
+            name: torch.empty(value.shape, dtype=value.dtype).share_memory_() for name, value in weights.items()
+        }
+        self._taken, self._timeout = context.Event(), timeout
+        self._taken.set()
+        self._process = context.Process(
+            target=_serve,
+            args=(make, self._shared, self._taken, self._commands, self._results, self._idle, os.getpid()),
+            name="whet rollouts",
+            daemon=True,
+        )
+        self._process.start()
+        atexit.register(self.close)
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        deadline = time.monotonic() + self._timeout
+        while not self._taken.wait(MOMENT):  # the weights before these are still being read
+            self._check()
+            if time.monotonic() > deadline:
+                raise EngineLost(
+                    f"the engine in the background took no weights for {self._timeout:g} s; raise scale.timeout, or "
+                    "look at what else runs on this machine"
+                )
+        for name, value in weights.items():
+            self._shared[name].copy_(value.detach())
+        self._taken.clear()
+        self._commands.put(("load", (version,)))
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        atexit.unregister(self.close)
+        self._commands.put(("close", ()))
+        deadline = time.monotonic() + 10
+        while self._process.is_alive() and time.monotonic() < deadline:
+            try:  # a process ends only when what it has put is taken
+                self._results.get(timeout=MOMENT)
+            except queue.Empty:
+                continue
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        for each in (self._commands, self._results):
+            each.cancel_join_thread()
+            each.close()
+
+    def _check(self) -> None:
+        if not self._process.is_alive() and self._results.empty():
+            raise EngineLost(
+                f"the engine's process has ended (exit code {self._process.exitcode}); resume the run from its last "
+                "checkpoint: finished groups are in it, and the others are asked for again"
+            )
+
+
+class _SharedWeights:
+    """The session in the process, whose weights come through shared memory."""
+
+    def __init__(self, session: Session, shared: Mapping[str, Tensor], taken: Any) -> None:
+        self._session, self._shared, self._taken = session, shared, taken
+        self.add, self.advance, self.release = session.add, session.advance, session.release
+        self.close = session.close
+
+    @property
+    def is_idle(self) -> bool:
+        return self._session.is_idle
+
+    def load(self, version: int) -> None:
+        self._session.load(self._shared, version)
+        self._taken.set()
+
+
+def _serve(
+    make: Callable[[], Session],
+    shared: Mapping[str, Tensor],
+    taken: Any,
+    commands: Any,
+    results: Any,
+    idle: _IdleSeconds,
+    parent: int,
+) -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run ends its step first, and then this process
+    try:
+        session: Any = _SharedWeights(make(), shared, taken)
+        try:
+            write_on(session, commands, results, idle, lambda: os.getppid() == parent)
+        finally:
+            session.close()
+    except BaseException as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        line = str(error) if isinstance(error, WhetError) else f"{type(error).__name__}: {error} ({where.name})"
+        results.put(pickle.dumps(line))
+    if os.getppid() != parent:
+        os._exit(1)  # nobody reads what is in the queues

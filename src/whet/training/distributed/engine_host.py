@@ -1,0 +1,224 @@
+"""What an engine's own process holds: a copy of the policy, and the engine that writes with it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from whet.model.causal_lm import CausalLM
+from whet.protocols import Engine, Session
+from whet.rollout.session import BatchSession
+from whet.rollout.weight_sync_check import fingerprint
+from whet.training.distributed.background import write_on
+from whet.training.distributed.wire import PackedWeights, load_weights, packed_samples
+from whet.types import Request, Sample, Sampling, SessionShape
+
+
+@dataclass(frozen=True)
+class WrittenPiece:
+    """Completions as they are sent, and the seconds they took."""
+
+    samples: list[Any]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class WrittenAhead:
+    """What was finished since the last time, and how it goes where it is written."""
+
+    finished: list[bytes]  # pickled, each [(number, sample)]
+    seconds: float = 0.0  # spent on writing, since the last time
+    idle_seconds: float = 0.0  # without anything to write, since the beginning
+    quiet_seconds: float = 0.0  # since it was last seen to go on
+
+
+class EngineHost:
+    """Methods that are called from the run's process."""
+
+    def __init__(self, policy: CausalLM, make: Callable[[], Engine], owns_weights: bool = False) -> None:
+        """`owns_weights`: the engine's `load` writes weights into the model; else that is done before it."""
+        self._policy, self._make, self._owns_weights = policy, make, owns_weights
+        self._engine = make()
+        self._version = 0
+        self._ahead: _AheadThread | None = None
+        self._beside: Engine | None = None  # for batches, while a session has the engine's buffers
+
+    def load(self, version: int, *weights: PackedWeights) -> dict[str, int] | None:
+        """Take over the policy's weights, later ones over earlier ones; their fingerprint, as they are here.
+
+        A session takes them between two moments of writing: then nothing is returned.
+        """
+        if self._ahead is None:
+            self._load_into(self._engine, version, weights)
+            return fingerprint(self._policy.model.state_dict())
+        self._ahead.tell("load", weights, version)
+        return None
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> WrittenPiece:
+        started = time.monotonic()
+        if self._ahead is None:
+            samples = self._written(self._engine, requests, sampling)
+        else:
+            samples = self._ahead.run(lambda: self._written_beside(requests, sampling))
+        return WrittenPiece(packed_samples(samples), time.monotonic() - started)
+
+    def open(self, sampling: Sampling, shape: SessionShape) -> None:
+        """Begin to write in the background."""
+        self.shut()
+
+        def opened() -> Session:
+            own: Any = getattr(self._engine, "session", None)
+            session: Session = BatchSession(self._engine, sampling) if own is None else own(sampling, shape)
+            return session
+
+        self._ahead = _AheadThread(opened, self._load_into)
+
+    def exchange(self, requests: Sequence[tuple[int, Request]]) -> WrittenAhead:
+        """Ask for completions, and take those that are finished; does not wait."""
+        if self._ahead is None:
+            raise RuntimeError("no session is open on this engine")
+        for number, request in requests:
+            self._ahead.tell("add", number, request)
+        return self._ahead.take()
+
+    def shut(self) -> None:
+        """End the session, where there is one."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def _load_into(self, taker: Engine | Session, version: int, weights: Sequence[PackedWeights]) -> None:
+        if self._owns_weights:
+            own = self._policy.model.state_dict()
+            named = {name: value for each in weights for name, value in each.tensors().items()}
+            taker.load({**own, **named}, version)
+        else:
+            for each in weights:
+                load_weights(self._policy.model, each)
+            taker.load(self._policy.model.state_dict(), version)
+        self._version = version
+
+    def _written_beside(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
+        engine = self._engine
+        if hasattr(engine, "session"):  # its buffers may be the session's
+            engine = self._beside = self._beside or self._make()
+            engine.load(self._policy.model.state_dict(), self._version)
+        return self._written(engine, requests, sampling)
+
+    @torch.no_grad()
+    def _written(self, engine: Engine, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
+        return engine.generate(requests, sampling)
+
+
+@dataclass
+class _Errand:
+    """Something that is done between two moments of writing."""
+
+    function: Callable[[], Any]
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: BaseException | None = None
+
+
+class _AheadThread:
+    """A session that a thread of this process advances: the loop of `whet.training.distributed.background`."""
+
+    def __init__(
+        self, make: Callable[[], Session], load: Callable[[Session, int, Sequence[PackedWeights]], None]
+    ) -> None:
+        self._make, self._load = make, load
+        self._commands: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
+        self._results: queue.Queue[bytes] = queue.Queue()
+        self._session: Session
+        self.value = 0.0  # seconds without anything to write
+        self._seconds, self._reported_seconds, self._seen = 0.0, 0.0, time.monotonic()
+        self._error: BaseException | None = None
+        self._num_threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, name="whet rollouts", daemon=True)
+        self._thread.start()
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        self._commands.put((name, arguments))
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """What the function returns, called between two moments of writing."""
+        errand = _Errand(function)
+        self.tell("do", errand)
+        while not errand.done.wait(0.5):
+            self._check()
+        if errand.error is not None:
+            raise errand.error
+        return errand.result
+
+    def take(self) -> WrittenAhead:
+        self._check()
+        found = []
+        while True:
+            try:
+                found.append(self._results.get(block=False))
+            except queue.Empty:
+                break
+        before, self._reported_seconds = self._reported_seconds, self._seconds
+        quiet = time.monotonic() - self._seen
+        return WrittenAhead(found, self._reported_seconds - before, self.value, quiet)
+
+    def close(self) -> None:
+        self.tell("close")
+        self._thread.join()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._num_threads)  # a new thread has its own number
+        try:
+            with torch.no_grad():
+                self._session = self._make()
+                try:
+                    write_on(self, self._commands, self._results, self, self._goes_on)
+                finally:
+                    self._session.close()
+        except BaseException as error:
+            self._error = error
+
+    def _goes_on(self) -> bool:
+        self._seen = time.monotonic()
+        return True
+
+    # what `write_on` calls, in the thread
+
+    @property
+    def is_idle(self) -> bool:
+        return self._session.is_idle
+
+    def add(self, number: int, request: Request) -> None:
+        self._session.add(number, request)
+
+    def release(self, number: int) -> None:
+        self._session.release(number)
+
+    def load(self, weights: Any, version: int) -> None:
+        self._load(self._session, version, weights)
+
+    def advance(self) -> list[tuple[int, Sample]]:
+        began = time.monotonic()
+        was_idle = self._session.is_idle
+        finished = self._session.advance()
+        if not was_idle:
+            self._seconds += time.monotonic() - began
+        return finished
+
+    def do(self, errand: _Errand) -> None:
+        try:
+            errand.result = errand.function()
+        except BaseException as error:
+            errand.error = error
+        self._seen = time.monotonic()
+        errand.done.set()

@@ -1,0 +1,224 @@
+"""Completions that engines elsewhere write while the trainer trains: one session over all of them.
+
+Requests of one prompt go together to the engine that has the least to write. What a lost engine had not finished is
+asked of the others, with the same seeds; a completion counts once, from the engine that has the request now.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from whet.training.distributed.background import ThreadSession
+from whet.training.distributed.engine_host import WrittenAhead
+from whet.training.distributed.remote_worker import Doing, RemoteWorker
+from whet.training.distributed.sample_check import wrong_with
+from whet.types import Request, Sample, Sampling, SessionShape
+
+PAUSE = 0.02  # seconds between two looks at the engines
+
+
+class RequestShares:
+    """Which engine writes which request: plain numbers, which know nothing of processes."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Request] = {}  # by number, those of one prompt one after the other
+        self._unsent: dict[int, dict[int, Request]] = {}  # by engine
+        self._given: dict[int, dict[int, Request]] = {}  # by engine, those that are not sent included
+        self.rewritten = 0  # requests that were taken back from a lost engine
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting and not any(self._given.values())
+
+    def add(self, number: int, request: Request) -> None:
+        self._waiting[number] = request
+
+    def share_out(self, engines: Sequence[int], budget: int) -> None:
+        """Give what waits to these engines, a prompt's requests together, each time to the one with the least."""
+        if not engines:
+            return
+        load = {each: sum(_cost(one, budget) for one in self._given.get(each, {}).values()) for each in engines}
+        for group in self._groups():
+            chosen = min(engines, key=lambda each: (load[each], each))
+            for number in group:
+                request = self._waiting.pop(number)
+                self._given.setdefault(chosen, {})[number] = request
+                self._unsent.setdefault(chosen, {})[number] = request
+                load[chosen] += _cost(request, budget)
+
+    def _groups(self) -> list[list[int]]:
+        groups: list[list[int]] = []
+        for number, request in self._waiting.items():
+            if groups and self._waiting[groups[-1][0]].tokens == request.tokens:
+                groups[-1].append(number)
+            else:
+                groups.append([number])
+        return groups
+
+    def to_send(self, engine: int) -> list[tuple[int, Request]]:
+        return list(self._unsent.pop(engine, {}).items())
+
+    def has_work(self, engine: int) -> bool:
+        return bool(self._given.get(engine))
+
+    def request(self, engine: int, number: int) -> Request | None:
+        """The one of this number, where this engine writes it."""
+        return self._given.get(engine, {}).get(number)
+
+    def finish(self, engine: int, number: int) -> None:
+        del self._given[engine][number]
+
+    def take_back(self, engine: int) -> int:
+        """The engine is lost: what it has not finished waits again, before what was asked for later."""
+        self._unsent.pop(engine, None)
+        lost = self._given.pop(engine, {})
+        self._waiting = dict(sorted({**self._waiting, **lost}.items()))
+        self.rewritten += len(lost)
+        return len(lost)
+
+
+def _cost(request: Request, budget: int) -> int:
+    return request.max_new_tokens or budget
+
+
+class SharedEngines(Protocol):
+    """Engines that a session looks after; `whet.training.distributed.remote_engine.RemoteEngine` has them."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+    @property
+    def version(self) -> int | None:
+        """Of the newest weights."""
+        ...
+
+    @property
+    def timeout(self) -> float: ...
+
+    def store(self, weights: Mapping[str, Any], version: int) -> None: ...
+
+    def look(self, seconds: float) -> None: ...
+
+    def all_engines(self) -> list[RemoteWorker]: ...
+
+    def usable(self) -> list[RemoteWorker]: ...
+
+    def is_current(self, engine: RemoteWorker) -> bool: ...
+
+    def load_into(self, engine: RemoteWorker) -> None: ...
+
+    def call(self, engine: RemoteWorker, doing: Doing, method: str, *arguments: Any) -> None: ...
+
+    def end_session(self) -> None: ...
+
+
+class RemoteSession:
+    """A `whet.protocols.Session` over the engines of a `RemoteEngine`, which it looks after while it is open."""
+
+    def __init__(self, engines: SharedEngines, sampling: Sampling, shape: SessionShape, vocabulary: int) -> None:
+        self._engines, self._sampling, self._shape, self._vocabulary = engines, sampling, shape, vocabulary
+        self._shares = RequestShares()
+        self._opened: dict[int, Any] = {}  # engine -> the worker that the session is open on
+        self._found: list[tuple[int, Sample]] = []
+        self._idle: dict[int, float] = {}
+
+    @property
+    def idle_seconds(self) -> float:
+        """Without anything to write: the mean of the engines."""
+        return sum(self._idle.values()) / max(1, len(self._idle))
+
+    @property
+    def rewritten(self) -> int:
+        return self._shares.rewritten
+
+    def add(self, number: int, request: Request) -> None:
+        self._shares.add(number, request)
+
+    def release(self, number: int) -> None:
+        """Done where it was written: a request in the background is not continued."""
+
+    @property
+    def is_idle(self) -> bool:
+        return self._shares.is_empty and not self._found
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Stored once; each engine takes them before the next request that it is sent."""
+        with self._engines.lock:
+            self._engines.store(weights, version)
+
+    def advance(self) -> list[tuple[int, Sample]]:
+        with self._engines.lock:
+            self._engines.look(0.0)
+            for each in self._engines.all_engines():
+                if self._opened.get(each.number) not in (None, each.worker) or each.is_given_up:
+                    self._opened.pop(each.number, None)
+                    self._shares.take_back(each.number)
+            usable = self._engines.usable()
+            for each in usable:
+                if each.call is None and self._engines.is_current(each) and each.number not in self._opened:
+                    self._opened[each.number] = each.worker
+                    self._engines.call(each, "open", "open", self._sampling, self._shape)
+            ready = [each.number for each in usable if each.number in self._opened]
+            self._shares.share_out(ready, self._sampling.max_new_tokens)
+            for each in usable:
+                if each.call is not None:
+                    continue
+                if not self._engines.is_current(each):
+                    self._engines.load_into(each)
+                else:
+                    self._engines.call(each, "exchange", "exchange", self._shares.to_send(each.number))
+            found, self._found = self._found, []
+        if not found:
+            time.sleep(PAUSE)
+        return found
+
+    def take(self, engine: RemoteWorker, written: WrittenAhead) -> str:
+        """Note what an engine has finished; what is wrong with it, in words."""
+        self._idle[engine.number] = written.idle_seconds
+        engine.counts.seconds += written.seconds
+        if written.quiet_seconds > self._engines.timeout and self._shares.has_work(engine.number):
+            return f"it has not written for {written.quiet_seconds:.0f} seconds (scale.timeout)"
+        try:
+            came = [each for part in written.finished for each in pickle.loads(part)]
+        except (TypeError, ValueError, AttributeError, IndexError, EOFError, pickle.UnpicklingError) as error:
+            return f"it sent what cannot be read ({error})"
+        for number, sample in came:
+            request = self._shares.request(engine.number, number)
+            if request is None:
+                return f"it sent a completion that nobody asked it for (number {number})"
+            wrong = wrong_with(sample, request, self._sampling, self._vocabulary, None)
+            if not wrong and sample.versions[1] > (self._engines.version or 0):
+                wrong = f"policy version {sample.versions[1]} wrote it, and the newest is {self._engines.version}"
+            if wrong:
+                return f"it sent a completion that cannot be: {wrong}"
+            self._shares.finish(engine.number, number)
+            self._found.append((number, sample))
+            engine.failures = 0
+            engine.counts.requests += 1
+            engine.counts.tokens += sample.num_actions
+        return ""
+
+    def close(self) -> None:
+        """The engines may be asked for batches again."""
+        with self._engines.lock:
+            self._engines.end_session()
+
+
+class RemoteAhead(ThreadSession):
+    """A `whet.rollout.async_rollout.BackgroundSession`: a thread talks to the engines, the trainer never waits."""
+
+    def __init__(self, session: RemoteSession) -> None:
+        self._remote = session
+        super().__init__(session)
+
+    @property
+    def idle_seconds(self) -> float:
+        return self._remote.idle_seconds
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Stored at once, from where the trainer will write over them; engines fetch them when they look up."""
+        self._remote.load(weights, version)

@@ -1,0 +1,215 @@
+"""Rewards in processes of their own: completions are shared out, a worker that is lost or leaks is started again.
+
+A batch that a lost worker had is scored by another one. Weights, gates and norms stay with the trainer, which sees the
+whole batch; workers give the raw scores of one part.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.protocols import Reward
+from whet.reward import Failures, RewardPart, score
+from whet.reward.call import PerSample, Together
+from whet.reward.failure import PartialFailure
+from whet.training.distributed.wire import packed_samples, unpacked_samples
+from whet.training.distributed.workers import START_SECONDS, Worker, WorkerCall, WorkerLost, WorkerPool
+from whet.types import Prompt, Sample, WhetError
+
+logger = logging.getLogger(__name__)
+
+MOST_ATTEMPTS = 3  # at one piece, each by another process
+PIECES = 2  # per worker: who is done early takes the next
+PATIENCE = 0.2  # seconds between two looks at calls that run
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class PieceScores:
+    """The raw scores of one reward, which of them failed, and the latest failure in words."""
+
+    scores: list[float | None]
+    failed: list[bool]
+    latest: str
+
+
+class RewardHost:
+    """What a worker's process holds."""
+
+    def __init__(self, rewards: Mapping[str, Reward]) -> None:
+        self._rewards = rewards
+
+    def score(self, name: str, prompts: Sequence[Prompt], samples: Sequence[Any], timeout: float) -> PieceScores:
+        failures = Failures("exclude", least_samples=1, window=len(samples))
+        part = RewardPart(self._rewards[name])
+        scored = score(prompts, unpacked_samples(samples), [part], timeout, failures)
+        found = [each.parts.get(part.name) for each in scored]
+        failed = list(failures.recent[name])
+        return PieceScores(found, failed, failures.latest(name) if any(failed) else "")
+
+
+@dataclass
+class RewardCounts:
+    """What one worker did so far."""
+
+    samples: int = 0
+    restarts: int = 0
+
+
+@dataclass(eq=False)
+class _ScoringWorker:
+    number: int
+    worker: Worker
+    counts: RewardCounts = field(default_factory=RewardCounts)
+    call: WorkerCall | None = None
+    since: float = 0.0
+    piece: list[int] | None = None
+    is_ready: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"reward worker {self.number}"
+
+
+class RewardWorkers:
+    """`count` workers; `start(number)` begins one. `memory` (bytes) is what a worker may hold."""
+
+    def __init__(
+        self, pool: WorkerPool, start: Callable[[int], Worker], count: int, *, memory: int, timeout: float
+    ) -> None:
+        self._pool, self._start, self._memory, self._timeout = pool, start, memory, timeout
+        self._workers = [_ScoringWorker(number, start(number)) for number in range(count)]
+        for each in self._workers:
+            each.call, each.since = each.worker.call("begin"), time.monotonic()
+
+    @property
+    def counts(self) -> dict[str, tuple[str, RewardCounts]]:
+        """By name: where the worker runs, and what it did."""
+        return {each.name: (each.worker.place, each.counts) for each in self._workers}
+
+    def score(
+        self, reward: str, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, whole: bool
+    ) -> PieceScores:
+        """The scores of all samples, in order; `whole`: the reward wants to see them in one call."""
+        count = 1 if whole else PIECES * len(self._workers)
+        todo = deque((piece, 1) for piece in _pieces(prompts, count))
+        running: dict[int, int] = {}  # worker -> the attempt it makes
+        scores: list[float | None] = [None] * len(samples)
+        failed = [False] * len(samples)
+        latest, done = "", 0
+        packed = packed_samples(samples)
+        while done < len(samples):
+            for each in self._workers:
+                if each.is_ready and each.call is None and todo:
+                    each.piece, running[each.number] = todo.popleft()
+                    rows = each.piece
+                    call = each.worker.call(
+                        "score", reward, [prompts[row] for row in rows], [packed[row] for row in rows], timeout
+                    )
+                    each.call, each.since = call, time.monotonic()
+            for each, piece, found, lost in self._next():
+                if lost:
+                    attempt = running.pop(each.number, 0)
+                    if piece is not None and attempt < MOST_ATTEMPTS:
+                        todo.appendleft((piece, attempt + 1))
+                    elif piece is not None:  # what it holds is the cause: the run's reward.on_error decides
+                        for row in piece:
+                            failed[row] = True
+                        done += len(piece)
+                        latest = (
+                            f"reward {reward!r}: its batch from prompt {prompts[piece[0]].id!r} on ended {attempt} "
+                            f"workers, the last because {lost}; fix the reward, or raise scale.reward_memory or "
+                            "scale.timeout"
+                        )
+                elif piece is not None and found is not None:
+                    running.pop(each.number, None)
+                    for place, row in enumerate(piece):
+                        scores[row], failed[row] = found.scores[place], found.failed[place]
+                    latest, done = found.latest or latest, done + len(piece)
+                    each.counts.samples += len(piece)
+        return PieceScores(scores, failed, latest)
+
+    def _next(self) -> list[tuple[_ScoringWorker, list[int] | None, PieceScores | None, str]]:
+        """Wait for calls: (worker, its rows, their scores, why it was lost)."""
+        calls = {id(each.call): each for each in self._workers if each.call is not None}
+        came: list[tuple[_ScoringWorker, list[int] | None, PieceScores | None, str]] = []
+        for call in self._pool.finished([each.call for each in calls.values() if each.call is not None], PATIENCE):
+            each = calls[id(call)]
+            piece, each.piece, each.call = each.piece, None, None
+            try:
+                result = call.result()
+            except WorkerLost as error:
+                limit = f"; one that holds more than {self._memory / GIB:g} GiB ends itself" if self._memory else ""
+                came.append((each, piece, None, self._restart(each, f"{error}{limit}")))
+                continue
+            each.is_ready = True
+            came.append((each, piece, result if piece is not None else None, ""))
+        for each in calls.values():
+            longest = self._timeout if each.is_ready else max(self._timeout, START_SECONDS)
+            if each.call is not None and time.monotonic() - each.since > longest:
+                piece, each.piece = each.piece, None
+                lost = self._restart(each, f"no answer for {longest:g} seconds (scale.timeout)")
+                came.append((each, piece, None, lost))
+        return came
+
+    def _restart(self, each: _ScoringWorker, why: str) -> str:
+        logger.warning(
+            "%s at %s: %s; its batch is scored by another, and it is started again", each.name, each.worker.place, why
+        )
+        was_ready = each.is_ready
+        each.worker.end()
+        each.counts.restarts += 1
+        each.is_ready = False
+        if not was_ready and each.counts.restarts > MOST_ATTEMPTS:
+            raise WhetError(f"{each.name} does not start: {why}; fix that, or drop scale.reward_workers")
+        each.worker = self._start(each.number)
+        each.call, each.since = each.worker.call("begin"), time.monotonic()
+        return why
+
+
+def _pieces(prompts: Sequence[Prompt], count: int) -> list[list[int]]:
+    """Rows in about `count` parts; those of one prompt stay together."""
+    most = max(1, -(-len(prompts) // count))
+    found: list[list[int]] = []
+    for row, prompt in enumerate(prompts):
+        same = row > 0 and prompts[row - 1].id == prompt.id
+        if found and (len(found[-1]) < most or (same and len(found[-1]) < 2 * most)):
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return found
+
+
+@dataclass(frozen=True)
+class RemoteReward:
+    """A reward as the trainer calls it, scored by workers. They keep its time limit."""
+
+    name: str
+    workers: RewardWorkers | None  # None: another rank speaks to them
+    timeout: float
+    whole: bool
+    deterministic: bool = True
+    limits_itself: bool = True
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        if self.workers is None:
+            raise RuntimeError("only the first rank may ask the reward workers")
+        found = self.workers.score(self.name, prompts, samples, self.timeout, self.whole)
+        if any(found.failed):
+            raise PartialFailure(found.latest, found.scores, found.failed)
+        return found.scores
+
+
+def stays_here(reward: Reward) -> bool:
+    """True for a reward that cannot score elsewhere: it asks the policy's engine, or remembers from call to call."""
+    return any(hasattr(reward, name) for name in ("asking", "take_notes", "restore"))
+
+
+def wants_all(reward: Reward) -> bool:
+    """True for a reward that sees all completions in one call, and may compare them."""
+    return not isinstance(reward, PerSample | Together)

@@ -1,0 +1,49 @@
+"""What a run does about its own problems, where it was told to: stop, save a checkpoint, lower the learning rate.
+
+A problem must hold for some consecutive steps, and is acted on again after as many more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from whet.record.health import ACTIONS, recorded_finding
+
+HealthAction = Literal["stop", "checkpoint", "lower_rate"]
+
+
+@dataclass(frozen=True)
+class HealthPolicy:
+    """What to do about which problem; nothing by default."""
+
+    on_problem: Mapping[str, HealthAction] = field(default_factory=dict)  # by the name of the rule
+    after_steps: int = 3
+    rate_factor: float = 0.5  # what is left of the learning rate each time
+
+
+@dataclass
+class HealthWatch:
+    """For how many steps each problem has held, and what is left of the learning rate; part of every checkpoint."""
+
+    policy: HealthPolicy
+    streaks: dict[str, int] = field(default_factory=dict)
+    rate_factor: float = 1.0
+
+    def look(self, health: Sequence[str]) -> dict[HealthAction, str]:
+        """What to do after a step with these problems, each with a sentence that is recorded with the step."""
+        held = {recorded_finding(text).name for text in health}
+        self.streaks = {name: self.streaks.get(name, 0) + 1 for name in self.policy.on_problem if name in held}
+        taken: dict[HealthAction, str] = {}
+        for name, count in self.streaks.items():
+            action = self.policy.on_problem[name]
+            if count % self.policy.after_steps == 0 and action not in taken:
+                taken[action] = f"{ACTIONS[action]}: {name} has held for {count} steps{self._effect(action)}."
+        return taken
+
+    def _effect(self, action: HealthAction) -> str:
+        if action != "lower_rate":
+            return ""
+        self.rate_factor *= self.policy.rate_factor
+        return f"; the learning rate is now {self.rate_factor:.3g} times what the schedule says"

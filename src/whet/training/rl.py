@@ -1,0 +1,509 @@
+"""Reinforcement learning: one step, the same for every objective, every engine, every reward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.data.packing import token_batch, with_demonstrations
+from whet.data.segments import anchors, segments, sentence_ends, with_states, with_turns
+from whet.model.causal_lm import CausalLM
+from whet.model.critic import Critic
+from whet.model.experts import Routers, routers
+from whet.model.reference import CopiedReference, ReferencePolicy
+from whet.model.token_logp import TokenScores
+from whet.objective import Memory, Objective, step_totals
+from whet.objective.whole_step import StepClip
+from whet.record.log import recorded_places
+from whet.record.metrics.distribution import reward_spread
+from whet.record.metrics.timer import PhaseTimer
+from whet.rollout.buffer import RolloutBatch
+from whet.rollout.collect import Collector, outcomes_of
+from whet.rollout.seed import request_seed
+from whet.training.demonstrations import DemonstrationSource, ShownRow
+from whet.training.distributed.ranks import ALONE, Ranks
+from whet.training.evaluate import Evaluator
+from whet.training.expert_metrics import drift_metrics, expert_counts, load_metrics, replayed_share, used_experts
+from whet.training.optimizer import (
+    OptimizerSettings,
+    adamw,
+    optimizer_tensors,
+    restore_optimizer,
+    scheduled_rate,
+    set_learning_rate,
+)
+from whet.training.step_metrics import (
+    collection_counts,
+    critic_metrics,
+    deciding_parts,
+    environment_metrics,
+    episode_counts,
+    group_counts,
+    group_staleness,
+    mean_rewards,
+    repetition,
+    reward_company,
+    role_rewards,
+    sampler_metrics,
+    teacher_metrics,
+    uniform_share,
+)
+from whet.training.teacher import LessonSettings, Teacher, taught_rows
+from whet.training.token_traces import TokenTraces
+from whet.training.update import (
+    RoutingReplay,
+    TrainState,
+    UpdateRefused,
+    critic_values,
+    replayed_experts,
+    token_scores,
+    top_scores,
+    update,
+)
+from whet.types import Group, Prompt, RunFailed, Sample, Sampling, StepReport, TokenBatch
+
+logger = logging.getLogger(__name__)
+
+SHOWN_FAILURES = 3  # of a step's episodes, in words
+TUNED = ("beta", "length_power", "entropy_weight")  # values that an objective adapts from step to step
+
+
+@dataclass(frozen=True)
+class RLSettings:
+    steps: int
+    updates_per_step: int  # optimizer updates per epoch over the batch
+    micro_batch_tokens: int  # memory only, never the gradient
+    sampling: Sampling
+    seed: int
+    epochs_per_batch: int = 1
+    staleness: int = 0  # policy versions that completions are behind
+    most_actions: int = 0  # tokens that the policy may write in an episode; 0: one completion's
+    routing_replay: RoutingReplay = "none"
+    traced: int = 0  # samples of so many groups, the best and the worst say what became of their tokens; 0: none
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The generation budget of a sample, over all its turns."""
+        return self.most_actions or self.sampling.max_new_tokens
+
+    @property
+    def updates(self) -> int:
+        return self.updates_per_step * self.epochs_per_batch
+
+
+@dataclass(frozen=True)
+class RLModels:
+    """The policy, the reference it is held to, and the critic that values its states."""
+
+    policy: CausalLM
+    tokenizer: Any
+    reference: ReferencePolicy | None = None
+    critic: Critic | None = None
+    critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
+    teacher: Teacher | None = None
+    lesson: LessonSettings = field(default_factory=LessonSettings)
+    demonstrations: DemonstrationSource | None = None
+
+
+class RLTrainer:
+    """Reinforcement learning of one policy by one objective."""
+
+    def __init__(
+        self,
+        models: RLModels,
+        objective: Objective,
+        collector: Collector,
+        settings: RLSettings,
+        optimizer: OptimizerSettings,
+        evaluator: Evaluator | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        if "ref_logp" in objective.needs() and models.reference is None:
+            raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
+        if {"teacher_logp", "teacher_divergence"} & objective.needs() and models.teacher is None:
+            raise ValueError(f"the objective {objective.name} needs a teacher and got none")
+        if "demonstrated" in objective.needs() and models.demonstrations is None:
+            raise ValueError(f"the objective {objective.name} needs demonstrations and got none")
+        if "value" in objective.needs() and models.critic is None:
+            raise ValueError(f"the objective {objective.name} needs a critic and got none")
+        self._models, self._objective, self._collector, self._settings = models, objective, collector, settings
+        self._evaluator, self._optimizer_settings, self._ranks = evaluator, optimizer, ranks
+        self._memory: Memory = {}
+        self._version = 0
+        self.rate_factor = 1.0  # what is left of the scheduled learning rate
+        self._train_state = TrainState(
+            models.policy,
+            adamw(models.policy.model, optimizer),
+            settings.sampling.temperature,
+            settings.micro_batch_tokens,
+            optimizer.max_gradient_norm,
+            models.critic,
+            None if models.critic is None else adamw(models.critic.modules(), optimizer),
+            ranks,
+            settings.routing_replay,
+        )
+        self._routers = routers(models.policy)
+        needs_segments = "segment" in objective.needs()
+        self._sentence_ends = sentence_ends(models.tokenizer, models.policy.vocabulary) if needs_segments else None
+        models.policy.model.train()
+
+    @property
+    def model(self) -> Any:
+        return self._models.policy.model
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._models.tokenizer
+
+    @property
+    def taught_by(self) -> str:
+        """The teacher in words; empty where there is none."""
+        return "" if self._models.teacher is None else self._models.teacher.said
+
+    @property
+    def shown(self) -> str:
+        """Its demonstrations in words; empty where there are none."""
+        return "" if self._models.demonstrations is None else self._models.demonstrations.said
+
+    @property
+    def ended_early(self) -> str | None:
+        return self._objective.control.ends_run(self._memory)
+
+    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        rollout = self._collector.collect(progress=(number - 1) / self._settings.steps)
+        timer.add(rollout.seconds)
+        for failure in rollout.played.failures[:SHOWN_FAILURES]:
+            logger.warning("step %d: %s; it is left out", number, failure)
+        groups = self._select(rollout, number)
+        batch = self._annotate(self._pack(groups, rollout.part_weights), groups, timer)
+        batch, self._memory = self._objective.advantage(batch, self._memory)
+        rate = self.rate_factor * scheduled_rate(self._optimizer_settings, number, self._settings.steps)
+        source = self._models.demonstrations
+        shown = [] if source is None else source.rows(groups)
+        samples = [(group.prompt, sample) for group in groups for sample in group.samples]
+        traces = TokenTraces(batch, recorded_places(samples, self._settings.traced) if self._ranks.is_first else ())
+        with timer.phase("train"):
+            metrics = self._update(batch, groups, shown, number, rate, traces)
+        report = StepReport(
+            step=number,
+            policy_version=self._version,
+            counts={
+                **group_counts(groups),
+                **episode_counts(groups, rollout.played),
+                **collection_counts(rollout, groups),
+                **self._untaught_count(batch),
+                **({} if source is None else {"demonstrations": len(shown)}),
+            },
+            reward=mean_rewards(groups),
+            spread=reward_spread(groups),
+            metrics={
+                **metrics,
+                **{name: self._memory[name] for name in TUNED if name in self._memory},
+                **critic_metrics(batch),
+                **teacher_metrics(batch),
+                **rollout.notes,
+                **reward_company(batch),
+                **deciding_parts(batch, groups, rollout.part_weights),
+                **repetition(groups),
+                **environment_metrics(groups),
+                **role_rewards(groups),
+                **({"uniform_groups": uniform_share(groups)} if self._objective.needs_reward else {}),
+                "learning_rate": rate,
+            },
+        )
+        self._publish(number)
+        return report, traces.on(samples)
+
+    def _select(self, rollout: RolloutBatch, number: int) -> list[Group]:
+        """The groups to train on; an error where nothing can be learned from them."""
+        keep = self._objective.keep
+        groups = [group for _, group in rollout.groups]
+        if not keep.refills and not keep.grows:
+            groups = [
+                group for group in groups if keep(outcomes_of(group.samples), group_staleness(group, self._version))
+            ]
+        if keep.refills and not groups:
+            raise RunFailed(
+                f"step {number}: all completions to each of {len(rollout.outcomes)} prompts had the same outcome, in "
+                f"{rollout.rounds} rounds; nothing can be learned: look at the reward, change the difficulty, or "
+                "train on every group with objective.keep=everything"
+            )
+        if not groups:
+            raise RunFailed(f"step {number}: every group is older than objective.keep.max_staleness allows; raise it")
+        if all(sample.reward is None for group in groups for sample in group.samples):
+            failures = rollout.played.failures
+            cause = f"fix the environment ({failures[0]})" if failures else "fix the reward"
+            raise RunFailed(f"step {number}: not one of its samples could be scored; {cause}, then resume")
+        return groups
+
+    def _pack(self, groups: Sequence[Group], part_weights: Mapping[str, float]) -> TokenBatch:
+        batch = token_batch(groups, part_weights or None, self._settings.max_new_tokens, self._objective.needs())
+        if self._settings.routing_replay == "sampler" and batch.routed_experts is None:
+            raise RunFailed(
+                "batch.routing_replay=sampler: the engine's samples do not say which experts wrote them "
+                "(Sample.routed_experts); let the engine return them, or give batch.routing_replay=trainer"
+            )
+        if self._sentence_ends is None:
+            return batch
+        samples = [sample for group in groups for sample in group.samples]
+        segment = with_turns(segments(batch.tokens, batch.action, self._sentence_ends), samples)
+        anchor = with_states(anchors(batch.tokens, batch.group, segment), samples)
+        return replace(batch, segment=segment, anchor=anchor)
+
+    def _annotate(self, batch: TokenBatch, groups: Sequence[Group], timer: PhaseTimer) -> TokenBatch:
+        """What the objective needs. While the policy is the one that sampled, old_logp would only repeat logp."""
+        needs, settings, models = self._objective.needs(), self._settings, self._models
+        temperature, micro_batch_tokens = settings.sampling.temperature, settings.micro_batch_tokens
+        if "ref_logp" in needs and models.reference is not None:
+            with timer.phase("reference"), models.reference.open() as reference:
+                ref_logp = token_scores(reference, batch, temperature, micro_batch_tokens, self._ranks).logp
+                batch = replace(batch, ref_logp=ref_logp)
+        if models.teacher is not None:
+            with timer.phase("teacher"):
+                batch = self._ask_teacher(batch, groups, models.teacher)
+        has_moved = settings.updates > 1 or settings.staleness > 0
+        replay = batch.routed_experts if settings.routing_replay == "sampler" else None
+        with timer.phase("train"):
+            if ("old_logp" in needs and has_moved) or "entropy" in needs or settings.routing_replay == "trainer":
+                scores = token_scores(
+                    models.policy, batch, temperature, micro_batch_tokens, self._ranks, replay, has_moved
+                )
+                batch = replace(batch, old_logp=scores.logp if has_moved else None, entropy=scores.entropy)
+                batch = replace(batch, old_experts=scores.experts)
+            if models.critic is not None:
+                value = critic_values(models.critic, models.policy, batch, micro_batch_tokens, self._ranks, replay)
+                batch = replace(batch, value=value)
+        return batch
+
+    def _ask_teacher(self, batch: TokenBatch, groups: Sequence[Group], teacher: Teacher) -> TokenBatch:
+        """What the objective needs of the teacher before the first update.
+
+        Where the teacher reads more than the prompt, samples about which there is nothing to read are not trained on:
+        they leave numerators and denominators, as any row without an action does.
+        """
+        needs, lesson, settings = self._objective.needs(), self._models.lesson, self._settings
+        shown = None
+        if lesson.context != "none":
+            shown = taught_rows(batch, groups, lesson)
+            batch = replace(batch, action=batch.action & False if shown is None else shown.places)
+            if shown is None:
+                return _untaught(batch, needs, lesson)
+        seen = batch if shown is None else shown.batch
+        if "teacher_logp" in needs:
+            logp = teacher.logp(seen)
+            batch = replace(batch, teacher_logp=logp if shown is None else shown.back(logp))
+        if "teacher_divergence" in needs and lesson.top_k:
+            chosen = None
+            if lesson.of_policy:
+                tokens, temperature = settings.micro_batch_tokens, settings.sampling.temperature
+                policy = self._models.policy
+                chosen, _ = top_scores(policy, batch, temperature, tokens, lesson.top_k, None, self._ranks)
+            top, logp = teacher.top(seen, chosen if shown is None or chosen is None else shown.forth(chosen))
+            if shown is not None:
+                top, logp = shown.back(top), shown.back(logp)
+            batch = replace(batch, teacher_top=top, teacher_top_logp=logp)
+        return batch
+
+    def _update(
+        self,
+        batch: TokenBatch,
+        groups: Sequence[Group],
+        shown: Sequence[ShownRow],
+        number: int,
+        rate: float,
+        traces: TokenTraces,
+    ) -> dict[str, float]:
+        """Every update of the step; metrics are averaged over them."""
+        self._set_learning_rates(rate)
+        ids = [group.prompt.id for group in groups for _ in group.samples] + [each.prompt.id for each in shown]
+        num_samples = batch.num_sequences
+        if self._models.demonstrations is not None:
+            batch = with_demonstrations(batch, [each.row for each in shown])
+        objective = self._objective.tuned(self._memory)
+        only_critic = number <= objective.value.warmup
+        updates: list[dict[str, float]] = []
+        experts = _ExpertUse(self._routers, self._settings.routing_replay)
+        for rows in self._minibatches(batch.num_sequences, number):
+            minibatch = self._surveyed(objective, batch, rows, first=not updates)
+            totals = step_totals(minibatch, self._settings.max_new_tokens)
+            try:
+                with self._divergence_reference() as reference, self._divergence_teacher() as teacher:
+                    metrics, scores = update(
+                        self._train_state,
+                        objective,
+                        minibatch,
+                        totals,
+                        reference=reference,
+                        teacher=teacher,
+                        teacher_temperature=self._models.lesson.temperature,
+                        only_critic=only_critic,
+                    )
+            except UpdateRefused as error:
+                raise RunFailed(_failure(number, error, ids, rows)) from error
+            if not updates:  # before the first update the policy is the one that sampled
+                metrics.update(sampler_metrics(minibatch, scores, self._settings.staleness > 0))
+            experts.add(minibatch, scores)
+            if "ended" in metrics and updates:
+                break
+            traces.add(objective, minibatch, rows, scores.logp, only_critic)
+            updates.append(metrics)
+        means = {name: fmean([each[name] for each in updates if name in each]) for name in updates[0]}
+        means |= {"updates": float(len(updates)), **experts.metrics()}
+        if not only_critic:
+            self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, num_samples)
+        return means
+
+    def _untaught_count(self, batch: TokenBatch) -> dict[str, int]:
+        """Samples that were left out because the teacher had nothing to read about them."""
+        if self._models.lesson.context == "none":
+            return {}
+        return {"untaught": int((batch.lengths == 0).sum())}
+
+    def _surveyed(self, objective: Objective, batch: TokenBatch, rows: list[int], first: bool) -> TokenBatch:
+        """The rows of an update. A clip rule that looks at the whole step sees it first, which is one more pass; before
+        the first update the log-probabilities are known."""
+        whole = isinstance(objective.clip, StepClip) and objective.clip.whole_groups
+        seen = batch if whole else batch.select(rows)
+        if objective.surveys(seen):
+            settings, logp = self._settings, seen.old_logp if first else None
+            if logp is None:
+                replay = batch.routed_experts if settings.routing_replay == "sampler" else None
+                replay = replay if replay is None or whole else replay[rows]
+                temperature, tokens = settings.sampling.temperature, settings.micro_batch_tokens
+                logp = token_scores(self._models.policy, seen, temperature, tokens, self._ranks, replay).logp
+            seen = objective.surveyed(seen, logp)
+        return seen.select(rows) if whole else seen
+
+    def _set_learning_rates(self, rate: float) -> None:
+        state, highest = self._train_state, self._optimizer_settings.learning_rate
+        set_learning_rate(state.optimizer, rate)
+        if state.critic_optimizer is not None:
+            set_learning_rate(state.critic_optimizer, rate / highest * (self._models.critic_rate or highest))
+
+    def _divergence_reference(self) -> Any:
+        """The reference as a context, for an objective that compares whole distributions; else None."""
+        if "divergence" in self._objective.needs() and self._models.reference is not None:
+            return self._models.reference.open()
+        return nullcontext()
+
+    def _divergence_teacher(self) -> Any:
+        """The teacher as a context, where its whole distribution is compared; else None."""
+        models = self._models
+        if "teacher_divergence" in self._objective.needs() and models.teacher is not None and not models.lesson.top_k:
+            return models.teacher.open()
+        return nullcontext()
+
+    def _minibatches(self, num_rows: int, number: int) -> list[list[int]]:
+        settings = self._settings
+        return [
+            rows
+            for epoch in range(settings.epochs_per_batch)
+            for rows in minibatches(num_rows, settings.updates_per_step, settings.seed, number, epoch)
+        ]
+
+    def _publish(self, number: int) -> None:
+        """Hand the new weights to the engine, and let the reference follow where the objective says so."""
+        self._version += 1
+        self._collector.load_weights(self.model.state_dict(), self._version)
+        kept = self._objective.reference.kept_after(number)
+        if kept < 1 and isinstance(self._models.reference, CopiedReference):
+            self._models.reference.follow(self._models.policy, kept)
+
+    def evaluate(self) -> dict[str, float]:
+        return {} if self._evaluator is None else self._evaluator.metrics()
+
+    def close(self) -> None:
+        """End what writes completions in the background."""
+        self._collector.close()
+
+    def state(self) -> dict[str, Any]:
+        return {"collector": self._collector.state(), "memory": dict(self._memory), "version": self._version}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        state, models = self._train_state, self._models
+        tensors = {"optimizer": optimizer_tensors(models.policy.model, state.optimizer)}
+        if models.critic is not None and state.critic_optimizer is not None:
+            tensors["critic"] = models.critic.tensors()
+            tensors["critic_optimizer"] = optimizer_tensors(models.critic.modules(), state.critic_optimizer)
+        if self._reference_moved and isinstance(models.reference, CopiedReference):
+            tensors["reference"] = models.reference.tensors()
+        if self._settings.staleness:
+            tensors["rollouts"] = self._collector.tensors()
+        return tensors
+
+    @property
+    def _reference_moved(self) -> bool:
+        """The reference is no longer the model the run began with."""
+        return any(self._objective.reference.kept_after(step) < 1 for step in range(1, self._version + 1))
+
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        models, critic_optimizer = self._models, self._train_state.critic_optimizer
+        self._collector.restore(state["collector"], tensors.get("rollouts", {}))
+        self._memory, self._version = state["memory"], state["version"]
+        self._collector.load_weights(self.model.state_dict(), self._version)
+        restore_optimizer(models.policy.model, self._train_state.optimizer, tensors["optimizer"])
+        if models.critic is not None and critic_optimizer is not None:
+            models.critic.restore(tensors["critic"])
+            restore_optimizer(models.critic.modules(), critic_optimizer, tensors["critic_optimizer"])
+        if "reference" in tensors and isinstance(models.reference, CopiedReference):
+            models.reference.restore(tensors["reference"])
+
+
+def _untaught(batch: TokenBatch, needs: frozenset[str], lesson: LessonSettings) -> TokenBatch:
+    """A step in which there is nothing to learn: the fields are there, and no action."""
+    none = torch.zeros(batch.action.shape)
+    wide = torch.zeros((*batch.action.shape, lesson.top_k))
+    if "teacher_logp" in needs:
+        batch = replace(batch, teacher_logp=none)
+    if "teacher_divergence" in needs:
+        batch = replace(batch, teacher_top=wide.int(), teacher_top_logp=wide)
+    return batch
+
+
+class _ExpertUse:
+    """What a step's updates do with the experts of a mixture; nothing of a model without."""
+
+    def __init__(self, of: Routers | None, replay: RoutingReplay) -> None:
+        self._of, self._replay = of, replay
+        self._counts: Tensor | None = None
+        self._metrics: dict[str, float] = {}
+
+    def add(self, batch: TokenBatch, scores: TokenScores) -> None:
+        """One update, with what its pass chose: before the first, the policy is the one the batch began with."""
+        if self._of is None or scores.experts is None:
+            return
+        replay = replayed_experts(batch, self._replay)
+        counts = expert_counts(used_experts(scores.experts, replay), self._of.num_experts)
+        if self._counts is None:
+            self._counts = torch.zeros_like(counts)
+            self._metrics |= drift_metrics("router_drift", batch.routed_experts, scores.experts)
+            self._metrics |= replayed_share(scores.experts, replay)
+        self._counts += counts
+        self._metrics |= drift_metrics("router_shift", batch.old_experts, scores.experts)
+
+    def metrics(self) -> dict[str, float]:
+        return self._metrics if self._counts is None else {**self._metrics, **load_metrics(self._counts)}
+
+
+def minibatches(num_rows: int, count: int, seed: int, step: int, epoch: int = 0) -> list[list[int]]:
+    """`count` parts of a seeded shuffle of the rows, another one in each epoch; one part is the batch as it is."""
+    if count == 1:
+        return [list(range(num_rows))]
+    names = (seed, "shuffle", step, epoch) if epoch else (seed, "shuffle", step)
+    stream = torch.Generator().manual_seed(request_seed(*names) % 2**63)
+    order = torch.randperm(num_rows, generator=stream)
+    return [part.tolist() for part in order.tensor_split(count)]
+
+
+def _failure(step: int, error: UpdateRefused, ids: Sequence[str], rows: Sequence[int]) -> str:
+    """`ids` are the prompts of the step's rows, `rows` those of the update."""
+    concerned = sorted({ids[rows[row]] for row in error.rows}) if error.rows else sorted({ids[row] for row in rows})
+    shown = ", ".join(concerned[:4]) + (f" and {len(concerned) - 4} more" if len(concerned) > 4 else "")
+    return f"step {step}: {error}; samples of {shown}; the weights of the last checkpoint are untouched"

@@ -1,0 +1,382 @@
+"""Everything around the steps of a run: reporting, evaluating, saving, stopping, and going on exactly where it was.
+
+A checkpoint holds all that the next step depends on, and how long the logs were when it was written. After a kill the
+logs are cut back to the newest complete checkpoint, so the run that goes on writes what an unbroken one would have.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.model.checkpoint import (
+    checkpoint_step,
+    complete_checkpoints,
+    hide,
+    load_checkpoint,
+    prune_checkpoints,
+    remove_leftovers,
+    save_checkpoint,
+)
+from whet.model.finite import non_finite_weight
+from whet.record.health import diagnosis
+from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, read_metrics, step_reports
+from whet.record.metrics.timer import PhaseTimer
+from whet.record.thinning import ThinnedLog
+from whet.training.distributed.agreement import agree_on_step
+from whet.training.distributed.ranks import ALONE, Ranks
+from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded, save_sharded
+from whet.training.health_actions import HealthAction, HealthPolicy, HealthWatch
+from whet.types import Prompt, RunFailed, Sample, StepReport
+
+
+class FolderLost(RunFailed):
+    """What the run wrote is gone: nothing more must be written in its place."""
+
+
+class Trainer(Protocol):
+    """One way of training, a step at a time."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]: ...
+
+    @property
+    def ended_early(self) -> str | None:
+        """Why the run ends before its last step, or None."""
+        ...
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics on eval data; empty where there is none."""
+        ...
+
+    @property
+    def rate_factor(self) -> float:
+        """What is left of the scheduled learning rate."""
+        ...
+
+    @rate_factor.setter
+    def rate_factor(self, value: float) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on besides the tensors, as JSON."""
+        ...
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]: ...
+
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None: ...
+
+
+class Stateful(Protocol):
+    """What a run depends on besides its trainer, such as a reward that remembers."""
+
+    def state(self) -> Any:
+        """As JSON."""
+        ...
+
+    def restore(self, state: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How many steps a run has, and when it evaluates and saves; step numbers start at 1."""
+
+    steps: int
+    eval_every: int  # 0: only before the first and after the last step
+    save_every: int
+    keep_checkpoints: int
+    health: HealthPolicy = field(default_factory=HealthPolicy)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a run came to."""
+
+    status: str  # finished or interrupted
+    steps: int
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    seconds: Mapping[str, float]
+    tokens: int  # generated, or trained on where nothing is generated
+    ended: str = ""  # why a finished run ended before its last step
+
+
+@dataclass
+class _Progress:
+    """What has been done so far; saved with every checkpoint. No times: equal runs have equal checkpoints."""
+
+    step: int = 0
+    before: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+    evaluated_at: int = -1
+    tokens: int = 0
+    streaks: dict[str, int] = field(default_factory=dict)  # steps for which problems have held that are acted on
+    rate_factor: float = 1.0  # what is left of the scheduled learning rate
+    stopped: str = ""  # the problem that ended the run early
+
+
+def notify(callbacks: Sequence[object], event: str, *arguments: Any) -> None:
+    """Tell every callback that has a method of this name. A callback may have any subset of `Callback`'s methods."""
+    for callback in callbacks:
+        method = getattr(callback, event, None)
+        if method is not None:
+            method(*arguments)
+
+
+def _for_checks(report: StepReport) -> StepReport:
+    """What health checks read of a step: all steps are kept, and the rest would be most of their memory."""
+    return replace(report, spread={}, seconds={}, health=())
+
+
+def run_training(
+    trainer: Trainer,
+    settings: LoopSettings,
+    folder: Path,
+    record: RunRecorder,
+    callbacks: Sequence[object],
+    summary: Mapping[str, Any],
+    *,
+    checkpoint: Path | None = None,
+    precision: str = "fp32",
+    health_settings: Mapping[str, Any] | None = None,
+    also_saved: Mapping[str, Stateful] | None = None,
+    identity: str = "",
+    ranks: Ranks = ALONE,
+    note: Callable[[str], object] | None = None,
+) -> TrainingResult:
+    """Run the remaining steps. `checkpoint` is where to go on from; without one the run starts at step 1.
+
+    `also_saved` is what checkpoints hold besides the trainer, by name; `identity` is what they say whose they are.
+    Of several ranks the first alone writes records and is listened to by callbacks; `note` hears what this rank does.
+    """
+    checkpoints, others = folder / "checkpoints", dict(also_saved or {})
+    progress = _restored(trainer, folder, checkpoint, others, ranks)
+    ranks.gather(None)  # the first rank has cut the logs back
+    note = note or _ignore
+    lines = read_metrics(folder)
+    history: ThinnedLog[StepReport] = ThinnedLog()  # of a long run: a check must not cost more with every step
+    for earlier in step_reports(lines):
+        history.append(_for_checks(earlier))
+    evals = eval_records(lines)
+    watch = HealthWatch(settings.health, dict(progress.streaks), progress.rate_factor)
+    progress.stopped = ""
+    if watch.rate_factor != 1:
+        trainer.rate_factor = watch.rate_factor
+    spent = _spent(lines)
+    everyone = [record, *callbacks]
+    notify(everyone, "started", summary)
+
+    def evaluate(step: int) -> None:
+        note(f"evaluating after step {step}")
+        _check_weights(trainer.model, step, folder)
+        timer = PhaseTimer()
+        with timer.phase("evaluate"), _memory_in_words(f"the evaluation at step {step}", folder):
+            result = trainer.evaluate()
+        if step == 0:
+            progress.before = result
+        progress.after, progress.evaluated_at = result, step
+        if result:  # nothing to evaluate on takes no time worth a line
+            _add(spent, timer.seconds)
+            evals.append(EvalRecord(step, "eval", result, timer.seconds["evaluate"]))
+            notify(everyone, "evaluated", step, "eval", result, timer.seconds["evaluate"])
+
+    def save(step: int) -> None:
+        note(f"saving step {step}")
+        _refuse_lost(record, step)
+        timer = PhaseTimer()
+        with timer.phase("save"):
+            _check_weights(trainer.model, step, folder)
+            state = {
+                "run": vars(progress),
+                "trainer": trainer.state(),
+                "also": {name: each.state() for name, each in others.items()},
+                "logs": record.position(),
+                "identity": identity,
+            }
+            content = (trainer.model, trainer.tokenizer, trainer.tensors(), state)
+            if ranks.size == 1:
+                path = save_checkpoint(checkpoints, step, *content)
+            else:
+                path = save_sharded(ranks, checkpoints, step, *content)
+            if ranks.is_first:
+                prune_checkpoints(checkpoints, settings.keep_checkpoints)
+        _add(spent, timer.seconds)
+        notify(everyone, "saved", step, path)
+
+    if ranks.is_first:
+        remove_leftovers(checkpoints)
+        prune_checkpoints(checkpoints, settings.keep_checkpoints)  # a kill may have come between a save and its pruning
+    if progress.evaluated_at < 0:
+        evaluate(0)
+    saved = progress.step if checkpoint is not None else -1
+    with _graceful_stop() as stopping:
+        for step in range(progress.step + 1, (settings.steps if trainer.ended_early is None else progress.step) + 1):
+            timer = PhaseTimer()
+            note(f"in step {step}")
+            with _memory_in_words(f"step {step}", folder):
+                report, samples = trainer.step(step, timer)
+            health = diagnosis([*history.items(), report], precision, health_settings, evals)
+            taken = _actions(watch, health, progress, trainer, ranks)
+            report = replace(report, health=(*health, *taken.values()), seconds=timer.seconds)
+            history.append(_for_checks(report))
+            _add(spent, timer.seconds)
+            progress.step = step
+            progress.tokens += report.counts.get("tokens", 0)
+            _refuse_lost(record, step)
+            notify(everyone, "stepped", report, samples)
+            done = step == settings.steps or trainer.ended_early is not None or "stop" in taken
+            stops, disagreement = agree_on_step(ranks, trainer.model, report, samples, stopping.is_set())
+            if disagreement:
+                raise RunFailed(disagreement)
+            if done or (settings.eval_every and step % settings.eval_every == 0):
+                evaluate(step)
+            if done or stops or "checkpoint" in taken or step % settings.save_every == 0:
+                save(step)
+                saved = step
+            # several ranks stop together: a signal that came to one meanwhile counts at the next step
+            if done or stops or (ranks.size == 1 and stopping.is_set()):
+                break
+    if saved != progress.step:  # the signal came after its step had been looked at
+        save(progress.step)
+    _refuse_lost(record, progress.step)
+    return _result(progress, settings.steps, trainer.ended_early or progress.stopped or None, spent)
+
+
+def _actions(
+    watch: HealthWatch, health: Sequence[str], progress: _Progress, trainer: Trainer, ranks: Ranks
+) -> dict[HealthAction, str]:
+    """What is done about the problems of a step. Every rank does what the first one decides."""
+    if not watch.policy.on_problem:
+        return {}
+    taken = watch.look(ranks.first(lambda: tuple(health)))
+    progress.streaks, progress.rate_factor = watch.streaks, watch.rate_factor
+    if "lower_rate" in taken:
+        trainer.rate_factor = watch.rate_factor
+    progress.stopped = taken.get("stop", "")
+    return taken
+
+
+def _refuse_lost(record: RunRecorder, step: int) -> None:
+    """Stop where what the run wrote was taken away: it would end as finished, with nothing to show for it."""
+    lost = record.lost()
+    if lost is not None:
+        raise FolderLost(
+            f"step {step}: {lost} was deleted, moved or replaced while the run was writing there, and what it held is "
+            "lost; start the run again in a folder of its own"
+        )
+
+
+def _spent(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Where the time of the recorded steps and evaluations went."""
+    spent: dict[str, float] = {}
+    for report in step_reports(lines):
+        _add(spent, {name: took for name, took in report.seconds.items() if math.isfinite(took)})
+    for evaluation in eval_records(lines):
+        _add(spent, {"evaluate": evaluation.seconds})
+    return spent
+
+
+def _check_weights(model: Any, step: int, folder: Path) -> None:
+    """Never save or measure weights that are not numbers."""
+    name = non_finite_weight(model)
+    if name is not None:
+        raise RunFailed(
+            f"step {step}: the weight {name} is not finite (NaN or infinity), and such weights are not saved; lower "
+            f"optimizer.learning_rate (`whet resume {folder} --set optimizer.learning_rate=RATE --accept-changes`)"
+        )
+
+
+def _result(progress: _Progress, steps: int, ended: str | None, spent: Mapping[str, float]) -> TrainingResult:
+    status = "finished" if progress.step == steps or ended is not None else "interrupted"
+    # a metric that only one of the two evaluations has is no comparison
+    before = {name: value for name, value in progress.before.items() if name in progress.after}
+    return TrainingResult(status, progress.step, before, progress.after, spent, progress.tokens, ended or "")
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+def _restored(
+    trainer: Trainer, folder: Path, checkpoint: Path | None, others: Mapping[str, Stateful], ranks: Ranks
+) -> _Progress:
+    if checkpoint is None:
+        if ranks.is_first:
+            cut_back(folder, {})
+        return _Progress()
+    if ranks.size == 1 and not is_sharded(checkpoint):
+        tensors, state = load_checkpoint(checkpoint, trainer.model)
+    else:
+        tensors, state = load_sharded(ranks, checkpoint, trainer.model)
+    trainer.restore(state["trainer"], tensors)
+    for name, saved in state["also"].items():
+        if name in others:  # a reward that was taken out has nothing to restore
+            others[name].restore(saved)
+    if not ranks.is_first:
+        return _Progress(**state["run"])
+    cut_back(folder, state["logs"])
+    # newer ones belong to the lines just cut off: pruning would take them for the newest, and so would a resume
+    for path in complete_checkpoints(checkpoint.parent):
+        if checkpoint_step(path) > checkpoint_step(checkpoint):
+            hide(path)
+    return _Progress(**state["run"])
+
+
+def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, number in more.items():
+        totals[name] = totals.get(name, 0.0) + number
+
+
+@contextmanager
+def _memory_in_words(during: str, folder: Path) -> Iterator[None]:
+    """A full GPU as a failed run with its way out, instead of a traceback from inside a kernel."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        asked = str(error).partition(". GPU")[0].strip().rstrip(".")
+        raise RunFailed(
+            f"{during}: {asked}; lower batch.micro_batch_tokens, which changes memory only (`whet resume {folder} "
+            "--set batch.micro_batch_tokens=N`), or start with fewer rows per step or a lower sampling.max_new_tokens; "
+            "end other processes on the GPU"
+        ) from error
+
+
+@contextmanager
+def _graceful_stop() -> Iterator[threading.Event]:
+    """Let the first Ctrl-C, termination or end of the terminal finish the step and save; a second one interrupts."""
+    stopping = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if stopping.is_set():
+            earlier = before[signal.Signals(number)]
+            if callable(earlier):
+                earlier(number, frame)  # says by which signal it ends
+            raise KeyboardInterrupt
+        stopping.set()
+
+    heeded = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the run outlives its terminal
+        heeded.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in heeded}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

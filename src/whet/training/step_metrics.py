@@ -1,0 +1,212 @@
+"""What a step of reinforcement learning reports: counts, mean rewards, and how far sampler and trainer are apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from whet.model.token_logp import TokenScores
+from whet.record.metrics.correlation import pearson
+from whet.rollout.buffer import RolloutBatch
+from whet.rollout.episode_runner import PlayNotes
+from whet.types import Group, Sample, StopReason, TokenBatch
+
+MIXERS = (6364136223846793005, 1442695040888963407, 3935559000370003845, 2685821657736338717)  # large and odd
+RUN = 4  # tokens that are compared with the rest of their completion
+FEWEST_COMPARED = 12  # tokens of a completion in which something can repeat
+MOST_COMPARED = 256  # completions of a step
+
+
+def group_counts(groups: Sequence[Group]) -> dict[str, int]:
+    samples = [sample for group in groups for sample in group.samples]
+    return {
+        "prompts": len(groups),
+        "samples": len(samples),
+        "tokens": sum(sample.num_actions for sample in samples),
+        "truncated": sum(sample.stop.is_limit for sample in samples),
+        "unscorable": sum(sample.reward is None for sample in samples),
+    }
+
+
+def episode_counts(groups: Sequence[Group], played: PlayNotes) -> dict[str, int]:
+    """Turns, calls and ends of the step's episodes; nothing where every sample is one completion."""
+    samples = [sample for group in groups for sample in group.samples if sample.turns]
+    counts: Counter[str] = Counter(played.counts)
+    for sample in samples:
+        counts["turns"] += sum(turn.role == "assistant" for turn in sample.turns)
+        for turn in sample.turns:
+            counts.update(turn.counts)
+        if sample.stop.is_limit or sample.stop is StopReason.FAILED:
+            counts[f"ended_by_{sample.stop}"] += 1
+    if samples:
+        counts["observed_tokens"] = sum(len(each.tokens) - _first(each) - each.num_actions for each in samples)
+    return dict(sorted(counts.items()))
+
+
+def _first(sample: Sample) -> int:
+    """Where the policy's first token stands."""
+    return int(sample.action.int().argmax()) if sample.num_actions else len(sample.tokens)
+
+
+def environment_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What environments measured in their episodes, on average."""
+    samples = [sample for group in groups for sample in group.samples]
+    names = sorted({name for sample in samples for name in sample.metrics})
+    return {f"env_{name}": fmean([each.metrics[name] for each in samples if name in each.metrics]) for name in names}
+
+
+def role_rewards(groups: Sequence[Group]) -> dict[str, float]:
+    """The mean reward of each role that the policy played; nothing where it played none."""
+    earned: dict[str, list[float]] = {}
+    for sample in (sample for group in groups for sample in group.samples):
+        if sample.role and sample.reward is not None:
+            earned.setdefault(sample.role, []).append(sample.reward)
+    return {f"reward_as_{role}": fmean(earned[role]) for role in sorted(earned)}
+
+
+def collection_counts(rollout: RolloutBatch, groups: Sequence[Group]) -> dict[str, int]:
+    """What it took to collect the groups, where that is more than the groups themselves."""
+    trained = sum(len(group.samples) for group in groups)
+    if rollout.num_samples == trained:
+        return {}
+    return {"prompts_spent": len(rollout.outcomes), "samples_spent": rollout.num_samples, "rounds": rollout.rounds}
+
+
+def mean_rewards(groups: Sequence[Group]) -> dict[str, float]:
+    """`total` and each part: means over the scored samples."""
+    samples = [sample for group in groups for sample in group.samples if sample.reward is not None]
+    if not samples:
+        return {"total": float("nan")}
+    parts = {name: fmean([sample.parts[name] for sample in samples]) for name in samples[0].parts}
+    return {"total": fmean([sample.reward for sample in samples if sample.reward is not None]), **parts}
+
+
+def reward_company(batch: TokenBatch) -> dict[str, float]:
+    """How the reward goes with length and with the reference's log-probability per token, within groups (Pearson).
+
+    Near 1 with length: the reward pays for length. Near -1 with the reference: it pays for what the starting model
+    would hardly write.
+    """
+    tokens, reward, group = batch.action.sum(1).cpu(), batch.reward.double().cpu(), batch.group.cpu()
+    known = torch.isfinite(reward) & (tokens > 0)
+    columns = {"reward_length_correlation": tokens.double()}
+    if batch.ref_logp is not None:
+        logp = torch.where(batch.action, batch.ref_logp, torch.zeros_like(batch.ref_logp)).double().sum(1).cpu()
+        columns["reward_reference_correlation"] = logp / tokens.clamp(min=1)
+    found = {name: _within_groups(reward, column, group, known) for name, column in columns.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def deciding_parts(batch: TokenBatch, groups: Sequence[Group], weights: Mapping[str, float]) -> dict[str, float]:
+    """Of each part of the reward, how much of the total's variance within groups is its own: cov(w part, total) / var.
+
+    The shares of plainly weighted parts add up to 1. Nothing where there is one part, or no group differs.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    names = [name for name in weights if all(name in sample.parts for sample in samples if sample.reward is not None)]
+    if len(names) < 2:
+        return {}
+    known = torch.tensor([sample.reward is not None for sample in samples])
+    if not bool(known.any()):
+        return {}
+    total = _centred(
+        torch.tensor([sample.reward or 0.0 for sample in samples], dtype=torch.float64), batch.group.cpu(), known
+    )
+    variance = float(total.square().sum())
+    if variance <= 1e-12 * len(samples):
+        return {}
+    found = {}
+    for name in names:
+        part = torch.tensor([weights[name] * each.parts.get(name, 0.0) for each in samples], dtype=torch.float64)
+        found[f"{name}_decides"] = float((_centred(part, batch.group.cpu(), known) * total).sum()) / variance
+    return found
+
+
+def _centred(values: Tensor, group: Tensor, known: Tensor) -> Tensor:
+    """Less the mean of its group, over the rows that are known; 0 elsewhere."""
+    size = int(group.max()) + 1
+    counts = torch.zeros(size).double().index_add(0, group, known.double())
+    sums = torch.zeros(size).double().index_add(0, group, torch.where(known, values, 0.0))
+    return torch.where(known, values - (sums / counts.clamp(min=1))[group], 0.0)
+
+
+def repetition(groups: Sequence[Group]) -> dict[str, float]:
+    """The share of a completion's runs of four tokens that it has written before, on average; of up to 256 completions.
+
+    Nothing where all are too short to tell.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    chosen = samples[:: -(-len(samples) // MOST_COMPARED)]
+    shares = [share for sample in chosen if (share := _repeated(sample.tokens[sample.action])) is not None]
+    return {"repetition": fmean(shares)} if shares else {}
+
+
+def _repeated(tokens: Tensor) -> float | None:
+    if len(tokens) < FEWEST_COMPARED:
+        return None
+    each = tokens.long().unfold(0, RUN, 1)
+    # runs as numbers: equal runs are equal, and two others are not but once in 2^60
+    key = torch.tensor(MIXERS)
+    return 1 - len((each * key).sum(1).unique()) / len(each)
+
+
+def _within_groups(first: Tensor, second: Tensor, group: Tensor, known: Tensor) -> float | None:
+    pairs: list[tuple[float, float]] = []
+    for number in group[known].unique():
+        rows = known & (group == number)
+        a, b = first[rows], second[rows]
+        pairs += list(zip((a - a.mean()).tolist(), (b - b.mean()).tolist(), strict=True))
+    return pearson([a for a, _ in pairs], [b for _, b in pairs])
+
+
+def uniform_share(groups: Sequence[Group]) -> float:
+    """Share of groups whose scored samples all have the same reward, role by role: they teach nothing."""
+    return fmean([float(all(len(each) <= 1 for each in _rewards_by_role(group).values())) for group in groups])
+
+
+def _rewards_by_role(group: Group) -> dict[str, set[float]]:
+    found: dict[str, set[float]] = {}
+    for sample in group.samples:
+        if sample.reward is not None:
+            found.setdefault(sample.role, set()).add(sample.reward)
+    return found
+
+
+def group_staleness(group: Group, version: int) -> int:
+    """Policy versions between the oldest weights that wrote the group and those that train on it."""
+    return version - min(sample.versions[0] for sample in group.samples)
+
+
+def sampler_metrics(batch: TokenBatch, scores: TokenScores, is_stale: bool) -> dict[str, float]:
+    """How far the trainer's log-probabilities are from the sampler's, before the first update of the step."""
+    action = batch.action
+    if not action.any() or batch.behavior_logp is None:
+        return {}
+    gap = (scores.logp - batch.behavior_logp)[action].abs()
+    name = "staleness" if is_stale else "sampler_gap"  # an older policy is meant to differ, an engine is not
+    return {
+        "entropy": float(scores.entropy[action].double().mean()),
+        name: float(gap.double().mean()),
+        f"{name}_max": float(gap.max()),
+    }
+
+
+def critic_metrics(batch: TokenBatch) -> dict[str, float]:
+    """The share of the targets' variance that the critic explains: 1 is perfect, below 0 worse than a constant."""
+    if batch.target is None or batch.value is None or int(batch.action.sum()) < 2:
+        return {}
+    target, value = batch.target[batch.action], batch.value[batch.action].to(batch.target.dtype)
+    variance = target.var()
+    return {"critic_explains": float(1 - (target - value).var() / variance)} if variance > 0 else {}
+
+
+def teacher_metrics(batch: TokenBatch) -> dict[str, float]:
+    """How far the policy is from its teacher, in nats per token of its own: an estimate of KL(policy, teacher)."""
+    sampled = batch.old_logp if batch.old_logp is not None else batch.behavior_logp
+    if batch.teacher_logp is None or sampled is None or not bool(batch.action.any()):
+        return {}
+    return {"teacher_kl": float((sampled - batch.teacher_logp)[batch.action].double().mean())}

@@ -1,0 +1,186 @@
+"""What a teacher says about the policy's own tokens: asked once per step, before the first update, without gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from whet.data.distillation_target import LessonContext, behind, lesson_texts, with_text
+from whet.model.causal_lm import CausalLM
+from whet.rollout.logp_server import LogpServer
+from whet.training.distributed.ranks import ALONE, Ranks
+from whet.training.update import token_scores, top_scores
+from whet.types import Group, Prompt, RunFailed, TokenBatch
+
+
+@dataclass(frozen=True)
+class LessonSettings:
+    """How distributions are compared, where they are."""
+
+    top_k: int = 0  # tokens, and all others together; 0: token by token over the whole vocabulary
+    of_policy: bool = False  # the policy's likeliest tokens before the first update, not the teacher's
+    temperature: float = 1.0  # of the teacher
+    context: LessonContext = "none"  # what it reads besides the prompt
+    template: str = ""
+    known: Mapping[str, str] = field(default_factory=dict)  # texts by prompt, that stand in no column
+    encode: Callable[[Prompt], tuple[int, ...]] | None = None  # a prompt's tokens
+    longest: int = 0  # tokens that the teacher can read
+
+
+@dataclass(frozen=True)
+class TaughtRows:
+    """A batch as the teacher sees it: rows of the policy's batch behind other prompts."""
+
+    batch: TokenBatch
+    rows: list[int]  # of the policy's batch
+    places: Tensor  # bool [N, T], the actions of those rows in the policy's batch
+
+    def back(self, values: Tensor) -> Tensor:
+        """What the teacher said [n, S, ...] in the policy's places [N, T, ...]; 0 for rows that it was not shown."""
+        found = values.new_zeros((*self.places.shape, *values.shape[2:]))
+        found[self.places] = values[self.batch.action]
+        return found
+
+    def forth(self, values: Tensor) -> Tensor:
+        """The policy's [N, T, ...] in the teacher's places."""
+        found = values.new_zeros((*self.batch.action.shape, *values.shape[2:]))
+        found[self.batch.action] = values[self.places]
+        return found
+
+
+def taught_rows(batch: TokenBatch, groups: Sequence[Group], lesson: LessonSettings) -> TaughtRows | None:
+    """The samples that the teacher knows something about, behind what it reads; None where there is not one.
+
+    A sample is left out where there is no text about it, or where the text leaves it no room.
+    """
+    assert lesson.context != "none" and lesson.encode is not None
+    rows: list[int] = []
+    tokens, actions = [], []
+    samples = [(group, place) for group in groups for place in range(len(group.samples))]
+    texts = [text for group in groups for text in lesson_texts(group, lesson.context, lesson.known)]
+    for row, ((group, place), text) in enumerate(zip(samples, texts, strict=True)):
+        sample = group.samples[place]
+        if text is None or not bool(batch.action[row].any()):
+            continue
+        shown = lesson.encode(with_text(group.prompt, text, lesson.template))
+        each, action, _ = behind(shown, sample)
+        if len(each) <= lesson.longest:
+            rows.append(row)
+            tokens.append(each)
+            actions.append(action)
+    if not rows:
+        return None
+    padded = pad_sequence(tokens, batch_first=True)
+    action = pad_sequence(actions, batch_first=True)
+    places = batch.action.clone()
+    places[[row for row in range(batch.num_sequences) if row not in set(rows)]] = False
+    support = None if batch.support is None else _moved_support(batch, rows, places, action)
+    whole = TokenBatch(padded, action, torch.arange(len(rows)), batch.reward[rows], support=support)
+    return TaughtRows(whole, rows, places)
+
+
+def _moved_support(batch: TokenBatch, rows: list[int], places: Tensor, action: Tensor) -> Tensor:
+    assert batch.support is not None
+    found = batch.support.new_full((*action.shape, batch.support.shape[-1]), -1)
+    found[action] = batch.support[places]
+    return found
+
+
+class Teacher(Protocol):
+    """Grades tokens it did not write."""
+
+    @property
+    def said(self) -> str:
+        """What it is, in words."""
+        ...
+
+    def logp(self, batch: TokenBatch) -> Tensor:
+        """log-probability of every action [N, T], 0 elsewhere."""
+        ...
+
+    def top(self, batch: TokenBatch, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
+        """int32 [N, T, K] and [N, T, K]: its likeliest tokens at each action, or the `chosen`, and their logp."""
+        ...
+
+    def open(self) -> AbstractContextManager[CausalLM | None]:
+        """The model, for a pass that compares whole distributions; None where there is none to be had."""
+        ...
+
+
+class Openable(Protocol):
+    """Where a model is had for as long as it is needed: `whet.model.reference` has several."""
+
+    def open(self) -> AbstractContextManager[CausalLM]: ...
+
+
+@dataclass(frozen=True)
+class ModelTeacher:
+    """A model in this process, on the policy's device or on another; its logits are built chunk by chunk."""
+
+    source: Openable
+    temperature: float
+    micro_batch_tokens: int
+    ranks: Ranks = ALONE
+    top_k: int = 0  # tokens that distributions are compared on; 0: all
+    said: str = "a model"
+
+    def logp(self, batch: TokenBatch) -> Tensor:
+        with self.source.open() as lm:
+            return token_scores(lm, batch, self.temperature, self.micro_batch_tokens, self.ranks).logp
+
+    def top(self, batch: TokenBatch, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
+        with self.source.open() as lm:
+            tokens = self.micro_batch_tokens
+            return top_scores(lm, batch, self.temperature, tokens, self.top_k, chosen, self.ranks)
+
+    def open(self) -> AbstractContextManager[CausalLM | None]:
+        return self.source.open()
+
+
+@dataclass(frozen=True)
+class ServerTeacher:
+    """A server that scores tokens it is given. Every rank gets what the first was shown."""
+
+    server: LogpServer
+    ranks: Ranks = ALONE
+    top_k: int = 0
+    said: str = "a server"
+
+    def logp(self, batch: TokenBatch) -> Tensor:
+        rows = [row_tokens(batch, row) for row in range(batch.num_sequences)]
+        scored = self.ranks.first(lambda: self.server.logp(rows))
+        found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+        for row, values in enumerate(scored):
+            found[row, : len(values)] = torch.tensor(values, dtype=torch.float32)
+        return found.masked_fill_(~batch.action, 0.0)
+
+    def top(self, batch: TokenBatch, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
+        if chosen is not None:
+            raise ValueError("a server names its own likeliest tokens, not those of others")
+        rows = [row_tokens(batch, row) for row in range(batch.num_sequences)]
+        scored = self.ranks.first(lambda: [each.likeliest for each in self.server.tables(rows, self.top_k)])
+        ids = torch.zeros((*batch.tokens.shape, self.top_k), dtype=torch.int32)
+        logp = torch.zeros(ids.shape, dtype=torch.float32)
+        for row, tables in enumerate(scored):
+            for place, likeliest in enumerate(tables):
+                if bool(batch.action[row, place]):
+                    if len(likeliest) < self.top_k:
+                        raise RunFailed(f"the teacher gave {len(likeliest)} likeliest tokens, not {self.top_k}")
+                    ids[row, place] = torch.tensor(list(likeliest), dtype=torch.int32)
+                    logp[row, place] = torch.tensor(list(likeliest.values()), dtype=torch.float32)
+        return ids, logp
+
+    def open(self) -> AbstractContextManager[CausalLM | None]:
+        return nullcontext()
+
+
+def row_tokens(batch: TokenBatch, row: int) -> list[int]:
+    """The tokens of a row up to its last action."""
+    end = int(batch.action[row].nonzero().max()) + 1 if bool(batch.action[row].any()) else 0
+    return [int(each) for each in batch.tokens[row, :end].tolist()]

@@ -1,0 +1,120 @@
+"""The catalogue is what the presets say, and the commands that only print text do without torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from whet.objective import PAIR_PRESETS, PRESETS
+from whet.objective.presets.reward_model import REWARD_MODELS
+from whet.settings.methods import catalogue, describe
+from whet.settings.methods.method import KINDS, from_record, to_record
+from whet.settings.methods.tables import explanation, explanation_with_plot, overview, record
+from whet.types import WhetError
+
+REFRESH = "catalogue.json is stale: python -m whet.pages.methods"
+
+
+def same(first, second):
+    """Equal, numbers to 1e-12: a processor may round another way."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, float) or isinstance(second, float):
+        return first == pytest.approx(second, rel=1e-12, abs=1e-12)
+    return first == second
+
+
+def test_the_catalogue_is_fresh():
+    written, now = (
+        json.loads(catalogue.FILE.read_text("utf-8")),
+        json.loads(json.dumps(to_record(describe.catalogue()))),
+    )
+    assert written.keys() == now.keys() and list(written["methods"]) == list(now["methods"]), REFRESH
+    for part in ("methods", "axes", "left_out"):
+        stale = [name for name in now[part] if not same(written[part][name], now[part][name])]
+        assert not stale, f"{', '.join(stale)}: {REFRESH}"
+
+
+def test_nothing_is_lost_on_the_way_to_the_file_and_back():
+    whole = describe.catalogue()
+    assert from_record(json.loads(json.dumps(to_record(whole)))) == whole
+
+
+def test_every_preset_is_a_method_of_its_kind():
+    assert catalogue.method_names("policy") == list(PRESETS)
+    assert catalogue.method_names("preference") == list(PAIR_PRESETS)
+    assert catalogue.method_names("reward_model") == list(REWARD_MODELS) and catalogue.method_names("sft") == ["sft"]
+    assert len(catalogue.methods()) == sum(len(catalogue.methods(kind)) for kind in KINDS)
+    for name, preset in {**PRESETS, **PAIR_PRESETS, **REWARD_MODELS}.items():
+        found = catalogue.method(name)
+        assert (found.name, found.title, found.paper, found.run) == (name, preset.title, preset.paper, preset.run)
+    assert {name: catalogue.method(name).learns for name in REWARD_MODELS} == {
+        "rm": "rankings",
+        "orm": "outcomes",
+        "prm": "steps",
+    }
+
+
+def test_a_component_is_written_with_its_numbers():
+    grpo = catalogue.method("grpo")
+    assert str(grpo.components["clip"]) == "ppo_clip(low=0.2, high=0.2)" and str(grpo.components["ratio"]) == "token"
+    assert record(grpo)["kl"] == "k3(beta=0.04)" and record(grpo)["kind"] == "policy"
+    assert [name for name, axis in catalogue.axes("policy").items() if axis.main] == [
+        *("baseline", "scale", "ratio", "clip", "aggregate", "kl")
+    ]
+    assert catalogue.axes("sft") == {}
+
+
+def test_kinds_without_components_are_explained_too():
+    said = explanation("sft")
+    assert said.startswith("Supervised fine-tuning: ") and said.endswith("run it    whet train sft")
+    assert "components" not in said and explanation_with_plot("sft") == said
+    assert "says      how likely each step is right" in explanation("prm")
+    assert "| prm " in overview("reward_model") and "how likely each step is right" in overview("reward_model")
+
+
+def test_an_unknown_method_gets_the_nearest_and_one_that_is_left_out_the_reason():
+    with pytest.raises(WhetError, match=r"no method is called 'grppo' \(did you mean 'grpo'\?\)"):
+        catalogue.method("grppo")
+    with pytest.raises(WhetError, match=r"'power_dl' is not built: .* could not be verified"):
+        catalogue.method("power_dl")
+
+
+PROGRAM = """
+import sys
+sys.argv = ["whet", *{words!r}]
+from whet.cli import main
+try:
+    main()
+except SystemExit as ended:
+    code = ended.code or 0
+else:
+    code = 0
+print("heavy:", *sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
+print("code:", code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("algorithms",), 0, "| grpo "),
+        (("algorithms", "--json"), 0, '"name": "grpo"'),
+        (("explain", "grpo"), 0, "weight against ratio"),
+        (("explain", "dpo"), 0, "what a run minimises"),
+        (("advise", "--signal", "verifiable", "--model-size", "7", "--memory", "80"), 0, "whet train grpo"),
+        (("config", "grpo"), 0, 'method = "grpo"'),
+        (("config", "dpo"), 0, 'method = "dpo"'),
+        (("explain", "grppo"), 2, "did you mean 'grpo'?"),
+        (("train", "grppo"), 2, "did you mean 'grpo'?"),
+        (("config", "grpo", "--set", "batch.grop_size=2"), 2, "batch.group_size"),
+    ],
+)
+def test_a_command_that_only_prints_text_imports_no_torch(words, code, said, tmp_path):
+    program = [sys.executable, "-c", PROGRAM.format(words=list(words))]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert said in done.stdout + done.stderr, done.stdout + done.stderr
+    assert f"heavy:\ncode: {code}\n" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,145 @@
+"""Defaults that depend on the model and the method, and values that are impossible together."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+
+from whet.settings.annotated import annotated_toml
+from whet.settings.config import rate_reasons, resolved, toml_text
+from whet.settings.width import model_width
+from whet.types import WhetError
+
+
+def folder_of(place, **config):
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(config))
+    return str(place)
+
+
+def rate(method, model, lora=0):
+    return resolved(method, {"model": {"name": model, "lora": lora}}).optimizer.learning_rate
+
+
+def test_the_built_in_model_has_numbers_of_its_own():
+    small, large = resolved("grpo"), resolved("grpo", {"model": {"name": "smollm2"}})
+    assert (small.steps, small.optimizer.learning_rate) == (40, 1e-4)
+    assert large.steps == 100
+    assert resolved("dpo").optimizer.learning_rate == 1e-4
+    assert resolved("ppo").batch.updates_per_step == 4
+    assert (resolved("ppo").critic.learning_rate, resolved("grpo").critic.learning_rate) == (1e-3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "wide", "narrow"),
+    [
+        ("grpo", 1e-6, 7e-6),
+        ("sft", 2e-5, 1e-4),
+        ("dpo", 1e-6, 7e-6),
+        ("orpo", 5e-6, 4e-5),  # its paper's own
+        ("apo_zero", 2e-7, 1e-6),
+        ("rm", 1e-5, 7e-5),
+        ("orm", 1e-5, 7e-5),
+        ("prm", 1e-5, 7e-5),
+    ],
+)
+def test_a_rate_depends_on_the_kind_of_training_and_the_width(method, wide, narrow, tmp_path):
+    seven_billion = folder_of(tmp_path / "wide", hidden_size=4096)
+    assert rate(method, seven_billion) == wide
+    assert rate(method, "smollm2") == narrow
+    assert rate(method, "smollm2", lora=16) == pytest.approx(10 * narrow)
+    assert rate(method, folder_of(tmp_path / "wider", hidden_size=8192)) == pytest.approx(
+        wide / 2, rel=0.21
+    )  # one digit
+
+
+def test_a_critic_learns_faster_than_its_policy():
+    def rates(**changes):
+        config = resolved("ppo", {"model": {"name": "smollm2"}, **changes})
+        return config.optimizer.learning_rate, config.critic.learning_rate
+
+    assert rates() == (7e-6, 7e-5)
+    assert rates(model={"name": "smollm2", "lora": 8}) == (7e-5, 7e-4)
+    assert rates(optimizer={"learning_rate": 1e-6}) == (1e-6, 7e-5)
+    assert rates(critic={"learning_rate": 0}) == (7e-6, 0)  # the policy's
+    assert resolved("grpo", {"model": {"name": "smollm2"}}).critic.learning_rate == 0
+
+
+def test_the_width_is_found_by_whatever_name_the_model_has(tmp_path):
+    for place, config in enumerate(
+        ({"hidden_size": 512}, {"n_embd": 512}, {"d_model": 512}, {"text_config": {"hidden_size": 512}})
+    ):
+        assert model_width(folder_of(tmp_path / str(place), **config)) == 512
+    assert model_width(folder_of(tmp_path / "other", vocab_size=512)) is None
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    assert model_width(str(tmp_path / "broken")) is None and model_width(str(tmp_path / "absent")) is None
+
+
+def test_the_width_of_a_gguf_stands_in_its_header(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(str(tmp_path / "model.gguf"), "llama")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "bcd"])
+    writer.add_array("numbers", [1, 2, 3])
+    writer.add_bool("flag", True)
+    writer.add_embedding_length(320)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert model_width(str(tmp_path / "model.gguf")) == 320
+    (tmp_path / "other.gguf").write_bytes(b"GGUF and no more")
+    assert model_width(str(tmp_path / "other.gguf")) is None
+
+
+def test_a_hub_model_that_cannot_be_reached_is_taken_for_a_wide_one(monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    config = resolved("sft", {"model": {"name": "nobody/nothing-at-all"}})
+    assert config.optimizer.learning_rate == 2e-5
+    assert "could not be read" in rate_reasons(config)["optimizer.learning_rate"]
+
+
+def test_a_run_goes_on_at_the_rate_that_it_has():
+    config = resolved("ppo", {"model": {"name": "smollm2", "lora": 8}})
+    assert resolved("ppo", tomllib.loads(toml_text(config))) == config
+
+
+def test_the_reason_stands_beside_the_rate():
+    text = " ".join(annotated_toml(resolved("sft", {"model": {"name": "smollm2"}})).replace("\n# ", " ").split())
+    assert "2e-05 at width 4096 (Touvron et al. 2023; Tunstall et al. 2023), as 1 / width for 576 learn" in text
+    mine = resolved("sft", {"model": {"name": "smollm2"}, "optimizer": {"learning_rate": 3e-4}})
+    assert rate_reasons(mine) == {"optimizer.learning_rate": "as given"}
+
+
+def test_adapters_learn_ten_times_as_fast():
+    assert resolved("grpo", {"model": {"lora": 8}}).optimizer.learning_rate == pytest.approx(1e-3)
+
+
+def test_more_updates_than_samples_are_refused():
+    batch = {"prompts_per_step": 3, "group_size": 2}
+    assert resolved("grpo", {"batch": {**batch, "updates_per_step": 6}}).batch.updates_per_step == 6
+    with pytest.raises(WhetError, match="updates_per_step is 7 but a step has 6 samples"):
+        resolved("grpo", {"batch": {**batch, "updates_per_step": 7}})
+
+
+def test_online_preferences_sample():
+    data = {"source": "rows.jsonl"}
+    assert resolved("dpo", {"data": data, "preference": {"online": 2}, "sampling": {"top_k": 3}}).sampling.top_k == 3
+    with pytest.raises(WhetError, match="sampling has no effect"):
+        resolved("dpo", {"data": data, "sampling": {"top_k": 3}})
+
+
+SIZES = {
+    "grpo": ("prompts_per_step", "group_size", "updates_per_step", "epochs_per_batch", "micro_batch_tokens"),
+    "sft": ("rows_per_step", "micro_batch_tokens"),
+}
+
+
+@pytest.mark.parametrize(("method", "name"), [(method, name) for method, names in SIZES.items() for name in names])
+def test_a_batch_may_be_as_small_as_one(method, name):
+    assert getattr(resolved(method, {"batch": {name: 1}}).batch, name) == 1
+    with pytest.raises(WhetError, match=rf"batch\.{name}"):
+        resolved(method, {"batch": {name: 0}})

@@ -1,0 +1,83 @@
+"""whet commands as processes of their own, forked from one that has imported whet: half a second instead of five.
+
+They are killed, interrupted and resumed as `python -m whet` is. What is said of a process that starts from nothing
+(its imports, its environment, a script) is tested with `subprocess`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+_FORK = multiprocessing.get_context("forkserver")
+_FORK.set_forkserver_preload(["tests.support.warm_start"])
+
+
+class Command:
+    """A running `whet WORDS`."""
+
+    def __init__(self, words: tuple[str, ...], folder: Path | None = None, **environment: str) -> None:
+        self._notes = tempfile.TemporaryDirectory()
+        places = [str(Path(self._notes.name) / name) for name in ("stdout", "stderr")]
+        self._process = _FORK.Process(target=_obey, args=(words, str(folder or Path.cwd()), environment, *places))
+        self._process.start()
+
+    def poll(self) -> int | None:
+        """The exit code; negative: the signal that it died of."""
+        return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float = 300) -> int:
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, "the command did not end"
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    @property
+    def stdout(self) -> str:
+        return self._printed("stdout")
+
+    @property
+    def stderr(self) -> str:
+        return self._printed("stderr")
+
+    def _printed(self, name: str) -> str:
+        place = Path(self._notes.name) / name
+        return place.read_text(errors="replace") if place.exists() else ""
+
+
+def started(*words: str, folder: Path | None = None, **environment: str) -> Command:
+    """`whet WORDS` in a folder, with further environment variables; packages of a PYTHONPATH are found first."""
+    return Command(words, folder, **environment)
+
+
+def finished(*words: str, folder: Path | None = None, **environment: str) -> Command:
+    """`started`, and waited for."""
+    command = Command(words, folder, **environment)
+    command.wait()
+    return command
+
+
+def _obey(words: tuple[str, ...], folder: str, environment: dict[str, str], output: str, errors: str) -> None:
+    """Run one command in the forked process, which ends as the command does."""
+    os.environ.update(environment)
+    sys.path[:0] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
+    for number, place in ((1, output), (2, errors)):
+        file = os.open(place, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(folder)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    sys.argv = ["whet", *words]
+    from whet.cli import main
+
+    main()

@@ -1,0 +1,39 @@
+"""One unit for what every way to train spends: its parts add up, and equal budgets give equal costs."""
+
+import pytest
+
+from whet.tools.pipelines.compute import SELECTION, Passes, choices_within, preference_passes, rl_passes, steps_within
+
+
+def test_a_forward_pass_is_one_and_training_three():
+    assert Passes(sampled=1, scored=2, trained=1).cost == 6
+    assert str(Passes(1, 2, 1)) == "1 sampled + 2 scored + 3 trained"
+
+
+def test_a_critic_of_its_own_reads_and_learns_too():
+    plain = rl_passes(reference=True, critic=False, reward_model=True)
+    assert (plain.sampled, plain.scored, plain.trained, plain.cost) == (1, 2, 1, 6)
+    actor_critic = rl_passes(reference=True, critic=True, reward_model=True, updates=4)
+    # reference, reward model, critic, and the policy again before the first of several updates
+    assert (actor_critic.scored, actor_critic.trained, actor_critic.cost) == (4, 2, 11)
+    shared = rl_passes(reference=True, critic=True, reward_model=True, updates=4, shared_trunk=True)
+    assert (shared.scored, shared.trained) == (3, 1)
+    assert rl_passes(reference=False, critic=False, reward_model=False, epochs=3).cost == 10
+
+
+def test_pairs_are_read_and_learnt_and_never_sampled():
+    assert preference_passes(reference=True).cost == 4 and preference_passes(reference=False).cost == 3
+    assert SELECTION.cost == 2
+
+
+@pytest.mark.parametrize("cost", [7.0, 130.0, 999.0])
+def test_equal_budgets_give_costs_that_are_equal_to_half_a_step(cost):
+    budget = 10_000.0
+    assert abs(steps_within(budget, cost) * cost - budget) <= cost / 2
+    assert steps_within(1.0, cost) == 1
+
+
+def test_n_spends_the_budget_on_the_prompts_and_no_more():
+    n = choices_within(10_000, prompts=10, tokens=50.0, most=64)
+    assert n == 10 and n * 10 * 50 * SELECTION.cost <= 10_000
+    assert choices_within(1e9, 10, 50.0, 64) == 64 and choices_within(1.0, 10, 50.0, 64) == 1

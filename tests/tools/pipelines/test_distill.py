@@ -1,0 +1,123 @@
+"""A teacher into a smaller student: what it costs, who is compared with whom, and the whole on a tiny scale."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from whet.model.load import load_model
+from whet.pages.pipeline_changes import MeasuredPolicy, branched, compared, fallen, lost_prompts
+from whet.tools.pipelines.distill import DistillSettings, distill_entries
+from whet.tools.pipelines.library.distilling import Arithmetic, StudentEntry, against_first
+from whet.tools.pipelines.runner import run_pipeline
+from whet.types import WhetError
+
+TINY = {
+    "teacher": "whetstone",
+    "student": {"layers": 1},
+    "data": {"count": 8},
+    "sampling": {"max_new_tokens": 8},
+    "warm_rows": 8,
+    "warm": {"epochs": 1.0},
+    "traces": {"completions": 2},
+    "imitate": {"epochs": 1.0},
+    "eval": {"prompts": 4},
+}
+
+
+def entries(**given):
+    return distill_entries(DistillSettings(pipeline="distill", **given))
+
+
+def test_operations_count_each_weight_and_token():
+    arithmetic = Arithmetic(student=10, teacher=30)
+    assert arithmetic.of_traces(sampled=5, trained=7) == 2 * 30 * 5 + 6 * 10 * 7
+    assert arithmetic.of_own(4, frozen=30) == 4 * (2 * (10 + 30) + 6 * 10)
+    # the student reads its completions again before several updates, and learns from them twice
+    assert arithmetic.of_own(4, frozen=0, epochs=2.0, scores_itself=True) == 4 * (2 * 20 + 2 * 60)
+
+
+def test_the_ways_branch_from_one_student_and_each_is_measured():
+    found = entries(**TINY)
+    starts = {entry.name: entry.start for entry in found if hasattr(entry, "start")}
+    assert {starts[name] for name in ("traces-sft", "on_policy", "self", "rl")} == {"warm-student"}
+    against = {entry.name: entry.against for entry in found if entry.kind == "eval"}
+    assert against["eval-rl"] == against["eval-on_policy"] == "eval-warm-student"
+    assert found[-1].evals == ("eval-traces-sft", "eval-on_policy", "eval-self", "eval-rl")
+    assert [entry.teacher for entry in found if entry.name == "on_policy"] == ["whetstone"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"compare": "traces,offpolicy"}, "no way is called 'offpolicy'.*on_policy"),
+        ({"compare": "rl,traces"}, "traces comes first"),
+        (
+            {"teacher": "", "data": {"source": "rows.jsonl"}, "reward": {"parts": [{"reward": "exact_answer"}]}},
+            "teacher=",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_fix(given, words):
+    with pytest.raises(WhetError, match=words):
+        entries(**{**TINY, **given})
+
+
+def test_a_student_that_is_given_is_not_cut():
+    from whet.tools.pipelines.library import compose
+
+    given = DistillSettings(pipeline="distill")
+    with pytest.raises(WhetError, match="drop them, or source"):
+        compose(given, [StudentEntry(name="student", teacher="whetstone", source="whetstone", layers=1)])
+
+
+def test_each_model_is_tested_against_the_first():
+    outcomes = {"one": [1.0, 0.0, 0.0, 0.0] * 10, "same": [1.0, 0.0, 0.0, 0.0] * 10, "two": [1.0, 1.0, 1.0, 0.0] * 10}
+    found = against_first(outcomes)
+    assert found["same"]["difference"] == 0 and found["same"]["p"] == 1
+    assert found["two"]["difference"] == 0.5 and found["two"]["p"] < 1e-4
+    assert found["two"]["low"] < 0.5 < found["two"]["high"]
+
+
+def policy(label, right, against=""):
+    rows = {str(at): {"right": each, "completion": label, "prompt": "?", "answer": 1} for at, each in enumerate(right)}
+    return MeasuredPolicy(label, rows, f"eval-{label}", against)
+
+
+def test_a_branch_is_compared_with_where_it_began_and_not_with_its_neighbour():
+    start = policy("start", [0] * 30, "none")
+    good = policy("good", [1] * 20 + [0] * 10, "eval-start")
+    poor = policy("poor", [0] * 29 + [1], "eval-start")
+    teacher = policy("teacher", [1] * 30, "none")
+    policies = [teacher, start, good, poor]
+    assert [(one.label, two.label) for one, two in compared(policies)] == [("start", "good"), ("start", "poor")]
+    assert fallen(policies) == []  # worse than its neighbour and the teacher, not than its start
+    assert lost_prompts(policies) == []
+    text = branched(policies)
+    assert "good 66.7% (+66.7 points on start" in text and "poor 3.3%" in text
+    assert branched([policy("a", [0]), policy("b", [1])]) == ""
+    assert fallen([policy("a", [1] * 30), policy("b", [0] * 30)])
+
+
+def test_all_ways_run_for_about_the_same_arithmetic(tmp_path):
+    reward = Path(__file__).with_name("always_right.py")
+    assert reward.is_file()
+    tiny = {**TINY, "reward": {"parts": [{"reward": f"{reward}:always_right"}]}}
+    ran = run_pipeline("distill", {**tiny, "folder": str(tmp_path / "run")})
+    assert ran.status == "finished"
+    student = load_model(str(ran.stages["student"].folder / "run")).model
+    assert student.config.num_hidden_layers == 1
+    for way in ("on_policy", "self", "rl"):
+        result = ran.stages[way].result
+        assert result["budget"] == ran.stages["rl"].result["budget"] > 0
+        # at least one step, else within what a step costs of the budget
+        per_step = result["operations"] / result["steps"]
+        assert result["steps"] == 1 or abs(result["operations"] - result["budget"]) <= 2 * per_step
+    trained = load_model(str(ran.stages["on_policy"].folder / "run")).model
+    warm = load_model(str(ran.stages["warm-student"].folder / "run")).model
+    assert any(not torch.equal(one, two) for one, two in zip(trained.parameters(), warm.parameters(), strict=True))
+    saved = json.loads((ran.stages["comparison"].folder / "stage.json").read_text())
+    assert set(saved["result"]["tests"]) == {"eval-on_policy", "eval-self", "eval-rl"}
+    page = (tmp_path / "run" / "pipeline.html").read_text()
+    assert "points on warm-student" in page

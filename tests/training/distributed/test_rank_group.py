@@ -1,0 +1,113 @@
+"""Ranks before and beside their collectives: who they are, that they agree, and that they hear of one another's end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import whet
+from tests.support.rank_launching import HERE, end, said, start_ranks
+from whet.training.distributed.launch import Launch, launched, rank_environment, refuse_idle_ranks, run_rank
+from whet.training.distributed.rank_group import disagreement
+from whet.types import WhetError
+
+SCENES = str(HERE / "rank_group_scenes.py")
+FULL = rank_environment(1, 2, "127.0.0.1", 29500, 1, 2)
+
+
+def test_a_process_without_a_launcher_is_alone():
+    assert launched({}) == Launch()
+    assert launched({"WORLD_SIZE": "1", "RANK": "0"}) == Launch()
+    assert launched(FULL) == Launch(1, 2, 1, 2, "127.0.0.1", 29500)
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 and RANK is not set"),
+        ({"RANK": "1"}, "RANK is 1 and WORLD_SIZE is not set"),
+        ({**FULL, "RANK": "2"}, "RANK is 2 and WORLD_SIZE 2: ranks go from 0 to 1"),
+        ({**FULL, "RANK": "one"}, "RANK is 'one' in the environment, not a number"),
+        ({**FULL, "WORLD_SIZE": "-2"}, "WORLD_SIZE is '-2' in the environment, not a number"),
+        ({**FULL, "MASTER_ADDR": ""}, "WORLD_SIZE is 2 and MASTER_ADDR is not set"),
+        ({**FULL, "MASTER_PORT": "99999"}, "MASTER_PORT is 99999; give a free port"),
+        ({**FULL, "LOCAL_RANK": "2"}, "LOCAL_RANK 2, LOCAL_WORLD_SIZE 2, WORLD_SIZE 2 do not fit"),
+    ],
+)
+def test_half_a_launcher_is_one_clear_line(environment, line):
+    with pytest.raises(WhetError, match=line) as found:
+        launched(environment)
+    assert "\n" not in str(found.value)
+    assert "torchrun" in str(found.value) or "free port" in str(found.value)
+
+
+def test_more_ranks_than_rows_are_refused():
+    refuse_idle_ranks(3, 3, "rows per step", "batch.rows_per_step")
+    with pytest.raises(WhetError, match=r"^4 ranks and 3 rows per step: 1 of them .* start 3 or fewer, or raise batch"):
+        refuse_idle_ranks(4, 3, "rows per step", "batch.rows_per_step")
+
+
+def test_what_differs_is_named_with_the_ranks():
+    same = {"torch": "2.13", "seed": "0"}
+    assert disagreement([same, same, same], "fix") == ""
+    assert disagreement([same, {"torch": "2.13"}], "fix") == ""  # a rank that does not know
+    found = disagreement([same, {**same, "torch": "2.11"}, same], "install one")
+    assert found == "the ranks do not agree: torch is 2.13 on ranks 0, 2, 2.11 on rank 1; install one"
+
+
+def test_the_environment_of_a_rank_is_set_while_it_runs(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert run_rank(FULL, lambda: os.environ["RANK"]) == "1"
+    assert "RANK" not in os.environ
+    with pytest.raises(WhetError, match="RANK is 5"):
+        run_rank({**FULL, "RANK": "5"}, lambda: None)
+
+
+def test_a_port_in_use_is_one_line_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for name, value in rank_environment(0, 2, "127.0.0.1", port, 0, 2).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(WhetError, match=rf"^port {port} of 127.0.0.1 is in use .* give another MASTER_PORT"):
+            whet.train("grpo", folder="run", console=False)
+    assert not Path("run").exists()
+
+
+def test_ranks_agree_or_raise_the_same_line_everywhere(tmp_path):
+    ranks = start_ranks(2, [sys.executable, SCENES, "agreeing"], tmp_path)
+    try:
+        codes = [rank.wait(240) for rank in ranks]
+    finally:
+        end(ranks)
+    assert codes == [0, 0], said(tmp_path, 0) + said(tmp_path, 1)
+    both = [
+        "given run 0",
+        "given ['rank 0', 'rank 1']",
+        "given run 1",
+        "given ['rank 0', 'rank 1']",
+        "raised the ranks do not agree: seed is 0 on rank 0, 1 on rank 1; give the same",
+        "raised the ranks do not agree: torch is 2.0 on rank 0, 2.1 on rank 1; install the same packages everywhere",
+    ]
+    assert said(tmp_path, 1).splitlines() == both
+    assert said(tmp_path, 0).splitlines() == [*both, "raised rank 1: the tape is torn"]
+
+
+def test_a_process_that_nothing_interrupts_is_ended_with_its_last_words(tmp_path):
+    ranks = start_ranks(2, [sys.executable, SCENES, "standing_still"], tmp_path)
+    try:
+        assert ranks[1].wait(240) == 9
+        began = time.monotonic()
+        assert ranks[0].wait(60) == 1
+        assert time.monotonic() - began < 30
+    finally:
+        end(ranks)
+    assert said(tmp_path, 0).startswith("last words: rank 1: no sign of life for 2 s"), said(tmp_path, 0)
+    assert "in step 7" in said(tmp_path, 0)

@@ -1,0 +1,132 @@
+"""What a run does about its problems: after how many steps, how often, and the same after a resume or on any rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import whet
+from whet.pages.run_report import html_report
+from whet.record import read_metrics, read_run
+from whet.record.console import Console
+from whet.record.doctor import doctor_report
+from whet.settings.config import resolved
+from whet.training.assembly.health import health_policy
+from whet.training.health_actions import HealthPolicy, HealthWatch
+from whet.types import StepReport, WhetError
+
+ILL = ("KL runaway: it ran.", "flat reward: it stays.")
+
+
+def test_a_problem_must_hold_for_some_steps_and_is_acted_on_again_after_as_many() -> None:
+    watch = HealthWatch(HealthPolicy({"KL runaway": "lower_rate", "clipping": "stop"}, 3, 0.5))
+    taken = [watch.look(ILL) for _ in range(7)]
+    assert [step for step, each in enumerate(taken, 1) if each] == [3, 6] and watch.rate_factor == 0.25
+    assert taken[2] == {
+        "lower_rate": "rate lowered: KL runaway has held for 3 steps; the learning rate is now 0.5 times what the "
+        "schedule says."
+    }
+    watch = HealthWatch(HealthPolicy({"KL runaway": "stop"}, 2))
+    assert [bool(watch.look(each)) for each in (ILL, (), ILL, ILL)] == [False, False, False, True]
+    assert HealthWatch(HealthPolicy()).look(ILL) == {}
+    several = HealthWatch(HealthPolicy({"KL runaway": "lower_rate", "flat reward": "lower_rate"}, 1, 0.5))
+    assert len(several.look(ILL)) == 1 and several.rate_factor == 0.5  # once in a step, whatever ails it
+
+
+def test_names_are_those_of_rules_that_can_find_a_problem_in_such_a_run() -> None:
+    def policy(method: str, **on_problem: str) -> HealthPolicy:
+        return health_policy(resolved(method, {"health": {"on_problem": on_problem}}))
+
+    assert policy("grpo", kl_runaway="stop").on_problem == {"KL runaway": "stop"}
+    assert health_policy(resolved("grpo", {"health": {"on_problem": {"entropy collapse": "checkpoint"}}})).on_problem
+    for method, name in (
+        ("grpo", "too_easy"),
+        ("grpo", "throughput_loss"),
+        ("grpo", "entropy_falls"),
+        ("sft", "clipping"),
+    ):
+        with pytest.raises(WhetError, match=f"health.on_problem.{name}: no rule of such a run"):
+            policy(method, **{name: "stop"})
+    for idle in ({"after_steps": 5}, {"rate_factor": 0.1}, {"rate_factor": 0.1, "on_problem": {"clipping": "stop"}}):
+        with pytest.raises(WhetError, match="no effect"):
+            resolved("grpo", {"health": idle})
+    with pytest.raises(WhetError):
+        policy("grpo", clipping="pray")
+
+
+SMALL = {
+    "model": {"threads": 1, "device": "cpu"},
+    "sampling": {"max_new_tokens": 4},
+    "batch": {"prompts_per_step": 2, "group_size": 2},
+    "eval": {"prompts": 0},
+    "report": {"save_every": 100, "review_every": 0},
+}
+
+
+def same(completion: str) -> float:
+    return 0.0
+
+
+def trained(folder: Path, action: str, steps: int, after: int = 2, **more: object) -> whet.Run:
+    """A run without any signal, which is found from its fifth step on."""
+    health = {"on_problem": {"no_reward_signal": action}, "after_steps": after, **more}
+    config = {**SMALL, "health": health}
+    return whet.train("grpo", reward=same, steps=steps, config=config, folder=str(folder), console=False)
+
+
+def rates(folder: Path) -> list[float]:
+    return [line["metrics"]["learning_rate"] for line in read_metrics(folder) if "eval" not in line]
+
+
+def test_a_run_stops_and_says_why_in_its_record_on_its_page_and_to_the_doctor(tmp_path: Path, capsys) -> None:
+    trained(tmp_path / "run", "stop", 20)
+    summary = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (read_run(tmp_path / "run").num_steps, summary["status"]) == (6, "finished")
+    why = "run stopped: no reward signal has held for 2 steps."
+    assert summary["ended"] == why and read_metrics(tmp_path / "run")[-1]["health"][-1] == why
+    assert "no reward signal has held for 2 steps" in html_report(tmp_path / "run")
+    assert doctor_report(tmp_path / "run").actions == (f"step 6: {why}",)
+    assert (tmp_path / "run" / "checkpoints" / "step-000006").exists()
+    console = Console(seconds_between_lines=0)
+    for step in (1, 2):
+        console.stepped(StepReport(step, step, {}, {"total": 0.0}, {}, (f"rate lowered: {step}.", "clipping: x.")), [])
+    said = capsys.readouterr().out
+    assert said.count("rate lowered") == 2 and said.count("clipping") == 1
+
+
+def test_a_lowered_rate_and_what_has_held_survive_a_resume(tmp_path: Path) -> None:
+    trained(tmp_path / "whole", "lower_rate", 12)
+    assert rates(tmp_path / "whole") == pytest.approx([1e-4] * 6 + [5e-5] * 2 + [2.5e-5] * 2 + [1.25e-5] * 2)
+    trained(tmp_path / "parts", "lower_rate", 7)
+    whet.resume(tmp_path / "parts", steps=12, console=False)
+    assert rates(tmp_path / "parts") == rates(tmp_path / "whole")
+    health = [[line["health"] for line in read_metrics(tmp_path / name)] for name in ("whole", "parts")]
+    assert health[0] == health[1]
+
+
+def test_a_checkpoint_is_saved_where_a_problem_holds(tmp_path: Path) -> None:
+    trained(tmp_path / "run", "checkpoint", 7)
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved == ["step-000006", "step-000007"]
+
+
+def test_every_rank_does_what_the_first_one_decides() -> None:
+    from types import SimpleNamespace
+
+    from whet.training.run import _actions, _Progress
+
+    class Second:
+        """The second of two ranks: of what is asked of the first it hears the answer."""
+
+        size, is_first = 2, False
+
+        def first(self, work: object) -> tuple[str, ...]:
+            return ILL
+
+    watch, progress = HealthWatch(HealthPolicy({"KL runaway": "lower_rate"}, 1, 0.5)), _Progress()
+    trainer = SimpleNamespace(rate_factor=1.0)
+    taken = _actions(watch, (), progress, trainer, Second())  # its own numbers, by the clock say, show nothing
+    assert list(taken) == ["lower_rate"] and trainer.rate_factor == progress.rate_factor == 0.5
+    assert progress.streaks == {"KL runaway": 1}

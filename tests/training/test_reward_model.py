@@ -1,0 +1,340 @@
+"""Reward models: the loss of a naive transcription, marks worked out by hand, and folders that rewards can load."""
+
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from whet.data.families import ClassifierRow
+from whet.data.pairs import PreferencePair
+from whet.data.tasks import TASKS
+from whet.data.tasks.contrast import task_labelled, task_preferences, task_rankings, task_stepped
+from whet.model.causal_lm import causal_lm
+from whet.model.load import load_model
+from whet.model.scalar_head import scalar_model
+from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLoss
+from whet.record.metrics.calibration import calibration_of
+from whet.record.metrics.correlation import pearson
+from whet.record.metrics.reward_model import area_under_curve, outcome_metrics, pair_metrics, step_metrics
+from whet.record.metrics.timer import PhaseTimer
+from whet.reward.learned import learned, learned_steps
+from whet.training.optimizer import OptimizerSettings
+from whet.training.reward_model import (
+    RewardModelDataset,
+    RewardModelRow,
+    RewardModelSettings,
+    RewardModelTrainer,
+    build_reward_model,
+    reward_model_rows,
+    row_metrics,
+)
+from whet.training.rows import RowTrainer
+from whet.types import Prompt, Sample, StopReason, WhetError
+
+RATES = OptimizerSettings(learning_rate=1e-2)
+ARITHMETIC = TASKS["arithmetic"]
+
+
+def tiny():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=96, tie_word_embeddings=True, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def judged(stream, completions, places=1):
+    prompt = torch.randint(2, 40, (int(torch.randint(2, 9, (), generator=stream)),), generator=stream).tolist()
+    rows = []
+    for _ in range(completions):
+        size = int(torch.randint(places, places + 6, (), generator=stream))
+        row = (*prompt, *torch.randint(2, 40, (size,), generator=stream).tolist())
+        rows.append(ClassifierRow(row, len(prompt), tuple(range(len(row) - places, len(row)))))
+    return tuple(rows)
+
+
+def rankings(*sizes, margin=0.0):
+    stream = torch.Generator().manual_seed(0)
+    made = []
+    for size in sizes:
+        rows = judged(stream, size)
+        lengths = tuple(len(row.tokens) - row.shared for row in rows)
+        made.append(RewardModelRow(rows, lengths, ranks=tuple(range(size)), margin=margin))
+    return made
+
+
+def labels():
+    stream = torch.Generator().manual_seed(0)
+    given = [(1.0, 0.0, None), (1.0,), (0.5, 1.0), (0.0,), (1.0, 1.0, 1.0)]
+    return [RewardModelRow(judged(stream, 1, len(each)), (3,), labels=each) for each in given]
+
+
+def trainer(objective, rows, **changes):
+    settings = {"steps": 4, "rows_per_step": len(rows), "micro_batch_tokens": 60, "packed": True, "seed": 3, **changes}
+    judge = scalar_model(causal_lm(tiny()), "sequence", 7)
+    return RewardModelTrainer(
+        judge, None, objective, RewardModelDataset(rows, rows), RewardModelSettings(**settings), RATES
+    )
+
+
+def gradient(made, monkeypatch):
+    found = {}
+
+    def note(model, optimizer, limit, check, *rest):
+        found.update({name: value.grad.clone() for name, value in model.named_parameters()})
+        return 1.0
+
+    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "optimizer_step", note)
+    report, _ = made.step(1, PhaseTimer())
+    return found, report.metrics
+
+
+def naive_scores(made, row):
+    hidden = made.model.model(input_ids=torch.tensor([row.tokens])).last_hidden_state[0]
+    return made.model.score(hidden)[list(row.places), 0]
+
+
+def close(first, second):
+    size = max(float(value.abs().max()) for value in second.values())
+    assert size > 1e-3
+    for name, value in second.items():
+        torch.testing.assert_close(first[name], value, rtol=0, atol=3e-5 * size, msg=name)
+
+
+def grads(made):
+    return {name: value.grad for name, value in made.model.named_parameters()}
+
+
+def test_pairs_are_bradley_and_terrys(monkeypatch):
+    sure = (1.0, 0.7, 0.5)
+    rows = [replace(row, preference=each) for row, each in zip(rankings(2, 2, 2, margin=0.3), sure, strict=True)]
+    made = trainer(RankLoss(AllPairs(), centre=0.01), rows)
+    found, metrics = gradient(made, monkeypatch)
+    made.model.zero_grad()
+    losses = []
+    for row in rows:
+        better, worse = (naive_scores(made, each)[-1] for each in row.rows)
+        apart, log_sigma = better - worse - 0.3, torch.nn.functional.logsigmoid
+        cost = -row.preference * log_sigma(apart) - (1 - row.preference) * log_sigma(-apart)
+        losses.append(cost + 0.01 * (better + worse) ** 2)
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    close(found, grads(made))
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_labels_of_steps_are_cross_entropies(monkeypatch):
+    rows = labels()
+    made = trainer(LabelLoss(), rows)
+    found, metrics = gradient(made, monkeypatch)
+    made.model.zero_grad()
+    losses = []
+    for row in rows:
+        for score, label in zip(naive_scores(made, row.rows[0]), row.labels, strict=True):
+            if label is not None:
+                losses.append(torch.nn.functional.binary_cross_entropy_with_logits(score, torch.tensor(label)))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    close(found, grads(made))
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "rows"),
+    [
+        (RankLoss(AllPairs()), rankings(2, 4, 3)),
+        (RankLoss(PlackettLuce()), rankings(4, 2, 3)),
+        (LabelLoss(even_completions=True), labels()),
+    ],
+)
+def test_passes_and_packing_never_change_the_gradient(objective, rows, monkeypatch):
+    wanted, metrics = gradient(trainer(objective, rows, micro_batch_tokens=10_000, packed=False), monkeypatch)
+    for changes in (
+        {"micro_batch_tokens": 1},
+        {"micro_batch_tokens": 10_000},
+        {"micro_batch_tokens": 40, "packed": False},
+    ):
+        found, again = gradient(trainer(objective, rows, **changes), monkeypatch)
+        close(found, wanted)
+        assert again["accuracy"] == pytest.approx(metrics["accuracy"])
+
+
+def test_a_resumed_trainer_goes_on_to_the_same_bytes():
+    rows = rankings(2, 3, 2, 2)
+    whole, halves = (trainer(RankLoss(AllPairs()), rows, rows_per_step=3) for _ in range(2))
+    for number in (1, 2, 3, 4):
+        whole.step(number, PhaseTimer())
+    for number in (1, 2):
+        halves.step(number, PhaseTimer())
+    later = trainer(RankLoss(AllPairs()), rows, rows_per_step=3)
+    later.model.load_state_dict(halves.model.state_dict())
+    later.restore(halves.state(), halves.tensors())
+    for number in (3, 4):
+        later.step(number, PhaseTimer())
+    assert all(torch.equal(value, later.model.state_dict()[key]) for key, value in whole.model.state_dict().items())
+    assert later.state() == whole.state() and whole.evaluate() == later.evaluate()
+
+
+def taught(rows, held_out, objective, kind="sequence", seed=0, steps=12):
+    loaded = load_model("whetstone")
+    lessons = reward_model_rows(loaded.tokenizer, rows, loaded.context, "\n")[0]
+    kept = reward_model_rows(loaded.tokenizer, held_out, loaded.context, "\n")[0]
+    judge = build_reward_model(causal_lm(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, seed)
+    made = RewardModelTrainer(
+        judge, loaded.tokenizer, objective, RewardModelDataset(lessons, kept),
+        RewardModelSettings(steps, 16, 4096, True, seed),
+        OptimizerSettings(learning_rate=1e-3),
+    )  # fmt: skip
+    before = made.evaluate()
+    for number in range(1, steps + 1):
+        made.step(number, PhaseTimer())
+    return made, before, made.evaluate()
+
+
+def completion(text):
+    none = torch.zeros(0)
+    return Sample(none.long(), none.bool(), none, (0, 0), StopReason.END, text)
+
+
+def test_a_reward_model_learns_a_task_and_its_folder_is_a_reward(tmp_path):
+    rows = task_preferences(ARITHMETIC, "train", 320, 0, 1)
+    held_out = task_preferences(ARITHMETIC, "eval", 60, 0, 1)
+    folders, opinions = [], []
+    for seed in (0, 1):
+        made, before, after = taught(rows, held_out, RankLoss(AllPairs(), 0.01), seed=seed, steps=40)
+        assert after["accuracy"] > max(before["accuracy"], 0.7) and after["loss"] < before["loss"] - 0.1
+        assert after["brier"] < before["brier"] and 0 <= after["calibration_error"] < 0.5
+        folder = tmp_path / str(seed)
+        made.model.save_pretrained(folder)
+        made.tokenizer.save_pretrained(folder)
+        folders.append(str(folder))
+        _, scores = made._total_loss(made.eval_rows, learn=False)
+        opinions.append([given[0][0] for given in scores])
+    prompts = [pair.prompt for pair in held_out]
+    samples = [completion(pair.chosen) for pair in held_out]
+    alone = learned(folder=folders[0], device="cpu")(prompts, samples)
+    assert alone == pytest.approx(opinions[0], abs=1e-4) and len({round(score, 3) for score in alone}) > 5
+    worst = learned(folder=folders, ensemble="worst", scale="plain", device="cpu")(prompts, samples)
+    assert worst == pytest.approx([min(both) for both in zip(*opinions, strict=True)], abs=1e-4)
+
+
+def test_a_process_model_learns_steps_and_its_folder_is_a_step_reward(tmp_path):
+    rows = task_stepped(ARITHMETIC, "train", 160, 0, 1)
+    held_out = task_stepped(ARITHMETIC, "eval", 20, 0, 1)
+    made, before, after = taught(rows, held_out, LabelLoss(), kind="token", steps=15)
+    assert after["loss"] < before["loss"] and {"errors_found", "right_kept", "f1", "step_accuracy"} <= set(after)
+    made.model.save_pretrained(tmp_path)
+    made.tokenizer.save_pretrained(tmp_path)
+    _, scores = made._total_loss(made.eval_rows, learn=False)
+    judge = learned_steps(folder=str(tmp_path), separator="\n", device="cpu")
+    for row, given in zip(held_out[:5], scores, strict=False):
+        found = judge.steps(row.prompt, "\n".join(row.steps))
+        chances = [1 / (1 + math.exp(-score)) for (score,) in given]
+        assert [score for _, score in found] == pytest.approx(chances, abs=1e-5) and len(found) == len(row.steps)
+
+
+def test_rankings_and_outcomes_of_a_task_are_learnt_from():
+    ranked = task_rankings(ARITHMETIC, "train", 48, 0, 1)
+    _, before, after = taught(ranked, ranked, RankLoss(PlackettLuce()), steps=8)
+    assert after["loss"] < before["loss"] and 0.4 < after["accuracy"] <= 1
+    graded = task_labelled(ARITHMETIC, "train", 64, 0, 1)
+    _, before, after = taught(graded, graded, LabelLoss(), steps=8)
+    assert after["loss"] < before["loss"] and after["area_under_curve"] > 0.5
+
+
+def test_pair_metrics_by_hand():
+    found = pair_metrics([2.0, 0.0, 1.0], [0.0, 1.0, 1.0], [4, 9, 5], [6, 3, 2])
+    sure = 1 / (1 + math.exp(-2.0)), 1 / (1 + math.exp(-1.0))
+    assert found["accuracy"] == pytest.approx(0.5) and found["margin"] == pytest.approx(1 / 3)
+    assert found["brier"] == pytest.approx(((1 - sure[0]) ** 2 + sure[1] ** 2 + 0.25) / 3)
+    assert found["calibration_error"] == pytest.approx(((1 - sure[0]) + sure[1] + 0) / 3)
+    assert found["accuracy_when_shorter"] == 1.0 and found["accuracy_when_longer"] == 0.25
+    assert found["longer_correlation"] < -0.9 and -1 <= found["length_correlation"] < 0
+    assert "longer_correlation" not in pair_metrics([1.0, 2.0], [0.0, 0.0], [3, 3], [3, 3])
+
+
+def test_outcome_and_step_metrics_by_hand():
+    found = outcome_metrics([1.0, -1.0, 2.0, 0.5], [1, 1, 1, 0])
+    assert found["accuracy"] == 0.5 and found["area_under_curve"] == pytest.approx(2 / 3)
+    steps = step_metrics([[1, -1, 1], [1, 1], [-1, 1]], [(1.0, 0.0, None), (1.0, 1.0), (1.0, 0.0)])
+    assert steps["errors_found"] == 0.5 and steps["right_kept"] == 1.0 and steps["f1"] == pytest.approx(2 / 3)
+    assert steps["step_accuracy"] == pytest.approx(4 / 6)
+    assert area_under_curve([1, 1, 0], [True, False, False]) == pytest.approx(0.75)
+    assert area_under_curve([1, 2], [True, True]) is None
+    assert calibration_of([0.9, 0.9, 0.6], [1, 0, 1]).error == pytest.approx((0.8 + 0.4) / 3)
+    assert pearson([1, 2, 3], [6, 4, 2]) == pytest.approx(-1)
+
+
+def test_verdict_marks_take_every_pair_of_a_ranking():
+    found = row_metrics(rankings(3), [[3.0, 1.0, 2.0]])
+    assert found["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_long_rows_are_left_out_whole_and_lengths_are_the_completions():
+    tokenizer = load_model("whetstone").tokenizer
+    prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
+    found, dropped = reward_model_rows(
+        tokenizer, [PreferencePair(prompt, "5", "1" * 300), PreferencePair(prompt, "5", "66", 1.0)], 100
+    )
+    assert dropped == 1 and found[0].margin == 1.0 and found[0].ranks == (0, 1)
+    assert found[0].lengths == tuple(len(tokenizer(text)["input_ids"]) for text in ("5", "66"))
+
+
+def test_padding_is_never_what_a_row_ends_in():
+    loaded = load_model("whetstone")
+    loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
+    rows = reward_model_rows(loaded.tokenizer, task_preferences(ARITHMETIC, "train", 4, 0, 1), loaded.context)[0]
+    judge = build_reward_model(causal_lm(loaded.model), loaded.tokenizer, rows, "sequence", 0)
+    ends = {each.tokens[-1] for row in rows for each in row.rows}
+    assert judge.model.config.pad_token_id not in ends
+    assert loaded.tokenizer.pad_token_id == judge.model.config.pad_token_id
+
+
+@pytest.mark.parametrize(
+    ("objective", "rows", "told"),
+    [
+        (RankLoss(AllPairs()), [], "no rows"),
+        (RankLoss(AllPairs()), labels(), "learns from rankings or pairs and the data has labels"),
+        (LabelLoss(), rankings(2), "learns from labels and the data has rankings"),
+        (LabelLoss(), [labels()[1]], "all labels of the data say the same"),
+        (LabelLoss(), [*labels(), *rankings(2)], "mixed"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(objective, rows, told):
+    with pytest.raises(WhetError, match=told):
+        trainer(objective, rows)
+
+
+def test_a_checkpoint_is_a_classifier_that_a_run_and_a_critic_can_start_from(tmp_path):
+    from whet.model.checkpoint import load_checkpoint, save_checkpoint
+    from whet.model.critic import critic_on
+
+    loaded = load_model("whetstone")
+    rows = reward_model_rows(loaded.tokenizer, task_preferences(ARITHMETIC, "train", 8, 0, 1), loaded.context)[0]
+
+    def fresh(seed):
+        policy = causal_lm(load_model("whetstone").model)
+        judge = build_reward_model(policy, loaded.tokenizer, rows, "sequence", seed)
+        settings = RewardModelSettings(4, 8, 4096, True, 0)
+        return RewardModelTrainer(
+            judge, loaded.tokenizer, RankLoss(AllPairs()), RewardModelDataset(rows, rows), settings, RATES
+        )
+
+    made = fresh(0)
+    made.step(1, PhaseTimer())
+    path = save_checkpoint(tmp_path, 1, made.model, made.tokenizer, made.tensors(), made.state())
+    other = fresh(1)
+    assert other.evaluate() != made.evaluate()
+    tensors, state = load_checkpoint(path, other.model)
+    other.restore(state, tensors)
+    assert other.evaluate() == made.evaluate()
+    head = made.model.score.weight.detach().clone()
+    reports = [each.step(2, PhaseTimer())[0] for each in (made, other)]
+    assert reports[0].metrics == reports[1].metrics
+    critic = critic_on(causal_lm(load_model("whetstone").model), shared=False, start=str(path))
+    torch.testing.assert_close(critic.head.weight, head)
