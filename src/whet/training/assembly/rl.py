@@ -24,8 +24,8 @@ from whet.rollout.weight_sync_check import PolicyWatch, shares_weights
 from whet.rollout.window import GroupWindow
 from whet.settings.config import OF_TEACHER, PolicyConfig, flattened
 from whet.training.assembly.adapters import first_policy
-from whet.training.assembly.async_rollout import ahead_fact, session_ahead
 from whet.training.assembly.demonstrations import build_demonstrations, check_demonstrations
+from whet.training.assembly.engines import session_ahead
 from whet.training.assembly.episode_runner import most_actions
 from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
 from whet.training.assembly.prompts import data_summary
@@ -251,10 +251,18 @@ def build_collector(
             "for itself, and they must train on the same ones; start one process, or give scale.max_staleness=0"
         )
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
-    session = session_ahead(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
+    session = session_ahead(config, engine, policy, spec.sampling, dataset.prompt_tokens, window.capacity)
     watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
     weights = policy.model.state_dict
     return AsyncCollector(session, dataset, reward_at, spec, order, window, weights, engine, watch)
+
+
+def ahead_fact(config: PolicyConfig) -> str:
+    """What is written while the trainer trains, in words."""
+    batch, scale = config.batch, config.scale
+    window = GroupWindow(batch.prompts_per_step, scale.max_staleness, scale.window)
+    passed = f"a slow one may be passed {window.passes} times" if window.passes else "in strict order"
+    return f"at most {scale.max_staleness} versions behind; {window.capacity} groups in flight, {passed}"
 
 
 def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:
