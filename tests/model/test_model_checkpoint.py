@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from whet.model import checkpoint as room
-from whet.model import (
+from whet.model.checkpoint import (
     checkpoint_step,
     complete_checkpoints,
     load_checkpoint,

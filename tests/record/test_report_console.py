@@ -12,7 +12,7 @@ import time
 import pytest
 
 from whet.api.inputs import check_callbacks
-from whet.record import Console
+from whet.record.console import Console
 from whet.record.text import duration, metric_text, number, quantity, sparkline
 from whet.types import StepReport
 

@@ -73,7 +73,7 @@ def test_a_preset_is_a_method_everywhere():
     assert "clip       narrow(low=0.05, high=0.1)" in said and "weight against ratio" in said
     assert "| narrow_grpo" in overview("policy") and "| narrow_grpo" in component_table("policy")
     assert title(own.objective) == "Narrow"
-    from whet.settings.config import PolicyConfig, resolved
+    from whet.training.config import PolicyConfig, resolved
 
     assert isinstance(resolved("narrow_grpo"), PolicyConfig)
     with pytest.raises(WhetError, match="did you mean 'narrow_grpo'"):
@@ -253,7 +253,7 @@ def test_every_built_in_component_passes_the_check_that_a_users_must_pass():
 
 
 def test_a_reward_an_engine_and_an_environment_by_name():
-    from whet.reward import find_reward
+    from whet.reward.find import find_reward
 
     @whet.register("reward")
     def short_answer(prompt, completion):

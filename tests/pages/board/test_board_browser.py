@@ -11,7 +11,7 @@ from tests.board.made_runs import MadeRun, make_comparison, make_evaluation, mak
 from whet.pages.board.folders import folder_id
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board
-from whet.settings.run_folder import locked
+from whet.record.run_folder import locked
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

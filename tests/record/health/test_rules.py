@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from whet.record import diagnosis, finding_spans, findings, notes
-from whet.record.health import RULES
+from whet.record.health import RULES, diagnosis, finding_spans, findings, notes
 from whet.record.health.history import history_of
 from whet.types import StepReport
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from whet.rollout.torch_engine import TorchEngine
-from whet.settings.config import resolved
 from whet.training.assembly import engines
 from whet.training.assembly.assembly import assemble
+from whet.training.config import resolved
 from whet.training.distributed.background import ProcessSession
 
 SMALL = {"model": {"device": "cpu", "threads": 1}, "batch": {"prompts_per_step": 2, "group_size": 2}}

@@ -21,8 +21,8 @@ from whet.rollout.async_rollout import BackgroundSession
 from whet.rollout.engines import build_engine
 from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
-from whet.settings.config import Config, EvaluationConfig, PolicyConfig
 from whet.training.assembly.threads import thread_choice
+from whet.training.config import Config, EvaluationConfig, PolicyConfig
 from whet.training.distributed.background import ProcessSession
 from whet.training.distributed.engine_host import EngineHost
 from whet.training.distributed.ranks import Ranks

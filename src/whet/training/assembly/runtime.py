@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from whet.data import check_context, prompt_tokens
+from whet.data.sections import DataSection
 from whet.data.usable import Usable, without
-from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
 from whet.model.finite import non_finite_weight
 from whet.model.fused_trunk import fused_works
-from whet.model.load import UNKNOWN_CONTEXT
+from whet.model.load import UNKNOWN_CONTEXT, LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.lora import adapted_layers
 from whet.model.low_precision import widen_vectors
 from whet.model.train_noise import switch_off_noise
@@ -25,14 +25,14 @@ from whet.registry import lookup
 from whet.rollout.collect import Score
 from whet.rollout.episode_runner import Player
 from whet.rollout.openai_engine import TextTokenizer
-from whet.settings.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
-from whet.settings.sections import DataSection, SamplingSection
+from whet.rollout.sections import SamplingSection
 from whet.training.assembly.adapters import add_configured_adapters
 from whet.training.assembly.engines import config_engine, is_server, rank_engine, remote_engine
 from whet.training.assembly.episode_runner import build_player, check_environment
 from whet.training.assembly.rows import encodable
 from whet.training.assembly.threads import thread_choice
 from whet.training.assembly.weights import weights_choice
+from whet.training.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.training.distributed.agreement import agree_on_weights
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.ray_cluster import RayCluster, open_cluster

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from whet.model.width import model_width
 from whet.settings.methods.catalogue import Method
-from whet.settings.width import model_width
 
 PUBLISHED_WIDTH = 4096
 # times the rate of full training (Schulman et al. 2025, LoRA Without Regret); above the second a tiny model learns less
