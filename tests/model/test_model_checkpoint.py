@@ -289,7 +289,7 @@ sys.path[:0] = [sys.argv[2]]
 from conftest import tiny_llama
 from transformers import AutoTokenizer
 import torch
-from whet.model import complete_checkpoints, save_checkpoint
+from whet.model.checkpoint import complete_checkpoints, save_checkpoint
 
 torch.set_num_threads(1)
 folder, model = Path(sys.argv[1]), tiny_llama()
