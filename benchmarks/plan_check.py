@@ -129,16 +129,15 @@ def trainer_for(config: Any, runtime: Any, asked: Mapping[str, Any]) -> Any:
     from whet.tools.bench.benchmark import bench_trainer, random_prompts, unending
     from whet.training.assembly.adapters import first_policy
     from whet.training.assembly.preference import preference_objective
-    from whet.training.assembly.runtime import optimizer_settings
     from whet.training.completion_logp import LiveReference
     from whet.training.preference import (
         PreferenceDataset,
         PreferenceModels,
         PreferenceRow,
-        PreferenceSettings,
         PreferenceTrainer,
     )
-    from whet.training.sft import SFTSettings, SFTTrainer
+    from whet.training.sections import RowsSection
+    from whet.training.sft import SFTTrainer
     from whet.types import Encoded
 
     (count, group), (prompt, completion), pack = asked["rows"], asked["tokens"], asked["pack"]
@@ -151,20 +150,21 @@ def trainer_for(config: Any, runtime: Any, asked: Mapping[str, Any]) -> Any:
     def row(start: tuple[int, ...], size: int) -> Encoded:
         return Encoded(start + tokens(size), (False,) * len(start) + (True,) * size)
 
-    policy, tokenizer, optimizer = runtime.policy, runtime.tokenizer, optimizer_settings(config)
+    policy, tokenizer = runtime.policy, runtime.tokenizer
+    batch = RowsSection(rows_per_step=count, micro_batch_tokens=pack)
+    training: dict[str, Any] = {"batch": batch, "optimizer": config.optimizer, "steps": 1000, "seed": 0}
     if asked["method"] == "sft":
         least = max(1, completion // 4) if asked["ragged"] else completion
         sizes = torch.randint(least, completion + 1, (4 * count,), generator=stream).tolist()
         rows = [row(tokens(prompt), size) for size in sizes]
-        return SFTTrainer(policy, tokenizer, rows, SFTSettings(1000, count, pack, True, 0), optimizer)
+        return SFTTrainer(policy, tokenizer, rows, **training)
     if asked["method"] == "dpo":
         starts = [tokens(prompt) for _ in range(2 * count)]
         pairs = [PreferenceRow((row(start, completion), row(start, completion))) for start in starts]
         objective = preference_objective(config)
         reference = LiveReference(first_policy(config, policy, objective.reference.name), pack)
         models = PreferenceModels(policy, tokenizer, reference)
-        settings = PreferenceSettings(1000, count, pack, True, 0)
-        return PreferenceTrainer(models, objective, PreferenceDataset(pairs), settings, optimizer)
+        return PreferenceTrainer(models, objective, PreferenceDataset(pairs), **training)
     shape = RolloutShape(count, group, prompt, completion)
     return bench_trainer(config, unending(runtime), random_prompts(runtime, shape, 0))
 

@@ -39,7 +39,8 @@ from whet.tools.bench.benchmark import begin_peak, peak_memory, synchronize
 from whet.training.distributed.ranks import ALONE, Ranks, joined_ranks, leave_ranks
 from whet.training.distributed.rollout import WholeCopyEngine
 from whet.training.distributed.shard import Sharding, sharded, sharding
-from whet.training.optimizer import OptimizerSettings, adamw
+from whet.training.optimizer import adamw
+from whet.training.sections import OptimizerSection
 from whet.training.update import TrainState, update
 from whet.types import TokenBatch
 
@@ -99,7 +100,7 @@ def measured(name: str, way: str, ranks: Ranks, device: torch.device, chosen: ar
                 del copy, engine
         path = str(fast_path(lm)) if lm.gathering is None else f"in shards; refused: {fused_trunk.fused_refusal(lm)}"
         lm.model.train()
-        optimizer = adamw(lm.model, OptimizerSettings(learning_rate=1e-6))
+        optimizer = adamw(lm.model, OptimizerSection(learning_rate=1e-6))
         state = TrainState(lm, optimizer, 1.0, chosen.micro_batch_tokens, 1.0, ranks=ranks)
         objective = PRESETS["dr_grpo"].objective
         batch = random_batch(settings["vocab_size"], chosen)

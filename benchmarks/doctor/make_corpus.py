@@ -35,7 +35,7 @@ from catalogue import HEALTHY, PlannedRun, faulty, healthy, real
 from plants import ENGINES, STEP, is_right, repeated_share
 
 import whet
-import whet.training.assembly.kinds
+import whet.training.assembly.rl
 from whet.api import training  # noqa: F401
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import contrasts

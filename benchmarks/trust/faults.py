@@ -114,10 +114,9 @@ import faulthandler, gc, json, os, signal, sys, time
 import torch, transformers
 import whet.cli, whet.api.training, whet.training.assembly.assembly, whet.training.run, whet.pages.run_report
 import whet.tools.workbench.workbench
-import whet.training.assembly.kinds, whet.training.assembly.rl, whet.training.rl, whet.training.update
+import whet.training.assembly.rl, whet.training.rl, whet.training.update
 import whet.tools.evaluation.evaluation
 import whet.tools.bench.benchmark, whet.pages.review, math_verify
-from whet.training.assembly.kinds import KINDS
 from transformers.models.llama import modeling_llama
 torch.set_num_threads(1)
 gc.freeze()

@@ -122,10 +122,11 @@ def test_nothing_is_kept_twice():
 def test_the_optimizer_of_16_bits_steps_on_the_device(states):
     if states == "int8":
         pytest.importorskip("bitsandbytes", reason="pip install 'whet[bits]'")
-    from whet.training.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer
+    from whet.training.optimizer import adamw, optimizer_tensors, restore_optimizer
+    from whet.training.sections import OptimizerSection
 
     model = model_of("llama")
-    settings = OptimizerSettings(1e-3, states=states)
+    settings = OptimizerSection(learning_rate=1e-3, states=states)
     optimizer = adamw(model, settings)
     for step in range(3):
         torch.manual_seed(step)

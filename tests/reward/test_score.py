@@ -241,7 +241,10 @@ def test_a_stray_python_loop_does_not_burn_on() -> None:
 def test_code_that_never_yields_the_interpreter_ends_the_process_off_the_main_thread() -> None:
     program = textwrap.dedent("""
         import re, threading, torch
-        from whet.reward import RewardPart, as_reward, limit, score
+        from whet.reward import limit
+        from whet.reward.call import as_reward
+        from whet.reward.combine import RewardPart
+        from whet.reward.score import score
         from whet.types import Prompt, Sample, StopReason
         limit.GRACE_SECONDS = 0.3
         def explodes(completion):

@@ -59,7 +59,7 @@ def project(folder: Path) -> Path:
 def hash_in_a_new_process(
     folder: Path, name: str = "rewards.py:judged", seed: str = "0", cwd: Path | None = None
 ) -> str:
-    imports = "from whet.reward import find_reward\nfrom whet.reward.version import reward_hash"
+    imports = "from whet.reward.find import find_reward\nfrom whet.reward.version import reward_hash"
     code = f"{imports}\nprint(reward_hash(find_reward({name!r})))"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

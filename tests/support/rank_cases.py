@@ -39,29 +39,33 @@ from whet.training.distributed.shard import (
     sharding,
     whole,
 )
-from whet.training.optimizer import OptimizerSettings
 from whet.training.preference import (
     PreferenceDataset,
     PreferenceModels,
     PreferenceRow,
-    PreferenceSettings,
     PreferenceTrainer,
 )
 from whet.training.reward_model import (
     RewardModelDataset,
     RewardModelRow,
-    RewardModelSettings,
     RewardModelTrainer,
     bootstrap_rows,
 )
-from whet.training.sft import SFTSettings, SFTTrainer
+from whet.training.sections import OptimizerSection, RowsSection
+from whet.training.sft import SFTTrainer
 from whet.training.update import TrainState, UpdateRefused, critic_values, token_scores, update
 from whet.types import Encoded, TokenBatch
 
 Gradients = dict[str, Tensor]
 VOCABULARY = 50
 NO_LIMIT = 1e30
-RATES = OptimizerSettings(learning_rate=1e-30, max_gradient_norm=NO_LIMIT)
+RATES = OptimizerSection(learning_rate=1e-30, max_gradient_norm=1e12)
+
+
+def training(steps: int, rows: int, micro_batch_tokens: int, packed: bool = True, seed: int = 0) -> dict[str, Any]:
+    """How a trainer on rows trains."""
+    batch = RowsSection(rows_per_step=rows, micro_batch_tokens=micro_batch_tokens, packed=packed)
+    return {"batch": batch, "optimizer": RATES, "steps": steps, "seed": seed}
 
 
 @dataclass(frozen=True)
@@ -296,14 +300,15 @@ def preferences(world: World, names: Sequence[str]) -> dict[str, Gradients]:
         needs = objective.needs()
         for kind, rows in (("", pairs), *(() if "pairs" in needs else ((" labels", labels),))):
             live = LiveReference(reference, 60, ranks=world.ranks) if "ref_logp" in needs else None
-            settings = PreferenceSettings(4, 7, 60, True, 3)
             models = PreferenceModels(lm, None, live)
-            trainer = PreferenceTrainer(models, objective, PreferenceDataset(rows), settings, RATES, ranks=world.ranks)
+            trainer = PreferenceTrainer(
+                models, objective, PreferenceDataset(rows), **training(4, 7, 60, seed=3), ranks=world.ranks
+            )
             moved = {f"weight {key}": value for key, value in _reference_after(trainer, objective, live).items()}
             found[name + kind] = {**gradients(lm.model), **moved}
     models = PreferenceModels(lm, None, stored)
     trainer = PreferenceTrainer(
-        models, PAIR_PRESETS["dpo"].objective, PreferenceDataset(pairs), PreferenceSettings(4, 7, 60, True, 3), RATES,
+        models, PAIR_PRESETS["dpo"].objective, PreferenceDataset(pairs), **training(4, 7, 60, seed=3),
         ranks=world.ranks,
     )  # fmt: skip
     trainer.step(1, PhaseTimer())
@@ -326,7 +331,7 @@ def demonstrations(world: World) -> dict[str, Gradients]:
     found = {}
     for packed in (True, False):
         lm = world.model(causal_lm(tiny(tied=packed)))
-        trainer = SFTTrainer(lm, None, rows, SFTSettings(2, 9, 30, packed, 0), RATES, rows[:4], ranks=world.ranks)
+        trainer = SFTTrainer(lm, None, rows, **training(2, 9, 30, packed), eval_rows=rows[:4], ranks=world.ranks)
         report, _ = trainer.step(1, PhaseTimer())
         loss = torch.tensor([report.metrics["loss"], trainer.evaluate()["loss"]], dtype=torch.float64)
         found[f"sft packed={packed}"] = {**gradients(lm.model), "loss": loss}
@@ -361,8 +366,8 @@ def reward_models(world: World) -> dict[str, Gradients]:
         made = scalar_model(causal_lm(tiny()), kind, 2, heads=heads)
         made.head.double()
         made = world(sharded_scalar_model, made)
-        dataset, settings = RewardModelDataset(rows, rows[:3]), RewardModelSettings(2, 7, 40, True, 0)
-        trainer = RewardModelTrainer(made, None, objective, dataset, settings, RATES, ranks=world.ranks)
+        dataset = RewardModelDataset(rows, rows[:3])
+        trainer = RewardModelTrainer(made, None, objective, dataset, **training(2, 7, 40), ranks=world.ranks)
         trainer.step(1, PhaseTimer())
         found[f"reward model {name}"] = gradients(made.model)
         loss, scores = trainer.eval_scores()

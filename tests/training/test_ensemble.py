@@ -20,11 +20,9 @@ from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLos
 from whet.record.metrics.ensemble import label_ensemble_metrics, member_scales, pair_ensemble_metrics
 from whet.record.metrics.timer import PhaseTimer
 from whet.reward.learned import learned, learned_steps
-from whet.training.optimizer import OptimizerSettings
 from whet.training.reward_model import (
     RewardModelDataset,
     RewardModelRow,
-    RewardModelSettings,
     RewardModelTrainer,
     bootstrap_rows,
     build_reward_model,
@@ -32,9 +30,10 @@ from whet.training.reward_model import (
     reward_model_rows,
 )
 from whet.training.rows import RowTrainer
+from whet.training.sections import OptimizerSection, RowsSection
 from whet.types import Prompt, Sample, StopReason, WhetError
 
-RATES = OptimizerSettings(learning_rate=1e-2)
+RATES = OptimizerSection(learning_rate=1e-2)
 HEADS = 3
 
 
@@ -75,10 +74,10 @@ def made_rows(kind):
 
 
 def trainer(objective, rows, heads=HEADS, held_out=None, **changes):
-    settings = {"steps": 4, "rows_per_step": len(rows), "micro_batch_tokens": 60, "packed": True, "seed": 3, **changes}
+    batch = RowsSection(**{"rows_per_step": len(rows), "micro_batch_tokens": 60, **changes})
     judge = scalar_model(causal_lm(tiny()), "sequence", 7, heads=heads)
     lessons = RewardModelDataset(rows, rows if held_out is None else held_out)
-    return RewardModelTrainer(judge, None, objective, lessons, RewardModelSettings(**settings), RATES)
+    return RewardModelTrainer(judge, None, objective, lessons, batch=batch, optimizer=RATES, steps=4, seed=3)
 
 
 def gradient(made, monkeypatch):
@@ -235,7 +234,8 @@ def taught(rows, held_out, objective, kind="sequence", steps=10):
     judge = build_reward_model(causal_lm(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, 0, HEADS)
     made = RewardModelTrainer(
         judge, loaded.tokenizer, objective, RewardModelDataset(bootstrap_rows(lessons, HEADS, 0), kept),
-        RewardModelSettings(steps, 16, 4096, True, 0), OptimizerSettings(learning_rate=1e-3),
+        batch=RowsSection(rows_per_step=16, micro_batch_tokens=4096), optimizer=OptimizerSection(learning_rate=1e-3),
+        steps=steps, seed=0,
     )  # fmt: skip
     before = made.evaluate()
     for number in range(1, steps + 1):

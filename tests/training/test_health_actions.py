@@ -13,31 +13,34 @@ from whet.record.console import Console
 from whet.record.doctor import doctor_report
 from whet.record.log import read_metrics
 from whet.record.run import read_run
+from whet.record.sections import HealthSection
 from whet.training.assembly.health import health_policy
 from whet.training.config import resolved
-from whet.training.health_actions import HealthPolicy, HealthWatch
+from whet.training.health_actions import HealthWatch
 from whet.types import StepReport, WhetError
 
 ILL = ("KL runaway: it ran.", "flat reward: it stays.")
 
 
 def test_a_problem_must_hold_for_some_steps_and_is_acted_on_again_after_as_many() -> None:
-    watch = HealthWatch(HealthPolicy({"KL runaway": "lower_rate", "clipping": "stop"}, 3, 0.5))
+    watch = HealthWatch(HealthSection(on_problem={"KL runaway": "lower_rate", "clipping": "stop"}))
     taken = [watch.look(ILL) for _ in range(7)]
     assert [step for step, each in enumerate(taken, 1) if each] == [3, 6] and watch.rate_factor == 0.25
     assert taken[2] == {
         "lower_rate": "rate lowered: KL runaway has held for 3 steps; the learning rate is now 0.5 times what the "
         "schedule says."
     }
-    watch = HealthWatch(HealthPolicy({"KL runaway": "stop"}, 2))
+    watch = HealthWatch(HealthSection(on_problem={"KL runaway": "stop"}, after_steps=2))
     assert [bool(watch.look(each)) for each in (ILL, (), ILL, ILL)] == [False, False, False, True]
-    assert HealthWatch(HealthPolicy()).look(ILL) == {}
-    several = HealthWatch(HealthPolicy({"KL runaway": "lower_rate", "flat reward": "lower_rate"}, 1, 0.5))
+    assert HealthWatch(HealthSection()).look(ILL) == {}
+    several = HealthWatch(
+        HealthSection(on_problem={"KL runaway": "lower_rate", "flat reward": "lower_rate"}, after_steps=1)
+    )
     assert len(several.look(ILL)) == 1 and several.rate_factor == 0.5  # once in a step, whatever ails it
 
 
 def test_names_are_those_of_rules_that_can_find_a_problem_in_such_a_run() -> None:
-    def policy(method: str, **on_problem: str) -> HealthPolicy:
+    def policy(method: str, **on_problem: str) -> HealthSection:
         return health_policy(resolved(method, {"health": {"on_problem": on_problem}}))
 
     assert policy("grpo", kl_runaway="stop").on_problem == {"KL runaway": "stop"}
@@ -126,7 +129,7 @@ def test_every_rank_does_what_the_first_one_decides() -> None:
         def first(self, work: object) -> tuple[str, ...]:
             return ILL
 
-    watch, progress = HealthWatch(HealthPolicy({"KL runaway": "lower_rate"}, 1, 0.5)), _Progress()
+    watch, progress = HealthWatch(HealthSection(on_problem={"KL runaway": "lower_rate"}, after_steps=1)), _Progress()
     trainer = SimpleNamespace(rate_factor=1.0)
     taken = _actions(watch, (), progress, trainer, Second())  # its own numbers, by the clock say, show nothing
     assert list(taken) == ["lower_rate"] and trainer.rate_factor == progress.rate_factor == 0.5

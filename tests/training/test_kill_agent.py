@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-from tests.train.test_kill_episodes import left_behind
+from tests.training.test_kill_episodes import left_behind
 
 from tests.envs.test_agent import CLIENT, alive
 from tests.support.commands import finished

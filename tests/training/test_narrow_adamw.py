@@ -10,7 +10,8 @@ from torch import nn
 
 from whet.training import low_precision_adamw as narrow_adamw
 from whet.training.low_precision_adamw import stochastically_rounded
-from whet.training.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer
+from whet.training.optimizer import adamw, optimizer_tensors, restore_optimizer
+from whet.training.sections import OptimizerSection
 
 STATES = ["float32", "int8"]
 
@@ -30,7 +31,7 @@ def push(model: nn.Module, seed: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=stream).to(parameter.dtype)
 
 
-def stepped(model: nn.Module, settings: OptimizerSettings, steps: int) -> torch.optim.Optimizer:
+def stepped(model: nn.Module, settings: OptimizerSection, steps: int) -> torch.optim.Optimizer:
     optimizer = adamw(model, settings)
     for step in range(steps):
         push(model, step)
@@ -64,7 +65,7 @@ def test_steps_smaller_than_a_unit_add_up() -> None:
     weight = nn.Parameter(torch.full((4096,), 1.0, dtype=torch.bfloat16).view(64, 64))
     model = nn.ParameterDict({"weight": weight})
     unit = 2.0**-7
-    optimizer = adamw(model, OptimizerSettings(unit / 1000))
+    optimizer = adamw(model, OptimizerSection(learning_rate=unit / 1000))
     for _ in range(1000):
         weight.grad = torch.ones_like(weight)  # AdamW's step is then the learning rate
         optimizer.step()
@@ -75,7 +76,7 @@ def test_steps_smaller_than_a_unit_add_up() -> None:
 def test_in_float32_it_is_torchs_adamw(decay: float, monkeypatch: Any) -> None:
     monkeypatch.setattr(narrow_adamw, "SLICE", 4096)
     ours, theirs = net(), net()
-    settings = OptimizerSettings(1e-2, weight_decay=decay)
+    settings = OptimizerSection(learning_rate=1e-2, weight_decay=decay)
     groups = adamw(ours, settings).param_groups
     optimizer = narrow_adamw.NarrowAdamW(
         [{"params": each["params"], "weight_decay": each["weight_decay"]} for each in groups], 1e-2, (0.9, 0.999), 1e-8,
@@ -94,8 +95,8 @@ def test_in_float32_it_is_torchs_adamw(decay: float, monkeypatch: Any) -> None:
 def test_moments_of_8_bits_stay_near(monkeypatch: Any) -> None:
     monkeypatch.setattr(narrow_adamw, "SLICE", 4096)
     wide, narrow, start = net(), net(), net()
-    stepped(wide, OptimizerSettings(1e-2), 20)
-    optimizer = stepped(narrow, OptimizerSettings(1e-2, states="int8"), 20)
+    stepped(wide, OptimizerSection(learning_rate=1e-2), 20)
+    optimizer = stepped(narrow, OptimizerSection(learning_rate=1e-2, states="int8"), 20)
     state = optimizer.state[narrow[0].weight]
     assert state["exp_avg"].dtype == torch.uint8 and state["exp_avg_largest"].shape == (36,)
     assert optimizer.state[narrow[0].bias]["exp_avg"].dtype == torch.float32  # vectors are few
@@ -108,7 +109,7 @@ def test_moments_of_8_bits_stay_near(monkeypatch: Any) -> None:
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(states: str, dtype: torch.dtype, tmp_path: Any) -> None:
     from safetensors.torch import load_file, save_file
 
-    settings = OptimizerSettings(1e-2, weight_decay=0.1, states=states)
+    settings = OptimizerSection(learning_rate=1e-2, weight_decay=0.1, states=states)
     whole, broken = net(dtype), net(dtype)
     stepped(whole, settings, 6)
     first = stepped(broken, settings, 3)
@@ -126,7 +127,7 @@ def test_a_weight_that_is_a_view_is_stepped_in_its_place() -> None:
     place = torch.ones(8, 24, dtype=torch.bfloat16)
     weight = nn.Parameter(torch.ones(8, 16, dtype=torch.bfloat16))
     weight.data = place[:, :16]
-    optimizer = adamw(nn.ParameterDict({"weight": weight}), OptimizerSettings(0.1))
+    optimizer = adamw(nn.ParameterDict({"weight": weight}), OptimizerSection(learning_rate=0.1))
     weight.grad = torch.ones(8, 16, dtype=torch.bfloat16)
     optimizer.step()
     assert float(place[:, :16].float().mean()) == pytest.approx(0.9, abs=0.01) and bool((place[:, 16:] == 1).all())

@@ -27,17 +27,16 @@ from whet.training.completion_logp import (
     score_completions,
     stored_reference,
 )
-from whet.training.optimizer import OptimizerSettings
 from whet.training.preference import (
     PreferenceDataset,
     PreferenceModels,
     PreferenceRow,
-    PreferenceSettings,
     PreferenceTrainer,
     preference_rows,
 )
 from whet.training.rows import RowTrainer
 from whet.training.run import RunFailed
+from whet.training.sections import OptimizerSection, RowsSection
 from whet.types import Encoded, Prompt, WhetError
 
 
@@ -76,11 +75,12 @@ def labelled(count=8, seed=0):
 
 
 def settings(**changes):
-    given = {"steps": 4, "rows_per_step": 4, "micro_batch_tokens": 60, "packed": True, "seed": 3}
-    return PreferenceSettings(**{**given, **changes})
+    batch = {"rows_per_step": 4, "micro_batch_tokens": 60}
+    batch |= {name: changes.pop(name) for name in list(changes) if name in RowsSection.model_fields}
+    return {"batch": RowsSection(**batch), "optimizer": RATES, "steps": 4, "seed": 3, **changes}
 
 
-RATES = OptimizerSettings(learning_rate=1e-2)
+RATES = OptimizerSection(learning_rate=1e-2)
 
 
 def trainer(name="dpo", rows=None, model=None, reference="live", shift=0.02, **changes):
@@ -99,7 +99,7 @@ def trainer(name="dpo", rows=None, model=None, reference="live", shift=0.02, **c
             for parameter in policy.model.parameters():
                 parameter.add_(shift * torch.randn(parameter.shape, generator=stream))
     return PreferenceTrainer(
-        PreferenceModels(policy, None, known), objective, PreferenceDataset(rows, rows[:3]), settings(**changes), RATES
+        PreferenceModels(policy, None, known), objective, PreferenceDataset(rows, rows[:3]), **settings(**changes)
     )
 
 
@@ -290,8 +290,10 @@ def test_pairs_of_a_task_teach_the_built_in_model():
         PreferenceModels(policy, loaded.tokenizer, reference),
         PAIR_PRESETS["dpo"].objective,
         PreferenceDataset(taught, kept),
-        PreferenceSettings(15, 16, 4096, True, 0),
-        OptimizerSettings(learning_rate=3e-4),
+        batch=RowsSection(rows_per_step=16, micro_batch_tokens=4096),
+        optimizer=OptimizerSection(learning_rate=3e-4),
+        steps=15,
+        seed=0,
     )
     before = made.evaluate()
     for number in range(1, 16):
@@ -337,8 +339,7 @@ def test_without_a_reference_a_row_that_needs_one_is_refused():
             PreferenceModels(causal_lm(tiny()), None),
             PAIR_PRESETS["dpo"].objective,
             PreferenceDataset(pairs()),
-            settings(),
-            RATES,
+            **settings(),
         )
 
 

@@ -20,20 +20,19 @@ from whet.record.metrics.correlation import pearson
 from whet.record.metrics.reward_model import area_under_curve, outcome_metrics, pair_metrics, step_metrics
 from whet.record.metrics.timer import PhaseTimer
 from whet.reward.learned import learned, learned_steps
-from whet.training.optimizer import OptimizerSettings
 from whet.training.reward_model import (
     RewardModelDataset,
     RewardModelRow,
-    RewardModelSettings,
     RewardModelTrainer,
     build_reward_model,
     reward_model_rows,
     row_metrics,
 )
 from whet.training.rows import RowTrainer
+from whet.training.sections import OptimizerSection, RowsSection
 from whet.types import Prompt, Sample, StopReason, WhetError
 
-RATES = OptimizerSettings(learning_rate=1e-2)
+RATES = OptimizerSection(learning_rate=1e-2)
 ARITHMETIC = TASKS["arithmetic"]
 
 
@@ -75,10 +74,10 @@ def labels():
 
 
 def trainer(objective, rows, **changes):
-    settings = {"steps": 4, "rows_per_step": len(rows), "micro_batch_tokens": 60, "packed": True, "seed": 3, **changes}
+    batch = RowsSection(**{"rows_per_step": len(rows), "micro_batch_tokens": 60, **changes})
     judge = scalar_model(causal_lm(tiny()), "sequence", 7)
     return RewardModelTrainer(
-        judge, None, objective, RewardModelDataset(rows, rows), RewardModelSettings(**settings), RATES
+        judge, None, objective, RewardModelDataset(rows, rows), batch=batch, optimizer=RATES, steps=4, seed=3
     )
 
 
@@ -187,8 +186,8 @@ def taught(rows, held_out, objective, kind="sequence", seed=0, steps=12):
     judge = build_reward_model(causal_lm(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, seed)
     made = RewardModelTrainer(
         judge, loaded.tokenizer, objective, RewardModelDataset(lessons, kept),
-        RewardModelSettings(steps, 16, 4096, True, seed),
-        OptimizerSettings(learning_rate=1e-3),
+        batch=RowsSection(rows_per_step=16, micro_batch_tokens=4096), optimizer=OptimizerSection(learning_rate=1e-3),
+        steps=steps, seed=seed,
     )  # fmt: skip
     before = made.evaluate()
     for number in range(1, steps + 1):
@@ -320,9 +319,15 @@ def test_a_checkpoint_is_a_classifier_that_a_run_and_a_critic_can_start_from(tmp
     def fresh(seed):
         policy = causal_lm(load_model("whetstone").model)
         judge = build_reward_model(policy, loaded.tokenizer, rows, "sequence", seed)
-        settings = RewardModelSettings(4, 8, 4096, True, 0)
         return RewardModelTrainer(
-            judge, loaded.tokenizer, RankLoss(AllPairs()), RewardModelDataset(rows, rows), settings, RATES
+            judge,
+            loaded.tokenizer,
+            RankLoss(AllPairs()),
+            RewardModelDataset(rows, rows),
+            batch=RowsSection(rows_per_step=8, micro_batch_tokens=4096),
+            optimizer=RATES,
+            steps=4,
+            seed=0,
         )
 
     made = fresh(0)

@@ -8,9 +8,9 @@ from torch import nn
 
 from whet.objective.policy import Loss
 from whet.record.metrics.timer import PhaseTimer
-from whet.training.optimizer import OptimizerSettings
 from whet.training.rows import RowTrainer, sum_micro_batches
 from whet.training.run import RunFailed
+from whet.training.sections import OptimizerSection, RowsSection
 
 
 def model():
@@ -21,7 +21,8 @@ def model():
 def trainer(network, **changes):
     given = {
         "tokenizer": None,
-        "optimizer": OptimizerSettings(0.1, schedule="linear"),
+        "optimizer": OptimizerSection(learning_rate=0.1, schedule="linear"),
+        "batch": RowsSection(rows_per_step=2),
         "steps": 4,
         "num_rows": 5,
         "seed": 7,

@@ -20,7 +20,8 @@ import whet
 from whet import cli
 from whet.model.checkpoint import complete_checkpoints, load_checkpoint, verify_checkpoint
 from whet.record.log import RunRecorder, read_metrics, read_samples, read_summary
-from whet.training.run import LoopSettings, RunFailed, run_training
+from whet.record.sections import ReportSection
+from whet.training.run import RunFailed, run_training
 from whet.types import StepReport, WhetError
 
 ROOT = Path(__file__).parents[2]
@@ -93,10 +94,17 @@ class Diary:
 
 
 def run(trainer, folder, *, steps=5, eval_every=0, save_every=2, keep=9, checkpoint=None, diary=None):
-    schedule = LoopSettings(steps, eval_every, save_every, keep)
-    callbacks = [diary or Diary()]
+    saving = ReportSection(save_every=save_every, keep_checkpoints=keep)
     return run_training(
-        trainer, schedule, folder, RunRecorder(folder), callbacks, {"title": "adding"}, checkpoint=checkpoint
+        trainer,
+        folder,
+        RunRecorder(folder),
+        [diary or Diary()],
+        {"title": "adding"},
+        steps=steps,
+        eval_every=eval_every,
+        saving=saving,
+        checkpoint=checkpoint,
     )
 
 

@@ -18,10 +18,11 @@ from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector,
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.torch_engine import TorchEngine
 from whet.training import rl
-from whet.training.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
-from whet.training.rl import RLModels, RLSettings, RLTrainer, minibatches
+from whet.training.optimizer import adamw, optimizer_tensors, restore_optimizer, scheduled_rate
+from whet.training.rl import RLModels, RLTrainer, minibatches
 from whet.training.run import RunFailed
-from whet.training.sft import SFTSettings, SFTTrainer
+from whet.training.sections import BatchSection, OptimizerSection, RowsSection
+from whet.training.sft import SFTTrainer
 from whet.training.update import NoGradient, NotFinite, TrainState, token_scores, update
 from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch
 
@@ -390,7 +391,7 @@ def weights(model):
 
 
 def attempt(model, batch, objective=PRESETS["grpo"].objective):
-    optimizer = adamw(model, OptimizerSettings(learning_rate=0.1))
+    optimizer = adamw(model, OptimizerSection(learning_rate=0.1))
     update(TrainState(causal_lm(model), optimizer, 1.0, 12, 1.0), objective, batch, step_totals(batch, BUDGET))
 
 
@@ -448,10 +449,24 @@ ROWS = [
 ]
 
 
+def sft_trainer(policy, rows, rows_per_step=4, micro_batch_tokens=100, packed=True, eval_rows=()):
+    return SFTTrainer(
+        policy,
+        None,
+        rows,
+        batch=RowsSection(rows_per_step=rows_per_step, micro_batch_tokens=micro_batch_tokens, packed=packed),
+        optimizer=OptimizerSection(learning_rate=1e-3, max_gradient_norm=1e9),
+        steps=10,
+        seed=0,
+        eval_rows=eval_rows,
+    )
+
+
 def supervised_gradient(model, packed, micro_batch_tokens, rows=ROWS):
     model = copy.deepcopy(model)
-    settings = SFTSettings(10, len(rows), micro_batch_tokens, packed, seed=0)
-    trainer = SFTTrainer(causal_lm(model), None, rows, settings, OptimizerSettings(1e-3, max_gradient_norm=1e9))
+    trainer = sft_trainer(
+        causal_lm(model), rows, rows_per_step=len(rows), micro_batch_tokens=micro_batch_tokens, packed=packed
+    )
     report, _ = trainer.step(1, PhaseTimer())
     assert report.counts == {"rows": len(rows), "tokens": sum(sum(row.action) for row in rows)}
     return flat_gradient(model.parameters()), report.metrics["loss"]
@@ -502,14 +517,14 @@ def test_rows_are_packed_only_where_the_model_keeps_them_apart(llama, monkeypatc
     for takes_positions, packed, expected in ((True, True, (1, 15)), (True, False, (4, 7)), (False, True, (4, 7))):
         model = copy.deepcopy(llama)
         policy = replace(causal_lm(model), takes_positions=takes_positions)
-        trainer = SFTTrainer(policy, None, ROWS, SFTSettings(1, 4, 100, packed, seed=0), OptimizerSettings(1e-3))
+        trainer = sft_trainer(policy, ROWS, packed=packed)
         widths.clear()
         trainer.step(1, PhaseTimer())
         assert widths == [expected]
 
 
 def test_imitation_stops_on_a_loss_that_is_not_finite(model):
-    trainer = SFTTrainer(causal_lm(model), None, ROWS, SFTSettings(5, 2, 100, False, 0), OptimizerSettings(1e-3))
+    trainer = sft_trainer(causal_lm(model), ROWS, rows_per_step=2, packed=False)
     with torch.no_grad():
         model.model.norm.weight[0] = math.nan
     before = weights(model)
@@ -520,9 +535,7 @@ def test_imitation_stops_on_a_loss_that_is_not_finite(model):
 
 
 def test_eval_loss_is_measured_without_learning(model):
-    trainer = SFTTrainer(
-        causal_lm(model), None, ROWS[:2], SFTSettings(5, 2, 9, True, 0), OptimizerSettings(1e-2), eval_rows=ROWS[2:]
-    )
+    trainer = sft_trainer(causal_lm(model), ROWS[:2], rows_per_step=2, micro_batch_tokens=9, eval_rows=ROWS[2:])
     before = weights(model)
     measured = trainer.evaluate()
     assert measured == {"loss": pytest.approx(labelled_gradient(model, ROWS[2:])[1], rel=1e-6)}
@@ -537,7 +550,7 @@ def test_eval_loss_is_measured_without_learning(model):
 @pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear", 1 / 16), ("cosine", None)])
 def test_schedules(schedule, last, warmup):
     total = 16 + warmup
-    settings = OptimizerSettings(0.5, schedule=schedule, warmup_steps=warmup)
+    settings = OptimizerSection(learning_rate=0.5, schedule=schedule, warmup_steps=warmup)
     rates = [scheduled_rate(settings, step, total) for step in range(1, total + 1)]
     assert rates[:warmup] == pytest.approx([0.5 * step / 5 for step in range(1, warmup + 1)])
     assert rates[warmup] == 0.5
@@ -550,7 +563,7 @@ def test_schedules(schedule, last, warmup):
 
 
 def test_more_warmup_than_steps_is_only_warmup():
-    settings = OptimizerSettings(1.0, schedule="cosine", warmup_steps=9)
+    settings = OptimizerSection(learning_rate=1.0, schedule="cosine", warmup_steps=9)
     assert [scheduled_rate(settings, step, 3) for step in (1, 2, 3)] == pytest.approx([0.1, 0.2, 0.3])
 
 
@@ -562,7 +575,7 @@ def learn(model, optimizer, step):
 
 
 def test_the_optimizers_state_comes_back_bit_for_bit(model):
-    settings = OptimizerSettings(1e-2, weight_decay=0.1)
+    settings = OptimizerSection(learning_rate=1e-2, weight_decay=0.1)
     first = adamw(model, settings)
     for step in range(3):
         learn(model, first, step)
@@ -585,7 +598,7 @@ def test_the_optimizers_state_comes_back_bit_for_bit(model):
 
 
 def test_restoring_copies(model):
-    optimizer = adamw(model, OptimizerSettings(1e-2))
+    optimizer = adamw(model, OptimizerSection(learning_rate=1e-2))
     learn(model, optimizer, 0)
     saved = optimizer_tensors(model, optimizer)
     restore_optimizer(model, optimizer, saved)
@@ -597,7 +610,7 @@ def test_restoring_copies(model):
 def test_weight_decay_is_for_matrices(model):
     model.model.embed_tokens.weight.requires_grad_(False)
     before = weights(model)
-    optimizer = adamw(model, OptimizerSettings(0.1, weight_decay=0.5))
+    optimizer = adamw(model, OptimizerSection(learning_rate=0.1, weight_decay=0.5))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -637,8 +650,11 @@ def trainer_of(model, updates, changes=None, rate=0.02, micro_batch_tokens=1000,
         RLModels(policy, None, **models),
         objective,
         collector,
-        RLSettings(20, updates, micro_batch_tokens, sampling, seed=5, staleness=staleness),
-        OptimizerSettings(rate),
+        batch=BatchSection(updates_per_step=updates, micro_batch_tokens=micro_batch_tokens, staleness=staleness),
+        optimizer=OptimizerSection(learning_rate=rate),
+        sampling=sampling,
+        steps=20,
+        seed=5,
     )
 
 
@@ -833,10 +849,9 @@ def test_gradients_that_the_caller_switched_off_are_on_in_an_update(llama, batch
     with getattr(torch, switch)():
         attempt(two, fine)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    settings = SFTSettings(10, len(ROWS), 100, False, seed=0)
     losses = []
     for mode in (contextlib.nullcontext(), getattr(torch, switch)()):
-        trainer = SFTTrainer(causal_lm(copy.deepcopy(llama)), None, ROWS, settings, OptimizerSettings(1e-3))
+        trainer = sft_trainer(causal_lm(copy.deepcopy(llama)), ROWS, rows_per_step=len(ROWS), packed=False)
         with mode:
             trainer.step(1, PhaseTimer())
         losses.append(flat_gradient(trainer.model.parameters()))

@@ -43,7 +43,7 @@ from whet.record.run_folder import discard, locked
 from whet.registry import refuse_while_importing
 from whet.reward.journal import journal
 from whet.settings.layers import merged, read_toml
-from whet.training.config import FROM_PYTHON, Config, config_values, resolved
+from whet.training.config import FROM_PYTHON, Config, RewardModelConfig, config_values, resolved
 from whet.training.distributed.launch import Launch, launched
 from whet.training.run_inputs import RunInputs
 from whet.training.saved_config import EVAL_ROWS, ROWS, START, read_config, refuse_resume_of_0_1
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from whet.record.trackers.tracking import Trackers
     from whet.training.assembly.assembly import Assembly
     from whet.training.distributed.rank_group import Crew
-    from whet.training.run import LoopSettings, TrainingResult
+    from whet.training.run import TrainingResult
     from whet.types import StepReport
 
 TRL_ARGUMENTS = {"train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward", "args": "config"}
@@ -300,11 +300,11 @@ def _run(
                 crew.heart.last_words = _last_words(folder, record, summary, let_go)
             outcome = run_training(
                 assembly.trainer,
-                _schedule(config),
                 folder,
                 record,
                 everyone,
                 summary,
+                **_schedule(config),
                 checkpoint=checkpoint,
                 precision=assembly.precision,
                 health_settings=assembly.settings,
@@ -346,12 +346,16 @@ def _run(
     return Run(folder)
 
 
-def _schedule(config: Config) -> LoopSettings:
+def _schedule(config: Config) -> dict[str, Any]:
+    """How many steps a run has, when it evaluates and saves, and what it does about problems."""
     from whet.training.assembly.health import health_policy
-    from whet.training.run import LoopSettings
 
-    kept = config.report
-    return LoopSettings(config.steps, config.eval.every, kept.save_every, kept.keep_checkpoints, health_policy(config))
+    return {
+        "steps": config.steps,
+        "eval_every": config.eval.every,
+        "saving": config.report,
+        "problems": health_policy(config),
+    }
 
 
 def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards: Any, crew: Crew) -> Run:
@@ -368,11 +372,11 @@ def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards
     agree_on_inputs(crew, config, assembly)
     run_training(
         assembly.trainer,
-        _schedule(config),
         folder,
         SilentRecorder(folder),
         (),
         {},
+        **_schedule(config),
         checkpoint=checkpoint,
         precision=assembly.precision,
         health_settings=assembly.settings,
@@ -486,10 +490,10 @@ def _peak_memory(model: Any) -> int:
 def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
     if outcome.status == "interrupted":
         return f"whet resume {folder}"
-    from whet.training.assembly.kinds import kind_of
-
+    if isinstance(config, RewardModelConfig):
+        return f"whet reward test {folder} --data FILE"
     has_prompts = "accuracy" in outcome.after or "reward" in outcome.after
-    return kind_of(config).try_it.format(run=folder, prompt="" if has_prompts else ' "your prompt"')
+    return f"whet sample {folder}" + ("" if has_prompts else ' "your prompt"')
 
 
 def _summary(config: Config, assembly: Assembly, folder: Path, started: float, inputs: RunInputs) -> dict[str, Any]:

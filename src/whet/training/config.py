@@ -79,9 +79,17 @@ class RunConfig(Section):
         """The keys below `objective`; none where the method has no components to choose."""
         return catalogue.axes(cls.kind) if "objective" in cls.model_fields else {}
 
+    def draws_completions(self) -> bool:
+        """True where training itself needs prompts and completions to them."""
+        return False
+
+    def scores_eval_prompts(self) -> bool:
+        """True where an evaluation draws completions to eval prompts."""
+        return False
+
     def samples(self) -> bool:
         """True where the run writes completions, in training or in evaluation."""
-        raise NotImplementedError
+        return self.draws_completions() or self.scores_eval_prompts()
 
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this run, with the reason."""
@@ -127,7 +135,10 @@ class PolicyConfig(RunConfig):
     teacher: TeacherSection = TeacherSection()
     objective: ObjectiveChanges = Field({}, description="changes to the method's preset: clip.high, kl, kl.beta, ...")
 
-    def samples(self) -> bool:
+    def draws_completions(self) -> bool:
+        return True
+
+    def scores_eval_prompts(self) -> bool:
         return True
 
     def trains_critic(self) -> bool:
@@ -221,7 +232,7 @@ class SFTConfig(RunConfig):
     data: DemonstrationSection = DemonstrationSection()
     batch: RowsSection = RowsSection()
 
-    def samples(self) -> bool:
+    def scores_eval_prompts(self) -> bool:
         return self.data.parsed_source.is_generated or bool(self.eval.source)
 
 
@@ -242,8 +253,11 @@ class PreferenceConfig(RunConfig):
     preference: PreferenceSection = PreferenceSection()
     objective: ObjectiveChanges = Field({}, description="changes to the method's preset: curve.beta, reference, ...")
 
-    def samples(self) -> bool:
-        return self.data.parsed_source.is_task or self.preference.online > 0
+    def draws_completions(self) -> bool:
+        return self.preference.online > 0
+
+    def scores_eval_prompts(self) -> bool:
+        return self.data.parsed_source.is_task
 
     def check(self) -> None:
         _refuse_crowd("batch.rows_per_step x preference.online", self.batch.rows_per_step * self.preference.online)
@@ -262,9 +276,6 @@ class RewardModelConfig(RunConfig):
 
     batch: RowsSection = RowsSection()
     reward_model: RewardModelSection = RewardModelSection()
-
-    def samples(self) -> bool:
-        return False
 
     def idle(self) -> dict[str, str]:
         idle = super().idle()

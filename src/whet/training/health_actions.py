@@ -5,29 +5,21 @@ A problem must hold for some consecutive steps, and is acted on again after as m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from whet.record.health import ACTIONS, recorded_finding
+from whet.record.sections import HealthSection
 
 HealthAction = Literal["stop", "checkpoint", "lower_rate"]
-
-
-@dataclass(frozen=True)
-class HealthPolicy:
-    """What to do about which problem; nothing by default."""
-
-    on_problem: Mapping[str, HealthAction] = field(default_factory=dict)  # by the name of the rule
-    after_steps: int = 3
-    rate_factor: float = 0.5  # what is left of the learning rate each time
 
 
 @dataclass
 class HealthWatch:
     """For how many steps each problem has held, and what is left of the learning rate; part of every checkpoint."""
 
-    policy: HealthPolicy
+    policy: HealthSection  # with the names of rules
     streaks: dict[str, int] = field(default_factory=dict)
     rate_factor: float = 1.0
 

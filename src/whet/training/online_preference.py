@@ -15,14 +15,10 @@ from torch import Tensor
 from whet.objective.preference.objective import PairObjective
 from whet.record.metrics.timer import PhaseTimer
 from whet.rollout.collect import RolloutCollector
-from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.evaluate import Evaluator
-from whet.training.optimizer import OptimizerSettings
 from whet.training.preference import (
     PreferenceDataset,
     PreferenceModels,
     PreferenceRow,
-    PreferenceSettings,
     PreferenceTrainer,
 )
 from whet.training.step_metrics import group_counts, mean_rewards, uniform_share
@@ -37,16 +33,14 @@ class OnlinePreferenceTrainer(PreferenceTrainer):
         models: PreferenceModels,
         objective: PairObjective,
         collector: RolloutCollector,
-        settings: PreferenceSettings,
-        optimizer: OptimizerSettings,
-        evaluator: Evaluator | None = None,
-        ranks: Ranks = ALONE,
+        **how: Any,
     ) -> None:
-        super().__init__(models, objective, PreferenceDataset(()), settings, optimizer, evaluator, ranks)
+        """`how` it trains: what a `PreferenceTrainer` takes besides its dataset."""
+        super().__init__(models, objective, PreferenceDataset(()), online=True, **how)
         self._collector = collector
 
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        rollout = self._collector.collect(progress=(number - 1) / self._settings.steps)
+        rollout = self._collector.collect(progress=(number - 1) / self._steps)
         timer.add(rollout.seconds)
         groups = [group for _, group in rollout.groups]
         pairs = [pair for group in groups if (pair := best_and_worst(group)) is not None]

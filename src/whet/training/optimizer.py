@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,23 +11,11 @@ from torch import Tensor, nn
 
 from whet.model.placement import laid_out_like
 from whet.training.low_precision_adamw import NarrowAdamW
+from whet.training.sections import OptimizerSection
 from whet.types import WhetError
 
 
-@dataclass(frozen=True)
-class OptimizerSettings:
-    learning_rate: float
-    schedule: str = "constant"  # constant, linear (to 0) or cosine (to 0)
-    warmup_steps: int = 0
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    max_gradient_norm: float = 1.0
-    states: str = "float32"  # of the moments; or int8
-
-
-def scheduled_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
+def scheduled_rate(settings: OptimizerSection, step: int, total_steps: int) -> float:
     """The learning rate of a step (the first is 1): a linear warm-up, then the schedule down to the last step."""
     if step <= settings.warmup_steps:
         return settings.learning_rate * step / (settings.warmup_steps + 1)
@@ -37,7 +24,7 @@ def scheduled_rate(settings: OptimizerSettings, step: int, total_steps: int) -> 
     return settings.learning_rate * share
 
 
-def adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+def adamw(model: nn.Module, settings: OptimizerSection) -> torch.optim.Optimizer:
     """Weight decay on matrices only: decaying norms and biases shrinks what is not a weight."""
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     matrices = [parameter for _, parameter in trained if parameter.ndim >= 2]

@@ -38,8 +38,8 @@ from whet.record.metrics.timer import PhaseTimer
 from whet.training.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.evaluate import Evaluator
-from whet.training.optimizer import OptimizerSettings
 from whet.training.rows import RowTrainer, rank_batches, sum_micro_batches
+from whet.training.sections import OptimizerSection, RowsSection
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 # names of the metrics on eval rows: "accuracy" is that of completions to eval prompts
@@ -73,16 +73,6 @@ class PreferenceModels:
     reference: ReferenceLogp | None = None
 
 
-@dataclass(frozen=True)
-class PreferenceSettings:
-    steps: int
-    rows_per_step: int
-    micro_batch_tokens: int  # memory only, never the gradient
-    packed: bool  # a prompt computed once for its completions; a model that cannot gets padded rows
-    seed: int
-    online: bool = False  # rows are given step by step, by `learn`
-
-
 def preference_rows(
     tokenizer: Any, rows: Sequence[PreferencePair | LabelledCompletion], context: int
 ) -> tuple[list[PreferenceRow], int]:
@@ -107,30 +97,42 @@ class PreferenceTrainer(RowTrainer):
         models: PreferenceModels,
         objective: PairObjective,
         dataset: PreferenceDataset,
-        settings: PreferenceSettings,
-        optimizer: OptimizerSettings,
+        *,
+        batch: RowsSection,
+        optimizer: OptimizerSection,
+        steps: int,
+        seed: int,
         evaluator: Evaluator | None = None,
         ranks: Ranks = ALONE,
+        online: bool = False,
     ) -> None:
-        _check(objective, models, dataset, settings.online)
+        """`online`: the dataset is empty, and rows are given step by step, by `learn`."""
+        _check(objective, models, dataset, online)
         num_rows = max(len(dataset.rows), 1)
         super().__init__(
-            models.policy.model, models.tokenizer, optimizer, settings.steps, num_rows, settings.seed, ranks
+            models.policy.model,
+            models.tokenizer,
+            num_rows,
+            batch=batch,
+            optimizer=optimizer,
+            steps=steps,
+            seed=seed,
+            ranks=ranks,
         )
         self._models, self._objective, self._dataset, self._evaluator = models, objective, dataset, evaluator
-        self._settings, self._packed = settings, settings.packed and packs(models.policy)
+        self._packed = batch.packed and packs(models.policy)
         self._has_margins = any(row.margin for row in dataset.rows)
         self._is_soft = any(row.preference < 1 for row in dataset.rows)
         self._memory: dict[str, Any] = {}
         self._reference_moved = False
 
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        numbers = self.take_rows(self._settings.rows_per_step)
+        numbers = self.take_rows(self._batch_section.rows_per_step)
         return self.learn([self._dataset.rows[index] for index in numbers], number, timer), []
 
     def learn(self, rows: Sequence[PreferenceRow], number: int, timer: PhaseTimer) -> StepReport:
         """One optimizer step on these rows."""
-        context = self._step_context(rows, (number - 1) / self._settings.steps, timer)
+        context = self._step_context(rows, (number - 1) / self._steps, timer)
         counts = {"rows": len(rows), "tokens": sum(sum(completion.action) for row in rows for completion in row.family)}
         report = self.optimize(number, timer, lambda: self._total_loss(context, number, learn=True), counts)
         self._memory = dict(context.memory)
@@ -190,7 +192,9 @@ class PreferenceTrainer(RowTrainer):
 
     def _micro_batches(self, rows: Sequence[PreferenceRow]) -> list[list[int]]:
         def cut(some: Sequence[PreferenceRow]) -> list[list[int]]:
-            return family_micro_batches([row.family for row in some], self._settings.micro_batch_tokens, self._packed)
+            return family_micro_batches(
+                [row.family for row in some], self._batch_section.micro_batch_tokens, self._packed
+            )
 
         return rank_batches(self._ranks, rows, lambda row: family_cost(row.family), cut)
 
@@ -200,7 +204,7 @@ class PreferenceTrainer(RowTrainer):
         if not numbers:
             return score_completions(self._models.policy, [IDLE], self._packed, frozenset())
         families = [context.rows[number].family for number in numbers]
-        seeds = [_seed(self._settings.seed, step, number) for number in numbers]
+        seeds = [_seed(self._seed, step, number) for number in numbers]
         return score_completions(self._models.policy, families, self._packed, wanted, seeds)
 
     def _batch(

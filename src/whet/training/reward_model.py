@@ -38,8 +38,8 @@ from whet.record.metrics.ensemble import label_ensemble_metrics, member_scales, 
 from whet.record.metrics.reward_model import outcome_metrics, pair_metrics, step_metrics
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.optimizer import OptimizerSettings
 from whet.training.rows import RowTrainer, rank_batches, sum_micro_batches
+from whet.training.sections import OptimizerSection, RowsSection
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 # tokens, which of them is scored, how many are shared: for a pass that counts for nothing
@@ -64,15 +64,6 @@ class RewardModelRow:
 class RewardModelDataset:
     rows: Sequence[RewardModelRow]
     eval_rows: Sequence[RewardModelRow] = ()
-
-
-@dataclass(frozen=True)
-class RewardModelSettings:
-    steps: int
-    rows_per_step: int
-    micro_batch_tokens: int  # memory only, never the gradient
-    packed: bool
-    seed: int
 
 
 def reward_model_rows(
@@ -155,21 +146,31 @@ class RewardModelTrainer(RowTrainer):
         tokenizer: Any,
         objective: RankLoss | LabelLoss,
         dataset: RewardModelDataset,
-        settings: RewardModelSettings,
-        optimizer: OptimizerSettings,
+        *,
+        batch: RowsSection,
+        optimizer: OptimizerSection,
+        steps: int,
+        seed: int,
         ranks: Ranks = ALONE,
     ) -> None:
         _check(objective, dataset)
         super().__init__(
-            reward_model.model, tokenizer, optimizer, settings.steps, len(dataset.rows), settings.seed, ranks
+            reward_model.model,
+            tokenizer,
+            len(dataset.rows),
+            batch=batch,
+            optimizer=optimizer,
+            steps=steps,
+            seed=seed,
+            ranks=ranks,
         )
-        self._reward_model, self._objective, self._dataset, self._settings = reward_model, objective, dataset, settings
-        self._packed = settings.packed and packs(reward_model.lm)
+        self._reward_model, self._objective, self._dataset = reward_model, objective, dataset
+        self._packed = batch.packed and packs(reward_model.lm)
         self._has_margins = any(row.margin for row in dataset.rows)
         self._is_soft = any(row.preference < 1 for row in dataset.rows)
 
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        rows = [self._dataset.rows[index] for index in self.take_rows(self._settings.rows_per_step)]
+        rows = [self._dataset.rows[index] for index in self.take_rows(self._batch_section.rows_per_step)]
         counts = {"rows": len(rows), "tokens": sum(sum(row.lengths) for row in rows)}
         self._reward_model.note_scales(None)
         return self.optimize(number, timer, lambda: self._total_loss(rows, learn=True)[0], counts), []
@@ -180,7 +181,9 @@ class RewardModelTrainer(RowTrainer):
         done: list[tuple[Loss, list[int], Tensor]] = []
 
         def cut(some: Sequence[RewardModelRow]) -> list[list[int]]:
-            return family_micro_batches([row.rows for row in some], self._settings.micro_batch_tokens, self._packed)
+            return family_micro_batches(
+                [row.rows for row in some], self._batch_section.micro_batch_tokens, self._packed
+            )
 
         for numbers in rank_batches(self._ranks, rows, lambda row: family_cost(row.rows), cut):
             if not numbers:

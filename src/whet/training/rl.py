@@ -32,13 +32,13 @@ from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.evaluate import Evaluator
 from whet.training.expert_metrics import drift_metrics, expert_counts, load_metrics, replayed_share, used_experts
 from whet.training.optimizer import (
-    OptimizerSettings,
     adamw,
     optimizer_tensors,
     restore_optimizer,
     scheduled_rate,
     set_learning_rate,
 )
+from whet.training.sections import BatchSection, OptimizerSection
 from whet.training.step_metrics import (
     collection_counts,
     critic_metrics,
@@ -55,7 +55,7 @@ from whet.training.step_metrics import (
     teacher_metrics,
     uniform_share,
 )
-from whet.training.teacher import LessonSettings, Teacher, taught_rows
+from whet.training.teacher import DistillationTarget, Teacher, taught_rows
 from whet.training.token_traces import TokenTraces
 from whet.training.update import (
     RoutingReplay,
@@ -76,29 +76,6 @@ TUNED = ("beta", "length_power", "entropy_weight")  # values that an objective a
 
 
 @dataclass(frozen=True)
-class RLSettings:
-    steps: int
-    updates_per_step: int  # optimizer updates per epoch over the batch
-    micro_batch_tokens: int  # memory only, never the gradient
-    sampling: Sampling
-    seed: int
-    epochs_per_batch: int = 1
-    staleness: int = 0  # policy versions that completions are behind
-    most_actions: int = 0  # tokens that the policy may write in an episode; 0: one completion's
-    routing_replay: RoutingReplay = "none"
-    traced: int = 0  # samples of so many groups, the best and the worst say what became of their tokens; 0: none
-
-    @property
-    def max_new_tokens(self) -> int:
-        """The generation budget of a sample, over all its turns."""
-        return self.most_actions or self.sampling.max_new_tokens
-
-    @property
-    def updates(self) -> int:
-        return self.updates_per_step * self.epochs_per_batch
-
-
-@dataclass(frozen=True)
 class RLModels:
     """The policy, the reference it is held to, and the critic that values its states."""
 
@@ -108,7 +85,7 @@ class RLModels:
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
     teacher: Teacher | None = None
-    lesson: LessonSettings = field(default_factory=LessonSettings)
+    target: DistillationTarget = field(default_factory=DistillationTarget)
     demonstrations: DemonstrationSource | None = None
 
 
@@ -120,11 +97,23 @@ class RLTrainer:
         models: RLModels,
         objective: Objective,
         collector: Collector,
-        settings: RLSettings,
-        optimizer: OptimizerSettings,
+        *,
+        batch: BatchSection,
+        optimizer: OptimizerSection,
+        sampling: Sampling,
+        steps: int,
+        seed: int,
+        most_actions: int = 0,
+        staleness: int | None = None,
+        traced: int = 0,
         evaluator: Evaluator | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
+        """`most_actions` are the tokens that the policy may write in an episode; 0: one completion's.
+
+        `staleness` is how many policy versions completions are behind, where the batch does not say it. Samples of so
+        many groups as `traced` says, the best and the worst, tell what became of their tokens.
+        """
         if "ref_logp" in objective.needs() and models.reference is None:
             raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
         if {"teacher_logp", "teacher_divergence"} & objective.needs() and models.teacher is None:
@@ -133,21 +122,25 @@ class RLTrainer:
             raise ValueError(f"the objective {objective.name} needs demonstrations and got none")
         if "value" in objective.needs() and models.critic is None:
             raise ValueError(f"the objective {objective.name} needs a critic and got none")
-        self._models, self._objective, self._collector, self._settings = models, objective, collector, settings
-        self._evaluator, self._optimizer_settings, self._ranks = evaluator, optimizer, ranks
+        self._models, self._objective, self._collector = models, objective, collector
+        self._batch_section, self._optimizer_section, self._sampling = batch, optimizer, sampling
+        self._steps, self._seed, self._evaluator, self._ranks = steps, seed, evaluator, ranks
+        self._most_actions = most_actions or sampling.max_new_tokens
+        self._staleness = batch.staleness if staleness is None else staleness
+        self._traced = traced
         self._memory: Memory = {}
         self._version = 0
         self.rate_factor = 1.0  # what is left of the scheduled learning rate
         self._train_state = TrainState(
             models.policy,
             adamw(models.policy.model, optimizer),
-            settings.sampling.temperature,
-            settings.micro_batch_tokens,
-            optimizer.max_gradient_norm,
-            models.critic,
-            None if models.critic is None else adamw(models.critic.modules(), optimizer),
-            ranks,
-            settings.routing_replay,
+            temperature=sampling.temperature,
+            micro_batch_tokens=batch.micro_batch_tokens,
+            max_gradient_norm=optimizer.max_gradient_norm,
+            critic=models.critic,
+            critic_optimizer=None if models.critic is None else adamw(models.critic.modules(), optimizer),
+            ranks=ranks,
+            routing_replay=batch.routing_replay,
         )
         self._routers = routers(models.policy)
         needs_segments = "segment" in objective.needs()
@@ -177,18 +170,18 @@ class RLTrainer:
         return self._objective.control.ends_run(self._memory)
 
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        rollout = self._collector.collect(progress=(number - 1) / self._settings.steps)
+        rollout = self._collector.collect(progress=(number - 1) / self._steps)
         timer.add(rollout.seconds)
         for failure in rollout.played.failures[:SHOWN_FAILURES]:
             logger.warning("step %d: %s; it is left out", number, failure)
         groups = self._select(rollout, number)
         batch = self._annotate(self._pack(groups, rollout.part_weights), groups, timer)
         batch, self._memory = self._objective.advantage(batch, self._memory)
-        rate = self.rate_factor * scheduled_rate(self._optimizer_settings, number, self._settings.steps)
+        rate = self.rate_factor * scheduled_rate(self._optimizer_section, number, self._steps)
         source = self._models.demonstrations
         shown = [] if source is None else source.rows(groups)
         samples = [(group.prompt, sample) for group in groups for sample in group.samples]
-        traces = TokenTraces(batch, recorded_places(samples, self._settings.traced) if self._ranks.is_first else ())
+        traces = TokenTraces(batch, recorded_places(samples, self._traced) if self._ranks.is_first else ())
         with timer.phase("train"):
             metrics = self._update(batch, groups, shown, number, rate, traces)
         report = StepReport(
@@ -244,8 +237,8 @@ class RLTrainer:
         return groups
 
     def _pack(self, groups: Sequence[Group], part_weights: Mapping[str, float]) -> TokenBatch:
-        batch = token_batch(groups, part_weights or None, self._settings.max_new_tokens, self._objective.needs())
-        if self._settings.routing_replay == "sampler" and batch.routed_experts is None:
+        batch = token_batch(groups, part_weights or None, self._most_actions, self._objective.needs())
+        if self._batch_section.routing_replay == "sampler" and batch.routed_experts is None:
             raise RunFailed(
                 "batch.routing_replay=sampler: the engine's samples do not say which experts wrote them "
                 "(Sample.routed_experts); let the engine return them, or give batch.routing_replay=trainer"
@@ -259,8 +252,8 @@ class RLTrainer:
 
     def _annotate(self, batch: TokenBatch, groups: Sequence[Group], timer: PhaseTimer) -> TokenBatch:
         """What the objective needs. While the policy is the one that sampled, old_logp would only repeat logp."""
-        needs, settings, models = self._objective.needs(), self._settings, self._models
-        temperature, micro_batch_tokens = settings.sampling.temperature, settings.micro_batch_tokens
+        needs, models, replayed = self._objective.needs(), self._models, self._batch_section.routing_replay
+        temperature, micro_batch_tokens = self._sampling.temperature, self._batch_section.micro_batch_tokens
         if "ref_logp" in needs and models.reference is not None:
             with timer.phase("reference"), models.reference.open() as reference:
                 ref_logp = token_scores(reference, batch, temperature, micro_batch_tokens, self._ranks).logp
@@ -268,10 +261,11 @@ class RLTrainer:
         if models.teacher is not None:
             with timer.phase("teacher"):
                 batch = self._ask_teacher(batch, groups, models.teacher)
-        has_moved = settings.updates > 1 or settings.staleness > 0
-        replay = batch.routed_experts if settings.routing_replay == "sampler" else None
+        updates = self._batch_section.updates_per_step * self._batch_section.epochs_per_batch
+        has_moved = updates > 1 or self._staleness > 0
+        replay = batch.routed_experts if replayed == "sampler" else None
         with timer.phase("train"):
-            if ("old_logp" in needs and has_moved) or "entropy" in needs or settings.routing_replay == "trainer":
+            if ("old_logp" in needs and has_moved) or "entropy" in needs or replayed == "trainer":
                 scores = token_scores(
                     models.policy, batch, temperature, micro_batch_tokens, self._ranks, replay, has_moved
                 )
@@ -288,23 +282,23 @@ class RLTrainer:
         Where the teacher reads more than the prompt, samples about which there is nothing to read are not trained on:
         they leave numerators and denominators, as any row without an action does.
         """
-        needs, lesson, settings = self._objective.needs(), self._models.lesson, self._settings
+        needs, target = self._objective.needs(), self._models.target
         shown = None
-        if lesson.context != "none":
-            shown = taught_rows(batch, groups, lesson)
+        if target.section.context != "none":
+            shown = taught_rows(batch, groups, target)
             batch = replace(batch, action=batch.action & False if shown is None else shown.places)
             if shown is None:
-                return _untaught(batch, needs, lesson)
+                return _untaught(batch, needs, target)
         seen = batch if shown is None else shown.batch
         if "teacher_logp" in needs:
             logp = teacher.logp(seen)
             batch = replace(batch, teacher_logp=logp if shown is None else shown.back(logp))
-        if "teacher_divergence" in needs and lesson.top_k:
+        if "teacher_divergence" in needs and target.section.top_k:
             chosen = None
-            if lesson.of_policy:
-                tokens, temperature = settings.micro_batch_tokens, settings.sampling.temperature
+            if target.section.top_of == "policy":
+                tokens, temperature = self._batch_section.micro_batch_tokens, self._sampling.temperature
                 policy = self._models.policy
-                chosen, _ = top_scores(policy, batch, temperature, tokens, lesson.top_k, None, self._ranks)
+                chosen, _ = top_scores(policy, batch, temperature, tokens, target.section.top_k, None, self._ranks)
             top, logp = teacher.top(seen, chosen if shown is None or chosen is None else shown.forth(chosen))
             if shown is not None:
                 top, logp = shown.back(top), shown.back(logp)
@@ -329,10 +323,10 @@ class RLTrainer:
         objective = self._objective.tuned(self._memory)
         only_critic = number <= objective.value.warmup
         updates: list[dict[str, float]] = []
-        experts = _ExpertUse(self._routers, self._settings.routing_replay)
+        experts = _ExpertUse(self._routers, self._batch_section.routing_replay)
         for rows in self._minibatches(batch.num_sequences, number):
             minibatch = self._surveyed(objective, batch, rows, first=not updates)
-            totals = step_totals(minibatch, self._settings.max_new_tokens)
+            totals = step_totals(minibatch, self._most_actions)
             try:
                 with self._divergence_reference() as reference, self._divergence_teacher() as teacher:
                     metrics, scores = update(
@@ -342,13 +336,13 @@ class RLTrainer:
                         totals,
                         reference=reference,
                         teacher=teacher,
-                        teacher_temperature=self._models.lesson.temperature,
+                        teacher_temperature=self._models.target.section.temperature,
                         only_critic=only_critic,
                     )
             except UpdateRefused as error:
                 raise RunFailed(_failure(number, error, ids, rows)) from error
             if not updates:  # before the first update the policy is the one that sampled
-                metrics.update(sampler_metrics(minibatch, scores, self._settings.staleness > 0))
+                metrics.update(sampler_metrics(minibatch, scores, self._staleness > 0))
             experts.add(minibatch, scores)
             if "ended" in metrics and updates:
                 break
@@ -362,7 +356,7 @@ class RLTrainer:
 
     def _untaught_count(self, batch: TokenBatch) -> dict[str, int]:
         """Samples that were left out because the teacher had nothing to read about them."""
-        if self._models.lesson.context == "none":
+        if self._models.target.section.context == "none":
             return {}
         return {"untaught": int((batch.lengths == 0).sum())}
 
@@ -372,17 +366,17 @@ class RLTrainer:
         whole = isinstance(objective.clip, StepClip) and objective.clip.whole_groups
         seen = batch if whole else batch.select(rows)
         if objective.surveys(seen):
-            settings, logp = self._settings, seen.old_logp if first else None
+            logp = seen.old_logp if first else None
             if logp is None:
-                replay = batch.routed_experts if settings.routing_replay == "sampler" else None
+                replay = batch.routed_experts if self._batch_section.routing_replay == "sampler" else None
                 replay = replay if replay is None or whole else replay[rows]
-                temperature, tokens = settings.sampling.temperature, settings.micro_batch_tokens
+                temperature, tokens = self._sampling.temperature, self._batch_section.micro_batch_tokens
                 logp = token_scores(self._models.policy, seen, temperature, tokens, self._ranks, replay).logp
             seen = objective.surveyed(seen, logp)
         return seen.select(rows) if whole else seen
 
     def _set_learning_rates(self, rate: float) -> None:
-        state, highest = self._train_state, self._optimizer_settings.learning_rate
+        state, highest = self._train_state, self._optimizer_section.learning_rate
         set_learning_rate(state.optimizer, rate)
         if state.critic_optimizer is not None:
             set_learning_rate(state.critic_optimizer, rate / highest * (self._models.critic_rate or highest))
@@ -396,16 +390,19 @@ class RLTrainer:
     def _divergence_teacher(self) -> Any:
         """The teacher as a context, where its whole distribution is compared; else None."""
         models = self._models
-        if "teacher_divergence" in self._objective.needs() and models.teacher is not None and not models.lesson.top_k:
+        if (
+            "teacher_divergence" in self._objective.needs()
+            and models.teacher is not None
+            and not models.target.section.top_k
+        ):
             return models.teacher.open()
         return nullcontext()
 
     def _minibatches(self, num_rows: int, number: int) -> list[list[int]]:
-        settings = self._settings
         return [
             rows
-            for epoch in range(settings.epochs_per_batch)
-            for rows in minibatches(num_rows, settings.updates_per_step, settings.seed, number, epoch)
+            for epoch in range(self._batch_section.epochs_per_batch)
+            for rows in minibatches(num_rows, self._batch_section.updates_per_step, self._seed, number, epoch)
         ]
 
     def _publish(self, number: int) -> None:
@@ -434,7 +431,7 @@ class RLTrainer:
             tensors["critic_optimizer"] = optimizer_tensors(models.critic.modules(), state.critic_optimizer)
         if self._reference_moved and isinstance(models.reference, CopiedReference):
             tensors["reference"] = models.reference.tensors()
-        if self._settings.staleness:
+        if self._staleness:
             tensors["rollouts"] = self._collector.tensors()
         return tensors
 
@@ -456,10 +453,10 @@ class RLTrainer:
             models.reference.restore(tensors["reference"])
 
 
-def _untaught(batch: TokenBatch, needs: frozenset[str], lesson: LessonSettings) -> TokenBatch:
+def _untaught(batch: TokenBatch, needs: frozenset[str], target: DistillationTarget) -> TokenBatch:
     """A step in which there is nothing to learn: the fields are there, and no action."""
     none = torch.zeros(batch.action.shape)
-    wide = torch.zeros((*batch.action.shape, lesson.top_k))
+    wide = torch.zeros((*batch.action.shape, target.section.top_k))
     if "teacher_logp" in needs:
         batch = replace(batch, teacher_logp=none)
     if "teacher_divergence" in needs:

@@ -15,13 +15,13 @@ from whet.objective.policy import Loss
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.optimizer import (
-    OptimizerSettings,
     adamw,
     optimizer_tensors,
     restore_optimizer,
     scheduled_rate,
     set_learning_rate,
 )
+from whet.training.sections import OptimizerSection, RowsSection
 from whet.training.update import NoGradient, NotFinite, UpdateRefused, optimizer_step
 from whet.types import RunFailed, StepReport
 
@@ -63,14 +63,16 @@ class RowTrainer:
         self,
         model: Any,
         tokenizer: Any,
-        optimizer: OptimizerSettings,
-        steps: int,
         num_rows: int,
+        *,
+        batch: RowsSection,
+        optimizer: OptimizerSection,
+        steps: int,
         seed: int,
         ranks: Ranks = ALONE,
     ) -> None:
         self.model, self.tokenizer, self._ranks = model, tokenizer, ranks
-        self._optimizer_settings, self._steps = optimizer, steps
+        self._batch_section, self._optimizer_section, self._steps, self._seed = batch, optimizer, steps, seed
         self._optimizer = adamw(model, optimizer)
         self._cursor = Cursor(num_rows, seed)
         self._version = 0  # of the weights: the steps taken
@@ -90,7 +92,7 @@ class RowTrainer:
         counts: Mapping[str, int],
     ) -> StepReport:
         """One optimizer step. `accumulate` adds up the gradient and returns the loss and other metrics."""
-        rate = self.rate_factor * scheduled_rate(self._optimizer_settings, number, self._steps)
+        rate = self.rate_factor * scheduled_rate(self._optimizer_section, number, self._steps)
         set_learning_rate(self._optimizer, rate)
         with timer.phase("train"):
             self._optimizer.zero_grad(set_to_none=True)
@@ -103,7 +105,7 @@ class RowTrainer:
                 norm = optimizer_step(
                     self.model,
                     self._optimizer,
-                    self._optimizer_settings.max_gradient_norm,
+                    self._optimizer_section.max_gradient_norm,
                     self._check_gradients,
                     self._ranks,
                 )
@@ -130,3 +132,6 @@ class RowTrainer:
         self._cursor = replace(self._cursor, position=state["position"])
         self._version = state["version"]
         restore_optimizer(self.model, self._optimizer, tensors["optimizer"])
+
+    def close(self) -> None:
+        """Nothing was started elsewhere."""

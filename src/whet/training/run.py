@@ -32,11 +32,12 @@ from whet.model.finite import non_finite_weight
 from whet.record.health import diagnosis
 from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, read_metrics, step_reports
 from whet.record.metrics.timer import PhaseTimer
+from whet.record.sections import HealthSection, ReportSection
 from whet.record.thinning import ThinnedLog
 from whet.training.distributed.agreement import agree_on_step
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded, save_sharded
-from whet.training.health_actions import HealthAction, HealthPolicy, HealthWatch
+from whet.training.health_actions import HealthAction, HealthWatch
 from whet.types import Prompt, RunFailed, Sample, StepReport
 
 
@@ -80,6 +81,10 @@ class Trainer(Protocol):
 
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None: ...
 
+    def close(self) -> None:
+        """End what it started in other processes."""
+        ...
+
 
 class Stateful(Protocol):
     """What a run depends on besides its trainer, such as a reward that remembers."""
@@ -89,17 +94,6 @@ class Stateful(Protocol):
         ...
 
     def restore(self, state: Any) -> None: ...
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """How many steps a run has, and when it evaluates and saves; step numbers start at 1."""
-
-    steps: int
-    eval_every: int  # 0: only before the first and after the last step
-    save_every: int
-    keep_checkpoints: int
-    health: HealthPolicy = field(default_factory=HealthPolicy)
 
 
 @dataclass(frozen=True)
@@ -144,12 +138,15 @@ def _for_checks(report: StepReport) -> StepReport:
 
 def run_training(
     trainer: Trainer,
-    settings: LoopSettings,
     folder: Path,
     record: RunRecorder,
     callbacks: Sequence[object],
     summary: Mapping[str, Any],
     *,
+    steps: int,
+    eval_every: int,
+    saving: ReportSection,
+    problems: HealthSection | None = None,
     checkpoint: Path | None = None,
     precision: str = "fp32",
     health_settings: Mapping[str, Any] | None = None,
@@ -158,8 +155,10 @@ def run_training(
     ranks: Ranks = ALONE,
     note: Callable[[str], object] | None = None,
 ) -> TrainingResult:
-    """Run the remaining steps. `checkpoint` is where to go on from; without one the run starts at step 1.
+    """Run the remaining of all `steps`. `checkpoint` is where to go on from; without one the run starts at step 1.
 
+    `eval_every` 0 evaluates only before the first and after the last step; `saving` says when
+    checkpoints are saved and how many are kept, `problems` what is done about the run's health.
     `also_saved` is what checkpoints hold besides the trainer, by name; `identity` is what they say whose they are.
     Of several ranks the first alone writes records and is listened to by callbacks; `note` hears what this rank does.
     """
@@ -172,7 +171,7 @@ def run_training(
     for earlier in step_reports(lines):
         history.append(_for_checks(earlier))
     evals = eval_records(lines)
-    watch = HealthWatch(settings.health, dict(progress.streaks), progress.rate_factor)
+    watch = HealthWatch(problems or HealthSection(), dict(progress.streaks), progress.rate_factor)
     progress.stopped = ""
     if watch.rate_factor != 1:
         trainer.rate_factor = watch.rate_factor
@@ -213,18 +212,18 @@ def run_training(
             else:
                 path = save_sharded(ranks, checkpoints, step, *content)
             if ranks.is_first:
-                prune_checkpoints(checkpoints, settings.keep_checkpoints)
+                prune_checkpoints(checkpoints, saving.keep_checkpoints)
         _add(spent, timer.seconds)
         notify(everyone, "saved", step, path)
 
     if ranks.is_first:
         remove_leftovers(checkpoints)
-        prune_checkpoints(checkpoints, settings.keep_checkpoints)  # a kill may have come between a save and its pruning
+        prune_checkpoints(checkpoints, saving.keep_checkpoints)  # a kill may have come between a save and its pruning
     if progress.evaluated_at < 0:
         evaluate(0)
     saved = progress.step if checkpoint is not None else -1
     with _graceful_stop() as stopping:
-        for step in range(progress.step + 1, (settings.steps if trainer.ended_early is None else progress.step) + 1):
+        for step in range(progress.step + 1, (steps if trainer.ended_early is None else progress.step) + 1):
             timer = PhaseTimer()
             note(f"in step {step}")
             with _memory_in_words(f"step {step}", folder):
@@ -238,13 +237,13 @@ def run_training(
             progress.tokens += report.counts.get("tokens", 0)
             _refuse_lost(record, step)
             notify(everyone, "stepped", report, samples)
-            done = step == settings.steps or trainer.ended_early is not None or "stop" in taken
+            done = step == steps or trainer.ended_early is not None or "stop" in taken
             stops, disagreement = agree_on_step(ranks, trainer.model, report, samples, stopping.is_set())
             if disagreement:
                 raise RunFailed(disagreement)
-            if done or (settings.eval_every and step % settings.eval_every == 0):
+            if done or (eval_every and step % eval_every == 0):
                 evaluate(step)
-            if done or stops or "checkpoint" in taken or step % settings.save_every == 0:
+            if done or stops or "checkpoint" in taken or step % saving.save_every == 0:
                 save(step)
                 saved = step
             # several ranks stop together: a signal that came to one meanwhile counts at the next step
@@ -253,7 +252,7 @@ def run_training(
     if saved != progress.step:  # the signal came after its step had been looked at
         save(progress.step)
     _refuse_lost(record, progress.step)
-    return _result(progress, settings.steps, trainer.ended_early or progress.stopped or None, spent)
+    return _result(progress, steps, trainer.ended_early or progress.stopped or None, spent)
 
 
 def _actions(

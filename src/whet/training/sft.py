@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,18 +15,9 @@ from whet.model.token_logp import Details, packs, token_logp
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.evaluate import Evaluator
-from whet.training.optimizer import OptimizerSettings
 from whet.training.rows import RowTrainer, rank_batches
+from whet.training.sections import OptimizerSection, RowsSection
 from whet.types import Encoded, Prompt, Sample, StepReport
-
-
-@dataclass(frozen=True)
-class SFTSettings:
-    steps: int
-    rows_per_step: int
-    micro_batch_tokens: int  # memory only, never the gradient
-    packed: bool  # rows behind one another; a model that cannot keep them apart gets padded ones
-    seed: int
 
 
 class SFTTrainer(RowTrainer):
@@ -38,18 +28,23 @@ class SFTTrainer(RowTrainer):
         policy: CausalLM,
         tokenizer: Any,
         rows: Sequence[Encoded],
-        settings: SFTSettings,
-        optimizer: OptimizerSettings,
+        *,
+        batch: RowsSection,
+        optimizer: OptimizerSection,
+        steps: int,
+        seed: int,
         eval_rows: Sequence[Encoded] = (),
         evaluator: Evaluator | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        super().__init__(policy.model, tokenizer, optimizer, settings.steps, len(rows), settings.seed, ranks)
+        super().__init__(
+            policy.model, tokenizer, len(rows), batch=batch, optimizer=optimizer, steps=steps, seed=seed, ranks=ranks
+        )
         self._policy, self._rows, self._eval_rows, self._evaluator = policy, rows, eval_rows, evaluator
-        self._settings, self._packed = settings, settings.packed and packs(policy)
+        self._packed = batch.packed and packs(policy)
 
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        rows = [self._rows[index] for index in self.take_rows(self._settings.rows_per_step)]
+        rows = [self._rows[index] for index in self.take_rows(self._batch_section.rows_per_step)]
         counts = {"rows": len(rows), "tokens": sum(sum(row.action) for row in rows)}
         return self.optimize(number, timer, lambda: {"loss": self._total_loss(rows, learn=True)}, counts), []
 
@@ -59,7 +54,7 @@ class SFTTrainer(RowTrainer):
         details = Details(packed=self._packed, coefficient=_equal_weights)
 
         def cut(some: Sequence[Encoded]) -> list[list[int]]:
-            return row_micro_batches(some, self._settings.micro_batch_tokens, self._packed)
+            return row_micro_batches(some, self._batch_section.micro_batch_tokens, self._packed)
 
         for numbers in rank_batches(self._ranks, rows, lambda row: len(row.tokens), cut):
             batch = padded_rows([rows[number] for number in numbers] or IDLE)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from whet.model.load import device_choice
 from whet.reward.combine import RewardPart
-from whet.tools.planner.from_config import memory_facts, refuse_too_large, this_device
+from whet.reward.score import Failures
 from whet.training.assembly.health import health_settings
-from whet.training.assembly.kind import BuildInputs, TrainingKind
-from whet.training.assembly.kinds import kind_of
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.reward_workers import scored_elsewhere
 from whet.training.assembly.rewards import (
@@ -30,9 +27,10 @@ from whet.training.assembly.runtime import (
     sampling_from,
     settings_facts,
 )
-from whet.training.config import Config
+from whet.training.config import Config, PolicyConfig, PreferenceConfig, RewardModelConfig, SFTConfig
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.reward_workers import RewardWorkers
+from whet.training.evaluate import Evaluator
 from whet.training.run import Stateful, Trainer
 from whet.types import Prompt
 
@@ -48,6 +46,7 @@ class Assembly:
     precision: str
     settings: Mapping[str, Any]  # that health rules look at
     parts: tuple[RewardPart, ...] = ()
+    prompts: Sequence[Prompt] = ()  # to draw completions to, in training or else in evaluation
     also_saved: Mapping[str, Stateful] = field(default_factory=dict)  # with each checkpoint, besides the trainer
     eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
     close: Callable[[], None] = lambda: None  # ends what the run started elsewhere
@@ -55,78 +54,135 @@ class Assembly:
 
 
 def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks: Ranks = ALONE) -> Assembly:
-    """Build everything; every mistake in the config or the data surfaces here, before the first step."""
-    kind = kind_of(config)
-    draws, evaluates = kind.draws_completions(config), kind.scores_eval_prompts(config)
-    wanted = draws and kind.learns_from_reward(config)
-    parts = build_reward_parts(config, wanted, rewards) if draws or evaluates else []
-    title, objective = kind.describe(config, parts)
+    """Build everything; every mistake in the config or the data surfaces here, before the first step.
+
+    What is cheap comes first: rewards, objective and prompts are checked before a model is read.
+    """
+    draws, evaluates = config.draws_completions(), config.scores_eval_prompts()
+    parts = build_reward_parts(config, _needs_reward(config), rewards) if draws or evaluates else []
+    title, objective = describe(config, parts)
     prompts = scorable_prompts(load_prompts(config, evaluation=False) if draws else [], parts, config.data)
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     eval_prompts = scorable_prompts(held_out, parts, config.data)
-    room = this_device(device_choice(config.model.device))
-    refuse_too_large(config, room, ranks.size)
     runtime = load_runtime(config, ranks)
     try:
-        found = _assembled(config, kind, runtime, parts, prompts, eval_prompts, title, objective)
-        return replace(found, facts={**found.facts, **memory_facts(config, room, prompts or eval_prompts, ranks.size)})
+        parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
+        scored, workers, worker_facts = scored_elsewhere(config, runtime.cluster, parts)
+        failures = failure_policy(config)
+        evaluator, decoding = _evaluator(config, runtime, scored, failures, eval_prompts)
+        trainer, facts, eval_rows = build_trainer(config, runtime, scored, failures, prompts, eval_prompts, evaluator)
     except BaseException:
         runtime.close()
         raise
-
-
-def _assembled(
-    config: Config,
-    kind: TrainingKind,
-    runtime: Runtime,
-    parts: Sequence[RewardPart],
-    prompts: Sequence[Prompt],
-    eval_prompts: Sequence[Prompt],
-    title: str,
-    objective: list[str],
-) -> Assembly:
-    parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
-    scored, workers, scorers = scored_elsewhere(config, runtime.cluster, parts)
-    failures = failure_policy(config)
-    evaluator, evaluated = None, eval_prompts[: config.eval.prompts] if parts else []
-    decoding: dict[str, str] = {}
-    if evaluated:
-        score = build_scorer(config, scored, failures, runtime.ranks)
-        sampling = sampling_from(config.sampling)
-        evaluator = build_evaluator(runtime, evaluated, sampling, score, config.data, config.eval.by)
-        decoding = decode_facts(runtime, sampling, evaluator.prompt_tokens)
-    built = kind.build(config, BuildInputs(runtime, scored, failures, prompts, eval_prompts, evaluator))
-    facts = {
-        **runtime.facts,
-        **decoding,
-        **built.facts,
-        **sandbox_summary(parts),
-        **scorers,
-        **settings_facts(config),
-        **built.lengths,
-    }
-    eval_size = (len(evaluator.prompts) if evaluator else 0) or built.eval_rows
+    lengths = facts.pop("lengths")
     remembering = {f"reward {part.name}": part.reward for part in parts if hasattr(part.reward, "restore")}
     also_saved: dict[str, Any] = {"failures": failures, **remembering} if parts else {}
-    precision = str(runtime.policy.dtype)
 
     def close() -> None:
-        built.close()
+        trainer.close()
         runtime.close()
 
     return Assembly(
-        built.trainer,
-        title,
-        objective,
-        facts,
-        precision,
-        health_settings(config, parts),
-        tuple(parts),
-        also_saved,
-        eval_size,
-        close,
-        lambda: process_rows(runtime.engine, workers),
+        trainer=trainer,
+        title=title,
+        objective=objective,
+        facts={
+            **runtime.facts,
+            **decoding,
+            **facts,
+            **sandbox_summary(parts),
+            **worker_facts,
+            **settings_facts(config),
+            "lengths": lengths,
+        },
+        precision=str(runtime.policy.dtype),
+        settings=health_settings(config, parts),
+        parts=tuple(parts),
+        prompts=prompts or eval_prompts,
+        also_saved=also_saved,
+        eval_size=(len(evaluator.prompts) if evaluator else 0) or eval_rows,
+        close=close,
+        elsewhere=lambda: process_rows(runtime.engine, workers),
     )
+
+
+def _needs_reward(config: Config) -> bool:
+    """True where a run cannot do without a reward."""
+    if isinstance(config, PolicyConfig):
+        from whet.training.assembly.rl import learns_from_reward
+
+        return learns_from_reward(config)
+    return config.draws_completions()
+
+
+def describe(config: Config, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
+    """Title and objective, in words and symbols; what cannot work is refused."""
+    match config:
+        case PolicyConfig():
+            from whet.training.assembly.rl import describe_rl
+
+            return describe_rl(config, parts)
+        case SFTConfig():
+            from whet.training.assembly.sft import describe_sft
+
+            return describe_sft()
+        case PreferenceConfig():
+            from whet.training.assembly.preference import describe_preference
+
+            return describe_preference(config)
+        case RewardModelConfig():
+            from whet.training.assembly.reward_model import describe_reward_model
+
+            return describe_reward_model(config)
+
+
+def build_trainer(
+    config: Config,
+    runtime: Runtime,
+    parts: Sequence[RewardPart],
+    failures: Failures,
+    prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    evaluator: Evaluator | None,
+) -> tuple[Trainer, dict[str, str], int]:
+    """The trainer, the facts of what it learns from, and the rows it is evaluated on besides eval prompts."""
+    match config:
+        case PolicyConfig():
+            from whet.training.assembly.rl import build_rl
+
+            return *build_rl(config, runtime, parts, failures, prompts, eval_prompts, evaluator), 0
+        case SFTConfig():
+            from whet.training.assembly.sft import build_sft
+
+            return *build_sft(config, runtime, eval_prompts, evaluator), 0
+        case PreferenceConfig() if config.preference.online:
+            from whet.training.assembly.preference import build_online_preference
+
+            return *build_online_preference(config, runtime, parts, failures, prompts, eval_prompts, evaluator), 0
+        case PreferenceConfig():
+            from whet.training.assembly.preference import build_preference
+
+            return build_preference(config, runtime, evaluator)
+        case RewardModelConfig():
+            from whet.training.assembly.reward_model import build_reward_model_run
+
+            return build_reward_model_run(config, runtime)
+
+
+def _evaluator(
+    config: Config,
+    runtime: Runtime,
+    parts: Sequence[RewardPart],
+    failures: Failures,
+    eval_prompts: Sequence[Prompt],
+) -> tuple[Evaluator | None, dict[str, str]]:
+    """Who measures completions to eval prompts, where there are some and a reward; and how they are written."""
+    prompts = eval_prompts[: config.eval.prompts]
+    if not parts or not prompts:
+        return None, {}
+    score, sampling = build_scorer(config, parts, failures, runtime.ranks), sampling_from(config.sampling)
+    evaluator = build_evaluator(runtime, prompts, sampling, score, config.data, config.eval.by)
+    return evaluator, decode_facts(runtime, sampling, evaluator.prompt_tokens)
 
 
 def process_rows(engine: Any, workers: RewardWorkers | None) -> list[dict[str, Any]]:

@@ -10,10 +10,11 @@ from whet.objective import preset_named, with_changes
 from whet.objective.axes import family_of
 from whet.record.health import RULES, SETTINGS
 from whet.record.run_kinds import RL
+from whet.record.sections import HealthSection
 from whet.reward.combine import RewardPart
 from whet.settings.layers import flattened
 from whet.training.config import Config, PolicyConfig, PreferenceConfig
-from whet.training.health_actions import HealthAction, HealthPolicy
+from whet.training.health_actions import HealthAction
 from whet.types import WhetError, did_you_mean
 
 
@@ -30,8 +31,8 @@ def health_settings(config: Config, parts: Sequence[RewardPart] = ()) -> dict[st
     return {name: values[name] for name in SETTINGS if name in values}
 
 
-def health_policy(config: Config) -> HealthPolicy:
-    """What the run does about its problems; a name that no rule of such a run has is an error."""
+def health_policy(config: Config) -> HealthSection:
+    """`[health]` with the names of rules; one that no rule of such a run has is an error."""
     section = config.health
     kinds = {RL if config.kind == "policy" else config.kind}
     if isinstance(config, PreferenceConfig) and config.preference.online:
@@ -47,4 +48,4 @@ def health_policy(config: Config) -> HealthPolicy:
             hint = did_you_mean(name, known) or f"; it has {names}"
             raise WhetError(f"health.on_problem.{given}: no rule of such a run finds a problem of this name{hint}")
         chosen[known[name]] = action
-    return HealthPolicy(chosen, section.after_steps, section.rate_factor)
+    return section.model_copy(update={"on_problem": chosen})

@@ -16,12 +16,12 @@ from whet.objective.keep import Everything
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.reward.combine import RewardPart
+from whet.reward.score import Failures
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
 from whet.rollout.episodes import EpisodeRunner
 from whet.rollout.prompt_order import PromptOrder
 from whet.settings.layers import flattened
 from whet.training.assembly.adapters import first_policy
-from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
 from whet.training.assembly.prompts import data_summary
 from whet.training.assembly.rewards import build_scorer, reward_summary, take_notes
 from whet.training.assembly.rows import (
@@ -38,9 +38,9 @@ from whet.training.assembly.rows import (
     too_long_note,
 )
 from whet.training.assembly.runtime import (
+    Runtime,
     decode_facts,
     fitting_prompts,
-    optimizer_settings,
     rows_fact,
     sampling_fact,
     sampling_from,
@@ -49,23 +49,25 @@ from whet.training.completion_logp import LiveReference, ReferenceLogp, stored_r
 from whet.training.config import PreferenceConfig
 from whet.training.distributed.rollout import SharedPlayer
 from whet.training.distributed.shard import sharded, sharded_reference
+from whet.training.evaluate import Evaluator
 from whet.training.online_preference import OnlinePreferenceTrainer
 from whet.training.preference import (
     PreferenceDataset,
     PreferenceModels,
     PreferenceRow,
-    PreferenceSettings,
     PreferenceTrainer,
     preference_rows,
 )
-from whet.types import WhetError
+from whet.types import Prompt, WhetError
 
 
 def preference_objective(config: PreferenceConfig) -> PairObjective:
+    """The method with the config's changes."""
     return with_changes(preset_named(config.method).objective, flattened(config.objective))
 
 
-def describe_preference(config: PreferenceConfig, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
+def describe_preference(config: PreferenceConfig) -> tuple[str, list[str]]:
+    """Title and objective, in words and symbols; what cannot work is refused."""
     objective = preference_objective(config)
     if config.preference.online == 1:
         raise WhetError(
@@ -78,12 +80,11 @@ def describe_preference(config: PreferenceConfig, parts: Sequence[RewardPart]) -
     return title(objective), description(objective)
 
 
-def build_preference(config: PreferenceConfig, inputs: BuildInputs) -> Built:
-    return _build_online(config, inputs) if config.preference.online else _build_offline(config, inputs)
-
-
-def _build_offline(config: PreferenceConfig, inputs: BuildInputs) -> Built:
-    objective, loaded, source = preference_objective(config), inputs.runtime.loaded, config.data.source
+def build_preference(
+    config: PreferenceConfig, runtime: Runtime, evaluator: Evaluator | None
+) -> tuple[PreferenceTrainer, dict[str, str], int]:
+    """The trainer on rows of data, the facts of these, and on how many rows it is evaluated."""
+    objective, loaded, source = preference_objective(config), runtime.loaded, config.data.source
     train, evaluation = _load_rows(config, objective)
     encode = partial(preference_rows, loaded.tokenizer, context=loaded.context)
     with naming_source(source):
@@ -94,26 +95,40 @@ def _build_offline(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     with naming_source(config.eval.source):
         evaluation, (eval_rows, too_long) = encodable(evaluation, encode, config.data)
         refuse_too_long(config.data, too_long, loaded.context)
-    models = _models(config, inputs, objective, [*rows, *eval_rows])
-    dataset = PreferenceDataset(rows, eval_rows)
-    optimizer = optimizer_settings(config)
+    models = _models(config, runtime, objective, [*rows, *eval_rows])
     with naming_source(source):  # labels of one kind only
         trainer = PreferenceTrainer(
-            models, objective, dataset, _settings(config), optimizer, inputs.evaluator, inputs.runtime.ranks
+            models,
+            objective,
+            PreferenceDataset(rows, eval_rows),
+            batch=config.batch,
+            optimizer=config.optimizer,
+            steps=config.steps,
+            seed=config.seed,
+            evaluator=evaluator,
+            ranks=runtime.ranks,
         )
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
     lengths = rows_fact([each.tokens for row in rows for each in row.family])
-    return Built(trainer, {"data": data, **column_facts(train, evaluation)}, lengths, len(eval_rows))
+    return trainer, {"data": data, **column_facts(train, evaluation), **lengths}, len(eval_rows)
 
 
-def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
-    """The trainer on completions of the policy's own."""
-    objective, sampling, runtime = preference_objective(config), sampling_from(config.sampling), inputs.runtime
-    ranks = runtime.ranks
-    score = build_scorer(config, inputs.parts, inputs.failures, ranks)
-    reward = RewardContext(score, {}, partial(take_notes, inputs.parts, None, ranks))
-    prompts, tokens = fitting_prompts(runtime, inputs.prompts, sampling, config.data)
+def build_online_preference(
+    config: PreferenceConfig,
+    runtime: Runtime,
+    parts: Sequence[RewardPart],
+    failures: Failures,
+    prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    evaluator: Evaluator | None,
+) -> tuple[OnlinePreferenceTrainer, dict[str, str]]:
+    """The trainer on completions of the policy's own, and the facts of its prompts."""
+    objective, sampling, ranks = preference_objective(config), sampling_from(config.sampling), runtime.ranks
+    score = build_scorer(config, parts, failures, ranks)
+    reward = RewardContext(score, {}, partial(take_notes, parts, None, ranks))
+    columns = column_facts(prompts)
+    prompts, tokens = fitting_prompts(runtime, prompts, sampling, config.data)
     collector = RolloutCollector(
         runtime.engine,
         PromptDataset(prompts, tokens),
@@ -122,34 +137,30 @@ def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
         PromptOrder(len(prompts), config.seed),
         player=None if ranks.size == 1 else SharedPlayer(EpisodeRunner(runtime.engine), ranks),
     )
-    models = _models(config, inputs, objective, ())
-    settings, optimizer = _settings(config), optimizer_settings(config)
-    trainer = OnlinePreferenceTrainer(models, objective, collector, settings, optimizer, inputs.evaluator, ranks)
-    data = data_summary(config, prompts, inputs.eval_prompts)
-    facts = decode_facts(runtime, sampling, tokens)
-    return Built(
-        trainer,
-        {**facts, "data": data, **column_facts(inputs.prompts), "reward": reward_summary(inputs.parts)},
-        sampling_fact(sampling, tokens),
+    trainer = OnlinePreferenceTrainer(
+        _models(config, runtime, objective, ()),
+        objective,
+        collector,
+        batch=config.batch,
+        optimizer=config.optimizer,
+        steps=config.steps,
+        seed=config.seed,
+        evaluator=evaluator,
+        ranks=ranks,
     )
-
-
-def _settings(config: PreferenceConfig) -> PreferenceSettings:
-    batch = config.batch
-    return PreferenceSettings(
-        config.steps,
-        batch.rows_per_step,
-        batch.micro_batch_tokens,
-        batch.packed,
-        config.seed,
-        online=config.preference.online > 0,
-    )
+    return trainer, {
+        **decode_facts(runtime, sampling, tokens),
+        "data": data_summary(config, prompts, eval_prompts),
+        **columns,
+        "reward": reward_summary(parts),
+        **sampling_fact(sampling, tokens),
+    }
 
 
 def _models(
-    config: PreferenceConfig, inputs: BuildInputs, objective: PairObjective, rows: Sequence[PreferenceRow]
+    config: PreferenceConfig, runtime: Runtime, objective: PairObjective, rows: Sequence[PreferenceRow]
 ) -> PreferenceModels:
-    policy, batch, section, ranks = inputs.runtime.policy, config.batch, config.preference, inputs.runtime.ranks
+    policy, batch, section, ranks = runtime.policy, config.batch, config.preference, runtime.ranks
     reference: ReferenceLogp | None = None
     if "ref_logp" not in objective.needs():
         if section.reference_logp == "stored":
@@ -159,15 +170,15 @@ def _models(
         families = [row.family for row in rows]
         reference = stored_reference(policy, families, batch.micro_batch_tokens, file, batch.packed, ranks)
     else:
-        is_cut = inputs.runtime.shards is not None
+        is_cut = runtime.shards is not None
         first = first_policy(config, policy, objective.reference.name, shares_weights=is_cut)
         reference = LiveReference(first, batch.micro_batch_tokens, batch.packed, ranks)
-    shards = inputs.runtime.shards
+    shards = runtime.shards
     if shards is not None:
         policy = sharded(policy, shards)
         if isinstance(reference, LiveReference):
             reference = replace(reference, reference=sharded_reference(reference.reference, policy, shards))
-    return PreferenceModels(policy, inputs.runtime.tokenizer, reference)
+    return PreferenceModels(policy, runtime.tokenizer, reference)
 
 
 def _load_rows(
@@ -197,13 +208,3 @@ def _pair_reader(method: str, paired: bool, row: Row) -> Read:
             f"train by a method that learns from labels ({', '.join(single)}), or give pairs"
         )
     return labelled_completions_from
-
-
-KIND = TrainingKind(
-    "learning from preferences",
-    PreferenceConfig,
-    describe_preference,
-    build_preference,
-    draws_completions=lambda config: config.preference.online > 0,
-    scores_eval_prompts=lambda config: config.data.parsed_source.is_task,
-)

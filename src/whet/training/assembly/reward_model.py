@@ -15,9 +15,7 @@ from whet.model.scalar_head import Kind
 from whet.objective.preference import LabelLoss, RankLoss
 from whet.objective.preference.reward_model import AllPairs, PlackettLuce
 from whet.objective.presets.reward_model import REWARD_MODELS
-from whet.reward.combine import RewardPart
 from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
-from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
 from whet.training.assembly.rows import (
     Read,
     column_facts,
@@ -31,12 +29,11 @@ from whet.training.assembly.rows import (
     task_rows,
     too_long_note,
 )
-from whet.training.assembly.runtime import optimizer_settings, rows_fact
+from whet.training.assembly.runtime import Runtime, rows_fact
 from whet.training.config import RewardModelConfig
 from whet.training.distributed.shard import sharded_scalar_model
 from whet.training.reward_model import (
     RewardModelDataset,
-    RewardModelSettings,
     RewardModelTrainer,
     bootstrap_rows,
     build_reward_model,
@@ -45,7 +42,8 @@ from whet.training.reward_model import (
 from whet.types import WhetError
 
 
-def describe_reward_model(config: RewardModelConfig, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
+def describe_reward_model(config: RewardModelConfig) -> tuple[str, list[str]]:
+    """Title and objective, in words and symbols."""
     preset = REWARD_MODELS[config.method]
     loss = _loss(config)
     if isinstance(loss, RankLoss):
@@ -73,9 +71,12 @@ def _scored_at(config: RewardModelConfig) -> str:
     return "scored at the last token of the conversation"
 
 
-def build_reward_model_run(config: RewardModelConfig, inputs: BuildInputs) -> Built:
-    learns, batch, source = REWARD_MODELS[config.method].objective.learns, config.batch, config.data.source
-    policy, tokenizer, context = inputs.runtime.policy, inputs.runtime.tokenizer, inputs.runtime.loaded.context
+def build_reward_model_run(
+    config: RewardModelConfig, runtime: Runtime
+) -> tuple[RewardModelTrainer, dict[str, str], int]:
+    """The trainer, the facts of its data, and on how many rows it is evaluated."""
+    learns, source = REWARD_MODELS[config.method].objective.learns, config.data.source
+    policy, tokenizer, context = runtime.policy, runtime.tokenizer, runtime.loaded.context
     train, evaluation = _load_rows(config, learns)
     separator = _separator(config, train)
     heads, everywhere = config.reward_model.heads, config.reward_model.outcome_at == "every_token"
@@ -90,20 +91,25 @@ def build_reward_model_run(config: RewardModelConfig, inputs: BuildInputs) -> Bu
     reward_model = build_reward_model(policy, tokenizer, [*rows, *eval_rows], kind, config.seed, heads)
     if learns == "steps":
         setattr(reward_model.model.config, SEPARATOR, separator)
-    shards, ranks = inputs.runtime.shards, inputs.runtime.ranks
-    if shards is not None:
-        reward_model = sharded_scalar_model(reward_model, shards)
+    if runtime.shards is not None:
+        reward_model = sharded_scalar_model(reward_model, runtime.shards)
     rows = bootstrap_rows(rows, heads, config.seed) if heads > 1 and config.reward_model.bootstrap else rows
-    settings = RewardModelSettings(
-        config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed
-    )
     with naming_source(source, too_long_note(dropped) if dropped else ""):
-        dataset, optimizer = RewardModelDataset(rows, eval_rows), optimizer_settings(config)
-        trainer = RewardModelTrainer(reward_model, tokenizer, _loss(config), dataset, settings, optimizer, ranks)
+        trainer = RewardModelTrainer(
+            reward_model,
+            tokenizer,
+            _loss(config),
+            RewardModelDataset(rows, eval_rows),
+            batch=config.batch,
+            optimizer=config.optimizer,
+            steps=config.steps,
+            seed=config.seed,
+            ranks=runtime.ranks,
+        )
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
     lengths = rows_fact([each.tokens for row in rows for each in row.rows])
-    return Built(trainer, {"data": data, **column_facts(train, evaluation)}, lengths, len(eval_rows))
+    return trainer, {"data": data, **column_facts(train, evaluation), **lengths}, len(eval_rows)
 
 
 def _separator(config: RewardModelConfig, rows: Sequence[Any]) -> str:
@@ -155,14 +161,3 @@ def _reader_for(method: str, learns: str, labels: str, row: Row) -> Read:
             f"'completions' and 'scores'; train {method_for(other)}, or give comparisons"
         )
     return rankings_from if holds_ranking(row) else preferences_from
-
-
-KIND = TrainingKind(
-    "a reward model",
-    RewardModelConfig,
-    describe_reward_model,
-    build_reward_model_run,
-    draws_completions=lambda config: False,
-    scores_eval_prompts=lambda config: False,
-    try_it="whet reward test {run} --data FILE",
-)

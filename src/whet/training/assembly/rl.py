@@ -16,6 +16,7 @@ from whet.model.low_precision import widen_vectors
 from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
 from whet.reward.combine import RewardPart
+from whet.reward.score import Failures
 from whet.reward.steps import StepScorer, step_scorer, with_steps
 from whet.rollout.async_rollout import AsyncCollector, check_ahead
 from whet.rollout.collect import Collector, PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
@@ -27,7 +28,6 @@ from whet.training.assembly.adapters import first_policy
 from whet.training.assembly.demonstrations import build_demonstrations, check_demonstrations
 from whet.training.assembly.engines import session_ahead
 from whet.training.assembly.episode_runner import most_actions
-from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
 from whet.training.assembly.prompts import data_summary
 from whet.training.assembly.rewards import (
     build_checks,
@@ -43,16 +43,15 @@ from whet.training.assembly.runtime import (
     Runtime,
     decode_facts,
     fitting_prompts,
-    optimizer_settings,
     sampling_fact,
     sampling_from,
 )
-from whet.training.assembly.teacher import SELF, build_lesson, build_teacher, check_teacher, needs_verdicts
+from whet.training.assembly.teacher import SELF, build_teacher, check_teacher, distillation_target, needs_verdicts
 from whet.training.config import OF_TEACHER, PolicyConfig
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference
 from whet.training.evaluate import Evaluator
-from whet.training.rl import RLModels, RLSettings, RLTrainer
+from whet.training.rl import RLModels, RLTrainer
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 
@@ -66,14 +65,14 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
     changes, objective = flattened(config.objective), build_plain_objective(config)
     batch = config.batch
     setting = RunSetting(
-        batch.group_size,
-        batch.updates_per_step * batch.epochs_per_batch,
-        len(parts),
-        batch.staleness or config.scale.max_staleness,
-        step_scorer(parts) is not None,
-        config.steps,
-        not config.env.is_single,
-        "scale.max_staleness" if config.scale.max_staleness else "batch.staleness",
+        group_size=batch.group_size,
+        updates=batch.updates_per_step * batch.epochs_per_batch,
+        num_parts=len(parts),
+        staleness=batch.staleness or config.scale.max_staleness,
+        has_steps=step_scorer(parts) is not None,
+        steps=config.steps,
+        has_turns=not config.env.is_single,
+        stale_by="scale.max_staleness" if config.scale.max_staleness else "batch.staleness",
     )
     check_setting(objective, setting, changes)
     check_teacher(config, objective)
@@ -86,33 +85,47 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
     return objective
 
 
+def learns_from_reward(config: PolicyConfig) -> bool:
+    """False where completions that are drawn need no reward."""
+    return build_plain_objective(config).needs_reward or needs_verdicts(config)
+
+
 def describe_rl(config: PolicyConfig, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
+    """Title and objective, in words and symbols; what cannot work is refused."""
     objective = build_objective(config, parts)
     return title(objective), description(objective, config.batch.updates_per_step * config.batch.epochs_per_batch)
 
 
-def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
-    objective, runtime = build_objective(config, inputs.parts), inputs.runtime
-    check_rewards(objective, inputs.parts)
+def build_rl(
+    config: PolicyConfig,
+    runtime: Runtime,
+    parts: Sequence[RewardPart],
+    failures: Failures,
+    prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    evaluator: Evaluator | None,
+) -> tuple[RLTrainer, dict[str, str]]:
+    """The trainer, and the facts of its prompts and its reward."""
+    objective = build_objective(config, parts)
+    check_rewards(objective, parts)
     sampling = sampling_from(config.sampling)
-    prompts, tokens = fitting_prompts(runtime, inputs.prompts, sampling, config.data)
+    prompts, tokens = fitting_prompts(runtime, prompts, sampling, config.data)
     if "reference_rewards" in objective.needs():
         for prompt in prompts:
             reference_rewards(prompt)  # refused now, not in the step that meets it
     dataset = PromptDataset(prompts, tokens)
-    reward_at = build_reward_at(config, inputs, objective)
-    trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator)
-    data = data_summary(config, prompts, inputs.eval_prompts)
-    facts = {
-        "data": data,
-        **column_facts(prompts, inputs.eval_prompts),
+    reward_at = build_reward_at(config, runtime, objective, parts, failures)
+    trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, evaluator)
+    return trainer, {
+        **decode_facts(runtime, sampling, tokens),
+        "data": data_summary(config, prompts, eval_prompts),
+        **column_facts(prompts, eval_prompts),
         **({"teacher": trainer.taught_by} if trainer.taught_by else {}),
         **({"demonstrations": trainer.shown} if trainer.shown else {}),
-        "reward": reward_fact(objective, inputs.parts),
+        "reward": reward_fact(objective, parts),
+        **({"asynchrony": ahead_fact(config)} if config.scale.max_staleness else {}),
+        **sampling_fact(sampling, tokens),
     }
-    ahead = {"asynchrony": ahead_fact(config)} if config.scale.max_staleness else {}
-    facts = {**decode_facts(runtime, sampling, tokens), **facts, **ahead}
-    return Built(trainer, facts, sampling_fact(sampling, tokens), close=trainer.close)
 
 
 def reward_fact(objective: Objective, parts: Sequence[RewardPart]) -> str:
@@ -123,15 +136,13 @@ def reward_fact(objective: Objective, parts: Sequence[RewardPart]) -> str:
 
 
 def build_reward_at(
-    config: PolicyConfig, inputs: BuildInputs, objective: Objective
+    config: PolicyConfig, runtime: Runtime, objective: Objective, parts: Sequence[RewardPart], failures: Failures
 ) -> Callable[[float], RewardContext]:
     """How completions are scored, by the share of the training that is done."""
-    parts, tokenizer = inputs.parts, inputs.runtime.tokenizer
     if not parts:
         return lambda progress: RewardContext(without_reward)
-    steps_scorer = step_scorer(parts)
-    ranks = inputs.runtime.ranks
-    scorer_at = build_scorer_at(config, parts, inputs.failures, ranks)
+    steps_scorer, ranks, tokenizer = step_scorer(parts), runtime.ranks, runtime.tokenizer
+    scorer_at = build_scorer_at(config, parts, failures, ranks)
     checks = build_checks(config, parts)
 
     def reward_at(progress: float) -> RewardContext:
@@ -140,7 +151,7 @@ def build_reward_at(
             score = partial(score_and_check, score=score, checks=checks, ranks=ranks)
         if steps_scorer is not None and "step_reward" in objective.needs():
             score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer, ranks=ranks)
-        noted = partial(take_notes, parts, checks, ranks, inputs.failures)
+        noted = partial(take_notes, parts, checks, ranks, failures)
         return RewardContext(score, part_weights_at(config, parts, progress), noted)
 
     return reward_at
@@ -195,27 +206,36 @@ def build_rl_trainer(
         critic = None if critic is None else sharded_critic(critic, shards)
         reference = None if reference is None else sharded_reference(reference, policy, shards)
     teacher = build_teacher(config, runtime, objective, sampling, dataset.prompt_tokens, reference)
-    rate, how = config.critic.learning_rate, build_lesson(config, runtime, dataset.prompts)
-    shown = build_demonstrations(config, objective, runtime, dataset.prompts)
-    models = RLModels(policy, runtime.tokenizer, reference, critic, rate, teacher, how, shown)
+    models = RLModels(
+        policy,
+        runtime.tokenizer,
+        reference=reference,
+        critic=critic,
+        critic_rate=config.critic.learning_rate,
+        teacher=teacher,
+        target=distillation_target(config, runtime, dataset.prompts),
+        demonstrations=build_demonstrations(config, objective, runtime, dataset.prompts),
+    )
     spec = RolloutSpec(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
     order = PromptOrder(len(dataset.prompts), config.seed, config.data.order == "by_difficulty")
     collector = build_collector(config, runtime, policy, dataset, reward_at, spec, order)
-    settings = RLSettings(
-        config.steps,
-        batch.updates_per_step,
-        batch.micro_batch_tokens,
-        sampling,
-        config.seed,
-        batch.epochs_per_batch,
-        batch.staleness or config.scale.max_staleness,
-        most_actions(config),
-        batch.routing_replay,
-        config.report.samples_per_step if config.report.tokens else 0,
+    return RLTrainer(
+        models,
+        objective,
+        collector,
+        batch=batch,
+        optimizer=config.optimizer,
+        sampling=sampling,
+        steps=config.steps,
+        seed=config.seed,
+        most_actions=most_actions(config),
+        staleness=batch.staleness or config.scale.max_staleness,
+        traced=config.report.samples_per_step if config.report.tokens else 0,
+        evaluator=evaluator,
+        ranks=runtime.ranks,
     )
-    return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator, runtime.ranks)
 
 
 def check_replay(config: PolicyConfig, runtime: Runtime) -> None:
@@ -244,7 +264,16 @@ def build_collector(
     temperature, name = spec.sampling.temperature, config.sampling.engine
     if not scale.max_staleness:
         watch = None if shares_weights(engine) else PolicyWatch(policy, engine, temperature, name)
-        return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.player, watch)
+        return RolloutCollector(
+            engine,
+            dataset,
+            reward_at,
+            spec,
+            order,
+            staleness=config.batch.staleness,
+            player=runtime.player,
+            watch=watch,
+        )
     check_ahead(spec)
     if runtime.ranks.size > 1:
         raise WhetError(
@@ -254,8 +283,17 @@ def build_collector(
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
     session = session_ahead(config, engine, policy, spec.sampling, dataset.prompt_tokens, window.capacity)
     watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
-    weights = policy.model.state_dict
-    return AsyncCollector(session, dataset, reward_at, spec, order, window, weights, engine, watch)
+    return AsyncCollector(
+        session,
+        dataset,
+        reward_at,
+        spec,
+        order,
+        window=window,
+        weights=policy.model.state_dict,
+        engine=engine,
+        watch=watch,
+    )
 
 
 def ahead_fact(config: PolicyConfig) -> str:
@@ -280,14 +318,3 @@ def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective
         return causal_lm(model, runtime.policy.dtype)
 
     return ReloadedReference(load)
-
-
-KIND = TrainingKind(
-    "reinforcement learning",
-    PolicyConfig,
-    describe_rl,
-    build_rl,
-    draws_completions=lambda config: True,
-    scores_eval_prompts=lambda config: True,
-    learns_from_reward=lambda config: build_plain_objective(config).needs_reward or needs_verdicts(config),
-)

@@ -39,7 +39,6 @@ from whet.training.distributed.ray_cluster import RayCluster, open_cluster
 from whet.training.distributed.rollout import FirstRankEngine, FirstRankPlayer, SharedPlayer
 from whet.training.distributed.shard import Sharding, sharding
 from whet.training.evaluate import Evaluator
-from whet.training.optimizer import OptimizerSettings
 from whet.types import Prompt, Sampling, WhetError
 
 
@@ -299,7 +298,3 @@ def length_range(rows: Sequence[Sequence[int]]) -> str:
     if not lengths or lengths[0] == lengths[-1]:
         return f"{lengths[0] if lengths else 0} tokens"
     return f"{lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]})"
-
-
-def optimizer_settings(config: Config) -> OptimizerSettings:
-    return OptimizerSettings(**config.optimizer.model_dump())

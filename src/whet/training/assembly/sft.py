@@ -8,15 +8,14 @@ from functools import partial
 from whet.data import check_context, demonstration_tokens, demonstrations_from
 from whet.data.tasks import Task, demonstrations
 from whet.model.load import LoadedModel
-from whet.reward.combine import RewardPart
-from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
 from whet.training.assembly.prompts import data_summary
 from whet.training.assembly.rows import column_facts, encodable, left_out_phrases, read_usable
-from whet.training.assembly.runtime import optimizer_settings, rows_fact
+from whet.training.assembly.runtime import Runtime, rows_fact
 from whet.training.config import SFTConfig
 from whet.training.distributed.shard import sharded
-from whet.training.sft import SFTSettings, SFTTrainer
-from whet.types import Demonstration, Encoded
+from whet.training.evaluate import Evaluator
+from whet.training.sft import SFTTrainer
+from whet.types import Demonstration, Encoded, Prompt
 
 
 def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[Demonstration]]:
@@ -33,7 +32,8 @@ def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[De
     return data.parsed_source.from_tasks(draw, data.count, data.difficulty), []
 
 
-def describe_sft(config: SFTConfig, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
+def describe_sft() -> tuple[str, list[str]]:
+    """Title and objective, in words and symbols."""
     return "SFT", [
         "Supervised fine-tuning",
         "  J = 1/M SUM log pi(completion token)",
@@ -41,8 +41,11 @@ def describe_sft(config: SFTConfig, parts: Sequence[RewardPart]) -> tuple[str, l
     ]
 
 
-def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
-    loaded = inputs.runtime.loaded
+def build_sft(
+    config: SFTConfig, runtime: Runtime, eval_prompts: Sequence[Prompt], evaluator: Evaluator | None
+) -> tuple[SFTTrainer, dict[str, str]]:
+    """The trainer, and the facts of its data."""
+    loaded = runtime.loaded
     rows: Sequence[Demonstration]
     eval_rows: Sequence[Demonstration]
     rows, eval_rows = load_demonstrations(config)
@@ -56,23 +59,22 @@ def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
     eval_rows, written = encodable(eval_rows, encode_all, config.data)
     eval_encoded, eval_too_long = _fitting(config, eval_rows, written, loaded)
     dropped = too_long + eval_too_long
-    batch = config.batch
-    settings = SFTSettings(config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed)
-    runtime = inputs.runtime
     trainer = SFTTrainer(
         runtime.policy if runtime.shards is None else sharded(runtime.policy, runtime.shards),
         loaded.tokenizer,
         encoded,
-        settings,
-        optimizer_settings(config),
-        eval_encoded,
-        inputs.evaluator,
-        runtime.ranks,
+        batch=config.batch,
+        optimizer=config.optimizer,
+        steps=config.steps,
+        seed=config.seed,
+        eval_rows=eval_encoded,
+        evaluator=evaluator,
+        ranks=runtime.ranks,
     )
-    phrases = [data_summary(config, (), inputs.eval_prompts), *left_out_phrases(rows, eval_rows)]
+    phrases = [data_summary(config, (), eval_prompts), *left_out_phrases(rows, eval_rows)]
     phrases += [f"{dropped} left out: too long for the context"] if dropped else []
-    facts = {"data": ", ".join(phrases), **column_facts(rows, eval_rows)}
-    return Built(trainer, facts, rows_fact([row.tokens for row in encoded]))
+    lengths = rows_fact([row.tokens for row in encoded])
+    return trainer, {"data": ", ".join(phrases), **column_facts(rows, eval_rows), **lengths}
 
 
 def _fitting(
@@ -85,13 +87,3 @@ def _fitting(
         prompts, context = [row.prompt for row in rows], loaded.context
         check_context(prompts, lengths, max_new_tokens=0, context=context, reason=loaded.context_reason)
     return kept, len(encoded) - len(kept)
-
-
-KIND = TrainingKind(
-    "supervised fine-tuning",
-    SFTConfig,
-    describe_sft,
-    build_sft,
-    draws_completions=lambda config: False,
-    scores_eval_prompts=lambda config: True,
-)

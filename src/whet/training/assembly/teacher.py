@@ -18,7 +18,7 @@ from whet.objective import Objective
 from whet.rollout.logp_server import LogpServer, logp_server, probed
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import OF_TEACHER, PolicyConfig
-from whet.training.teacher import LessonSettings, ModelTeacher, ServerTeacher, Teacher
+from whet.training.teacher import DistillationTarget, ModelTeacher, ServerTeacher, Teacher
 from whet.types import Prompt, Sampling, WhetError
 
 SELF = "self"
@@ -70,12 +70,11 @@ def needs_verdicts(config: PolicyConfig) -> bool:
     return config.teacher.context == "sibling"
 
 
-def build_lesson(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Prompt]) -> LessonSettings:
+def distillation_target(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Prompt]) -> DistillationTarget:
     """How the teacher is asked, and what it reads besides the prompt."""
     section = config.teacher
-    of_policy = section.top_of == "policy"
     if section.context == "none":
-        return LessonSettings(section.top_k, of_policy, section.temperature)
+        return DistillationTarget(section)
     known = task_demonstrations(config) if section.context == "demonstration" else {}
     if section.context != "sibling":
         without = next(
@@ -87,15 +86,12 @@ def build_lesson(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Promp
                 f"teacher.context={section.context}: row {without.id!r} of {config.data.source} has no column {names}; "
                 "add one, or rename yours with data.columns"
             )
-    return LessonSettings(
-        section.top_k,
-        of_policy,
-        section.temperature,
-        section.context,
-        section.template or TEMPLATES[section.context],
-        known,
-        partial(prompt_tokens, runtime.tokenizer),
-        runtime.loaded.context,
+    return DistillationTarget(
+        section,
+        template=section.template or TEMPLATES[section.context],
+        known=known,
+        encode=partial(prompt_tokens, runtime.tokenizer),
+        longest=runtime.loaded.context,
     )
 
 
