@@ -34,7 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "training.assembly": (
         *("types", "registry", "protocols", "objective", "data", "model", "record", "reward", "rollout", "envs"),
-        *("settings", "training", "training.distributed", "tools.planner.from_config"),
+        *("settings", "training", "training.distributed"),
     ),
     "pages": ("types", "objective", "record", "settings"),
     "pages.board": ("types", "record", "envs.serve.web", "settings", "training.config", "pages", "__init__"),

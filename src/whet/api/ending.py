@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from whet.registry import error_text
-from whet.reward.journal import JOURNAL
+from whet.reward.journal import JOURNAL, journal
 
 ERROR_LOG = "error.log"
 FIXES = {
@@ -80,7 +80,7 @@ def going_on(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def signals_wait() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Let the last writes of a run come to their end: a signal meanwhile changes nothing, a second one interrupts."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -137,8 +137,11 @@ if not said:
 
 
 @contextlib.contextmanager
-def watched(folder: Path) -> Iterator[Callable[[], None]]:
-    """Have somebody who says it, should this process be ended inside the block; unless what it yields is called."""
+def crash_reporter(folder: Path) -> Iterator[Callable[[], None]]:
+    """A second process tells it, should this one be ended inside the block; unless what is yielded is called.
+
+    It names the call of a reward that was under way.
+    """
     try:
         reading, writing = os.pipe()
     except OSError:
@@ -155,7 +158,8 @@ def watched(folder: Path) -> Iterator[Callable[[], None]]:
         with contextlib.suppress(OSError):  # no process to spare: then nobody watches
             watcher = subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL)
         os.close(reading)
-        yield let_go
+        with journal(folder):
+            yield let_go
     finally:
         let_go()
         os.close(writing)

@@ -52,9 +52,14 @@ class RunFiles:
     """Writes config.toml and inputs.json of a new run, and compares them when a run is resumed."""
 
     def __init__(self, config: Config, folder: Path, command: str, resumed: Resumed | None = None) -> None:
-        self._config, self._folder, self._command, self._resumed = config, folder, command, resumed
+        self.config, self.folder, self._command, self._resumed = config, folder, command, resumed
         self._digests: dict[str, str] = {}
         self._found: list[str] = []
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Where to go on from."""
+        return None if self._resumed is None else self._resumed.checkpoint
 
     @property
     def is_new(self) -> bool:
@@ -66,20 +71,20 @@ class RunFiles:
 
         if self._resumed is None:
             inputs = RunInputs(os.getcwd(), self._command)
-            write_inputs(self._folder, inputs)
-            write_config(self._folder, self._config)
+            write_inputs(self.folder, inputs)
+            write_config(self.folder, self.config)
             return inputs
-        found = read_inputs(self._folder)
+        found = read_inputs(self.folder)
         if found is None and self._resumed.checkpoint is not None:
             logger.warning(
                 "%s has no inputs.json: whether data, model, reward or config changed since the run began is unknown",
-                self._folder,
+                self.folder,
             )
         before = found or RunInputs(os.getcwd(), self._command)
         self._check_checkpoint(before)
         if self._resumed.checkpoint is not None and before.is_complete:
-            self._digests = input_digests(self._config)
-            now = inputs_of(self._config, self._digests, before)
+            self._digests = input_digests(self.config)
+            now = inputs_of(self.config, self._digests, before)
             self._found = decisive_changes(before, now)
             self._refuse(self._found)
         return before
@@ -89,10 +94,10 @@ class RunFiles:
         from whet.reward.version import parts_version
         from whet.training.assembly.fingerprints import input_digests
 
-        digests = self._digests or input_digests(self._config)
+        digests = self._digests or input_digests(self.config)
         if parts:
             digests[REWARD] = parts_version(parts).hash
-        now = inputs_of(self._config, digests, before)
+        now = inputs_of(self.config, digests, before)
         if self._resumed is None or not before.is_complete or self._resumed.checkpoint is None:
             self._write(now)  # nothing was trained with anything else
             return now
@@ -107,15 +112,15 @@ class RunFiles:
     def _write(self, inputs: RunInputs) -> None:
         if self._resumed is not None and self._resumed.settings:
             # from the file: paths stay as they were written
-            there = resolved(self._config.method, read_toml(self._folder / CONFIG))
-            write_config(self._folder, with_settings(there, self._resumed.settings))
-        write_inputs(self._folder, inputs)
+            there = resolved(self.config.method, read_toml(self.folder / CONFIG))
+            write_config(self.folder, with_settings(there, self._resumed.settings))
+        write_inputs(self.folder, inputs)
 
     def _reward_changes(self, parts: Sequence[RewardPart], before: RunInputs) -> list[str]:
         from whet.reward.version import parts_version, version_changes
         from whet.tools.workbench.workbench import reward_table
 
-        old = reward_table(self._folder).get(before.digests.get(REWARD, ""), {}).get("pieces") or {}
+        old = reward_table(self.folder).get(before.digests.get(REWARD, ""), {}).get("pieces") or {}
         changes = version_changes(old, parts_version(parts).pieces) if parts and old else []
         return [f"reward: {each}" for each in changes] or ["reward changed"]
 
@@ -123,9 +128,9 @@ class RunFiles:
         if not changes or (self._resumed is not None and self._resumed.accept_changes):
             return
         more = f" and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
-        anyway = f"whet resume {shlex.quote(str(self._folder))} --accept-changes"
+        anyway = f"whet resume {shlex.quote(str(self.folder))} --accept-changes"
         raise WhetError(
-            f"{self._folder}: not what the run was trained with: {'; '.join(changes[:MOST_CHANGES])}{more}; undo that, "
+            f"{self.folder}: not what the run was trained with: {'; '.join(changes[:MOST_CHANGES])}{more}; undo that, "
             f"or train on with it: {f'`{anyway}`' if self._command else 'whet.resume(..., accept_changes=True)'}"
         )
 
@@ -140,9 +145,9 @@ class RunFiles:
         if "also" not in state:
             raise WhetError(
                 f"{self._resumed.checkpoint}: an earlier build of whet wrote it, which this one cannot resume; go on "
-                f"from its weights with `whet train {self._config.method} --model {self._folder}`"
+                f"from its weights with `whet train {self.config.method} --model {self.folder}`"
             )
-        log_ends(self._folder, state["logs"])
+        log_ends(self.folder, state["logs"])
         if before.is_complete and state.get("identity") not in (before.identity, *before.accepted):
             raise WhetError(
                 f"{self._resumed.checkpoint}: a checkpoint of another run, by what it was trained on; restore "

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.api.ending import ERROR_LOG, going_on, one_line_of, signals_wait, watched, write_traceback
+from whet.api.ending import ERROR_LOG, crash_reporter, defer_signals, going_on, one_line_of, write_traceback
 from whet.api.inputs import (
     RewardLike,
     check_callbacks,
@@ -24,24 +24,14 @@ from whet.api.inputs import (
     reward_section,
     rows_in_memory,
 )
-from whet.api.ranks import (
-    agree_on_config,
-    agree_on_inputs,
-    check_ranks,
-    claimed_by_first,
-    connected,
-    crew_of,
-    explained,
-    heard_in_log,
-    seen_folder,
-)
+from whet.api.ranks import agree_on_config, agree_on_inputs, check_ranks, root_cause
 from whet.api.ray_ranks import run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
+from whet.api.session import TrainingSession, gc_disabled, training_session
 from whet.model.width import stated_width
-from whet.record.run_folder import discard, locked
+from whet.record.run_folder import discard
 from whet.registry import refuse_while_importing
-from whet.reward.journal import journal
 from whet.settings.layers import merged, read_toml
 from whet.training.config import FROM_PYTHON, Config, RewardModelConfig, config_values, resolved
 from whet.training.distributed.launch import Launch, launched
@@ -52,7 +42,7 @@ from whet.types import RunFailed, WhetError
 if TYPE_CHECKING:
     from whet.record.trackers.tracking import Trackers
     from whet.training.assembly.assembly import Assembly
-    from whet.training.distributed.rank_group import Crew
+    from whet.training.distributed.ranks import Ranks
     from whet.training.run import TrainingResult
     from whet.types import StepReport
 
@@ -109,7 +99,7 @@ def train(
     if parts is not None:
         layer["reward"] = reward_section(parts)
     layer = merged(layer, environment_section(env, tools, agent))
-    with crew_of(launch) as crew:
+    with training_session(launch) as session:
         base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
         width = stated_width(model.config) if model is not None and model_name(model) is None else None
         resolved_config = resolved(method, base, layer, width=width)
@@ -122,12 +112,11 @@ def train(
             }
             return _train_on_ray(resolved_config, train, given, callbacks, console)
         check_ranks(resolved_config, launch)
-        with claimed_by_first(crew, resolved_config, rows, eval_rows, model, tokenizer) as (final, folder):
-            named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
-            files = RunFiles(final, folder, command)
-            rewards = None if named else made_rewards(parts)
-            with heard_in_log(folder, crew, takes_streams=bool(command)):
-                return _run(final, folder, callbacks, console, None, files, rewards, crew)
+        final, folder = session.claim_run_folder(resolved_config, rows, eval_rows, model, tokenizer)
+        named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
+        rewards = None if named else made_rewards(parts)
+        session.redirect_output(folder, streams=bool(command))
+        return _run(session, RunFiles(final, folder, command), rewards, callbacks, console)
 
 
 def resume(
@@ -154,7 +143,7 @@ def resume(
     refuse_while_importing("whet.resume")
     check_callbacks(callbacks)
     path = folder.folder if isinstance(folder, Run) else Path(folder)
-    with crew_of(launched()) as crew:
+    with training_session(launched()) as session:
         environment_section(env, tools, None)  # what is in no file is found by its name again
         config = read_config(path)
         refuse_resume_of_0_1(path)
@@ -169,23 +158,23 @@ def resume(
                 f"{path}: its reward {name!r} was given from Python and is in no file; "
                 "resume it there: whet.resume(folder, reward=...)"
             )
-        if crew is None and config.scale.workers > 1:
+        if session.group is None and config.scale.workers > 1:
             asked = {
                 **{"folder": path, "steps": steps, "checkpoint": checkpoint, "reward": reward, "env": env},
                 **{"tools": tools, "settings": settings, "accept_changes": accept_changes, "command": command},
             }
             return _train_on_ray(config, resume, asked, callbacks, console)
-        if crew is not None:
-            check_ranks(config, crew.launch)
-            agree_on_config(crew, config)
-        with _chosen_checkpoint(crew, path, config, checkpoint, "steps" in given) as (chosen, done):
-            parts = reward_parts(reward)
-            if parts is not None and not isinstance(reward, Mapping) and len(parts) == len(config.reward.parts):
-                known = zip(parts, config.reward.parts, strict=True)
-                parts = [(name, was.weight, each) for (name, _, each), was in known]
-            inputs = RunFiles(config, path, command, Resumed(chosen, done, accept_changes, given))
-            with heard_in_log(path, crew, takes_streams=bool(command)):
-                return _run(config, path, callbacks, console, chosen, inputs, made_rewards(parts), crew)
+        if session.group is not None:
+            check_ranks(config, session.group.launch)
+            agree_on_config(session.group, config)
+        chosen, done = session.claim_checkpoint(path, config, checkpoint, is_longer="steps" in given)
+        parts = reward_parts(reward)
+        if parts is not None and not isinstance(reward, Mapping) and len(parts) == len(config.reward.parts):
+            known = zip(parts, config.reward.parts, strict=True)
+            parts = [(name, was.weight, each) for (name, _, each), was in known]
+        files = RunFiles(config, path, command, Resumed(chosen, done, accept_changes, given))
+        session.redirect_output(path, streams=bool(command))
+        return _run(session, files, made_rewards(parts), callbacks, console)
 
 
 def _train_on_ray(
@@ -196,92 +185,29 @@ def _train_on_ray(
     return Run(run_on_ray(config, entry, arguments, callbacks, _display() if console else None))
 
 
-@contextlib.contextmanager
-def _chosen_checkpoint(
-    crew: Crew | None, path: Path, config: Config, checkpoint: str | None, is_longer: bool
-) -> Iterator[tuple[Path | None, int]]:
-    """The checkpoint to go on from and its step; chosen by the first rank, which keeps others out of the folder.
-
-    `is_longer`: another number of steps was asked for.
-    """
-    from whet.model.checkpoint import checkpoint_step, complete_checkpoints, verify_checkpoint
-    from whet.record.log import is_finished
-
-    if crew is not None and not crew.is_first:
-        name = crew.hand_out("checkpoint")
-        chosen = seen_folder(str(path)) / "checkpoints" / name if name else None
-        yield chosen, 0 if chosen is None else checkpoint_step(chosen)
-        return
-    with locked(path):
-        found = complete_checkpoints(path / "checkpoints")
-        chosen = found[-1] if found else None
-        if checkpoint is not None:
-            chosen = path / "checkpoints" / checkpoint
-            if chosen not in found:
-                raise WhetError(f"{chosen}: no complete checkpoint; there are {', '.join(each.name for each in found)}")
-        done = 0
-        if chosen is not None:
-            verify_checkpoint(chosen)
-            done = checkpoint_step(chosen)
-            if is_longer and config.steps <= done:
-                raise WhetError(f"{path} is at step {done} already; give --steps a larger total")
-            # a run killed between its last step and its report still has that to write
-            if done >= config.steps and is_finished(path):
-                raise WhetError(
-                    f"{path}: nothing to do, all {config.steps} steps are done; to train on, "
-                    f"`whet resume {path} --steps {2 * config.steps}`"
-                )
-        if crew is not None:
-            crew.hand_out("checkpoint", chosen.name if chosen is not None else "")
-        yield chosen, done
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _run(
-    config: Config,
-    folder: Path,
-    callbacks: Sequence[Any],
-    console: bool,
-    checkpoint: Path | None,
-    files: RunFiles,
-    rewards: Any,
-    crew: Crew | None = None,
-) -> Run:
-    import torch
-
+def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Sequence[Any], console: bool) -> Run:
+    """The run of the first rank: assembled, trained, and its report written, or what broke it told."""
     from whet.data.pieces import TokenPieces
     from whet.pages.run_report import write_report
     from whet.record.log import RunRecorder
     from whet.record.tokens import TokenSettings
     from whet.tools.workbench.workbench import note_version, record_effect, write_version
-    from whet.training.assembly.assembly import assemble
     from whet.training.run import notify, run_training
 
-    if crew is not None and not crew.is_first:
-        return _run_silently(config, folder, checkpoint, rewards, crew)
+    if not session.is_first:
+        return _run_silently(session, files, rewards)
 
+    config, folder, group = files.config, files.folder, session.group
     started = time.time()
     display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
     trackers: Trackers | None = None
     assembly: Assembly | None = None
     try:
         inputs = files.begin()
-        ranks = connected(crew, config)
-        with uncollected(), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
-            assembly = opened.enter_context(contextlib.closing(assemble(config, rewards, ranks)))
+        ranks = session.init_process_group(config)
+        assembly = opened.enter_context(contextlib.closing(_assemble(config, rewards, ranks)))
         inputs = files.settle(assembly.parts, inputs)
-        agree_on_inputs(crew, config, assembly)
+        agree_on_inputs(group, config, assembly)
         summary = _summary(config, assembly, folder, started, inputs)
         ledger = config.reward.ledger or None
         version = write_version(folder, assembly.parts) if assembly.parts else None
@@ -295,9 +221,9 @@ def _run(
         followers = [each for each in (display, *callbacks, *reviewers, trackers) if each is not None]
         everyone = [first, *followers]
         start_up = time.time() - started
-        with watched(folder) as let_go, journal(folder):
-            if crew is not None:
-                crew.heart.last_words = _last_words(folder, record, summary, let_go)
+        with crash_reporter(folder) as let_go:
+            if group is not None:
+                group.heart.last_words = _last_words(folder, record, summary, let_go)
             outcome = run_training(
                 assembly.trainer,
                 folder,
@@ -305,18 +231,18 @@ def _run(
                 everyone,
                 summary,
                 **_schedule(config),
-                checkpoint=checkpoint,
+                checkpoint=files.checkpoint,
                 precision=assembly.precision,
                 health_settings=assembly.settings,
                 also_saved=assembly.also_saved,
                 identity=inputs.identity,
                 ranks=ranks,
-                note=crew.note if crew is not None else None,
+                note=group.note if group is not None else None,
             )
     except BaseException as raised:
         _name_folder(raised, folder)
-        with signals_wait():
-            error = explained(crew, raised)
+        with defer_signals():
+            error = root_cause(group, raised)
             if record is not None:
                 is_untouched = files.is_new and not first.done
                 if is_untouched:  # while there is a folder: then it is given back
@@ -331,7 +257,7 @@ def _run(
     finally:
         processes = _processes(assembly)
         opened.close()  # before the report: processes elsewhere have nothing left to do
-    with signals_wait(), _finishing(folder):
+    with defer_signals(), _finishing(folder):
         assert assembly is not None
         ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model), **processes}
         if trackers is not None:  # before the report: it says where each service has the run, or why not
@@ -358,18 +284,32 @@ def _schedule(config: Config) -> dict[str, Any]:
     }
 
 
-def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards: Any, crew: Crew) -> Run:
-    """The part of a rank that is not the first: the same steps, and nothing written but its share of checkpoints."""
+def _assemble(config: Config, rewards: Any, ranks: Ranks) -> Assembly:
+    """The run ready to start; refused where its weights alone exceed the device, which would be found out later."""
     import torch
 
-    from whet.record.log import SilentRecorder
+    from whet.model.load import device_choice
+    from whet.tools.planner.from_config import memory_facts, refuse_too_large, this_device
     from whet.training.assembly.assembly import assemble
+
+    device = this_device(device_choice(config.model.device))  # before the model is on it
+    refuse_too_large(config, device, ranks.size)
+    with gc_disabled(), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
+        assembly = assemble(config, rewards, ranks)
+    memory = memory_facts(config, device, assembly.prompts, ranks.size)
+    return replace(assembly, facts={**assembly.facts, **memory})
+
+
+def _run_silently(session: TrainingSession, files: RunFiles, rewards: Any) -> Run:
+    """The part of a rank that is not the first: the same steps, and nothing written but its share of checkpoints."""
+    from whet.record.log import SilentRecorder
     from whet.training.run import run_training
 
-    ranks = connected(crew, config)
-    with uncollected(), torch.inference_mode(False), torch.enable_grad():
-        assembly = assemble(config, rewards, ranks)
-    agree_on_inputs(crew, config, assembly)
+    assert session.group is not None
+    config, folder = files.config, files.folder
+    ranks = session.init_process_group(config)
+    assembly = _assemble(config, rewards, ranks)
+    agree_on_inputs(session.group, config, assembly)
     run_training(
         assembly.trainer,
         folder,
@@ -377,12 +317,12 @@ def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards
         (),
         {},
         **_schedule(config),
-        checkpoint=checkpoint,
+        checkpoint=files.checkpoint,
         precision=assembly.precision,
         health_settings=assembly.settings,
         also_saved=assembly.also_saved,
         ranks=ranks,
-        note=crew.note,
+        note=session.group.note,
     )
     return Run(folder)
 

@@ -28,7 +28,7 @@ def large(tmp_path):
 
 def test_a_model_that_can_never_fit_is_refused_before_it_is_read(large, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(assembly, "this_device", lambda device: Devices(1, 24e9, is_cpu=True))
+    monkeypatch.setattr(planning, "this_device", lambda device: Devices(1, 24e9, is_cpu=True))
     monkeypatch.setattr(assembly, "load_runtime", lambda *_: pytest.fail("the model was read"))
     with pytest.raises(WhetError, match=r"does not fit: 1\d\d GB before the first pass and 24 GB are free") as error:
         api.train("grpo", model=large, config=TINY, console=False)
@@ -54,10 +54,10 @@ def test_a_run_that_will_not_fit_says_so_and_starts(tmp_path, monkeypatch):
         def started(self, summary):
             seen.update(summary["facts"])
 
-    monkeypatch.setattr(assembly, "this_device", lambda device: Devices(1, 0.1e9, is_cpu=True))
+    monkeypatch.setattr(planning, "this_device", lambda device: Devices(1, 0.1e9, is_cpu=True))
     run = api.train("grpo", config=TINY, console=False, callbacks=[Facts()])
     assert run.status == "finished" and seen["memory"].startswith("the plan says: does not fit: ")
-    monkeypatch.setattr(assembly, "this_device", lambda device: Devices(1, 64e9, is_cpu=True))
+    monkeypatch.setattr(planning, "this_device", lambda device: Devices(1, 64e9, is_cpu=True))
     seen.clear()
     api.train("grpo", config=TINY, console=False, callbacks=[Facts()])
     assert "memory" not in seen and "model" in seen

@@ -36,13 +36,13 @@ _meetings: dict[tuple[str, int, int], Any] = {}  # the store of each meeting poi
 _runs = 0
 
 
-def meet(launch: Launch, patience: float = PATIENCE) -> Crew:
+def meet(launch: Launch, patience: float = PATIENCE) -> RankGroup:
     """The other ranks, where they meet; an error where that place cannot be had."""
     global _runs
     store = _meeting_point(launch, patience)
     _runs += 1  # of this process: every rank counts the same
     post = Post(store, f"whet/{launch.attempt}/{_runs}/", launch.rank, launch.size)
-    return Crew(launch, post, patience)
+    return RankGroup(launch, post, patience)
 
 
 def _meeting_point(launch: Launch, patience: float) -> Any:
@@ -73,7 +73,7 @@ def _meeting_point(launch: Launch, patience: float) -> Any:
     return store
 
 
-class Crew:
+class RankGroup:
     """This rank and what it knows of the others. Ends with `leave`, however the run ended."""
 
     def __init__(self, launch: Launch, post: Post, timeout: float) -> None:
@@ -265,4 +265,4 @@ def _source_digest(package: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-__all__ = ["Crew", "OtherRankEnded", "disagreement", "interval_of", "meet", "package_versions"]
+__all__ = ["OtherRankEnded", "RankGroup", "disagreement", "interval_of", "meet", "package_versions"]

@@ -1,0 +1,211 @@
+"""A training session: the ranks joined, the run's folder claimed, its output and its crashes looked after.
+
+`training_session` is the one context manager between a command and the steps of a run. What its parts opened is closed
+in reverse order, however the run ends, and the other ranks hear of every way to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.api.ending import defer_signals, write_traceback
+from whet.api.inputs import saved_start
+from whet.api.ranks import agree_on_config, join_ranks, root_cause
+from whet.record.run_folder import locked
+from whet.training.config import Config
+from whet.training.distributed.launch import Launch, rank_device
+from whet.training.saved_config import claimed_folder
+from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from whet.training.distributed.rank_group import RankGroup
+    from whet.training.distributed.ranks import Ranks
+
+MADE_BY_FIRST = (("data", "source"), ("eval", "source"), ("model", "name"))  # where what was given from Python lies
+
+
+@contextlib.contextmanager
+def training_session(launch: Launch) -> Iterator[TrainingSession]:
+    """Join the other ranks, where there are some, and hold open what the session claims."""
+    with join_ranks(launch) as group, contextlib.ExitStack() as stack:
+        yield TrainingSession(group, stack)
+
+
+class TrainingSession:
+    """What one call of `whet.train` or `whet.resume` holds open; `group` is None for one process."""
+
+    def __init__(self, group: RankGroup | None, stack: contextlib.ExitStack) -> None:
+        self.group, self._stack = group, stack
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process owns folder, console and records."""
+        return self.group is None or self.group.is_first
+
+    def claim_run_folder(
+        self,
+        config: Config,
+        rows: Sequence[Mapping[str, Any]] | None,
+        eval_rows: Sequence[Mapping[str, Any]] | None,
+        model: Any,
+        tokenizer: Any,
+    ) -> tuple[Config, Path]:
+        """The config with what lies in the run's folder, and the folder: made by the first rank, told to the others."""
+        if self.is_first:
+            folder, claimed = self._stack.enter_context(claimed_folder(config, rows, eval_rows))
+            final = self._stack.enter_context(saved_start(claimed, folder, model, tokenizer))
+            if self.group is not None:
+                places = [getattr(getattr(final, section), key) for section, key in MADE_BY_FIRST]
+                self.group.hand_out("folder", json.dumps([str(folder.absolute()), final.folder, places]))
+                agree_on_config(self.group, final)
+            return final, folder
+        assert self.group is not None
+        shared, name, places = json.loads(self.group.hand_out("folder"))
+        updates: dict[str, Any] = {"folder": name}
+        for (section, key), value in zip(MADE_BY_FIRST, places, strict=True):
+            if Path(value).parent == Path(name):
+                updates[section] = getattr(config, section).model_copy(update={key: value})
+        final = config.model_copy(update=updates)
+        folder = shared_folder(shared)
+        agree_on_config(self.group, final)
+        return final, folder
+
+    def claim_checkpoint(
+        self, folder: Path, config: Config, name: str | None, is_longer: bool
+    ) -> tuple[Path | None, int]:
+        """The checkpoint to go on from and its step; chosen by the first rank, which keeps others out of the folder.
+
+        `is_longer`: another number of steps was asked for.
+        """
+        from whet.model.checkpoint import checkpoint_step
+
+        if not self.is_first:
+            assert self.group is not None
+            told = self.group.hand_out("checkpoint")
+            chosen = shared_folder(str(folder)) / "checkpoints" / told if told else None
+            return chosen, 0 if chosen is None else checkpoint_step(chosen)
+        self._stack.enter_context(locked(folder))
+        chosen = _checkpoint_to_resume(folder, config, name, is_longer)
+        if self.group is not None:
+            self.group.hand_out("checkpoint", chosen.name if chosen is not None else "")
+        return chosen, 0 if chosen is None else checkpoint_step(chosen)
+
+    def redirect_output(self, folder: Path, streams: bool) -> None:
+        """Errors and warnings of all ranks but the first go to rank-N.log; so does what they print, with `streams`."""
+        if not self.is_first:
+            assert self.group is not None
+            self._stack.enter_context(_output_in_log(folder, self.group, streams))
+
+    def init_process_group(self, config: Config) -> Ranks:
+        """The ranks with a process group on their devices."""
+        from whet.model.load import device_choice
+        from whet.training.distributed.ranks import ALONE
+
+        if self.group is None:
+            return ALONE
+        device = rank_device(self.group.launch, config.model.device, device_choice(config.model.device))
+        return self.group.connect(device, config.scale.timeout)
+
+
+def shared_folder(name: str) -> Path:
+    """The run folder as this rank sees it."""
+    folder = Path(name)
+    if not folder.is_dir():
+        raise WhetError(f"{folder} is not to be seen on this machine; give a --folder on a disk that all ranks share")
+    return folder
+
+
+def _checkpoint_to_resume(folder: Path, config: Config, name: str | None, is_longer: bool) -> Path | None:
+    """The newest complete checkpoint, or the one of that name; None where there is none, an error where all is done."""
+    from whet.model.checkpoint import checkpoint_step, complete_checkpoints, verify_checkpoint
+    from whet.record.log import is_finished
+
+    complete = complete_checkpoints(folder / "checkpoints")
+    chosen = complete[-1] if complete else None
+    if name is not None:
+        chosen = folder / "checkpoints" / name
+        if chosen not in complete:
+            raise WhetError(f"{chosen}: no complete checkpoint; there are {', '.join(each.name for each in complete)}")
+    if chosen is None:
+        return None
+    verify_checkpoint(chosen)
+    done = checkpoint_step(chosen)
+    if is_longer and config.steps <= done:
+        raise WhetError(f"{folder} is at step {done} already; give --steps a larger total")
+    # a run killed between its last step and its report still has that to write
+    if done >= config.steps and is_finished(folder):
+        raise WhetError(
+            f"{folder}: nothing to do, all {config.steps} steps are done; to train on, "
+            f"`whet resume {folder} --steps {2 * config.steps}`"
+        )
+    return chosen
+
+
+@contextlib.contextmanager
+def _output_in_log(folder: Path, group: RankGroup, streams: bool) -> Iterator[None]:
+    """The log of a rank that is not the first; one with nothing in it is not left behind."""
+    path = folder / f"rank-{group.launch.rank}.log"
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    logging.getLogger("whet").addHandler(handler)
+    logging.getLogger("whet").propagate = False
+    group.heart.last_words = lambda cause: logging.getLogger("whet").warning("%s", cause)
+    try:
+        with _streams_in(path) if streams else contextlib.nullcontext():
+            yield
+    except BaseException as error:
+        write_traceback(path, error)
+        with defer_signals():
+            ended = root_cause(group, error)
+        if ended is error:
+            raise
+        logging.getLogger("whet").warning("%s", ended)  # what broke here is only what came of it
+        raise ended from error
+    finally:
+        logging.getLogger("whet").removeHandler(handler)
+        logging.getLogger("whet").propagate = True
+        handler.close()
+        with contextlib.suppress(OSError):
+            if not path.stat().st_size:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def _streams_in(path: Path) -> Iterator[None]:
+    """Standard output and error of the process, C code's too, in a file; after an error until the process ends."""
+    streams = (sys.stdout, sys.stderr)
+    kept = {number: os.dup(number) for number in (1, 2)}
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        for stream in streams:
+            stream.flush()
+        for number in kept:
+            os.dup2(file, number)
+        yield
+        for stream in streams:
+            stream.flush()
+        for number, was in kept.items():
+            os.dup2(was, number)
+    finally:
+        for descriptor in (file, *kept.values()):
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def gc_disabled() -> Iterator[None]:
+    """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
