@@ -39,6 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pages": ("types", "objective", "record", "settings"),
     "pages.board": ("types", "record", "envs.serve.web", "settings", "training.config", "pages", "__init__"),
     # what one does with runs, models, data and rewards; nothing above this line knows any of it
+    "tools": (),
     "tools.planner": ("types", "objective", "model", "record", "rollout", "settings", "training.config"),
     "tools.advice": ("types", "settings", "tools.planner"),
     "tools.evaluation": (

@@ -13,8 +13,9 @@ from whet.cli.reward import reward_app
 from whet.pages.review import read_review
 from whet.record.log import read_samples
 from whet.reward.ledger import history
+from whet.reward.run_record import record_effect, record_version, reward_table
 from whet.tools.workbench.completions import given_completions, gold_completions, run_completions
-from whet.tools.workbench.workbench import record_effect, record_version, reward_parts, reward_table, try_reward
+from whet.tools.workbench.workbench import reward_parts, try_reward
 from whet.types import WhetError
 
 MINE = '''

@@ -174,8 +174,6 @@ def _path_of(reward: RewardLike, name: str) -> str:
 
 def environment_section(env: Any, tools: Any, agent: str | None) -> dict[str, Any]:
     """Environment, tools and agent as a config has them; what is in no file is kept for this process."""
-    from whet.envs.find import GIVEN
-
     if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
         raise WhetError(f"tools is {_kind(tools)}; give a list of names or functions: tools=[...]")
     chosen: dict[str, Any] = {} if agent is None else {"agent": agent}
@@ -184,6 +182,8 @@ def environment_section(env: Any, tools: Any, agent: str | None) -> dict[str, An
     for key, thing in named:
         name = thing if isinstance(thing, str) else _path_of_code(thing)
         if not isinstance(thing, str):
+            from whet.envs.find import GIVEN
+
             GIVEN[name] = thing
         if key == "tools":
             chosen.setdefault("tools", []).append(name)

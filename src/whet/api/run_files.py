@@ -117,8 +117,8 @@ class RunFiles:
         write_inputs(self.folder, inputs)
 
     def _reward_changes(self, parts: Sequence[RewardPart], before: RunInputs) -> list[str]:
+        from whet.reward.run_record import reward_table
         from whet.reward.version import parts_version, version_changes
-        from whet.tools.workbench.workbench import reward_table
 
         old = reward_table(self.folder).get(before.digests.get(REWARD, ""), {}).get("pieces") or {}
         changes = version_changes(old, parts_version(parts).pieces) if parts and old else []

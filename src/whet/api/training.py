@@ -191,7 +191,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
     from whet.pages.run_report import write_report
     from whet.record.log import RunRecorder
     from whet.record.tokens import TokenSettings
-    from whet.tools.workbench.workbench import note_version, record_effect, write_version
+    from whet.reward.run_record import note_version, record_effect, write_version
     from whet.training.run import notify, run_training
 
     if not session.is_first:
@@ -422,9 +422,12 @@ def _display() -> Any:
 
 def _peak_memory(model: Any) -> int:
     """The most bytes that the run held: of the GPU where it trains there, else of the process."""
-    from whet.tools.bench.benchmark import peak_memory
+    import torch
 
-    return peak_memory(next(model.parameters()).device)
+    from whet.tools.bench.meter import peak_bytes
+
+    device = next(model.parameters()).device
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_bytes()
 
 
 def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:

@@ -1,44 +1,37 @@
 """The reward workbench: rewards tried, compared and remembered without training.
 
-`try_reward` is a dry run, `rescore_run` lays another reward over a run's saved samples. `record_version` and
-`record_effect` are what a run calls at its start and its end, so that each sample's reward can be told later.
+`try_reward` is a dry run, `rescore_run` lays another reward over a run's saved samples.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from whet.pages.rescore import Rescore, RescoredSample
 from whet.pages.reward_dry_run import PartFacts, RepeatDifference, ScoredAnswer, Trial
-from whet.record.log import eval_records, read_metrics, read_summary, step_reports
+from whet.record.log import read_summary
 from whet.reward.call import PerSample
 from whet.reward.combine import RewardPart, Schedule, check_parts, combined, in_shares
 from whet.reward.failure import RewardFailure
 from whet.reward.find import find_reward
-from whet.reward.ledger import Effect, ledger_path, note_effect, note_run
+from whet.reward.run_record import reward_table, title_of, weight_text
 from whet.reward.score import score
 from whet.reward.unscorable import collected_reasons
-from whet.reward.version import RewardVersion, parts_version, reward_version, version_changes
+from whet.reward.version import parts_version, reward_version, version_changes
 from whet.settings.layers import read_toml
 from whet.tools.workbench.completions import TrialCompletion, TrialCompletions, described
 from whet.tools.workbench.controls import wrong_controls
 from whet.training.assembly.rewards import build_reward_parts, start_sandbox
 from whet.training.config import resolved_evaluation
-from whet.types import StepReport, WhetError
+from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
 
-TABLE = "rewards.json"  # of a run: every reward its samples were scored by, by hash
 CALL = 32  # samples per call of a reward that scores many at once
-ENDS = 0.1  # share of a run's steps that its first and last means are taken over
 UNKNOWN = "unknown"
 
 
@@ -131,7 +124,7 @@ def try_reward(
         parts=tuple(
             PartFacts(
                 part.name,
-                _weight_text(part),
+                weight_text(part),
                 reward_version(part.resolved_reward).hash,
                 is_deterministic(part.resolved_reward),
                 getattr(part.resolved_reward, "says_right", True),
@@ -218,75 +211,6 @@ def rescore_run(
     )
 
 
-def record_version(folder: str | Path, parts: Sequence[RewardPart], ledger: str | Path | None = None) -> str:
-    """The run's table of rewards and, where the reward is new, a line in the ledger. The hash."""
-    version = write_version(folder, parts)
-    note_version(folder, version, ledger)
-    return version.hash
-
-
-def note_version(folder: str | Path, version: RewardVersion, ledger: str | Path | None = None) -> None:
-    """A line in the ledger, where the reward is new."""
-    note_run(Path(ledger) if ledger else ledger_path(folder), version)
-
-
-def write_version(folder: str | Path, parts: Sequence[RewardPart]) -> RewardVersion:
-    """The reward's entry in the run's table of rewards."""
-    folder = Path(folder)
-    version = parts_version(parts)
-    table = reward_table(folder)
-    table[version.hash] = {
-        "title": title_of(parts),
-        "weights": {part.name: _weight_text(part) for part in parts},
-        "parts": {part.name: reward_version(part.resolved_reward).hash for part in parts},
-        "pieces": dict(version.pieces),
-    }
-    partial = folder / f".{TABLE}"
-    partial.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, folder / TABLE)
-    return version
-
-
-def record_effect(folder: str | Path, reward_hash: str, ledger: str | Path | None = None) -> Effect:
-    """At the end of a run: what came of its reward, as a line in the ledger."""
-    effect = run_effect(folder)
-    try:
-        note_effect(Path(ledger) if ledger else ledger_path(folder), reward_hash, effect)
-    except WhetError as error:  # the ledger was moved: no reason to lose a finished run
-        logger.warning("the effect of the reward was not noted: %s", error)
-    return effect
-
-
-def run_effect(folder: str | Path) -> Effect:
-    """Means of each part over the first and the last tenth of the steps, and the held-out metrics before and after."""
-    lines = read_metrics(folder)
-    steps, evals = step_reports(lines), eval_records(lines)
-    count = max(1, math.ceil(ENDS * len(steps)))
-    names = dict.fromkeys(name for step in steps for name in step.reward)
-    metrics = dict.fromkeys(name for each in evals for name in each.result)
-    return Effect(
-        run=Path(folder).name,
-        steps=steps[-1].step if steps else 0,
-        parts={name: (_mean_of(steps[:count], name), _mean_of(steps[-count:], name)) for name in names},
-        evaluation={name: (_finite(evals[0].result, name), _finite(evals[-1].result, name)) for name in metrics},
-    )
-
-
-def reward_table(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """hash -> what it stands for, of a run folder; {} where none was written."""
-    path = Path(folder) / TABLE
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise WhetError(f"{path}: not the table of a run's rewards ({error}); restore it or delete it") from None
-
-
-def title_of(parts: Sequence[RewardPart]) -> str:
-    return " + ".join(f"{_weight_text(part)} x {part.name}" for part in parts)
-
-
 def is_deterministic(reward: Any) -> bool:
     """What a reward says of itself: its own or its function's attribute `deterministic`, True without one."""
     function = getattr(reward, "function", None)
@@ -317,12 +241,6 @@ def _short_name(path: str) -> str:
 def _call_notes(parts: Sequence[RewardPart]) -> list[str]:
     shared = [part.name for part in parts if not isinstance(part.reward, PerSample)]
     return [f"{name} scores {CALL} samples per call, and its time is shared among them" for name in shared]
-
-
-def _weight_text(part: RewardPart) -> str:
-    if isinstance(part.weight, Schedule):
-        return " to ".join(f"{weight:g}" for weight in part.weights)
-    return f"{part.weights[0]:g}"
 
 
 def _part_scores(
@@ -398,13 +316,3 @@ def _differences(
         for answer, before, after in zip(answers, befores, afters, strict=True)
         if before[0] != after[0]
     ]
-
-
-def _mean_of(steps: Sequence[StepReport], name: str) -> float | None:
-    values = [value for step in steps if (value := _finite(step.reward, name)) is not None]
-    return fmean(values) if values else None
-
-
-def _finite(values: Mapping[str, float], name: str) -> float | None:
-    value = values.get(name, math.nan)
-    return value if math.isfinite(value) else None

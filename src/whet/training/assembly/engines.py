@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,13 +23,14 @@ from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.assembly.threads import thread_choice
 from whet.training.config import Config, EvaluationConfig, PolicyConfig
-from whet.training.distributed.background import ProcessSession
-from whet.training.distributed.engine_host import EngineHost
 from whet.training.distributed.ranks import Ranks
-from whet.training.distributed.remote_engine import RemoteEngine
 from whet.training.distributed.rollout import WholeCopyEngine
-from whet.training.distributed.workers import WorkerPool
 from whet.types import Sampling, SessionShape
+
+if TYPE_CHECKING:
+    from whet.training.distributed.engine_host import EngineHost
+    from whet.training.distributed.remote_engine import RemoteEngine
+    from whet.training.distributed.workers import WorkerPool
 
 
 def config_engine(
@@ -86,6 +87,8 @@ def load_for_writing(config: Config, weights: torch.dtype) -> tuple[CausalLM, Lo
 
 def engine_host(config: Config, maker: Callable[..., Engine], weights: torch.dtype) -> EngineHost:
     """Runs in the engine's own process: its policy and its engine."""
+    from whet.training.distributed.engine_host import EngineHost
+
     policy, loaded = load_for_writing(config, weights)
     make = partial(config_engine, config, policy, loaded, maker=maker, on_copy=True)
     return EngineHost(policy, make, owns_weights=maker is TorchEngine)
@@ -93,6 +96,8 @@ def engine_host(config: Config, maker: Callable[..., Engine], weights: torch.dty
 
 def remote_engine(config: Config, pool: WorkerPool, policy: CausalLM, weights: torch.dtype) -> RemoteEngine:
     """`scale.engines` of them, with the policy's weights."""
+    from whet.training.distributed.remote_engine import RemoteEngine
+
     maker = lookup("engine", config.sampling.engine)
     check_settings("engine", config.sampling.engine, maker, config.sampling.engine_settings)
     make = partial(engine_host, config, maker, weights)
@@ -138,6 +143,8 @@ def session_ahead(
     elsewhere = getattr(engine, "background_session", None)
     if elsewhere is not None:  # of engines that are in processes of their own already
         return elsewhere(sampling, shape)
+    from whet.training.distributed.background import ProcessSession
+
     maker, weights = lookup("engine", config.sampling.engine), next(policy.model.parameters()).dtype
     make = partial(open_session, config, maker, weights, sampling, shape)
     return ProcessSession(make, policy.model.state_dict(), config.scale.timeout)

@@ -6,13 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from whet.envs.adapters.calling import Calling
-from whet.envs.find import find_environment
 from whet.envs.sections import OWN_TASKS, EnvSection
-from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
 from whet.model.load import LoadedModel
 from whet.protocols import Engine, Environment
-from whet.reward.sandbox import require_isolation
 from whet.rollout.episode_runner import Player
 from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
 from whet.training.config import Config, EvaluationConfig
@@ -25,7 +21,7 @@ GYM_REWARD = "gym_answer"
 def check_environment(config: Config | EvaluationConfig) -> None:
     """Refuse an environment that cannot be made, before a model is read."""
     if config.env.name:
-        find_environment(config.env.name, config.env.settings, _calling(config, tokenizer=None))
+        _named_environment(config, tokenizer=None)
         if config.env.name in OWN_TASKS and config.data.parsed_source.is_task:
             raise WhetError(
                 f"the environment {config.env.name!r} has tasks of its own, and data.source={config.data.source} other "
@@ -38,6 +34,8 @@ def check_environment(config: Config | EvaluationConfig) -> None:
                 f"{config.data.source}; give --data gym:basic_arithmetic, or env.settings.reward=math_answer"
             )
     if config.env.agent:
+        from whet.envs.serve.agent import check_agent
+
         check_agent(config.env.agent)
 
 
@@ -45,7 +43,7 @@ def require_own_reward(config: Config | EvaluationConfig) -> None:
     """Refuse an environment that pays nothing, where it is the only one to pay."""
     if not config.env.name:
         return
-    make = find_environment(config.env.name, config.env.settings, _calling(config, tokenizer=None))
+    make = _named_environment(config, tokenizer=None)
     if not getattr(make(), "scores", True):
         raise WhetError(
             f"the environment {config.env.name!r} has no get_reward, and no other reward is given; add --reward NAME, "
@@ -82,6 +80,8 @@ def _environment_name(section: EnvSection) -> str:
 def _agent_player(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
 ) -> tuple[Player, dict[str, str]]:
+    from whet.envs.serve.agent import AgentLimits, AgentRunner
+
     section = config.env
     limits = AgentLimits(section.max_turns, most_tokens(config), section.seconds, section.at_once)
     rewards = config.reward.template or [part.reward for part in config.reward.parts]
@@ -104,8 +104,9 @@ def _agent_player(
 def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:
     section = config.env
     if section.name:
-        return find_environment(section.name, section.settings, _calling(config, tokenizer))
+        return _named_environment(config, tokenizer)
     from whet.envs.tools import tool_environment
+    from whet.reward.sandbox import require_isolation
 
     require_isolation(config.sandbox.require)
     batch = getattr(config, "batch", None)
@@ -122,15 +123,19 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
     )
 
 
-def _calling(config: Config | EvaluationConfig, tokenizer: Any) -> Calling:
-    """What an environment that has tools is told; without a tokenizer, no template is asked how calls are written."""
+def _named_environment(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:
+    """What makes the environment of an episode; without a tokenizer, no template is asked how calls are written."""
+    from whet.envs.adapters.calling import Calling
+    from whet.envs.find import find_environment
+
     section = config.env
     for key in ("sandboxed", "tool_settings"):
         if getattr(section, key):
             raise WhetError(f"env.{key} is for tools alone; drop it, or the environment {section.name!r}")
-    return Calling(
+    calling = Calling(
         section.tools, section.call_format, section.tool_seconds, tokenizer, section.history, section.instructions
     )
+    return find_environment(section.name, section.settings, calling)
 
 
 def most_actions(config: Config | EvaluationConfig) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 from whet.protocols import Reward
 from whet.reward.combine import RewardPart
-from whet.reward.sandbox import require_isolation
 from whet.reward.steps import steps_of
 from whet.training.config import Config
 from whet.training.distributed.reward_workers import GIB, RemoteReward, RewardHost, RewardWorkers, stays_here, wants_all
@@ -19,6 +18,8 @@ from whet.training.distributed.workers import WorkerPool
 def reward_host(rewards: Mapping[str, Reward], isolation: str | None) -> RewardHost:
     """Runs in the worker's process."""
     if isolation is not None:
+        from whet.reward.sandbox import require_isolation
+
         require_isolation(isolation)
     return RewardHost(rewards)
 

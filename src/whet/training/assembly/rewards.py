@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.data.chat import prompt_tokens
 from whet.data.sections import DataSection
@@ -16,17 +17,13 @@ from whet.objective import Objective
 from whet.protocols import Engine, Reward
 from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
-from whet.reward.code_tests import CodeTests
 from whet.reward.combine import Gate, RewardPart, Schedule, check_parts, in_shares, weights_at
 from whet.reward.find import BUILTIN, ROWS, find_reward
 from whet.reward.judge import check_company, engine_ask
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
-from whet.reward.row_check import Unscorable, require_scorable
-from whet.reward.sandbox import active_protections, require_isolation, shared_sandbox
-from whet.reward.sandbox.requirement import isolation_summary, tell_isolation
 from whet.reward.score import Failures, Share, score
-from whet.reward.sections import RewardPartSection, RewardSection
+from whet.reward.sections import RewardPartSection, RewardSection, SandboxSection
 from whet.reward.templates import defended, format_first, template
 from whet.rollout.collect import Score
 from whet.training.assembly.episode_runner import require_own_reward
@@ -35,6 +32,11 @@ from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.rollout import shared_work
 from whet.types import Prompt, Sample, Sampling, WhetError, did_you_mean
 
+if TYPE_CHECKING:
+    from whet.reward.code_tests import CodeTests
+
+SANDBOX, CODE_TESTS = "whet.reward.sandbox", "whet.reward.code_tests"  # loaded where a reward runs code
+USUAL_ISOLATION = SandboxSection().require
 DEFENCES = (*ROWS["defences"], *ROWS["defences.suspicion"])
 
 
@@ -166,6 +168,8 @@ def scorable_prompts(prompts: Sequence[Prompt], parts: Sequence[RewardPart], dat
     """The prompts that every reward can read: the first other one is an error, or all are left out and counted."""
     if not data.parsed_source.is_stored or not parts:
         return prompts
+    from whet.reward.row_check import Unscorable, require_scorable
+
     refused: dict[int, Unscorable] = {}
     for number, prompt in enumerate(prompts):
         try:
@@ -304,9 +308,15 @@ def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> No
 
     Every run is told what is missing, also one that finds the workers of an earlier run. `require` stays in force.
     """
+    rewards = code_rewards(parts)
+    if require in (None, USUAL_ISOLATION) and not rewards and SANDBOX not in sys.modules:
+        return  # what holds anyway, for code that nobody runs: the sandbox is not loaded
+    from whet.reward.sandbox import require_isolation, shared_sandbox
+    from whet.reward.sandbox.requirement import tell_isolation
+
     if require is not None:
         require_isolation(require)
-    for workers in sorted({reward.workers for reward in code_rewards(parts)}):
+    for workers in sorted({reward.workers for reward in rewards}):
         sandbox = shared_sandbox(workers)
         is_known = bool(sandbox.holds)
         sandbox.start(1)
@@ -316,6 +326,9 @@ def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> No
 
 def code_rewards(parts: Sequence[RewardPart]) -> list[CodeTests]:
     """The rewards that run model-written code, also inside of others."""
+    if CODE_TESTS not in sys.modules:  # then nobody made one
+        return []
+    from whet.reward.code_tests import CodeTests
 
     def found(reward: Any) -> list[CodeTests]:
         if isinstance(reward, CodeTests):
@@ -331,5 +344,8 @@ def sandbox_summary(parts: Sequence[RewardPart]) -> dict[str, str]:
     rewards = code_rewards(parts)
     if not rewards:
         return {}
+    from whet.reward.sandbox import active_protections, shared_sandbox
+    from whet.reward.sandbox.requirement import isolation_summary
+
     isolation = isolation_summary(shared_sandbox(rewards[0].workers).holds)
     return {"sandbox": f"{isolation}\n{active_protections().summary()}"}

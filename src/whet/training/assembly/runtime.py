@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,11 +35,13 @@ from whet.training.assembly.weights import weights_choice
 from whet.training.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.training.distributed.agreement import agree_on_weights
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.ray_cluster import RayCluster, open_cluster
 from whet.training.distributed.rollout import FirstRankEngine, FirstRankPlayer, SharedPlayer
 from whet.training.distributed.shard import Sharding, sharding
 from whet.training.evaluate import Evaluator
 from whet.types import Prompt, Sampling, WhetError
+
+if TYPE_CHECKING:
+    from whet.training.distributed.ray_cluster import RayCluster
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def cluster_of(config: Config) -> RayCluster | None:
     scale = config.scale
     if not scale.engines and not scale.reward_workers:
         return None
+    from whet.training.distributed.ray_cluster import open_cluster
+
     gpus = scale.engines if device_choice(config.model.device).type == "cuda" else 0
     return open_cluster(scale.address, cpus=scale.engines + scale.reward_workers, gpus=gpus)
 
