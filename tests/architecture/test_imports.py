@@ -56,7 +56,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "api": (
         *("types", "registry", "protocols", "data", "model", "record", "reward", "envs", "settings"),
         *("training", "training.distributed", "training.assembly", "pages"),
-        *("tools.planner", "tools.evaluation", "tools.workbench", "tools.bench"),
+        *("tools.planner", "tools.evaluation", "tools.bench"),
     ),
     "tools.pipelines": (
         *("types", "registry", "objective", "data", "model", "record", "reward", "rollout", "settings"),
