@@ -427,11 +427,11 @@ def paths_of(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def keys(method: str) -> list[str]:
     """Every key that a run of the method may be given, the numbers of its objective too."""
     from whet.settings.methods import catalogue
-    from whet.training.config import config_kind
+    from whet.training.config import config_class
 
     found = catalogue.method(method)
     numbers = [f"objective.{axis}.{name}" for axis, part in found.components.items() for name in part.numbers]
-    return [*paths_of(config_kind(method)), *numbers, *(f"objective.{axis}" for axis in found.components)]
+    return [*paths_of(config_class(method)), *numbers, *(f"objective.{axis}" for axis in found.components)]
 
 
 FREE = ("data.settings.a", "data.columns.a", "objective.nope", "nope", "model.nope", "reward.parts", "a.b.c.d.e.f", "")

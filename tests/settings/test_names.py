@@ -10,7 +10,7 @@ from whet.settings.methods import catalogue
 from whet.settings.names import FOREIGN, OLD_COMPONENTS, OLD_KEYS, translated
 from whet.tools.pipelines.registry import PIPELINES
 from whet.tools.pipelines.settings import resolve_settings
-from whet.training.config import KINDS, resolved
+from whet.training.config import CONFIG_CLASSES, resolved
 from whet.types import WhetError
 
 METHODS = {"policy": "grpo", "preference": "dpo", "reward_model": "rm", "sft": "sft"}
@@ -20,11 +20,11 @@ METHODS = {"policy": "grpo", "preference": "dpo", "reward_model": "rm", "sft": "
 def test_every_target_of_a_foreign_name_exists(name):
     target = FOREIGN[name]
     if isinstance(target, str):
-        assert any(has_key(kind, target) for kind in KINDS.values())
+        assert any(has_key(kind, target) for kind in CONFIG_CLASSES.values())
         return
-    assert target and set(target) <= set(KINDS)
+    assert target and set(target) <= set(CONFIG_CLASSES)
     for kind, path in target.items():
-        assert has_key(KINDS[kind], path), (kind, path)
+        assert has_key(CONFIG_CLASSES[kind], path), (kind, path)
         section, axis, *number = path.split(".")
         if section == "objective" and number:
             numbers = catalogue.method(METHODS[kind]).components[axis].numbers
@@ -66,7 +66,7 @@ def test_a_foreign_name_in_python(tmp_path):
 @pytest.mark.parametrize("old", OLD_KEYS)
 def test_a_key_of_0_1_is_refused_with_its_new_name(old):
     new = OLD_KEYS[old]
-    assert any(has_key(kind, new) for kind in KINDS.values())
+    assert any(has_key(kind, new) for kind in CONFIG_CLASSES.values())
     setting = f"{old}=1" if "." in old else f"{old}.heads=2"
     method = "rm" if old.startswith("scorer") else "sft" if "every" in old else "grpo"
     with pytest.raises(WhetError) as error:

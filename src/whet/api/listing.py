@@ -26,15 +26,15 @@ class ListedRun:
     """One line of the list."""
 
     folder: str
-    method: str
-    model: str
-    step: int
-    total_steps: int
-    status: str
-    metric: str  # the headline metric; empty where nothing was measured
-    before: float | None
-    after: float | None
-    started: float  # seconds since 1970; 0: unknown
+    method: str = ""
+    model: str = ""
+    step: int = 0
+    total_steps: int = 0
+    status: str = "damaged"
+    metric: str = ""  # the headline metric; empty where nothing was measured
+    before: float | None = None
+    after: float | None = None
+    started: float = 0.0  # seconds since 1970; 0: unknown
 
 
 def listed_runs(folder: str | Path) -> list[ListedRun]:
@@ -60,10 +60,20 @@ def _listed(folder: Path) -> ListedRun:
         record = read_run(folder)
         name, before, after = record.gain() or _trained(record)
         started = float(run.summary.get("started") or 0)
-        steps = (run.steps, run.total_steps)
-        return ListedRun(str(folder), run.method, model, *steps, run.status, name, before, after, started)
+        return ListedRun(
+            folder=str(folder),
+            method=run.method,
+            model=model,
+            step=run.steps,
+            total_steps=run.total_steps,
+            status=run.status,
+            metric=name,
+            before=before,
+            after=after,
+            started=started,
+        )
     except WhetError:
-        return ListedRun(str(folder), "", "", 0, 0, "damaged", "", None, None, 0.0)
+        return ListedRun(str(folder))
 
 
 def _trained(record: RunRecord) -> tuple[str, float | None, float | None]:

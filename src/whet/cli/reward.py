@@ -102,8 +102,8 @@ def test(
 @reward_app.command()
 def version(reward: Names = None, parts: Parts = None, as_json: AsJson = False, settings: Settings = None) -> None:
     """The content hash of a reward, and what it is made of: code, settings, data files, package versions."""
+    from whet.reward.run_record import title_of
     from whet.reward.version import parts_version
-    from whet.tools.workbench.workbench import title_of
 
     chosen, _ = _chosen([*(reward or ()), *(parts or ())], settings)
     reward_version = parts_version(chosen)

@@ -111,8 +111,8 @@ def _dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
             f"no dataset of reasoning-gym is called {name!r}{did_you_mean(name, registry)}; "
             f"near: {', '.join(_nearest(name, registry))}; all {len(registry)}: whet.data.gym.gym_datasets()"
         )
-    kind, config_kind = registry[name]
-    config = _config(name, config_kind, seed, settings)
+    kind, config_class = registry[name]
+    config = _config(name, config_class, seed, settings)
     try:
         return kind(config)
     except Exception as error:
@@ -122,8 +122,8 @@ def _dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _config(name: str, config_kind: Any, seed: int, settings: Mapping[str, Any]) -> Any:
-    fields = {field.name for field in dataclasses.fields(config_kind)} - {"seed", "size"}
+def _config(name: str, config_class: Any, seed: int, settings: Mapping[str, Any]) -> Any:
+    fields = {field.name for field in dataclasses.fields(config_class)} - {"seed", "size"}
     for key in settings:
         if key not in fields | {LEVEL}:
             keys = sorted(fields | {LEVEL})
@@ -131,7 +131,7 @@ def _config(name: str, config_kind: Any, seed: int, settings: Mapping[str, Any])
     given = {key: _as_specs(name, value) if key == "datasets" else value for key, value in settings.items()}
     level = given.pop(LEVEL, None)
     try:
-        start = config_kind(seed=seed, size=CHUNK) if level is None else _at_level(name, level, seed)
+        start = config_class(seed=seed, size=CHUNK) if level is None else _at_level(name, level, seed)
         return dataclasses.replace(start, **given)
     except (TypeError, ValueError, AssertionError) as error:
         raise WhetError(

@@ -51,7 +51,7 @@ _NOTHING_SAMPLED = "has no effect: without eval prompts nothing is sampled or sc
 
 
 class RunConfig(Section):
-    """What every run has. A kind of training adds its sections, and says what is different about it."""
+    """What every run has. Each way of training adds its sections, and says what is different about it."""
 
     # defaults for the built-in model: half a million weights want other numbers than a billion
     small_run: ClassVar[Mapping[str, Any]] = {}
@@ -302,14 +302,14 @@ class EvaluationConfig(Section):
 
 
 Config = PolicyConfig | SFTConfig | PreferenceConfig | RewardModelConfig
-KINDS: Mapping[str, type[Config]] = {
+CONFIG_CLASSES: Mapping[str, type[Config]] = {
     each.kind: each for each in (PolicyConfig, SFTConfig, PreferenceConfig, RewardModelConfig)
 }
 
 
-def config_kind(method: str) -> type[Config]:
-    """The kind of config that a method has; an unknown method is an error with the nearest name."""
-    return KINDS[catalogue.method(method).kind]
+def config_class(method: str) -> type[Config]:
+    """The class of a method's config; an unknown method is an error with the nearest name."""
+    return CONFIG_CLASSES[catalogue.method(method).kind]
 
 
 def learns_steps(method: str) -> bool:
@@ -322,7 +322,7 @@ def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) 
 
     `width` is that of a model given as an object, which has no name to find it by.
     """
-    kind = config_kind(method)
+    form = config_class(method)
     given = _given(layers)
     if given.get("method", method) != method:
         raise WhetError(
@@ -335,7 +335,7 @@ def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) 
     preset = catalogue.method(method)
     base = _small_run(method) if is_small(str(name or ModelSection().name)) else dict(preset.run)
     base = merged(base, env_defaults(given))
-    config: Config = validated(kind, merged(merged(base, given), {"method": method}))
+    config: Config = validated(form, merged(merged(base, given), {"method": method}))
     for path, choice in default_rates(config, width).items():
         part, key = path.split(".")
         if key not in given.get(part, {}):
@@ -353,8 +353,8 @@ def is_small(model: str) -> bool:
 
 def _small_run(method: str) -> dict[str, Any]:
     """The defaults of a run of the built-in model."""
-    kind, preset = config_kind(method), catalogue.method(method)
-    return merged(merged(kind.small_run, {} if kind.small_run_replaces else preset.run), preset.small_run)
+    form, preset = config_class(method), catalogue.method(method)
+    return merged(merged(form.small_run, {} if form.small_run_replaces else preset.run), preset.small_run)
 
 
 def default_rates(config: Config, width: int | None = None) -> dict[str, RateChoice]:

@@ -13,7 +13,7 @@ import whet.record.health
 from whet.objective.axes import POLICY, PREFERENCE
 from whet.record.health import RULES, SETTINGS, findings, history_of
 from whet.training.assembly.health import health_settings
-from whet.training.config import KINDS, resolved
+from whet.training.config import CONFIG_CLASSES, resolved
 from whet.types import StepReport
 
 SETTING = re.compile(r"\b(?:batch|critic|env|objective|optimizer|reward|sampling|scale|model)\.[a-z_]+(?:\.[a-z_]+)?\b")
@@ -22,7 +22,7 @@ SETTING = re.compile(r"\b(?:batch|critic|env|objective|optimizer|reward|sampling
 def config_names() -> set[str]:
     """Every setting of every kind of config, and every component's numbers."""
     names = set()
-    for kind in KINDS.values():
+    for kind in CONFIG_CLASSES.values():
         for section, field in kind.model_fields.items():
             inner = getattr(field.annotation, "model_fields", {})
             names |= {f"{section}.{name}" for name in inner}

@@ -58,7 +58,7 @@ from whet.tools.pipelines.preference_stages import (
 from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, no_inputs, read_json_lines, stage_result
 from whet.tools.pipelines.training import check_training, steps_for, train_run, trained_model, training_config
-from whet.training.config import PolicyConfig, PreferenceConfig, config_kind
+from whet.training.config import PolicyConfig, PreferenceConfig, config_class
 from whet.types import WhetError
 
 PAIR_WINS = "pair_wins.jsonl"
@@ -157,9 +157,9 @@ def phased_stages(settings: PhasedSettings) -> list[Stage]:
 
 def check_phases(settings: PhasedSettings) -> None:
     """Refuse phases that could not work, before the first stage."""
-    if config_kind(settings.method) is not PreferenceConfig:
+    if config_class(settings.method) is not PreferenceConfig:
         raise WhetError(f"method is {settings.method!r}, which does not learn from pairs; see `whet algorithms`")
-    if config_kind(settings.rl_method) is not PolicyConfig:
+    if config_class(settings.rl_method) is not PolicyConfig:
         raise WhetError(f"rl_method is {settings.rl_method!r}, which draws no completions; see `whet algorithms`")
     if not has_eval(settings):
         raise WhetError(

@@ -40,7 +40,7 @@ from whet.tools.pipelines.training import (
     training_config,
 )
 from whet.training.assembly.preference import preference_objective
-from whet.training.config import PolicyConfig, PreferenceConfig, config_kind
+from whet.training.config import PolicyConfig, PreferenceConfig, config_class
 from whet.types import WhetError
 
 EVAL_PAIRS = "eval_pairs.jsonl"
@@ -147,7 +147,7 @@ def check_policy(settings: RLAIFSettings) -> None:
     if settings.learn == "reward_model" and "steps" in settings.train:
         raise WhetError("train.steps is set by the pipeline; set steps instead")
     kind = PolicyConfig if settings.learn == "reward_model" else PreferenceConfig
-    if config_kind(method_of(settings)) is not kind:
+    if config_class(method_of(settings)) is not kind:
         raise WhetError(f"method {settings.method!r} does not learn from {settings.learn}; see `whet algorithms`")
     config = check_training(method_of(settings), _policy_config(settings, "pairs.jsonl", "model", 1))
     if (

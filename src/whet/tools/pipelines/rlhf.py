@@ -57,7 +57,7 @@ from whet.tools.pipelines.preference_stages import (
 from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, no_inputs, read_json_lines, stage_result
 from whet.tools.pipelines.training import RUN, check_training, steps_for, train_run, trained_model, training_config
-from whet.training.config import SUPERVISED, PolicyConfig, PreferenceConfig, config_kind
+from whet.training.config import SUPERVISED, PolicyConfig, PreferenceConfig, config_class
 from whet.types import WhetError, did_you_mean
 
 SELECT = "best_of_n"  # no training: the reward model chooses among n completions of the first stage's policy
@@ -169,7 +169,7 @@ def check_ways(settings: RLHFSettings) -> None:
     """Refuse a way that could not work, before the first stage."""
     known = (*PRESETS, *PAIR_PRESETS, SELECT)
     for way in settings.compare:
-        if way not in known or (way != SELECT and config_kind(way) not in (PolicyConfig, PreferenceConfig)):
+        if way not in known or (way != SELECT and config_class(way) not in (PolicyConfig, PreferenceConfig)):
             raise WhetError(
                 f"compare: {way!r} learns neither from a reward nor from pairs{did_you_mean(way, known)}; give methods "
                 f"of `whet algorithms`, or {SELECT}"
@@ -241,7 +241,7 @@ def _way_config(
     """The config of a training of the third stage; `rows` are pairs or prompts."""
     asked, section = dict(settings.train.get(way) or {}), f"train.{way}"
     own: dict[str, Any] = {"data": {"source": rows}, "steps": steps}
-    if config_kind(way) is PreferenceConfig:
+    if config_class(way) is PreferenceConfig:
         return training_config(settings, model, own, asked, section)
     learned = RewardPartSection(reward="learned", settings={"folder": reward_model})
     own["reward"] = RewardSection(parts=(learned,)).model_dump(mode="json", exclude_defaults=True)
@@ -395,7 +395,7 @@ def _step_cost(settings: RLHFSettings, way: str, sequence: float, pair: float) -
 
 
 def _train_stage(settings: RLHFSettings, way: str, memory: str) -> Stage:
-    learns_pairs = config_kind(way) is PreferenceConfig
+    learns_pairs = config_class(way) is PreferenceConfig
 
     def work(folder: Path, done: Done) -> Mapping[str, Any]:
         start, rows = done[JUDGED_START].result, done["pairs"].folder / (OWN if learns_pairs else PROMPTS)

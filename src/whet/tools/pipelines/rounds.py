@@ -26,7 +26,7 @@ from whet.tools.pipelines.training import (
     training_config,
 )
 from whet.training.assembly.preference import preference_objective
-from whet.training.config import PreferenceConfig, config_kind
+from whet.training.config import PreferenceConfig, config_class
 from whet.types import Prompt, WhetError
 
 PLAIN = next(iter(PAIR_PRESETS))  # the first preset is the one that the others are measured against
@@ -43,7 +43,7 @@ class RoundSettings(PipelineSettings):
 
 def check_method(settings: RoundSettings) -> str:
     """The reference of each round's training, in words; refuses a training that could not start."""
-    if config_kind(settings.method) is not PreferenceConfig:
+    if config_class(settings.method) is not PreferenceConfig:
         raise WhetError(f"method is {settings.method!r}, which does not learn from pairs; give one such as {PLAIN!r}")
     config = check_training(settings.method, pair_config(settings, settings.model.name, "pairs.jsonl", 1))
     if config.preference.online or config.preference.labels:

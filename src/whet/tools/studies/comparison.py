@@ -27,7 +27,7 @@ from whet.record.run_folder import CONFIG, next_free_folder
 from whet.record.text import duration, headline, metric_text
 from whet.settings.layers import flattened, merged, read_toml
 from whet.tools.pipelines.progress import ProgressLine, print_line
-from whet.training.config import Config, PolicyConfig, config_kind, differing_keys, resolved
+from whet.training.config import Config, PolicyConfig, config_class, differing_keys, resolved
 from whet.training.saved_config import read_config
 from whet.types import WhetError
 
@@ -154,7 +154,7 @@ def plan_runs(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[s
 
     entries = []
     for method in methods:
-        if config_kind(method) is not PolicyConfig:
+        if config_class(method) is not PolicyConfig:
             raise WhetError(
                 f"--methods: {method!r} imitates demonstrations and draws no completions, so its budget cannot be held "
                 "equal; compare methods of `whet algorithms` that learn from a reward"

@@ -20,7 +20,7 @@ from whet.record.run_folder import CONFIG, next_free_folder
 from whet.record.text import metric_text, plain_metrics
 from whet.settings.layers import merged
 from whet.tools.pipelines.stages import write_atomically
-from whet.training.config import RewardModelConfig, config_kind, differing_keys, resolved
+from whet.training.config import RewardModelConfig, config_class, differing_keys, resolved
 from whet.training.saved_config import read_config
 from whet.types import WhetError
 
@@ -51,7 +51,7 @@ def train_ensemble(
     `config` are nested values, `settings` are top-level keys that win over it; `model`, `data` and `reward` may be
     given by name, as on the command line. `seed` is that of the first member.
     """
-    if config_kind(method) is not RewardModelConfig:
+    if config_class(method) is not RewardModelConfig:
         raise WhetError(
             f"--seeds makes an ensemble of reward models, and {method} trains a policy; drop it, or see several seeds "
             f"of a method side by side with `whet compare --methods {method} --seeds {seeds}`"

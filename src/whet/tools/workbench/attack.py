@@ -13,6 +13,7 @@ from typing import Any
 from whet.pages.attack import Attack, AttackedPrompt, PaidCompletion, StrategyResult
 from whet.reward.answer import normal_form
 from whet.reward.combine import RewardPart
+from whet.reward.run_record import title_of
 from whet.tools.workbench.completions import (
     TrialCompletion,
     TrialCompletions,
@@ -28,7 +29,7 @@ from whet.tools.workbench.strategies import (
     honest_forms,
     wrong_answers,
 )
-from whet.tools.workbench.workbench import title_of, try_reward
+from whet.tools.workbench.workbench import try_reward
 from whet.types import Prompt, WhetError
 
 MORE = 1e-6  # that a wrong completion must be paid above an honest one

@@ -128,14 +128,14 @@ def _part_of(part: RewardPartSection) -> RewardPart:
         )
     weight = part.weight if isinstance(part.weight, float | int) else Schedule(part.weight, part.over)
     return RewardPart(
-        part.reward,
-        weight,
-        Gate(part.gate, part.gate_least, part.gate_otherwise) if part.gate else None,
-        (part.cap[0], part.cap[1]) if part.cap else None,
-        part.normalise,
-        part.penalty,
-        part.settings,
-        part.rows,
+        reward=part.reward,
+        weight=weight,
+        gate=Gate(part.gate, part.gate_least, part.gate_otherwise) if part.gate else None,
+        cap=(part.cap[0], part.cap[1]) if part.cap else None,
+        normalise=part.normalise,
+        penalty=part.penalty,
+        settings=part.settings,
+        rows=part.rows,
     )
 
 

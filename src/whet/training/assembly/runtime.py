@@ -139,7 +139,16 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         **({"weights": kept_as} if kept_as else {}),
         **played,
     }
-    return Runtime(loaded, policy, engine, player, facts, cluster, ranks, shards)
+    return Runtime(
+        loaded=loaded,
+        policy=policy,
+        engine=engine,
+        player=player,
+        facts=facts,
+        cluster=cluster,
+        ranks=ranks,
+        shards=shards,
+    )
 
 
 def rank_facts(policy: CausalLM, ranks: Ranks, shards: Sharding) -> dict[str, str]:

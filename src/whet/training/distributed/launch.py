@@ -69,14 +69,14 @@ def launched(environment: Mapping[str, str] | None = None) -> Launch:
             f"LOCAL_RANK {local_rank}, LOCAL_WORLD_SIZE {local_size}, WORLD_SIZE {size} do not fit; {AGAIN}"
         )
     return Launch(
-        rank,
-        size,
-        local_rank,
-        local_size,
-        said["MASTER_ADDR"],
-        port,
-        said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        _number(said, "TORCHELASTIC_RESTART_COUNT", 0),
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        address=said["MASTER_ADDR"],
+        port=port,
+        meets_elsewhere=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_number(said, "TORCHELASTIC_RESTART_COUNT", 0),
     )
 
 

@@ -30,7 +30,7 @@ from whet.tools.pipelines.library.time_estimate import training_seconds
 from whet.tools.pipelines.settings import TRAIN_KEYS
 from whet.tools.pipelines.stages import FinishedStage, Stage, StageCost, StagePlan, stage_result
 from whet.tools.pipelines.training import RUN, check_training, run_summary, steps_for, train_run
-from whet.training.config import SUPERVISED, Config, PolicyConfig, PreferenceConfig, SFTConfig, config_kind
+from whet.training.config import SUPERVISED, Config, PolicyConfig, PreferenceConfig, SFTConfig, config_class
 from whet.types import WhetError
 
 RANKING_MODEL = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")
@@ -211,7 +211,7 @@ class PreferenceEntry(RowTraining):
     method: str = Field(next(iter(PAIR_PRESETS)), description="a preference method of `whet algorithms`")
 
     def method_name(self) -> str:
-        if config_kind(self.method) is not PreferenceConfig:
+        if config_class(self.method) is not PreferenceConfig:
             raise WhetError(
                 f"stage {self.name!r}: method {self.method!r} does not learn from pairs; see `whet algorithms`"
             )
@@ -242,7 +242,7 @@ class RLEntry(TrainingEntry):
     reward_model_weight: float = Field(1.0, ge=0, le=1e6, description="weight of its score")
 
     def method_name(self) -> str:
-        if config_kind(self.method) is not PolicyConfig:
+        if config_class(self.method) is not PolicyConfig:
             raise WhetError(f"stage {self.name!r}: method {self.method!r} draws no completions; give a policy method")
         return self.method
 

@@ -11,7 +11,7 @@ from whet.objective.presets.study import STUDIED_BY
 from whet.settings.bounds import COLDEST, MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_STEPS, MOST_TOKENS, MOST_WEIGHT
 from whet.settings.layers import merged, validated
 from whet.settings.sections import Section
-from whet.training.config import PolicyConfig, config_kind, resolved
+from whet.training.config import PolicyConfig, config_class, resolved
 from whet.types import WhetError
 
 PROXY_ROWS = 32  # comparisons per training step of a proxy
@@ -120,7 +120,7 @@ def _check(settings: StudySettings) -> None:
             "betas holds a 0; the run without a KL penalty is there anyway, drop it",
         ),
         (
-            config_kind(settings.method) is PolicyConfig,
+            config_class(settings.method) is PolicyConfig,
             f"method is {settings.method!r}, which learns from no reward; give a method of `whet algorithms` that does",
         ),
     )
