@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from whet.record.log import RunRecorder
-from whet.tools.workbench.workbench import run_effect
+from whet.reward.run_record import run_effect
 from whet.types import StepReport
 
 
