@@ -276,7 +276,7 @@ COLUMNS = {
 
 def table(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """What a page shows, as text: a row for each stage, all with the same columns."""
-    from whet.record.metrics.significance import share_interval
+    from whet.record.metrics.intervals import share_interval
 
     rows = {}
     for name, title in (("before", "before"), ("sft", "after SFT")):

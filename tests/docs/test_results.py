@@ -53,7 +53,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "`scale.timeout` + 12 s |",
         "`scale.timeout` is 600 seconds by default",
     ),
-    "docs/reranking.md": ("are 95% bootstrap intervals",),
+    "docs/reranking.md": ("are 95% intervals over prompts",),
     "docs/rewards.md": ("`reward.most_failures` (5%)", "| `50` | `50` | `50%`", "| `50%` | `50%`, `0.5`, `50` |"),
     "docs/rollout.md": ("| `sampling.",),
     "docs/serve.md": ("about to ask, 30 seconds for the", "Bodies end at 8 MiB"),

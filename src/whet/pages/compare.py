@@ -15,7 +15,8 @@ from textwrap import indent, wrap
 from typing import Any
 
 from whet.pages.charts import Point
-from whet.record.metrics.significance import corrected, share_interval, shares_p, welch_p
+from whet.record.metrics.intervals import share_interval
+from whet.record.metrics.significance import corrected, shares_p, welch_p
 from whet.record.text import ABSENT, ACCURACY_NAMES, duration, headline, metric_text, quantity
 
 BEYOND_NOISE = 0.05  # p below which a difference counts

@@ -17,8 +17,8 @@ from whet.pages.evaluation import (
     short_names,
 )
 from whet.pages.render import Figure, LegendEntry, PageTable, render
-from whet.record.metrics.estimates import IntervalEstimate
 from whet.record.metrics.eval_summary import CUT, FORCED
+from whet.record.metrics.intervals import IntervalEstimate
 from whet.record.metrics.reranking import BEST, WEIGHTED
 from whet.record.text import number, percent
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from whet.pages.rerank import Reranking
-from whet.record.metrics.estimates import IntervalEstimate
 from whet.record.metrics.eval_summary import FORCED, EvalSummary
+from whet.record.metrics.intervals import IntervalEstimate
 from whet.record.metrics.paired import PairedTest
 from whet.record.text import ABSENT, count_of, json_values, metric_text, number, percent, words
 

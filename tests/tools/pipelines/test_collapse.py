@@ -7,7 +7,8 @@ import pytest
 
 from whet.data.tasks import TASKS
 from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
-from whet.record.metrics.significance import share_interval, shares_apart, shares_p
+from whet.record.metrics.intervals import share_interval
+from whet.record.metrics.significance import shares_apart, shares_p
 from whet.tools.pipelines.collapse import (
     JUDGE_LEAST,
     LONGER,

@@ -15,7 +15,7 @@ from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.charts import interval_chart
 from whet.pages.evaluation import estimate_text
 from whet.pages.render import Figure, PageTable
-from whet.record.metrics.estimates import IntervalEstimate
+from whet.record.metrics.intervals import IntervalEstimate
 from whet.record.text import ABSENT, headline, metric_text, words
 
 MOST_SHOWN = 500

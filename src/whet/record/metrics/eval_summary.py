@@ -8,16 +8,8 @@ from statistics import fmean, median
 
 from whet.record.metrics.calibration import Calibration, calibration_of, vote_confidence
 from whet.record.metrics.distribution import quantile
-from whet.record.metrics.estimates import (
-    AccuracyEstimate,
-    IntervalEstimate,
-    SizedEstimate,
-    accuracy_estimate,
-    mean_estimate,
-    pass_curve,
-    share_estimate,
-    vote_curve,
-)
+from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share_estimate
+from whet.record.metrics.pass_at_k import AccuracyEstimate, SizedEstimate, accuracy_estimate, pass_curve, vote_curve
 
 CUT, FORCED = "cut", "forced"
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from whet.record.metrics.selection import best_of, interval, majority, sizes, vote_weights, weighted_vote
+from whet.record.metrics.intervals import estimate
+from whet.record.metrics.selection import best_of, majority, sizes, vote_weights, weighted_vote
 
 BEST, WEIGHTED, MAJORITY, CEILING = "best of n", "weighted vote", "majority vote", "best possible (pass@n)"
 
@@ -111,7 +112,8 @@ def _curve(
     points = []
     for n in counts or sizes(len(pools[0].outcomes)):
         values = [value(row, n) for row in range(len(pools))]
-        points.append(CostedValue(n, fmean(values), *interval(values), n * written, n * read * models))
+        mean = estimate(values, len(pools[0].outcomes))
+        points.append(CostedValue(n, mean.value, mean.low, mean.high, n * written, n * read * models))
     return ChoiceCurve(way, tuple(points), scores.scorer if scores else "", scores.aggregate if scores else "")
 
 
@@ -135,7 +137,8 @@ def search_result(
     """
     written = mean_tokens(pools)[0]
     n = min(max(round(tokens[0] / written), 1), len(pools[0].outcomes))
-    search = CostedValue(1, fmean(outcomes), *interval(outcomes), *tokens)
+    mean = estimate(outcomes)
+    search = CostedValue(1, mean.value, mean.low, mean.high, *tokens)
     return SearchResult(
         scores.scorer, scores.aggregate, *shape, search, best_of_n_curve(pools, scores, [n]).values_by_n[0]
     )

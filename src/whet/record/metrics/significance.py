@@ -95,11 +95,3 @@ def shares_apart(first: float, second: float, count: int) -> float:
 def shares_p(first: float, second: float, count: int) -> float:
     """Two-sided p that two shares of `count` trials each differ, by the normal approximation."""
     return math.erfc(abs(shares_apart(first, second, count)) / math.sqrt(2))
-
-
-def share_interval(share: float, count: float, z: float = NORMAL) -> tuple[float, float]:
-    """Wilson's 95% interval of a share of `count` trials: never outside [0, 1], and never empty at 0 or 1."""
-    scale = 1 + z * z / count
-    middle = (share + z * z / (2 * count)) / scale
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / scale
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from whet.record.metrics.selection import best_of, interval
+from whet.record.metrics.intervals import IntervalEstimate, estimate
+from whet.record.metrics.selection import best_of
 
 Scores = Sequence[float | None]  # of the completions to one prompt; None: unscorable
 Length = Literal["shorter", "same", "longer"]
+SEVERAL = 2  # comparisons behind a value at least: ties count half, so it is no plain 0 or 1
 
 
 @dataclass(frozen=True)
-class WinRate:
+class WinRate(IntervalEstimate):
     """A share of comparisons won, with a 95% interval over prompts."""
 
-    value: float
-    low: float
-    high: float
     prompts: int
 
     @property
@@ -37,8 +36,8 @@ def mean_with_interval(values: Sequence[float | None]) -> WinRate | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    low, high = interval(known)
-    return WinRate(fmean(known), low, high, len(known))
+    mean = estimate(known, SEVERAL)
+    return WinRate(mean.value, mean.low, mean.high, len(known))
 
 
 def win_shares(ours: Sequence[Scores], theirs: Sequence[Scores]) -> list[float | None]:

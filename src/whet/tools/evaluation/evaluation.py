@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from whet.data.usable import without
-from whet.record.metrics.selection import pass_at
+from whet.record.metrics.pass_at_k import pass_rates
 from whet.reward import RewardPart
 from whet.rollout.collect import Score
 from whet.rollout.episode_runner import tell_failures
@@ -110,7 +110,7 @@ def evaluate_metrics(config: EvaluationConfig, num_samples: int) -> dict[str, fl
 def group_metrics(groups: Sequence[Group], num_samples: int, by: str = "") -> dict[str, float]:
     metrics = eval_metrics(groups, by)
     if num_samples > 1 and "accuracy" in metrics:
-        metrics.update(pass_at(groups, num_samples))
+        metrics.update(pass_rates(groups, num_samples))
     return {"prompts": float(len(groups)), **metrics}
 
 

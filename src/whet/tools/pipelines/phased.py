@@ -15,7 +15,8 @@ from pydantic import Field
 
 from whet.objective.presets import PLAIN_GROUP_METHOD, PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.record.metrics.significance import share_interval, shares_apart
+from whet.record.metrics.intervals import share_interval
+from whet.record.metrics.significance import shares_apart
 from whet.record.metrics.win_rate import WinRate, change_with_interval, mean_with_interval, win_shares
 from whet.record.text import headline, number, percent
 from whet.settings.bounds import MOST_STEPS

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from whet.objective.presets.reward_model import REWARD_MODELS
-from whet.record.metrics.significance import share_interval
+from whet.record.metrics.intervals import share_interval
 from whet.record.text import count_of, percent
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 from whet.settings.sections import DataSection, Table

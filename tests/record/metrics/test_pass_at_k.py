@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 
 from whet.record.metrics.calibration import calibration_of, token_confidence, vote_confidence
-from whet.record.metrics.estimates import (
-    accuracy_estimate,
-    mean_estimate,
-    pass_at_k,
-    pass_curve,
-    share_estimate,
-    vote_curve,
-)
+from whet.record.metrics.intervals import estimate, mean_estimate, share_estimate, share_interval
 from whet.record.metrics.paired import changed_interval, mcnemar_p, paired_t, paired_test, paired_tests
-from whet.record.metrics.significance import share_interval, t_quantile
+from whet.record.metrics.pass_at_k import accuracy_estimate, pass_at_k, pass_curve, vote_curve
+from whet.record.metrics.significance import t_quantile
 
 
 def drawn(seed, prompts, samples, alpha, beta):
@@ -195,3 +189,9 @@ def test_votes_and_tokens_as_confidence():
     assert vote_confidence([0.0, 0.0], [None, None]) == (0.0, 0.0)
     assert token_confidence([math.log(0.5), math.log(0.125)]) == pytest.approx(0.25)
     assert token_confidence([0.0, math.nan]) is None and token_confidence([]) is None
+
+
+def test_values_that_are_no_shares_get_students_interval():
+    shares, others = [0.0, 1.0, 1.0, 0.0], [0.0, 3.0, 1.0, 0.0]
+    assert estimate(shares) == share_estimate(shares) and estimate(shares, 4) == share_estimate(shares, 4)
+    assert estimate(others) == mean_estimate(others) and estimate([-0.1, 0.2]) == mean_estimate([-0.1, 0.2])

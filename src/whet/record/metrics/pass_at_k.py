@@ -1,8 +1,4 @@
-"""Accuracies with their intervals, when a model is given several attempts at each prompt. Pure.
-
-Two things are random: which prompts were asked, and which completions were drawn to them. Attempts at one prompt are
-alike, so N attempts are worth fewer than N independent ones: every interval here takes a prompt as one observation.
-"""
+"""How often a model is right when it is given several attempts at each prompt: accuracy, pass@k and votes. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +8,9 @@ from dataclasses import dataclass
 from math import comb
 from statistics import fmean, variance
 
+from whet.record.metrics.intervals import IntervalEstimate, share_estimate
 from whet.record.metrics.selection import majority, sizes
-from whet.record.metrics.significance import NORMAL, share_interval, t_quantile
-
-
-@dataclass(frozen=True)
-class IntervalEstimate:
-    """A mean over prompts with its 95% interval."""
-
-    value: float
-    low: float
-    high: float
+from whet.types import Group, by_episode
 
 
 @dataclass(frozen=True)
@@ -39,38 +27,6 @@ class SizedEstimate(IntervalEstimate):
     """An estimate for k attempts or n votes."""
 
     n: int
-
-
-def share_estimate(values: Sequence[float], attempts: int = 1) -> IntervalEstimate:
-    """The mean of one value in [0, 1] per prompt, each from `attempts` completions.
-
-    Wilson's interval of as many independent trials as have the same standard error,
-        n = 1 + m (1 - m) / (s^2 / P),  at most P * attempts;
-    one greedy completion per prompt gives n = P: Wilson's interval itself. Where every value is 0 or every value is 1,
-    n = P: attempts at a prompt that always fails say nothing about other prompts. With several attempts the variance is
-    itself an estimate from P values, so Student's quantile takes the place of the normal one.
-    """
-    if not values:
-        raise ValueError("no values to estimate from")
-    if any(not -1e-9 <= value <= 1 + 1e-9 for value in values):
-        raise ValueError("share_estimate is for values in [0, 1]; mean_estimate is for others")
-    mean = min(1.0, max(0.0, fmean(values)))
-    trials, z = float(len(values)), NORMAL
-    if attempts > 1 and len(values) > 1 and 0 < mean < 1:
-        error = variance(values) / len(values)
-        room = mean * (1 - mean)
-        trials = min(1 + room / error if error > 0 else math.inf, float(len(values) * attempts))
-        z = t_quantile(0.975, len(values) - 1)
-    return IntervalEstimate(mean, *share_interval(mean, trials, z))
-
-
-def mean_estimate(values: Sequence[float]) -> IntervalEstimate:
-    """The mean of any values, one per prompt: m +- t s / sqrt(P); of a single prompt there is no interval."""
-    mean = fmean(values)
-    if len(values) < 2:
-        return IntervalEstimate(mean, -math.inf, math.inf)
-    half = t_quantile(0.975, len(values) - 1) * math.sqrt(variance(values) / len(values))
-    return IntervalEstimate(mean, mean - half, mean + half)
 
 
 def accuracy_estimate(outcomes: Sequence[Sequence[float]]) -> AccuracyEstimate:
@@ -126,6 +82,15 @@ def vote_curve(
         values = [majority(row, given, n) for row, given in zip(outcomes, answers, strict=True)]
         points.append(_sized(values, attempts, n))
     return tuple(points)
+
+
+def pass_rates(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
+    """pass@k by name, the mean over groups; k: powers of two up to the samples. An episode's branches are one attempt."""
+    right = [
+        sum(all(sample.outcome == 1.0 for sample in attempt) for attempt in by_episode(group.samples))
+        for group in groups
+    ]
+    return {f"pass@{k}": fmean(pass_at_k(count, num_samples, k) for count in right) for k in sizes(num_samples)}
 
 
 def _sized(values: Sequence[float], attempts: int, n: int) -> SizedEstimate:
