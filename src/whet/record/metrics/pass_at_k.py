@@ -85,7 +85,7 @@ def vote_curve(
 
 
 def pass_rates(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
-    """pass@k by name, the mean over groups; k: powers of two up to the samples. An episode's branches are one attempt."""
+    """pass@k by name, the mean over groups; k: 1, 2, 4, ... and all. Branches of an episode are one attempt."""
     right = [
         sum(all(sample.outcome == 1.0 for sample in attempt) for attempt in by_episode(group.samples))
         for group in groups
