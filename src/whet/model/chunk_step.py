@@ -16,7 +16,8 @@ from torch import Tensor
 
 from whet.model.cuda_step import Caches
 from whet.model.fused_weights import FusedBlock, FusedWeights, continued
-from whet.model.layer_ops import added_and_normed, gated, kernels_for, rotated
+from whet.model.layer_ops import gated, kernels_for, rotated
+from whet.model.norms import entered, heads_normed, left
 from whet.model.shared_prefix import long_tensor, to_device
 
 
@@ -60,14 +61,14 @@ def chunk_of(
 
 def chunk_step(weights: FusedWeights, caches: Caches, chunk: Chunk) -> Tensor:
     """Logits [R, V] behind each row's last token; keys and values of all go into the rows' own caches."""
-    sizes = weights.sizes
+    sizes, how = weights.sizes, (weights.sizes.epsilon, weights.dtype)
     position = caches.lengths[chunk.slots][chunk.owner] + chunk.place
     tables = (caches.tables[0][position], caches.tables[1][position])
     row_of_token = chunk.rows[chunk.owner]
     x = weights.embedding[chunk.tokens].float()
     y: Tensor | None = None
     for number, block in enumerate(weights.blocks):
-        x, normed = _entered(x, y, block.before_attention, weights)
+        x, normed = entered(x, y, block.before_attention, *how)
         heads = _heads(normed, block, weights)
         heads = rotated(heads, sizes.num_heads + sizes.num_key_heads, tables)
         query, key, value = heads.split([sizes.num_heads, sizes.num_key_heads, sizes.num_key_heads], 1)
@@ -75,27 +76,14 @@ def chunk_step(weights: FusedWeights, caches: Caches, chunk: Chunk) -> Tensor:
         caches.own_v[number][row_of_token, :, chunk.place] = value
         _, leaving, widening, narrowing = block.factors
         mixed = continued(_attended(query, caches, number, chunk, sizes.scale).flatten(1), leaving)
-        x, normed = _entered(
-            x, _left(mixed @ block.output.t(), block.after_attention, weights), block.before_mlp, weights
-        )
+        added = left(mixed @ block.output.t(), block.after_attention, *how)
+        x, normed = entered(x, added, block.before_mlp, *how)
         opened = gated(continued(normed, widening) @ block.gate_up.t())
-        y = _left(continued(opened, narrowing) @ block.down.t(), block.after_mlp, weights)
+        y = left(continued(opened, narrowing) @ block.down.t(), block.after_mlp, *how)
     last = chunk.first + chunk.sizes - 1
     assert y is not None
-    final = added_and_normed(x[last], y[last], weights.last_norm, sizes.epsilon, weights.head.dtype)[1]
+    final = entered(x[last], y[last], weights.last_norm, sizes.epsilon, weights.head.dtype)[1]
     return final @ weights.head.t()
-
-
-def _entered(x: Tensor, y: Tensor | None, norm: Tensor | None, weights: FusedWeights) -> tuple[Tensor, Tensor]:
-    """The residual stream with what was added, and what the next products read of it."""
-    if norm is not None:
-        return added_and_normed(x, y, norm, weights.sizes.epsilon, weights.dtype)
-    total = x if y is None else x + y
-    return total, total.to(weights.dtype)
-
-
-def _left(added: Tensor, norm: Tensor | None, weights: FusedWeights) -> Tensor:
-    return added if norm is None else added_and_normed(added, None, norm, weights.sizes.epsilon, weights.dtype)[1]
 
 
 def _heads(normed: Tensor, block: FusedBlock, weights: FusedWeights) -> Tensor:
@@ -103,14 +91,11 @@ def _heads(normed: Tensor, block: FusedBlock, weights: FusedWeights) -> Tensor:
     sizes = weights.sizes
     normed = continued(normed, block.factors[0])
     qkv = normed @ block.qkv.t() if block.qkv_bias is None else torch.addmm(block.qkv_bias, normed, block.qkv.t())
-    if block.head_norms is not None:
-        start = 0
-        for weight, count in zip(block.head_norms, (sizes.num_heads, sizes.num_key_heads), strict=True):
-            part = qkv[:, start : start + count * sizes.head_size]
-            rows = part.reshape(-1, len(weight)).contiguous()
-            part.copy_(added_and_normed(rows, None, weight, sizes.epsilon, qkv.dtype)[1].view(part.shape))
-            start += count * sizes.head_size
-    return qkv.view(len(qkv), -1, sizes.head_size)
+    heads = qkv.view(len(qkv), -1, sizes.head_size)
+    if block.head_norms is None:
+        return heads
+    counts = (sizes.num_heads, sizes.num_key_heads, sizes.num_key_heads)
+    return heads_normed(heads, block.head_norms, counts, sizes.epsilon, qkv.dtype)
 
 
 def _attended(query: Tensor, caches: Caches, number: int, chunk: Chunk, scale: float) -> Tensor:

@@ -27,6 +27,7 @@ from whet.model.block import (
 from whet.model.decode_state import BatchShape, DecodeState
 from whet.model.hooked_decode import HookedDecoder, attention_shape, disagreement
 from whet.model.lora import UnmergedLinear
+from whet.model.norms import unweighted_norm
 from whet.model.ring_decode import RingDecoder
 
 Product = Callable[[Tensor], Tensor]
@@ -155,9 +156,7 @@ class FusedDecoder(HookedDecoder):
         return values if weight is None else (self._normed(values) * weight).to(values.dtype)
 
     def _normed(self, values: Tensor) -> Tensor:
-        """Divided by the root of the mean square, in float32 whatever comes in."""
-        length = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
-        return values * torch.rsqrt(torch.addcmul(self._eps, length, length, value=1 / values.shape[-1]))
+        return unweighted_norm(values, self._eps)
 
 
 @torch.no_grad()

@@ -1,14 +1,13 @@
-"""The small operations between a plain decoder's products, each with its gradient written out.
+"""Rotation and activation between a block's products, each with its gradient written out; `norms` has the norms.
 
 On a CUDA device with triton they are one kernel each (`whet.model.layer_kernels`); elsewhere, and as what the kernels
-are tested against, plain torch. S tokens, W width of a row, H heads of size D, F width of the MLP.
+are tested against, plain torch. S tokens, H heads of size D, F width of the MLP.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -30,51 +29,6 @@ def _triton() -> ModuleType | None:
 def kernels_for(values: Tensor) -> ModuleType | None:
     """The kernels, where they run: on CUDA, below float64."""
     return _triton() if values.is_cuda and values.dtype != torch.float64 else None
-
-
-def added_and_normed(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tables:
-    """(x + y, its RMS norm times weight in `dtype`), both [S, W]; x as it is where y is None."""
-    kernels = kernels_for(x)
-    if kernels is not None:
-        found: Tables = kernels.added_and_normed(x, y, weight, epsilon, dtype)
-        return found
-    total = x if y is None else x + y
-    return total, (total * _inverse_size(total, epsilon) * weight).to(dtype)
-
-
-@dataclass(frozen=True)
-class NormGrad:
-    x: Tensor  # [S, W], with what was carried
-    narrow: Tensor  # the same in the dtype of the products
-    weight: Tensor | None  # [W]; None where there is no norm, or it does not learn
-    normed: Tensor  # [S, W], the norm's result once more, in the dtype of the products
-
-
-def norm_grad(
-    x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None, learns: bool = True
-) -> NormGrad:
-    """The gradient of x, `carried` added, and of the weight where it learns, from the grad of the normed rows."""
-    kernels = kernels_for(x)
-    if kernels is not None:
-        return NormGrad(*kernels.norm_grad(x, weight, epsilon, grad, carried, learns))
-    dtype = grad.dtype
-    grad = grad.to(torch.promote_types(x.dtype, torch.float32))
-    scale = _inverse_size(x, epsilon)
-    normed = x * scale
-    weight_grad = torch.linalg.vecdot(grad, normed, dim=0).to(weight.dtype) if learns else None
-    pulled = grad * weight
-    along = torch.linalg.vecdot(pulled, normed)[:, None] / x.shape[1]
-    found = torch.addcmul(pulled, normed, along, value=-1).mul_(scale)
-    if carried is not None:
-        found.add_(carried)
-    found = found.to(x.dtype)
-    return NormGrad(found, found.to(dtype), weight_grad, (normed * weight).to(dtype))
-
-
-def _inverse_size(x: Tensor, epsilon: float) -> Tensor:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-    return torch.rsqrt(length.square_().div_(x.shape[-1]).add_(epsilon))
 
 
 def rotated(heads: Tensor, turned: int, tables: Tables) -> Tensor:
