@@ -3,8 +3,8 @@
 `whet.model.block.Block` names them: before_attention, query_norm, key_norm, after_attention, before_mlp, after_mlp. All
 are RMS norms, x / sqrt(mean(x^2) + epsilon) * weight, and any may be absent: its weight is None then. On a CUDA device
 with triton each is one kernel (`whet.model.layer_kernels`); elsewhere, and as what the kernels are tested against,
-plain torch. Only `ring_decode` has its own form of them, on buffers that are cut in halves, and `decode_kernels` norms single
-heads inside its attention. S tokens, W width of a row, H heads of size D.
+plain torch. Only `ring_decode` has its own form of them, on buffers that are cut in halves, and `decode_kernels` norms
+single heads inside its attention. S tokens, W width of a row, H heads of size D.
 """
 
 from __future__ import annotations
