@@ -8,9 +8,9 @@ from whet.objective import AXES, PRESETS, description, differences, preset_named
 from whet.objective.axes import POLICY
 from whet.objective.clip import PPOClip
 from whet.objective.kl import K2
-from whet.settings.methods import catalogue
-from whet.settings.methods.describe import choice
-from whet.settings.methods.tables import component_table, explanation, markdown_page, record
+from whet.pages.methods import component_table, explanation, markdown_page, record
+from whet.settings import catalogue
+from whet.settings.catalogue import component_choice
 from whet.types import WhetError
 
 GRPO = PRESETS["grpo"].objective
@@ -108,7 +108,7 @@ def test_the_explanation_tells_all_there_is_to_tell(name):
     for axis, kinds in AXES.items():
         component = getattr(preset.objective, axis)
         if POLICY.axes[axis].main or component.name != next(iter(kinds)):
-            assert f"{axis:10} {choice(component)}" in text
+            assert f"{axis:10} {component_choice(component)}" in text
     assert f"whet train {name}" in text and text in markdown_page("policy")
 
 

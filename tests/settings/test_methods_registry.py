@@ -19,8 +19,8 @@ from whet.objective.clip import PPOClip
 from whet.objective.component import Component
 from whet.objective.preference.imitate import Summed
 from whet.objective.terms import ImitateRight
-from whet.settings.methods import catalogue
-from whet.settings.methods.tables import axes_table, component_table, explanation_with_plot, overview
+from whet.pages.methods import axes_table, component_table, explanation_with_plot, overview
+from whet.settings import catalogue
 from whet.types import WhetError
 
 ROOT = Path(__file__).parents[2]
@@ -146,13 +146,14 @@ def test_replace_takes_the_place_of_what_was_registered_and_of_nothing_built_in(
         whet.register("clip", narrow_rule("ppo_clip"), replace=True)
 
 
-class WithState(PPOClip):
-    name: ClassVar[str] = "with_state"
+class Undecorated(PPOClip):
+    low: float = 0.2
+    middle: float = 1.0
+    name: ClassVar[str] = "undecorated"
 
 
-@dataclass
-class Mutable(Component):
-    name: ClassVar[str] = "mutable"
+class Unable:
+    name = "unable"
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class Crashing(PPOClip):
         ("clip", narrow_rule("My Clip"), "the name of the clip is 'My Clip'; give one like my_clip"),
         ("clip", lambda ratio: ratio, "the name of the clip is '<lambda>'"),
         ("clip", PPOClip(), "give a frozen dataclass that inherits from whet.objective.component.Component"),
-        ("clip", Mutable, "Mutable can be changed after it was made; give @dataclass(frozen=True)"),
+        ("clip", Undecorated, "Undecorated.middle is not one of its fields; give @dataclass(frozen=True)"),
         ("clip", Empty, "Empty has no __call__, surrogate, symbols, uses_ratio; give it all that Clip has"),
         ("clip", Wordy, "Wordy.low is 'a little'; the fields of a component are numbers"),
         ("clip", Summing, "for a ratio of shape (1, 3) it returns (1,); return one weight per token, [N, T]"),
@@ -217,7 +218,7 @@ class Crashing(PPOClip):
         ("preset", replace(GRPO, objective=replace(GRPO.objective, name="dpo")), "a preset called 'dpo' exists"),
         ("reward", 3, "the reward 3 has no name; give it one: whet.register('reward', ..., name='my_reward')"),
         ("engine", 3, "the engine 3 has no name"),
-        ("engine", Mutable, "Mutable has no generate and no load; give it both methods of whet.protocols.Engine"),
+        ("engine", Unable, "Unable has no generate and no load; give it both methods of whet.protocols.Engine"),
         (
             "engine",
             no_engine,

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
-
-import torch
 
 from whet import registry
 from whet.objective import (
@@ -39,6 +37,7 @@ from whet.objective import (
     whole_step,
 )
 from whet.objective.component import Component, departures, with_number
+from whet.objective.lazy_torch import torch
 from whet.objective.policy import Objective
 from whet.objective.preference import anchor, contrast, imitate, score, weigh
 from whet.objective.preference import pair_losses as curve
@@ -299,10 +298,12 @@ def description(objective: Objective | PairObjective, updates_per_step: int = 1)
 
 def component_refusal(axis: str, interface: type, component: Any) -> str:
     """What keeps a class from being a component of an axis, with the fix; empty where nothing does."""
-    if not (isinstance(component, type) and issubclass(component, Component) and is_dataclass(component)):
+    if not (isinstance(component, type) and issubclass(component, Component)):
         return f"it is {component!r}; give a frozen dataclass that inherits from whet.objective.component.Component"
-    if not cast(Any, component).__dataclass_params__.frozen:
-        return f"{component.__name__} can be changed after it was made; give @dataclass(frozen=True)"
+    numbers = {field.name for field in fields(component)}
+    annotated = [name for name, kind in inspect.get_annotations(component).items() if "ClassVar" not in str(kind)]
+    if undeclared := [name for name in annotated if name not in numbers]:
+        return f"{component.__name__}.{undeclared[0]} is not one of its fields; give @dataclass(frozen=True)"
     own = {name for each in component.__mro__[:-1] for name in vars(each)}
     missing = sorted(_members(interface) - own)
     if missing:

@@ -8,12 +8,13 @@ paper's own expression: reported, never differentiated.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Clip(Protocol):
@@ -30,7 +31,6 @@ class Clip(Protocol):
     def symbols(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class OnPolicy(Component):
     """weight = 1. Williams 1992, eq. 4. Right only while the policy that learns is the one that sampled."""
 
@@ -144,7 +144,6 @@ class Cap(Component):
         return f"sg[min(r, {self.ceiling:g})] A log pi"
 
 
-@dataclass(frozen=True)
 class Unclipped(Component):
     """weight = r. The importance-sampled policy gradient itself; something else has to bound the move."""
 
@@ -164,7 +163,6 @@ class Unclipped(Component):
         return "r A"
 
 
-@dataclass(frozen=True)
 class Tapered(Component):
     """weight = 1 where A >= 0, min(r, 1) where A < 0. Le Roux 2025 (2503.14286), eq. 8.
 

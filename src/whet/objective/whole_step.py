@@ -8,15 +8,16 @@ row is a step of its own: what a lone token would weigh.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.clip import PPOClip
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.objective.statistics import compared_apart, group_index, sums_by
 from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StepClip(Component):
