@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet.objective.advantage import Baseline, Memory
 from whet.objective.aggregate import Aggregate
-from whet.objective.clip import Clip
+from whet.objective.clip import Clip, StepClip
 from whet.objective.control import Control, FixedCoefficient
 from whet.objective.keep import Everything, Keep
 from whet.objective.kl import KL
@@ -38,7 +38,6 @@ from whet.objective.terms import (
     Smooth,
     Value,
 )
-from whet.objective.whole_step import StepClip
 from whet.types import Extras, TokenBatch, Totals
 
 if TYPE_CHECKING:
