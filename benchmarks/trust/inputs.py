@@ -426,8 +426,8 @@ def paths_of(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def keys(method: str) -> list[str]:
     """Every key that a run of the method may be given, the numbers of its objective too."""
+    from whet.settings import catalogue
     from whet.settings.config import config_kind
-    from whet.settings.methods import catalogue
 
     found = catalogue.method(method)
     numbers = [f"objective.{axis}.{name}" for axis, part in found.components.items() for name in part.numbers]

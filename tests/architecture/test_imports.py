@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "reward": ("types", "registry", "protocols", "data", "model", "record"),
     "rollout": ("types", "registry", "protocols", "data", "model", "record"),
     "envs": ("types", "registry", "protocols", "data", "reward", "rollout"),
-    "settings": ("types", "registry", "objective", "data", "model", "reward", "pages.clip_plots"),
+    "settings": ("types", "registry", "objective", "data", "model", "reward"),
     "training.distributed": ("types", "registry", "protocols", "model", "reward", "rollout"),
     "training": ("types", "protocols", "objective", "data", "model", "record", "rollout", "training.distributed"),
     "training.assembly": (

@@ -60,5 +60,11 @@ def test_instruments_for_other_environments_need_the_standard_library_only(modul
     assert outside(imported(f"import {module}")) == {"whet"}
 
 
+@pytest.mark.parametrize("module", ["whet.objective", "whet.settings.config", "whet.tools.advice.guide"])
+def test_methods_and_settings_are_read_without_torch(module):
+    assert not outside(imported(f"import {module}")) & {"torch", "numpy", "transformers", "rich"}
+
+
 def test_a_heavy_import_would_be_seen():
-    assert "torch" in outside(imported("import whet.objective"))
+    assert "torch" in outside(imported("import whet.training"))
+    assert "torch" in outside(imported("from whet.objective.lazy_torch import torch; torch.float64"))

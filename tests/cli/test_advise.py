@@ -14,7 +14,7 @@ import pytest
 from whet import cli
 from whet.objective import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.settings.methods import catalogue
+from whet.settings import catalogue
 from whet.tools.advice import guide
 from whet.tools.advice.footprint import Footprint, memory_estimate
 from whet.tools.advice.guide import (

@@ -11,8 +11,7 @@ import torch
 
 from tests.support.drawings import same_drawing
 from whet.objective import AXES, PRESETS
-from whet.objective.clip import Cap, PPOClip, Unclipped
-from whet.objective.gates import GeometricMean, VariationMask
+from whet.objective.clip import Cap, GeometricMean, PPOClip, Unclipped, VariationMask
 from whet.pages import clip_plots as plots
 from whet.pages.charts import Frame, Panel, PlottedCurve, curves_svg, straightened, ticks, within
 from whet.types import WhetError

@@ -8,9 +8,9 @@ import tomllib
 
 import pytest
 
+from whet.settings import catalogue
 from whet.settings.annotated import annotated_toml, written
 from whet.settings.config import config_values, from_settings, read_toml, resolved
-from whet.settings.methods import catalogue
 
 
 @pytest.mark.parametrize("method", catalogue.method_names())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import whet
+from whet.settings import catalogue
 from whet.settings.config import KINDS, from_settings, has_key, resolved
-from whet.settings.methods import catalogue
 from whet.settings.names import FOREIGN, OLD_COMPONENTS, OLD_KEYS, translated
 from whet.tools.pipelines.registry import PIPELINES
 from whet.tools.pipelines.settings import resolve_settings

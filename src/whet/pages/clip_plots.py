@@ -13,10 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import torch
-
 from whet.objective import AXES, PRESETS, Objective
 from whet.objective.clip import Clip
+from whet.objective.lazy_torch import torch
 from whet.pages.charts import Frame, Panel, PlottedCurve, Stretch, curves_svg
 from whet.types import WhetError, did_you_mean
 
@@ -25,6 +24,7 @@ PROBABILITIES = (0.05, 0.5, 0.9)
 USUAL = (0.0, 3.0)
 SIDES = ((1.0, "A > 0"), (-1.0, "A < 0"))
 TEXT_COLUMNS, TEXT_ROWS = 50, 8
+TEXTS = Path(__file__).parent / "assets" / "clip_plots.txt"
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
@@ -107,6 +107,19 @@ def clip_text(rule: Clip) -> str:
     axis = list(f"{ends[0]:<{TEXT_COLUMNS - len(ends[1])}}{ends[1]}")
     axis[middle] = "1"
     return "\n".join([*lines, " " * 7 + "+" + "-" * TEXT_COLUMNS, " " * 8 + "".join(axis)])
+
+
+def stored_text(rule: Clip) -> str:
+    """`clip_text` of a rule, read where `write_texts` has written it: drawing it imports torch."""
+    plots = dict(part.split("\n", 1) for part in TEXTS.read_text(encoding="utf-8").split("\n\n"))
+    plot = plots.get(repr(rule))
+    return clip_text(rule) if plot is None else plot.rstrip("\n")
+
+
+def write_texts() -> None:
+    """Write the plots of all built-in rules and methods into the package, each under the rule with its numbers."""
+    plots = {repr(rule): clip_text(rule) for rule in plotted().values()}
+    TEXTS.write_text("\n\n".join(f"{rule}\n{plot}" for rule, plot in plots.items()) + "\n", encoding="utf-8")
 
 
 @remembered

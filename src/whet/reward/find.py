@@ -91,7 +91,7 @@ def _refusal(reward: Any) -> str:
     return "" if callable(reward) else f"it is {reward!r}; give a function of (prompt, completion)"
 
 
-registry.open_shelf("reward", BUILTIN, _refusal)
+registry.register_builtins("reward", BUILTIN, _refusal)
 
 
 def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) -> Reward:

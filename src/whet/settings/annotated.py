@@ -13,8 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from whet.settings import catalogue
 from whet.settings.config import Config, config_values, merged, rate_reasons
-from whet.settings.methods import catalogue
 
 WIDTH = 120
 TINY, HUGE = 1e-4, 2e4  # bounds beyond them are not shown

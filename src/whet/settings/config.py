@@ -17,11 +17,11 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
 from whet.data.files import readable_file, reading
+from whet.settings import catalogue
 from whet.settings.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
+from whet.settings.catalogue import MethodKind
 from whet.settings.env_defaults import env_defaults, evaluated_env
 from whet.settings.hostile import DEEPEST, refuse_hostile, shown, shown_path
-from whet.settings.methods import catalogue
-from whet.settings.methods.catalogue import MethodKind
 from whet.settings.names import NOT_A_KEY, OLD_COMPONENTS, OLD_NUMBERS, SINCE, foreign_target, old_name
 from whet.settings.rates import CRITIC, RateChoice, adapter_rate, default_rate, published_rate
 from whet.settings.sections import (

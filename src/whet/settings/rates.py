@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whet.settings.methods.catalogue import Method
+from whet.settings.catalogue import Method
 from whet.settings.width import model_width
 
 PUBLISHED_WIDTH = 4096

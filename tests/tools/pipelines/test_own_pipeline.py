@@ -67,7 +67,7 @@ TWICE = Pipeline("twice", "imitate, practise, keep what is right, imitate that",
 def twice():
     yield whet.register("pipeline", TWICE)
     PIPELINES.pop("twice")
-    for shelf in registry._SHELVES["pipeline"]:
+    for shelf in registry._REGISTRIES["pipeline"]:
         shelf.registered.pop("twice", None)
 
 
@@ -92,7 +92,7 @@ def test_one_made_of_library_stages_runs_and_redoes_only_what_changed(twice, tmp
 def counting():
     yield whet.register("pipeline", COUNTING)
     PIPELINES.pop("counting")
-    for shelf in registry._SHELVES["pipeline"]:
+    for shelf in registry._REGISTRIES["pipeline"]:
         shelf.registered.pop("counting", None)
 
 

@@ -36,7 +36,7 @@ def _refusal(maker: Any) -> str:
     return ""
 
 
-registry.open_shelf("tracker", TRACKERS, _refusal)
+registry.register_builtins("tracker", TRACKERS, _refusal)
 
 
 def make_trackers(names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Tracker]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.registry import load_plugins, open_shelf
+from whet.registry import load_plugins, register_builtins
 from whet.tools.pipelines.constitutional import CONSTITUTIONAL
 from whet.tools.pipelines.distill import DISTILL
 from whet.tools.pipelines.from_file import FROM_FILE
@@ -47,4 +47,4 @@ def _refusal(thing: Any) -> str:
     return "" if is_fine else "its settings are no subclass of PipelineSettings; derive them from that class"
 
 
-open_shelf("pipeline", PIPELINES, _refusal)
+register_builtins("pipeline", PIPELINES, _refusal)

@@ -1,20 +1,99 @@
-"""Methods that bend the clip's band or keep something beyond it, and two that change who counts."""
+"""Group methods whose clip rule, or choice of tokens, is their idea."""
 
 from __future__ import annotations
 
-import math
-
-from whet.objective.advantage import GroupLabels, GroupMean, RevisitedGroup
-from whet.objective.aggregate import InverseLength, SequenceMean, SequenceSum, TokenMean
-from whet.objective.bands import FutureDrift, InverseRatio, KeptEdges, ProbabilityBand
-from whet.objective.clip import PPOClip, Unclipped
-from whet.objective.kl import K1Immediate, NoKL
+from whet.objective.advantage import GroupMean, RevisitedGroup
+from whet.objective.aggregate import FixedLength, SequenceMean, TokenMean
+from whet.objective.clip import (
+    BalancedBand,
+    DivergenceMask,
+    FutureDrift,
+    GammaGate,
+    InverseRatio,
+    KeptEdges,
+    PPOClip,
+    ProbabilityBand,
+    Unclipped,
+    VariationMask,
+)
+from whet.objective.kl import AbsoluteOld, NoKL
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
-from whet.objective.ratio import SamplerTokenRatio, SequenceRatio, TokenRatio
+from whet.objective.ratio import SamplerProduct, SamplerTokenRatio, TokenRatio
 from whet.objective.scale import GroupStd, NoScale
-from whet.objective.tilt import EntropicGroup
-from whet.objective.whole_step import BalancedBand, GroupSoftmax
+from whet.objective.select import ClipCovariance, TieCovariance
+
+DPPO_TV = Preset(
+    Objective("dppo_tv", GroupMean(), NoScale(), SamplerTokenRatio(), VariationMask(0.15, 0.15), FixedLength(), NoKL()),
+    title="DPPO (total variation)",
+    paper="Qi et al. 2026, DPPO, arXiv 2602.04879",
+    formula="J = 1/(N L) SUM mask r A,  mask 0 if the probability moved by more than 0.15 with A",
+    fixes="a ratio clip holds rare tokens too tightly and frequent ones too loosely",
+    breaks="needs exact probabilities of the sampler",
+    deviations=("the ratio is capped at 10000 as in the authors' script",),
+)
+
+DPPO_KL = Preset(
+    Objective("dppo_kl", GroupMean(), NoScale(), SamplerTokenRatio(), DivergenceMask(0.05), FixedLength(), NoKL()),
+    title="DPPO (KL)",
+    paper="Qi et al. 2026, DPPO, arXiv 2602.04879",
+    formula="J = 1/(N L) SUM mask r A,  mask 0 if the binary KL(mu, pi) > 0.05 and the token moved with A",
+    fixes="a ratio clip holds rare tokens too tightly and frequent ones too loosely",
+    breaks="needs exact probabilities of the sampler",
+    deviations=("the ratio is capped at 10000 as in the authors' script",),
+)
+
+VESPO = Preset(
+    Objective("vespo", GroupMean(), GroupStd(), SamplerProduct(), GammaGate(), TokenMean(), NoKL()),
+    title="VESPO",
+    paper="VESPO 2026, arXiv 2602.10693",
+    formula="J = 1/M SUM sg[w^k exp(lam (1 - w))] A log pi,  w = pi(completion) / mu(completion)",
+    fixes="off-policy completions fade smoothly instead of being cut",
+    breaks="a product ratio drifts with the length: long completions tend to vanish",
+    deviations=("the aggregate is TRL's; the paper was not read on this point",),
+)
+
+CLIP_COV = Preset(
+    Objective(
+        "clip_cov",
+        GroupMean(),
+        GroupStd(),
+        TokenRatio(),
+        PPOClip(1.0, 1.0),
+        TokenMean(),
+        NoKL(),
+        select=ClipCovariance(),
+    ),
+    title="Clip-Cov",
+    paper="Cui et al. 2025, The Entropy Mechanism, arXiv 2505.22617",
+    formula="a random 2e-4 of the tokens with 1 < cov(A, log pi) < 5 get no gradient",
+    fixes="entropy collapse: the few tokens that cost most of it are left out",
+    breaks="random; the bounds belong to the scale of A",
+    deviations=(
+        "means, count and draw belong to the whole batch and use the log-probabilities it was written with",
+        "the authors' dual clip of 10 is left out",
+    ),
+)
+
+KL_COV = Preset(
+    Objective(
+        "kl_cov",
+        GroupMean(),
+        GroupStd(),
+        TokenRatio(),
+        Unclipped(),
+        TokenMean(),
+        AbsoluteOld(1.0),
+        select=TieCovariance(2e-3),
+    ),
+    title="KL-Cov",
+    paper="Cui et al. 2025, The Entropy Mechanism, arXiv 2505.22617",
+    formula="J = r A - |log r| on the 0.2 % of tokens with the largest cov(A, log pi)",
+    fixes="entropy collapse: the few tokens that cost most of it are held back",
+    breaks="with one update per batch the term is exactly 0",
+    deviations=("means and share belong to the whole batch and use the log-probabilities it was written with",),
+    run={"batch": {"updates_per_step": 4}},
+)
 
 CE_GPPO = Preset(
     Objective("ce_gppo", GroupMean(), GroupStd(), TokenRatio(), KeptEdges(0.2, 0.28, 0.75, 1.0), TokenMean(), NoKL()),
@@ -67,41 +146,6 @@ FIPO = Preset(
     run={"batch": {"updates_per_step": 4}},
 )
 
-DELTA_L = Preset(
-    Objective("delta_l", GroupMean(), GroupStd(), TokenRatio(), PPOClip(0.2, 0.2), InverseLength(1.0), NoKL()),
-    title="Delta-L normalisation",
-    paper="He et al. 2025, Delta-L Normalization, arXiv 2509.07558",
-    formula="J = 1/L SUM_i n_i^-a / SUM_j n_j^-a SUM_t min(r A, clip(r) A),  a = 1 (0.75 for mathematics)",
-    fixes="long completions make the gradient noisy, and averaging over their length biases it",
-    breaks="the weights of a step depend on each other; with a = 1 long completions count least",
-    deviations=(
-        "SUM_j runs over the collected batch as in the authors' code, L is the token budget, not the padded width",
-        "clip 0.2 and the group's standard deviation are whet's choice: the paper combines it with several methods",
-    ),
-)
-
-ENTROPIC = Preset(
-    Objective(
-        "entropic",
-        EntropicGroup(math.log(2)),
-        NoScale(),
-        SamplerTokenRatio(),
-        Unclipped(),
-        SequenceSum(),
-        K1Immediate(0.1),
-    ),
-    title="Entropic advantage (TTT-Discover)",
-    paper="Yuksekgonul et al. 2026, Learning to Discover at Test Time, arXiv 2601.16175",
-    formula="A_i = e^(beta R_i) / mean_(j not i) e^(beta R_j) - 1 - lam log(pi/ref),  KL(softmax(beta R), U) = ln 2",
-    fixes="a search for the one best completion: the mean reward is not what counts",
-    breaks="with rewards of 0 or 1 it is a group baseline of another scale; the best of a group may be luck",
-    deviations=(
-        "a group of two has no finite beta: it gets no advantage; the authors' code divides by 1e-12 there",
-        "lam 0.1 is within what the authors use for their tasks; their code takes the mean over the batch off it",
-        "the states to start from (reuse and exploration) are the paper's other half and not part of a method",
-    ),
-)
-
 BAPO = Preset(
     Objective("bapo", GroupMean(), GroupStd(), TokenRatio(), BalancedBand(), TokenMean(), NoKL()),
     title="BAPO",
@@ -112,22 +156,6 @@ BAPO = Preset(
     deviations=(
         "0.6 to 0.8, 1.2 to 2 and steps of 0.05 are the examples of the authors' code, target 1 its default",
         "the authors search a band per micro-batch, here it belongs to the whole update; their dual clip is left out",
-    ),
-    run={"batch": {"updates_per_step": 4}},
-)
-
-REWARDS_AS_LABELS = Preset(
-    Objective(
-        "rewards_as_labels", GroupLabels(), NoScale(), SequenceRatio(), GroupSoftmax(0.5), SequenceMean(), NoKL()
-    ),
-    title="Rewards as labels (REAL)",
-    paper="Rewards as Labels 2026, REAL, arXiv 2602.05630",
-    formula="L = 1/P SUM_g [ log(1 + SUM_good e^(-s/tau)) + log(1 + SUM_bad e^(s/tau)) ],  s = mean_t log r",
-    fixes="a group method pushes what is learned as hard as what lags: here a softmax gives the push to what lags",
-    breaks="how good a completion is does not count; one more pass over the whole batch per update",
-    deviations=(
-        "the gradient is tau times the paper's, so that the weight is 1 at ratio 1; a group counts by its completions",
-        "tau 0.5 is ms-swift's default; a group's completions are surveyed together though updates may part them",
     ),
     run={"batch": {"updates_per_step": 4}},
 )

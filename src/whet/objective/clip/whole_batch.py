@@ -8,19 +8,21 @@ row is a step of its own: what a lone token would weigh.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
-from whet.objective.clip import PPOClip
-from whet.objective.component import Component
+from whet.objective.clip.band import PPOClip
+from whet.objective.clip.rule import ClipRule, pushed_out
+from whet.objective.lazy_torch import torch
 from whet.objective.statistics import compared_apart, group_index, sums_by
 from whet.types import TokenBatch
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class StepClip(Component):
-    uses_ratio: ClassVar[bool] = True
+
+class StepClip(ClipRule):
+    """A rule whose weights depend on all tokens of the step."""
+
     whole_groups: ClassVar[bool] = False  # True: it needs all completions of a group, also those of other updates
 
     def over_step(self, ratio: Tensor, batch: TokenBatch) -> Tensor:
@@ -37,9 +39,6 @@ class StepClip(Component):
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         rows = zip(ratio.split(1), advantage.expand_as(ratio).split(1), action.expand_as(ratio).split(1), strict=True)
         return torch.cat([self.weight(*row, row[2].double()) for row in rows])
-
-    def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
-        return self(ratio, advantage, action, logp) * advantage
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,10 @@ class MomentMask(StepClip):
             raise ValueError(f"clip.limit is {self.limit}; give a squared log-ratio above 0")
 
     def weight(self, ratio: Tensor, advantage: Tensor, action: Tensor, counts: Tensor) -> Tensor:
-        away = action & (((advantage > 0) & (ratio > 1)) | ((advantage < 0) & (ratio < 1)))
+        away = action & pushed_out(ratio, advantage, 1, 1)
         moment, order = (ratio[away].double().log() ** 2).sort()
-        each = counts[away][order]
-        mean = (each * moment).cumsum(0) / each.cumsum(0)
+        count = counts[away][order]
+        mean = (count * moment).cumsum(0) / count.cumsum(0)
         last = torch.searchsorted(moment, moment, right=True) - 1
         dropped = torch.zeros_like(order, dtype=torch.bool)
         dropped[order] = mean[last] > self.limit
@@ -154,7 +153,7 @@ class GroupSoftmax(StepClip):
             counted = counted * batch.row_weight
         index, count = group_index(2 * compared_apart(batch).group + (side > 0))
         pull = (-side * moved / self.tau).exp()
-        size, total = (sums_by(index, count, each)[index] for each in (counted, counted * pull))
+        size, total = (sums_by(index, count, values)[index] for values in (counted, counted * pull))
         weight = (1 + size) * pull / (1 + total)
         return weight[:, None].expand_as(ratio).to(ratio.dtype)
 

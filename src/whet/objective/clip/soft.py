@@ -1,18 +1,19 @@
-"""Clip rules that fade, average or measure divergences instead of cutting at a ratio. Same contract as `clip`."""
+"""Clip rules that fade a token or a completion out, or average its ratios, instead of stopping at an edge."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
+from whet.objective.clip.rule import ClipRule, pushed_out
+from whet.objective.lazy_torch import torch
 
-from whet.objective.component import Component
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class SoftGate(Component):
+class SoftGate(ClipRule):
     """weight = 4 p (1 - p) r, p = sigmoid(tau (r - 1)), tau by the sign of A. Gao 2025 (2511.20347).
 
     The derivative of (4 / tau) sigmoid(tau (r - 1)) A; it never reaches zero: drift is slowed, not stopped.
@@ -21,7 +22,6 @@ class SoftGate(Component):
     tau_positive: float = 1.0
     tau_negative: float = 1.05
     name: ClassVar[str] = "soft_gate"
-    uses_ratio: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.tau_positive <= 0 or self.tau_negative <= 0:
@@ -47,7 +47,7 @@ class SoftGate(Component):
 
 
 @dataclass(frozen=True)
-class GeometricMean(Component):
+class GeometricMean(ClipRule):
     """weight = exp(1/n SUM_t c_t) [t not clipped], c = log r clipped one-sidedly. Zhao 2025 (2507.20673), eq. 4.
 
     c_t = min(log r, width) where A > 0, max(log r, -width) where A < 0. Clipped in log space: 0.4 is e^0.4 = 1.49.
@@ -55,7 +55,6 @@ class GeometricMean(Component):
 
     width: float = 0.4
     name: ClassVar[str] = "geometric_mean"
-    uses_ratio: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.width <= 0:
@@ -63,7 +62,7 @@ class GeometricMean(Component):
 
     def _clipped(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         log_ratio = ratio.log()
-        over = ((advantage > 0) & (log_ratio > self.width)) | ((advantage < 0) & (log_ratio < -self.width))
+        over = pushed_out(log_ratio, advantage, -self.width, self.width)
         return torch.where(over, torch.sign(advantage) * self.width, log_ratio), over
 
     def _mean(self, clipped: Tensor, action: Tensor) -> Tensor:
@@ -86,7 +85,7 @@ class GeometricMean(Component):
 
 
 @dataclass(frozen=True)
-class GammaGate(Component):
+class GammaGate(ClipRule):
     """weight = r^k exp(lam (1 - r)), k and lam by the sign of A. arXiv 2602.10693 (2026), on the completion's product
     ratio.
 
@@ -98,7 +97,6 @@ class GammaGate(Component):
     k_negative: float = 3.0
     lam_negative: float = 2.0
     name: ClassVar[str] = "gamma_gate"
-    uses_ratio: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if min(self.k_positive, self.lam_positive, self.k_negative, self.lam_negative) <= 0:
@@ -110,9 +108,6 @@ class GammaGate(Component):
         lam = torch.full_like(ratio, self.lam_negative).masked_fill(good, self.lam_positive)
         return (k * ratio.log() + lam * (1 - ratio)).exp()
 
-    def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
-        return self(ratio, advantage, action, logp) * advantage
-
     def words(self) -> str:
         return "fade a completion out as its probability leaves the sampler's, on both sides"
 
@@ -121,80 +116,3 @@ class GammaGate(Component):
             f"k, lam = {self.k_positive:g}, {self.lam_positive:g} if A >= 0 else "
             f"{self.k_negative:g}, {self.lam_negative:g}"
         )
-
-
-def _probabilities(ratio: Tensor, logp: Tensor) -> tuple[Tensor, Tensor]:
-    """pi and mu of the sampled token; a ratio of 1 gives exactly equal ones."""
-    return logp.exp(), (logp - ratio.log()).exp()
-
-
-@dataclass(frozen=True)
-class VariationMask(Component):
-    """weight = min(r, ceiling), or 0 where (A > 0 and pi - mu > high) or (A < 0 and mu - pi > low).
-
-    Qi 2026 (2602.04879), binary total variation: a rare token may move by a large ratio, a frequent one may not.
-    """
-
-    low: float = 0.15
-    high: float = 0.15
-    ceiling: float = 10000.0
-    name: ClassVar[str] = "variation_mask"
-    uses_ratio: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not (0 < self.low <= 1 and 0 < self.high <= 1 and self.ceiling >= 1):
-            raise ValueError(f"clip.low, high are {self.low}, {self.high}; give probabilities in (0, 1], ceiling >= 1")
-
-    def _masked(self, ratio: Tensor, advantage: Tensor, logp: Tensor) -> Tensor:
-        policy, sampler = _probabilities(ratio, logp)
-        return ((advantage > 0) & (policy - sampler > self.high)) | ((advantage < 0) & (sampler - policy > self.low))
-
-    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
-        return ratio.clamp(max=self.ceiling).masked_fill(self._masked(ratio, advantage, logp), 0.0)
-
-    def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
-        return self(ratio, advantage, action, logp) * advantage
-
-    def words(self) -> str:
-        return f"stop learning from a token once its probability moved by {self.high:g} the way A pushes it"
-
-    def symbols(self) -> str:
-        return f"[not (A > 0 and pi - mu > {self.high:g})] [not (A < 0 and mu - pi > {self.low:g})] r A"
-
-
-@dataclass(frozen=True)
-class DivergenceMask(Component):
-    """weight = min(r, ceiling), or 0 where D > limit and the token moved the way A pushes it.
-
-    D = mu log(mu/pi) + (1 - mu) log((1 - mu)/(1 - pi)), the binary KL. Qi 2026 (2602.04879). log(1 - p) is taken as
-    log1p(-p): rounding near p = 1 would decide the mask otherwise.
-    """
-
-    limit: float = 0.05
-    ceiling: float = 10000.0
-    name: ClassVar[str] = "divergence_mask"
-    uses_ratio: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.limit <= 0 or self.ceiling < 1:
-            raise ValueError(f"clip.limit is {self.limit}; give nats above 0, and a ceiling of 1 or more")
-
-    def _masked(self, ratio: Tensor, advantage: Tensor, logp: Tensor) -> Tensor:
-        policy, sampler = _probabilities(ratio, logp)
-        most = 1 - torch.finfo(ratio.dtype).eps
-        rest = torch.log1p(-sampler.clamp(max=most)) - torch.log1p(-policy.clamp(max=most))
-        divergence = -sampler * ratio.log() + (1 - sampler) * rest
-        away = ((advantage > 0) & (ratio > 1)) | ((advantage < 0) & (ratio < 1))
-        return away & (divergence > self.limit)
-
-    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
-        return ratio.clamp(max=self.ceiling).masked_fill(self._masked(ratio, advantage, logp), 0.0)
-
-    def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
-        return self(ratio, advantage, action, logp) * advantage
-
-    def words(self) -> str:
-        return f"stop learning from a token once it diverged by {self.limit:g} nats the way A pushes it"
-
-    def symbols(self) -> str:
-        return f"[not (KL(mu, pi) > {self.limit:g} nats, moved with A)] r A"
