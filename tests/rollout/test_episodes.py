@@ -97,6 +97,29 @@ def test_what_was_sampled_is_trained_and_what_was_answered_is_not(loaded):
         assert turn.text in decode(sample.tokens[turn.start : turn.stop].tolist())
 
 
+class Partner(Counting):
+    """Answers as an assistant: another model speaks, or an example is shown."""
+
+    turns = 2
+
+    def step(self, completion):
+        self.count += 1
+        said = ({"role": "assistant", "content": "not mine"}, {"role": "user", "content": "go on"})
+        return StepResult(said, reward=1.0, done=self.count == self.turns)
+
+
+def test_what_an_environment_says_as_an_assistant_is_not_the_policys_own(loaded):
+    [[sample]], _, _ = play(loaded, Partner)
+    decode = loaded.tokenizer.decode
+    assert "<|assistant|>not mine<|end|><|user|>go on" in decode(sample.tokens.tolist(), skip_special_tokens=False)
+    assert decode(sample.tokens[sample.action].tolist(), skip_special_tokens=False) == "go<|end|>" * 2
+    assert (sample.behavior_logp[~sample.action] == 0).all() and sample.completion == "go"
+    # told behind the last turn too, where it must not pass for the completion either
+    assert [turn.role for turn in sample.turns] == ["assistant", "environment", "user"] * 2
+    assert sample.steps == tuple((turn.stop - 1, 1.0) for turn in sample.turns if turn.role == "assistant")
+    assert sample.tokens.shape == sample.action.shape == sample.behavior_logp.shape
+
+
 def test_rewards_states_and_counts_of_turns(loaded):
     [[sample]], _, _ = play(loaded, Counting)
     policy = [turn for turn in sample.turns if turn.role == "assistant"]

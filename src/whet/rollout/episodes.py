@@ -78,6 +78,7 @@ class _Episode:
     began: float
     unmade: str = ""  # why it has no environment
     tokens: list[int] = field(default_factory=list)
+    action: list[bool] = field(default_factory=list)  # of each token: sampled by the policy
     logp: list[Tensor] = field(default_factory=list)
     supports: list[Support | None] = field(default_factory=list)
     experts: list[Tensor | None] = field(default_factory=list)
@@ -386,6 +387,7 @@ class _Play:
         if episode.environment is not None:
             episode.renderer = runner.renderer(prompt, prompt.tools)
         episode.tokens, episode.num_prompt = list(tokens), len(tokens)
+        episode.action = [False] * len(tokens)
         if not self._request(episode):
             self._fail(episode, f"its first prompt has {len(tokens)} tokens and leaves no room for a completion")
 
@@ -426,6 +428,7 @@ class _Play:
         start = len(episode.tokens)
         fresh = sample.tokens[start:].tolist()
         episode.tokens += fresh
+        episode.action += [True] * len(fresh)
         episode.logp.append(sample.behavior_logp[start:])
         episode.supports.append(sample.support)
         episode.experts.append(sample.routed_experts)
@@ -471,9 +474,10 @@ class _Play:
             return
         base = len(episode.tokens)
         for message, (start, stop) in zip(result.messages, answer.spans, strict=True):
-            episode.turns.append(Turn(str(message["role"]), _text(message), base + start, base + stop))
+            episode.turns.append(Turn(_speaker(message), _text(message), base + start, base + stop))
         episode.messages += result.messages
         episode.tokens += answer.tokens
+        episode.action += [False] * len(answer.tokens)
         episode.logp.append(torch.zeros(len(answer.tokens)))
         if answer.defused:
             self._runner._counts["defused_texts"] += answer.defused
@@ -499,7 +503,7 @@ class _Play:
     def _tell(self, episode: _Episode, messages: Sequence[Message]) -> None:
         """Messages that the policy never reads: they are shown, and no tokens."""
         end = len(episode.tokens)
-        episode.turns += [Turn(str(each["role"]), _text(each), end, end) for each in messages]
+        episode.turns += [Turn(_speaker(message), _text(message), end, end) for message in messages]
 
     def _fail(self, episode: _Episode, what: str) -> None:
         line = f"episode {episode.name}: {what}"
@@ -510,6 +514,7 @@ class _Play:
         if not episode.tokens:
             episode.tokens = list(self._prompt_tokens[episode.number])
             episode.num_prompt = len(episode.tokens)
+            episode.action = [False] * len(episode.tokens)
         self._end(episode, StopReason.FAILED)
 
     def _end(self, episode: _Episode, reason: StopReason) -> None:
@@ -519,12 +524,9 @@ class _Play:
         policy = [turn for turn in episode.turns if turn.role == "assistant"]
         end = policy[-1].stop if policy else len(episode.tokens)
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
-        action = torch.zeros(end, dtype=torch.bool)
-        for turn in policy:
-            action[turn.start : turn.stop] = True
         episode.sample = Sample(
             tokens=long_tensor(episode.tokens[:end]),
-            action=action,
+            action=torch.tensor(episode.action[:end], dtype=torch.bool),
             behavior_logp=logp,
             versions=episode.versions or (0, 0),
             stop=reason,
@@ -550,6 +552,12 @@ def _with_stops(sampling: Sampling, environments: Sequence[Environment | None]) 
 def _returned(episode: _Episode, reason: StopReason) -> float | None:
     """The sum of the environment's rewards. An episode that a limit ended has earned what it had until then."""
     return None if reason is StopReason.FAILED else episode.returned
+
+
+def _speaker(message: Message) -> str:
+    """Who said what an environment answered: a turn of the `assistant` is always the policy's own."""
+    role = str(message["role"])
+    return "environment" if role == "assistant" else role
 
 
 def _text(message: Message) -> str:
