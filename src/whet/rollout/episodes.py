@@ -4,8 +4,9 @@ A single completion is the episode without an environment. The engine writes in 
 is ready; environments answer beside it (`whet.rollout.calls`). What the policy sampled is kept as it was sampled:
 answers are rendered and appended as tokens (`whet.data.turns`), and nothing is tokenised again.
 
-An answer that comes within `GRACE` seconds is waited for, so that the batch is the same in every run of a deterministic
-environment: the same bytes after a resume. An environment that was slower once is not waited for any more.
+The engine writes whatever can be written. It waits for answers only where that costs next to nothing (`_Patience`), so
+that batches are the same in every run of a quick, deterministic environment: the same bytes after a resume. An
+environment that has cost more once is never waited for again while somebody can write.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from whet.types import (
     WhetError,
 )
 
-GRACE = 1.0  # seconds that the engine waits for an environment never found slow
+WAIT_SECONDS, WAIT_SHARE = 0.25, 0.05  # waiting that is next to nothing: so much, and this share of the time written
 MOST_FAILURES = 20  # failures in words that are kept for the report
 
 
@@ -108,6 +109,20 @@ class _EnvironmentCall:
     limit: StopReason | None = None  # that ended the episode: the call asks what it was worth
 
 
+@dataclass
+class _Patience:
+    """How long the engine may still wait for answers while it could write; 0 for good once that was used up."""
+
+    left: float = WAIT_SECONDS
+
+    def wrote(self, seconds: float) -> None:
+        if self.left:
+            self.left += WAIT_SHARE * seconds
+
+    def waited(self, seconds: float, in_vain: bool) -> None:
+        self.left = 0.0 if in_vain else max(self.left - seconds, 0.0)
+
+
 class EpisodeRunner:
     """Plays episodes on one engine; with `make_environment` None every episode is one completion."""
 
@@ -126,7 +141,7 @@ class EpisodeRunner:
         self._context, self._history = context, history
         self._pool = CallPool()
         self._renderers: dict[Any, TurnRenderer] = {}
-        self._is_slow = False
+        self._patience = _Patience()
         self._seconds: dict[str, float] = {}
         self._failures: list[str] = []
         self._counts: Counter[str] = Counter()
@@ -237,9 +252,13 @@ class _Play:
             self._write()
 
     def _write(self) -> None:
-        if not self._session.is_idle:
-            for request, sample in self._session.advance():
-                self._written(self._writing.pop(request), sample)
+        if self._session.is_idle:
+            return
+        started = time.monotonic()
+        written = self._session.advance()
+        self._runner._patience.wrote(time.monotonic() - started)
+        for request, sample in written:
+            self._written(self._writing.pop(request), sample)
 
     def _begin(self, episode: _Episode) -> None:
         if episode.unmade:
@@ -265,30 +284,25 @@ class _Play:
         future.add_done_callback(lambda _: self._answered.put(call))
 
     def _take_answers(self) -> None:
-        """Answers that have come, in the order of the episodes; waits within the grace, or while nobody writes."""
+        """Take in the answers that have come, in the order of the episodes; wait for one where nobody can write."""
         if not self._calls:
             return
         runner, started = self._runner, time.monotonic()
         self._collect(wait_until=None)
-        if not runner._is_slow:
-            newest = max(call.since for call in self._calls.values())
-            if not self._collect(wait_until=newest + GRACE):
-                runner._is_slow = True
-                runner._counts["slow_environments"] += 1
-        came = self._come
-        while not came and self._session.is_idle and self._calls:
+        while not self._come and self._session.is_idle and self._calls:
             self._collect(wait_until=self._next_deadline(), any_will_do=True)
-            came = self._come
             if self._expire():
-                came = self._come
                 break
+        if self._pending and runner._patience.left:
+            waiting = time.monotonic()
+            is_all = self._collect(wait_until=waiting + runner._patience.left)
+            runner._patience.waited(time.monotonic() - waiting, in_vain=not is_all)
+            runner._counts["slow_environments"] += not runner._patience.left
         self._expire()
         waited = time.monotonic() - started
         runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
-        for number in sorted(came):
-            call = self._calls.pop(number, None)
-            if call is not None:
-                self._answer(call)
+        for number in sorted(self._come):
+            self._answer(self._calls.pop(number))
 
     @property
     def _come(self) -> list[int]:
