@@ -23,7 +23,7 @@ from whet.settings.catalogue import MethodKind
 from whet.settings.env_defaults import env_defaults, evaluated_env
 from whet.settings.hostile import DEEPEST, refuse_hostile, shown, shown_path
 from whet.settings.names import NOT_A_KEY, OLD_COMPONENTS, OLD_NUMBERS, SINCE, foreign_target, old_name
-from whet.settings.rates import CRITIC, RateChoice, adapter_rate, default_rate, published_rate
+from whet.settings.rates import CRITIC, DefaultChoice, adapter_rate, default_rate, default_warmup, published_rate
 from whet.settings.sections import (
     BatchSection,
     CriticSection,
@@ -51,7 +51,7 @@ from whet.settings.sections import (
 from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
-RATE, CRITIC_RATE = "optimizer.learning_rate", "critic.learning_rate"
+RATE, CRITIC_RATE, WARMUP = "optimizer.learning_rate", "critic.learning_rate", "optimizer.warmup_steps"
 OF_TEACHER = frozenset(("teacher_logp", "teacher_divergence"))  # needs of a method that a teacher answers
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 Validated = TypeVar("Validated", bound=BaseModel)
@@ -331,7 +331,7 @@ def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) 
     for path, choice in default_rates(config, width).items():
         part, key = path.split(".")
         if key not in given.get(part, {}):
-            changed = getattr(config, part).model_copy(update={key: choice.rate})
+            changed = getattr(config, part).model_copy(update={key: choice.value})
             config = config.model_copy(update={part: changed})
     _refuse_idle(config, given)
     config.check()
@@ -349,27 +349,29 @@ def _small_run(method: str) -> dict[str, Any]:
     return merged(merged(kind.small_run, {} if kind.small_run_replaces else preset.run), preset.small_run)
 
 
-def default_rates(config: Config, width: int | None = None) -> dict[str, RateChoice]:
-    """The learning rates that this run has unless others are given, by their keys."""
+def default_rates(config: Config, width: int | None = None) -> dict[str, DefaultChoice]:
+    """The learning rates and the warm-up that this run has unless others are given, by their keys."""
     adapters, model = config.model.lora.rank > 0, config.model.name
     has_critic = isinstance(config, PolicyConfig) and config.trains_critic()
     if is_small(model):
         small, why = _small_run(config.method), "found by trial for the built-in model"
-        rate = RateChoice(small["optimizer"]["learning_rate"], why)
-        rates = {RATE: adapter_rate(rate.rate, rate.why) if adapters else rate}
+        rate = DefaultChoice(small["optimizer"]["learning_rate"], why)
+        rates = {RATE: adapter_rate(rate.value, rate.why) if adapters else rate}
         of_critic = small.get("critic", {}).get("learning_rate")
-        return {**rates, CRITIC_RATE: RateChoice(of_critic, why)} if has_critic and of_critic else rates
+        return {**rates, CRITIC_RATE: DefaultChoice(of_critic, why)} if has_critic and of_critic else rates
     origin = origin_of(model)
     rates = {RATE: default_rate(published_rate(catalogue.method(config.method)), origin, adapters, width)}
+    if isinstance(config, PolicyConfig):
+        rates[WARMUP] = default_warmup(config.steps)
     return {**rates, CRITIC_RATE: default_rate(CRITIC, origin, adapters, width)} if has_critic else rates
 
 
 def rate_reasons(config: Config) -> dict[str, str]:
-    """Why the run's learning rates are what they are, by their keys."""
+    """Why the run's learning rates and its warm-up are what they are, by their keys."""
     reasons = {}
     for path, choice in default_rates(config).items():
         part, key = path.split(".")
-        reasons[path] = choice.why if getattr(getattr(config, part), key) == choice.rate else "as given"
+        reasons[path] = choice.why if getattr(getattr(config, part), key) == choice.value else "as given"
     return reasons
 
 

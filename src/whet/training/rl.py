@@ -137,6 +137,7 @@ class RLTrainer:
         self._evaluator, self._optimizer_settings, self._ranks = evaluator, optimizer, ranks
         self._memory: Memory = {}
         self._version = 0
+        self._has_skipped = False
         self.rate_factor = 1.0  # what is left of the scheduled learning rate
         self._train_state = TrainState(
             models.policy,
@@ -355,10 +356,22 @@ class RLTrainer:
             traces.add(objective, minibatch, rows, scores.logp, only_critic)
             updates.append(metrics)
         means = {name: fmean([each[name] for each in updates if name in each]) for name in updates[0]}
-        means |= {"updates": float(len(updates)), **experts.metrics()}
+        means |= {"updates": float(len(updates)), **experts.metrics(), **self._skipped(updates, number)}
         if not only_critic:
             self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, num_samples)
         return means
+
+    def _skipped(self, updates: Sequence[Mapping[str, float]], number: int) -> dict[str, float]:
+        """How many updates of the step had no signal; said when it happens for the first time."""
+        skipped = sum(metrics.get("gradient_norm") == 0 for metrics in updates)
+        if skipped and not self._has_skipped:
+            self._has_skipped = True
+            logger.warning(
+                "step %d: the gradient was 0 and the update was skipped: no completion is better than its group; later "
+                "ones are counted in skipped_updates",
+                number,
+            )
+        return {"skipped_updates": float(skipped)} if skipped else {}
 
     def _untaught_count(self, batch: TokenBatch) -> dict[str, int]:
         """Samples that were left out because the teacher had nothing to read about them."""
@@ -448,10 +461,11 @@ class RLTrainer:
         self._collector.restore(state["collector"], tensors.get("rollouts", {}))
         self._memory, self._version = state["memory"], state["version"]
         self._collector.load_weights(self.model.state_dict(), self._version)
-        restore_optimizer(models.policy.model, self._train_state.optimizer, tensors["optimizer"])
+        # shards of a run whose updates were all skipped hold no moments
+        restore_optimizer(models.policy.model, self._train_state.optimizer, tensors.get("optimizer", {}))
         if models.critic is not None and critic_optimizer is not None:
             models.critic.restore(tensors["critic"])
-            restore_optimizer(models.critic.modules(), critic_optimizer, tensors["critic_optimizer"])
+            restore_optimizer(models.critic.modules(), critic_optimizer, tensors.get("critic_optimizer", {}))
         if "reference" in tensors and isinstance(models.reference, CopiedReference):
             models.reference.restore(tensors["reference"])
 
