@@ -13,6 +13,7 @@ INSTALL = {
     "bitsandbytes": "pip install 'whet[bits]'",
     "bm25s": "pip install 'whet[search]'",
     "fastapi": "pip install 'whet[board]'",
+    **dict.fromkeys(("mlflow", "sqlalchemy", "alembic"), "pip install 'whet[mlflow]'"),
     "mcp": "pip install 'whet[mcp]'",
     "textarena": "pip install 'whet[textarena]'",
     "gymnasium": "pip install 'whet[gym]'",
@@ -22,6 +23,7 @@ INSTALL = {
     "omegaconf": "pip install omegaconf",
     "bfcl_eval": "pip install --no-deps bfcl-eval==2026.3.23",
     "trl": "pip install trl==1.16.0 in an environment of its own",
+    **dict.fromkeys(("trackio", "wandb"), "pip install 'whet[track]'"),
     "uvicorn": "pip install 'whet[board]'",
 }
 
