@@ -80,8 +80,9 @@ def dead_rules(package: Path) -> list[str]:
         if parts[0] == package.name:
             used.setdefault(room_of(module), set()).add(".".join(parts[1:]) or "__init__")
     complaints = []
+    rooms = {room_of(module) for module in package_modules(package)}
     for room, allowed in ALLOWED.items():
-        if room not in {room_of(module) for module in package_modules(package)}:
+        if room not in rooms:
             complaints.append(f"ALLOWED has a rule for {room}, which does not exist")
             continue
         for prefix in allowed:

@@ -6,8 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from tests.support.source_tree import (
     name_words,
     package_modules,
     text_files,
+    words_of,
     write_tree,
 )
 
@@ -57,6 +57,13 @@ MIRROR = re.compile(
     r"|10(?:\.\d{1,3}){3}|(?:192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2}"
     r")(?![\w(-])"
 )
+# What each of these begins with or holds: lines without any of it are passed over.
+SUSPECT = re.compile(
+    r"(?i)://|/ro"
+    + r"ot|/wo"
+    + r"rk|/home/|/Users/|\\Users\\|artifactory|nexus|devpi|mirror|registry|pypi|pythonhosted"
+    r"|(?:ghcr|docker|quay)\.io|\.(?:internal|corp|lan|intranet)|10\.\d|192\.168|172\.\d"
+)
 # Where a link may lead. A new host is a decision, so it is written down here.
 HOSTS = {
     *("arxiv.org", "doi.org", "github.com", "huggingface.co", "pytorch.org", "docs.pytorch.org", "www.apache.org"),
@@ -92,8 +99,8 @@ def named_methods(package: Path, methods: set[tuple[str, ...]], pieces: set[str]
         if inside.startswith(NAMED_HERE):
             continue
         told = _told_to_users(module) if inside in EXAMPLES_HERE else set()
-        texts = [(line, text) for line, text in identifiers(module) if text not in pieces]
-        texts += [(node.lineno, node.value) for node in strings(module) if node not in told]
+        texts = [(line, text) for line, text in words_of(module).identifiers if text not in pieces]
+        texts += [(node.lineno, node.value) for node in words_of(module).strings if _position(node) not in told]
         texts += [(line, text) for line, text, _ in comments(module.text)]
         for line, text in [(1, module.path.stem), *texts]:
             words = [word for token in re.findall(r"\w+", text) if token not in pieces for word in name_words(token)]
@@ -109,45 +116,18 @@ def named_methods(package: Path, methods: set[tuple[str, ...]], pieces: set[str]
     return complaints
 
 
-def strings(module: Module) -> Iterator[ast.Constant]:
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node
-
-
-def identifiers(module: Module) -> Iterator[tuple[int, str]]:
-    """(line, name) of every name in the file, used or bound."""
-    for node in ast.walk(module.tree):
-        for field in ("id", "attr", "name", "asname", "arg", "module"):
-            if isinstance(value := getattr(node, field, None), str):
-                yield getattr(node, "lineno", 1), value
-
-
-@cache
-def bound_names(module: Module) -> list[tuple[int, str, str]]:
-    """(line, name, kind) of every name that this file gives to something: a function, a class or a value."""
-    found = []
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.ClassDef):
-            found.append((node.lineno, node.name, "class"))
-        elif isinstance(node, FUNCTIONS):
-            found.append((node.lineno, node.name, "function"))
-        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.append((node.lineno, node.id if isinstance(node, ast.Name) else node.attr, "value"))
-        elif isinstance(node, ast.arg):
-            found.append((node.lineno, node.arg, "value"))
-        elif isinstance(node, ast.alias) and node.asname:
-            found.append((node.lineno, node.asname, "value"))
-    return found
-
-
-def _told_to_users(module: Module) -> set[ast.Constant]:
-    """Docstrings and `help=` texts."""
-    found = docstring_nodes(module.tree)
-    for node in ast.walk(module.tree):
+def _told_to_users(module: Module) -> set[tuple[int, int]]:
+    """Where docstrings and `help=` texts stand."""
+    tree = module.tree
+    texts = docstring_nodes(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "help":
-            found |= {each for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
-    return found
+            texts |= {part for part in ast.walk(node.value) if isinstance(part, ast.Constant)}
+    return {_position(node) for node in texts}
+
+
+def _position(node: ast.Constant) -> tuple[int, int]:
+    return node.lineno, node.col_offset
 
 
 def vague_names(package: Path) -> list[str]:
@@ -156,7 +136,7 @@ def vague_names(package: Path) -> list[str]:
     for module in package_modules(package):
         if VAGUE_MODULES & set(module.name.split(".")):
             complaints.append(f"{module.place}: name a module after what it holds")
-        for line, name, kind in bound_names(module):
+        for line, name, kind in words_of(module).bound:
             if kind == "function" and not name.endswith("__") and name.lstrip("_").startswith(VAGUE_FUNCTIONS):
                 complaints.append(f"{module.at(line)} defines {name}: name what it is, or what it does")
             elif kind == "class" and name.endswith(VAGUE_CLASSES):
@@ -188,7 +168,7 @@ def private_words(package: Path) -> list[str]:
     """Names of a private dialect; a word that the outside world uses (a column, a format) stands in a string only."""
     complaints = []
     for module in package_modules(package):
-        for line, name, _ in [(1, module.path.stem, "module"), *bound_names(module)]:
+        for line, name, _ in [(1, module.path.stem, "module"), *words_of(module).bound]:
             for word in DIALECT.keys() & set(name_words(name)):
                 complaints.append(f"{module.at(line)} names something {name}: the field says {DIALECT[word]!r}")
     return complaints
@@ -198,7 +178,7 @@ def repeated_classes(package: Path) -> list[str]:
     """Class names with more than one meaning, private ones too: a reader who greps finds one thing."""
     places: dict[str, list[str]] = {}
     for module in package_modules(package):
-        for line, name, kind in bound_names(module):
+        for line, name, kind in words_of(module).bound:
             if kind == "class":
                 places.setdefault(name.lstrip("_"), []).append(module.at(line))
     return [f"{name} is defined in {' and '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
@@ -268,9 +248,9 @@ def other_machines(root: Path) -> list[str]:
     """Absolute paths of somebody's machine, package indexes and mirrors, and links to hosts nobody decided on."""
     complaints = []
     for place, text in text_files(root):
-        if not (MACHINE_PATH.search(text) or MIRROR.search(text) or URL_HOST.search(text)):
-            continue
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.splitlines() if SUSPECT.search(text) else (), 1):
+            if not SUSPECT.search(line):
+                continue
             found = [f"the machine path {path}" for path in MACHINE_PATH.findall(line)]
             found += [f"the host {host}" for host in MIRROR.findall(line)]
             found += [f"the host {host}, which is not in HOSTS" for host in URL_HOST.findall(line) if not _public(host)]
