@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.train.test_kill import content
 
 from tests.support.commands import finished
+from tests.training.test_kill import content
 from whet import api
 from whet.api.evaluation import evaluation_config
 from whet.data import prompt_tokens

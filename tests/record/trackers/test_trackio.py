@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("trackio")
+from tests.support.packages import needs
 from tests.support.tracked_runs import Followed
 
+pytestmark = needs("trackio")
 PROJECT = {"trackio": {"project": "whet-test"}}
 
 
