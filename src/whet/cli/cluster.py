@@ -28,7 +28,7 @@ def cluster_demo(
     from whet.types import RunFailed
 
     known = catalogue.methods("policy").items()
-    of_groups = next(name for name, each in known if each.components["baseline"].name == "group_mean")
+    of_groups = next(name for name, method_entry in known if method_entry.components["baseline"].name == "group_mean")
     run, table, left = demo(method or of_groups, steps, port, folder)
     typer.echo(f"\n{table}\nthe same as JSON, under `processes`: {run.folder / 'run.json'}")
     if left:

@@ -30,7 +30,8 @@ class Caches:
 
     @property
     def num_bytes(self) -> int:
-        return 2 * sum(each.nbytes for each in (*self.own_k, *self.prompt_k))
+        """Bytes of all keys and values."""
+        return 2 * sum(cache.nbytes for cache in (*self.own_k, *self.prompt_k))
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def prompt_parts(weights: FusedWeights, longest: int, prompts_at_once: int) -> i
 
 
 def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
+    """Buffers for steps of so many rows; `parts` as `prompt_parts` gives them."""
     sizes, dtype, device = weights.sizes, weights.dtype, weights.embedding.device
 
     def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
@@ -66,7 +68,7 @@ def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
     def ranks(*groups: int) -> int:
         """Columns that the adapters of these groups of products need behind their input."""
         held = [block.factors[number] for block in weights.blocks for number in groups]
-        return max((len(each.down) for each in held if each is not None), default=0)
+        return max((len(factors.down) for factors in held if factors is not None), default=0)
 
     heads, size = sizes.num_heads, sizes.head_size
     shares = None

@@ -170,7 +170,7 @@ def fused_decoder(base: HookedDecoder) -> FusedDecoder | NotDescribed:
     if stack.head is None:
         return NotDescribed("the model has no vocabulary head")
     if stack.embedding.weight.dtype.itemsize < 4 or any(
-        isinstance(each, UnmergedLinear) for block in stack.blocks for each in block.products
+        isinstance(layer, UnmergedLinear) for block in stack.blocks for layer in block.products
     ):
         return NotDescribed("the written-out step would need a second copy of weights that are kept once")
     with short_windows(base.lm):
@@ -196,10 +196,10 @@ def _product(
     weight = (weight if before is None else weight.mul_(before.detach())).to(dtype)
     bias = None
     if any(map(has_bias, layers)):
-        each = [
+        biases = [
             layer.bias.detach() if has_bias(layer) else layer.weight.new_zeros(len(layer.weight)) for layer in layers
         ]
-        bias = torch.cat([values * scale for values, scale in zip(each, scales, strict=False)]).to(dtype)
+        bias = torch.cat([values * scale for values, scale in zip(biases, scales, strict=False)]).to(dtype)
     across = weight.t().contiguous() if weight.device.type == "cpu" else weight.t()
     if bias is None:
         return lambda x: torch.mm(x.to(dtype), across)

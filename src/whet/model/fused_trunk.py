@@ -114,7 +114,7 @@ def _gathered_layer(
 ) -> tuple[Tensor, Tensor | None]:
     """A layer whose weights were just gathered, in the precision of the products: they are used as they lie."""
     again = lm.recompute == "layers" and torch.is_grad_enabled()
-    enter = tuple(each.weight.detach() for each in (block.query, block.key, block.value))
+    enter = tuple(layer.weight.detach() for layer in (block.query, block.key, block.value))
     widen = (block.gate.weight.detach(), block.up.weight.detach())
     output, down = block.output.weight.detach(), block.down.weight.detach()
     own = plan(window=block.window, enter=enter, leave=output, widen=widen, narrow=down)
@@ -126,7 +126,7 @@ def _gathered_states(lm: CausalLM, gathering: Gathering, stack: BlockStack, batc
     sizes = stack.sizes
     plan = partial(
         _LayerPlan, sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.epsilon, sizes.scale,
-        min(gathering.dtype, x.dtype, key=lambda each: each.itemsize), stack.rotation(batch.position_ids[0]), batch,
+        min(gathering.dtype, x.dtype, key=lambda dtype: dtype.itemsize), stack.rotation(batch.position_ids[0]), batch,
         keep_wide=lm.recompute == "none", factors=NO_FACTORS,
     )  # fmt: skip
     residual: tuple[Tensor, Tensor | None] = (x, None)
@@ -139,7 +139,7 @@ def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: tor
     """Of each layer; `dtype` is that of the residual stream."""
     sizes, tables = stack.sizes, stack.rotation(batch.position_ids[0])
     copies: Sequence[FusedBlock | None] = [None] * len(stack.blocks)
-    apart = any(isinstance(each, UnmergedLinear) for block in stack.blocks for each in block.products)
+    apart = any(isinstance(layer, UnmergedLinear) for block in stack.blocks for layer in block.products)
     if lm.dtype.itemsize < dtype.itemsize or apart:
         copies, dtype = fused_weights(stack, lm.dtype).blocks, lm.dtype
     every_factor: Sequence[BlockFactors] = [NO_FACTORS] * len(stack.blocks)
@@ -150,7 +150,7 @@ def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: tor
     for block, copy, factors in zip(stack.blocks, copies, every_factor, strict=True):
         enter: tuple[Tensor, ...]
         if copy is None:
-            enter = tuple(each.weight.detach() for each in (block.query, block.key, block.value))
+            enter = tuple(layer.weight.detach() for layer in (block.query, block.key, block.value))
             leave, narrow = block.output.weight.detach(), block.down.weight.detach()
             widen: tuple[Tensor, ...] = (block.gate.weight.detach(), block.up.weight.detach())
         else:
@@ -170,8 +170,8 @@ def _run_layer(
         block.after_mlp,
     )  # fmt: skip
     inputs = (
-        *residual, *(norm_weight(each) for each in norms), *(each.weight for each in block.products),
-        *(each.bias for each in entering), *layer_factors(*block.products), plan,
+        *residual, *(norm_weight(norm) for norm in norms), *(layer.weight for layer in block.products),
+        *(layer.bias for layer in entering), *layer_factors(*block.products), plan,
     )  # fmt: skip
     after: tuple[Tensor, Tensor | None]
     if again:
@@ -197,6 +197,7 @@ def fused_refusal(lm: CausalLM) -> str:
 
 
 def fused_works(lm: CausalLM) -> bool:
+    """Whether training takes the written-out layers."""
     return not fused_refusal(lm)
 
 
@@ -278,11 +279,11 @@ def _layers_gap(
     with _layer_values(stack) as values:
         lm.hidden(rows[0], position_ids=rows[1])
     for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, torch.float32), strict=True)):
-        before, after = (each.flatten(0, 1)[source] for each in values[number])
+        before, after = (cache.flatten(0, 1)[source] for cache in values[number])
         x, y = _run_layer((before, None), block, plan, False)
-        found = x if y is None else x + y
-        if not layer_agrees(before, found, after):
-            worst = float((found - after).abs().max() / (after - before).abs().amax(-1).median())
+        states = x if y is None else x + y
+        if not layer_agrees(before, states, after):
+            worst = float((states - after).abs().max() / (after - before).abs().amax(-1).median())
             return f"the written-out layer {number} differs from the model's own by {worst:.1e}"
     return ""
 
@@ -314,8 +315,8 @@ def _product(x: Tensor, weights: Sequence[Tensor], bias: Sequence[Tensor | None]
     for part, weight in zip(parts, weights, strict=True):
         torch.mm(x, weight.t(), out=part)
     if bias[0] is not None:
-        for part, each in zip(parts, bias, strict=True):
-            part.add_(each)
+        for part, row_bias in zip(parts, bias, strict=True):
+            part.add_(row_bias)
     return out
 
 
@@ -324,14 +325,14 @@ def _input_grad(
 ) -> tuple[Tensor, Tensor | None]:
     """Of what went into `_product`; and grad times `up`, where that comes with it."""
     parts = grad.split([len(weight) for weight in weights], 1)
-    found = torch.mm(parts[0], weights[0])
+    product = torch.mm(parts[0], weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
-        found.addmm_(part, weight)
+        product.addmm_(part, weight)
     if factors is None or not factors.apart:
-        return found, None
+        return product, None
     inputs = factors.down.shape[1]
-    lowered = found[:, inputs:].contiguous()  # a view would keep the rest alive
-    return torch.addmm(found[:, :inputs], lowered, factors.down), lowered
+    lowered = product[:, inputs:].contiguous()  # a view would keep the rest alive
+    return torch.addmm(product[:, :inputs], lowered, factors.down), lowered
 
 
 def _weight_grads(grad: Tensor, x: Tensor, parameters: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
@@ -364,10 +365,10 @@ def _factor_grads(
     down, up = _summed(lowered, x, kind), _summed(grad, torch.mm(x, factors.down.t()), kind)
     if factors.up_scale != 1.0:
         up = up.mul_(factors.up_scale)
-    found: list[Tensor | None] = []
+    grads: list[Tensor | None] = []
     for span in factors.spans:
-        found += [None, None] if span is None else [down[span[1]], up[span]]
-    return found
+        grads += [None, None] if span is None else [down[span[1]], up[span]]
+    return grads
 
 
 class _Norm(torch.autograd.Function):
@@ -411,15 +412,17 @@ class _FusedLayer(torch.autograd.Function):
         query, key, value = rotated(heads, plan.heads + plan.key_heads, plan.tables).split(plan.head_counts, 1)
         if plan.keep is not None:
             plan.keep(key, value)
-        mixed, kept, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
+        mixed, attention_state, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
         attention_output = torch.mm(continued(mixed.flatten(1), leaving), plan.leave.t())
         between, normed = entered(total, left(attention_output, after, *how), before_mlp, *how)
         gate_up = _product(continued(normed, widening), plan.widen)
         mlp_output = torch.mm(continued(gated(gate_up), narrowing), plan.narrow.t())
-        ctx.plan, ctx.attention, ctx.num_kept = plan, attention, len(kept)
+        ctx.plan, ctx.attention, ctx.num_kept = plan, attention, len(attention_state)
         wide = gate_up if plan.keep_wide else None
         outputs = (attention_output if after is not None else None, mlp_output if after_mlp is not None else None)
-        ctx.save_for_backward(total, unnormed, mixed, between, wide, *outputs, *kept, *inputs[: _FusedLayer.PARAMETERS])
+        ctx.save_for_backward(
+            total, unnormed, mixed, between, wide, *outputs, *attention_state, *inputs[: _FusedLayer.PARAMETERS]
+        )
         return between, left(mlp_output, after_mlp, *how)
 
     @staticmethod
@@ -466,7 +469,7 @@ class _FusedLayer(torch.autograd.Function):
         enter_factors = _factor_grads(entered_heads, first.normed, entering, lowered, learned)
         bias_grads: Sequence[Tensor | None] = (None, None, None)
         if biases[0] is not None:
-            bias_grads = entered_heads.sum(0, dtype=biases[0].dtype).split([len(each) for each in biases])
+            bias_grads = entered_heads.sum(0, dtype=biases[0].dtype).split([len(bias) for bias in biases])
         return (
             first.x, first.narrow if ctx.needs_input_grad[1] else None,
             first.weight, *head_grads, after_grad, later.weight, after_mlp_grad,
@@ -489,12 +492,12 @@ def _attended(
     if sees_all and ragged_works(query, key, value):
         output, norm, noise = ragged_forward(query, key, value, batch.segments, scale)
 
-        def backward(grad: Tensor, output: Tensor, kept: Sequence[Tensor]) -> Tensor:
-            query, key, value, norm = kept
+        def backward(grad: Tensor, output: Tensor, attention_state: Sequence[Tensor]) -> Tensor:
+            query, key, value, norm = attention_state
             return ragged_backward(grad, (query, key, value, output, norm), batch.segments, noise, scale)
 
         return output, (query, key, value, norm), backward
-    query, key, value = (each.detach().requires_grad_(learns) for each in (query, key, value))
+    query, key, value = (heads.detach().requires_grad_(learns) for heads in (query, key, value))
     with torch.set_grad_enabled(learns):
         output = attended(batch, query, key, value, scale, AttentionOptions(plan.window, masks=batch.masks))
 

@@ -37,11 +37,11 @@ def rotated(heads: Tensor, turned: int, tables: Tables) -> Tensor:
     if kernels is not None and is_power(heads.shape[2]):
         kernels.rotate(heads, turned, tables)
         return heads
-    cosine, sine = (each.unflatten(-1, (1, 2, -1)) for each in tables)  # [S, 1, 2 halves, D / 2]
+    cosine, sine = (table.unflatten(-1, (1, 2, -1)) for table in tables)  # [S, 1, 2 halves, D / 2]
     halves = heads[:, :turned].unflatten(-1, (2, -1))
     other = torch.stack((-halves[:, :, 1], halves[:, :, 0]), 2)
-    found = torch.addcmul(halves * cosine, other, sine).flatten(-2).to(heads.dtype)
-    heads[:, :turned] = found
+    rotated_heads = torch.addcmul(halves * cosine, other, sine).flatten(-2).to(heads.dtype)
+    heads[:, :turned] = rotated_heads
     return heads
 
 
@@ -51,15 +51,16 @@ def turned_back(heads: Tensor, turned: int, tables: Tables) -> Tensor:
     if kernels is not None and is_power(heads.shape[2]):
         kernels.rotate(heads, turned, tables, back=True)
         return heads
-    cosine, sine = (each.unflatten(-1, (1, 2, -1)) for each in tables)
+    cosine, sine = (table.unflatten(-1, (1, 2, -1)) for table in tables)
     halves = heads[:, :turned].unflatten(-1, (2, -1))
     leaned = halves * sine
-    found = torch.addcmul(torch.stack((leaned[:, :, 1], -leaned[:, :, 0]), 2), halves, cosine)
-    heads[:, :turned] = found.flatten(-2).to(heads.dtype)
+    rotated_heads = torch.addcmul(torch.stack((leaned[:, :, 1], -leaned[:, :, 0]), 2), halves, cosine)
+    heads[:, :turned] = rotated_heads.flatten(-2).to(heads.dtype)
     return heads
 
 
 def is_power(size: int) -> bool:
+    """Whether the size is a power of two, which the kernels need."""
     return size & (size - 1) == 0
 
 
@@ -67,8 +68,8 @@ def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) * up: [S, 2 F] -> [S, F]."""
     kernels = kernels_for(gate_up)
     if kernels is not None:
-        found: Tensor = kernels.gated(gate_up)
-        return found
+        opened: Tensor = kernels.gated(gate_up)
+        return opened
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
 
@@ -77,8 +78,8 @@ def gated_grad(gate_up: Tensor, grad: Tensor) -> Tables:
     """`gated` once more, and the gradient of what went into it."""
     kernels = kernels_for(gate_up)
     if kernels is not None:
-        found: Tables = kernels.gated_grad(gate_up, grad)
-        return found
+        opened_and_grads: Tables = kernels.gated_grad(gate_up, grad)
+        return opened_and_grads
     gate, up = gate_up.chunk(2, -1)
     opened = F.silu(gate)
     grads = torch.empty_like(gate_up)

@@ -56,6 +56,7 @@ class RemoteServer:
     most_bytes: int = LARGEST_ANSWER  # of an answer
 
     def url(self, path: str) -> str:
+        """The address of a path on the server."""
         return f"{self.base_url.rstrip('/')}{path}"
 
     def attempt(self, path: str, body: Mapping[str, Any]) -> bytes:
@@ -135,6 +136,7 @@ def _client(process: int) -> httpx.Client:
 
 
 def one_line(text: str) -> str:
+    """An excerpt of a server's answer, for a message."""
     return " ".join(text[: 4 * EXCERPT].split())[:EXCERPT]
 
 

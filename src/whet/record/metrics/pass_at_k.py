@@ -67,7 +67,7 @@ def pass_curve(outcomes: Sequence[Sequence[float]], counts: Sequence[int] = ()) 
     attempts = min(map(len, outcomes))
     points = []
     for k in counts or sizes(attempts):
-        values = [pass_at_k(sum(each == 1.0 for each in row), len(row), k) for row in outcomes]
+        values = [pass_at_k(sum(outcome == 1.0 for outcome in row), len(row), k) for row in outcomes]
         points.append(_sized(values, attempts, k))
     return tuple(points)
 
@@ -79,7 +79,7 @@ def vote_curve(
     attempts = min(map(len, outcomes))
     points = []
     for n in counts or sizes(attempts):
-        values = [majority(row, given, n) for row, given in zip(outcomes, answers, strict=True)]
+        values = [majority(row, answers_of_prompt, n) for row, answers_of_prompt in zip(outcomes, answers, strict=True)]
         points.append(_sized(values, attempts, n))
     return tuple(points)
 

@@ -55,6 +55,7 @@ class ChoiceCurve:
 
     @property
     def name(self) -> str:
+        """The way of choosing, with the scorer it uses."""
         by = f"{self.scorer} {self.aggregate}".strip()
         return f"{by}: {self.way}" if by else self.way
 
@@ -77,16 +78,16 @@ def choice_curves(pools: Sequence[Pool], scorers: Sequence[RerankerScores]) -> t
     lines = []
     if answers:
         lines.append(_curve(MAJORITY, pools, lambda row, n: majority(pools[row].outcomes, pools[row].answers, n)))
-    for each in scorers:
-        lines.append(best_of_n_curve(pools, each))
+    for scorer in scorers:
+        lines.append(best_of_n_curve(pools, scorer))
         if answers:
-            flat = iter(vote_weights([score for scores in each.scores for score in scores]))
-            weights = [[next(flat) for _ in scores] for scores in each.scores]
+            flat = iter(vote_weights([score for scores in scorer.scores for score in scores]))
+            weights = [[next(flat) for _ in scores] for scores in scorer.scores]
 
             def vote(row: int, n: int, weights: list[list[float | None]] = weights) -> float:
                 return weighted_vote(pools[row].outcomes, pools[row].answers, weights[row], n)
 
-            lines.append(_curve(WEIGHTED, pools, vote, each))
+            lines.append(_curve(WEIGHTED, pools, vote, scorer))
     lines.append(_curve(CEILING, pools, lambda row, n: best_of(pools[row].outcomes, pools[row].outcomes, n)))
     return tuple(lines)
 
@@ -118,7 +119,7 @@ def _curve(
 
 
 def mean_tokens(pools: Sequence[Pool]) -> tuple[float, float]:
-    """Of a completion, and of a prompt with its completion."""
+    """Mean tokens of a completion, and of a prompt with its completion."""
     written = fmean(fmean(pool.written) for pool in pools)
     return written, fmean(fmean(pool.read) for pool in pools)
 

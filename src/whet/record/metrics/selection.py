@@ -126,11 +126,11 @@ def _subsets(pool: int, n: int, seed: int) -> np.ndarray:
 
 def _worth(outcomes: Sequence[float], answers: Sequence[str | None]) -> dict[str, float]:
     """The mean outcome of the completions that give each answer: completions of one answer are chosen equally often."""
-    given: dict[str, list[float]] = {}
+    outcomes_by_answer: dict[str, list[float]] = {}
     for outcome, answer in zip(outcomes, answers, strict=True):
         if answer is not None:
-            given.setdefault(answer, []).append(outcome)
-    return {answer: sum(each) / len(each) for answer, each in given.items()}
+            outcomes_by_answer.setdefault(answer, []).append(outcome)
+    return {answer: sum(values) / len(values) for answer, values in outcomes_by_answer.items()}
 
 
 def _check(outcomes: Sequence[float], others: Sequence[object], n: int) -> None:
@@ -141,7 +141,7 @@ def _check(outcomes: Sequence[float], others: Sequence[object], n: int) -> None:
 def vote_weights(scores: Sequence[float | None]) -> list[float | None]:
     """What a score counts in a vote: itself where all are shares in [0, 1], else sigma(score), so that none counts
     against its own answer."""
-    given = [score for score in scores if score is not None]
-    if all(0 <= score <= 1 for score in given):
+    known = [score for score in scores if score is not None]
+    if all(0 <= score <= 1 for score in known):
         return list(scores)
     return [None if score is None else 1 / (1 + exp(-max(-700.0, score))) for score in scores]

@@ -19,9 +19,9 @@ def incomplete_beta(x: float, a: float, b: float) -> float:
     scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
     # 1 + d1 / (1 + d2 / ...) from the front, by ratios of neighbouring convergents: modified Lentz
     ahead, behind, value = 1.0, 0.0, 1.0
-    for place in range(1, 10_000):
-        half = place // 2
-        if place % 2:
+    for term_number in range(1, 10_000):
+        half = term_number // 2
+        if term_number % 2:
             term = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
         else:
             term = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
@@ -75,11 +75,11 @@ def corrected(ps: Sequence[float], num_tests: int) -> list[float]:
 
     In the order given. m may be larger than the number of ps: tests that were meant and could not be made count.
     """
-    order = sorted(range(len(ps)), key=lambda place: ps[place])
+    order = sorted(range(len(ps)), key=lambda index: ps[index])
     adjusted, floor = [0.0] * len(ps), 0.0
-    for rank, place in enumerate(order):
-        floor = max(floor, min(1.0, (num_tests - rank) * ps[place]))
-        adjusted[place] = floor
+    for rank, index in enumerate(order):
+        floor = max(floor, min(1.0, (num_tests - rank) * ps[index]))
+        adjusted[index] = floor
     return adjusted
 
 
