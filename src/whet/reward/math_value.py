@@ -35,6 +35,10 @@ from whet.reward.formula import (
 from whet.reward.quantity import Quantity, agreement, counted_unit, is_measure, is_noun_phrase, quantity, stands_for
 
 MOST_MEMBERS = 60
+# LaTeX's spaces at both ends and punctuation at the last: 5\, and 5\ (which loses its blank when stripped) are 5
+EDGES = re.compile(
+    r"^(?:[\s~]|\\(?:[,;:!> ]|q?quad(?![a-zA-Z])))+|(?:[\s~.,;]|(?<!\\)\\(?:[,;:!> ]|q?quad|$))+$"
+)
 NAME = re.compile(r"\(?[^\W\d_][\w\s,.'\u2019()-]*")
 RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\approx")
 TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne", r"\approx": r"\approx"}
@@ -157,7 +161,7 @@ EVERYTHING = Region((Piece(MINUS_INFINITY, False, INFINITY, False),))
 @functools.lru_cache(maxsize=16_384)
 def read_value(text: str) -> MathValue:
     """The value that the whole text says; `Unreadable` with what was not understood."""
-    plain = text.strip().rstrip(".,;").strip()
+    plain = EDGES.sub("", text)
     number = quantity(plain)
     if number is not None:
         return Number(number)
