@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from whet.reward.math_answer import math_answer
-from whet.reward.quantity import agreement, quantity
+from whet.reward.mathematics.math_answer import math_answer
+from whet.reward.mathematics.quantity import agreement, quantity
 from whet.types import Prompt, WhetError
 
 

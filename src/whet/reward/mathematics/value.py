@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from whet.reward.formula import (
+from whet.reward.mathematics.formula import (
     Formula,
     Token,
     TooLarge,
@@ -32,13 +32,19 @@ from whet.reward.formula import (
     tokens_of,
     value_at,
 )
-from whet.reward.quantity import Quantity, agreement, counted_unit, is_measure, is_noun_phrase, quantity, stands_for
+from whet.reward.mathematics.quantity import (
+    Quantity,
+    agreement,
+    counted_unit,
+    is_measure,
+    is_noun_phrase,
+    quantity,
+    stands_for,
+)
 
 MOST_MEMBERS = 60
 # LaTeX's spaces at both ends and punctuation at the last: 5\, and 5\ (which loses its blank when stripped) are 5
-EDGES = re.compile(
-    r"^(?:[\s~]|\\(?:[,;:!> ]|q?quad(?![a-zA-Z])))+|(?:[\s~.,;]|(?<!\\)\\(?:[,;:!> ]|q?quad|$))+$"
-)
+EDGES = re.compile(r"^(?:[\s~]|\\(?:[,;:!> ]|q?quad(?![a-zA-Z])))+|(?:[\s~.,;]|(?<!\\)\\(?:[,;:!> ]|q?quad|$))+$")
 NAME = re.compile(r"\(?[^\W\d_][\w\s,.'\u2019()-]*")
 RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\approx")
 TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne", r"\approx": r"\approx"}

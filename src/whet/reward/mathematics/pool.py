@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.reward.math_worker import LENGTH, exactly, send
+from whet.reward.mathematics.worker import LENGTH, exactly, send
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -42,14 +42,14 @@ import sys, types
 for name, folder in zip(("whet", "whet.reward"), sys.argv[2:]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from whet.reward.math_worker import main
+from whet.reward.mathematics.worker import main
 main(int(sys.argv[1]))
 """
 
 
 @dataclass(frozen=True)
 class MathJob:
-    kind: str  # of `math_worker.JOBS`
+    kind: str  # of `worker.JOBS`
     arguments: tuple[Any, ...]
     seconds: float = SECONDS
 
@@ -69,7 +69,7 @@ class MathProcess:
         here = Path(__file__).parent
         with there:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", BOOT, str(there.fileno()), str(here.parent), str(here)],
+                [sys.executable, "-P", "-c", BOOT, str(there.fileno()), str(here.parent.parent), str(here.parent)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""One process that runs math-verify, for `math_pool`. It imports neither torch nor the rest of whet.
+"""One process that runs math-verify, for `pool`. It imports neither torch nor the rest of whet.
 
 Each message is a JSON list, each answer a JSON value; both are preceded by their length. A job has a limit of CPU time,
 kept by the kernel: code that looks at no signals ends with the process, and the pool starts another. The process also
@@ -92,8 +92,8 @@ def compare(gold: str, given: str, relations_as_sets: bool) -> bool | None:
 
 
 def verdicts(pairs: list[list[Any]], tolerance: float, relations_as_sets: bool) -> list[bool | None]:
-    """`math_value.verdict` of each (gold, given, question)."""
-    from whet.reward.math_value import Comparison, verdict
+    """`value.verdict` of each (gold, given, question)."""
+    from whet.reward.mathematics.value import Comparison, verdict
 
     return [verdict(gold, given, Comparison(tolerance, relations_as_sets, question)) for gold, given, question in pairs]
 
