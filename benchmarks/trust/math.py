@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.reward.answer import exact_answer
-from whet.reward.defences.marks import mark_spam
+from whet.reward.defences.answer_marks import mark_spam
 from whet.reward.mathematics.math_answer import math_answer, math_answers
 from whet.types import Prompt
 
