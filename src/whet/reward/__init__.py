@@ -10,7 +10,7 @@ from whet.reward.combine import Gate, RewardPart, Schedule, check_parts, combine
 from whet.reward.countdown import countdown
 from whet.reward.failure import RewardFailure
 from whet.reward.find import BUILTIN, find_reward
-from whet.reward.math_answer import math_answer
+from whet.reward.mathematics.math_answer import math_answer
 from whet.reward.score import Failures, OnError, TooManyFailures, num_unscorable, score
 from whet.reward.steps import step_scorer, with_steps
 from whet.reward.templates import defended, format_first, template

@@ -41,26 +41,8 @@ SIMPLE_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?
 SPACED_NUMBER = re.compile(r"(?<![0-9.,/ ])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/ ])")  # 1 000 000
 TIMES = re.compile(r"\\times|\\cdot")
 
-OF_FORMULAS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "log",
-        "exp",
-        "sqrt",
-        "root",
-        "theta",
-        "alpha",
-        "beta",
-        "gamma",
-        "phi",
-        "lambda",
-    ]
-)
+_FUNCTIONS = "sin cos tan cot sec csc log exp sqrt root theta alpha beta gamma phi lambda"
+OF_FORMULAS = frozenset(_FUNCTIONS.split())
 # words that make a formula, a choice or a denial of what stands before them
 NO_UNIT = frozenset(
     (
@@ -176,7 +158,7 @@ def quantity(text: str) -> Quantity | None:
     """What the text says, when it is one number with or without a unit; None for anything else."""
     if len(text) > LONGEST:
         return None
-    plain = _plain(text)
+    plain = plain_text(text)
     match = SHAPE.fullmatch(plain) or SHAPE.fullmatch(_digits_for_words(plain))
     if match is None:
         return None
@@ -288,7 +270,7 @@ def _digits_for_words(text: str) -> str:
     return f"{text[:start]}{total + current}{' ' if match.end() < len(text) else ''}{text[match.end() :]}"
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """LaTeX's ways to write a plain number undone, as far as they are simple."""
     if "$" in text and not (text.count("$") - text.count("\\$")) % 2:
         text = FORMULA_SIGN.sub(" ", text)  # "$125$ miles"

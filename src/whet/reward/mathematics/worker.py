@@ -1,6 +1,6 @@
-"""One process that runs math-verify, for `math_pool`. It imports neither torch nor the rest of whet.
+"""One process that runs math-verify, for `pool`. It imports neither torch nor the rest of whet.
 
-Each message is a JSON list, each answer a JSON value; both are preceded by their length. A job has a limit of CPU time,
+Each message is a JSON list, each answer a JSON value. A job has a limit of CPU time,
 kept by the kernel: code that looks at no signals ends with the process, and the pool starts another. The process also
 ends when the pool's end of the connection closes, which it does when the trainer dies.
 """
@@ -14,12 +14,10 @@ import os
 import re
 import resource
 import signal
-import socket
-import struct
 import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
-LENGTH = struct.Struct(">I")
 MEMORY = 4 << 30  # bytes of address space
 LONGEST_EXTRACT = 300  # characters of an answer found in running text
 
@@ -34,10 +32,11 @@ def main(descriptor: int) -> None:
     logging.disable(logging.CRITICAL)
     import math_verify  # noqa: F401  the import is not a job's time
 
-    with socket.socket(fileno=descriptor) as connection:
-        send(connection, "ready")
-        while (message := receive(connection)) is not None:
-            seconds, kind, *arguments = message
+    connection: Connection[Any, Any] = Connection(descriptor)
+    connection.send_bytes(b'"ready"')
+    with contextlib.suppress(EOFError, OSError):  # the other end is closed
+        while True:
+            seconds, kind, *arguments = json.loads(connection.recv_bytes())
             signal.setitimer(signal.ITIMER_PROF, seconds)
             try:
                 answer = JOBS[kind](*arguments)
@@ -45,32 +44,7 @@ def main(descriptor: int) -> None:
                 answer = None
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
-            send(connection, answer)
-
-
-def send(connection: socket.socket, value: Any) -> None:
-    data = json.dumps(value).encode()
-    connection.sendall(LENGTH.pack(len(data)) + data)
-
-
-def receive(connection: socket.socket) -> Any:
-    """The next message; None where the other end is closed."""
-    header = exactly(connection, LENGTH.size)
-    return None if header is None else json.loads(exactly(connection, LENGTH.unpack(header)[0]) or "null")
-
-
-def exactly(connection: socket.socket, count: int) -> bytes | None:
-    pieces = []
-    while count:
-        try:
-            piece = connection.recv(count)
-        except OSError:
-            return None
-        if not piece:
-            return None
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)
+            connection.send_bytes(json.dumps(answer).encode())
 
 
 def read(text: str) -> bool | None:
@@ -92,8 +66,8 @@ def compare(gold: str, given: str, relations_as_sets: bool) -> bool | None:
 
 
 def verdicts(pairs: list[list[Any]], tolerance: float, relations_as_sets: bool) -> list[bool | None]:
-    """`math_value.verdict` of each (gold, given, question)."""
-    from whet.reward.math_value import Comparison, verdict
+    """`value.verdict` of each (gold, given, question)."""
+    from whet.reward.mathematics.compare import Comparison, verdict
 
     return [verdict(gold, given, Comparison(tolerance, relations_as_sets, question)) for gold, given, question in pairs]
 
@@ -120,9 +94,7 @@ def parsed(text: str) -> Any:
     try:
         real = not should_treat_as_complex(latex)
         return latex2sympy(latex, is_real=real, convert_degrees=False, normalization_config=None)
-    except RecursionError:
-        return None
-    except Exception:
+    except Exception:  # RecursionError too
         return None
 
 

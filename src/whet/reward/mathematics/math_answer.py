@@ -1,7 +1,7 @@
 """The reward for a mathematically equal answer.
 
-`math_value` reads and compares almost all answers, in this process and in bounded time. What only math-verify knows
-(integrals, sums over matrices, answers in running text) goes to the processes of `math_pool`, which can be killed.
+`value` reads and compares almost all answers, in this process and in bounded time. What only math-verify knows
+(integrals, sums over matrices, answers in running text) goes to the processes of `pool`, which can be killed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Literal
 
 from whet.data.gold import boxed
 from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, tagged
-from whet.reward.formula import Unreadable
-from whet.reward.math_pool import GOLD_SECONDS, POOL, MathJob, MathResult
-from whet.reward.math_value import Comparison, MathValue, read_value, verdict
-from whet.reward.quantity import changes_value, quantity
+from whet.reward.mathematics.compare import Comparison, verdict
+from whet.reward.mathematics.formula import Unreadable
+from whet.reward.mathematics.pool import GOLD_SECONDS, POOL, MathJob, MathResult
+from whet.reward.mathematics.quantity import changes_value, quantity
+from whet.reward.mathematics.reading import read_value
+from whet.reward.mathematics.value import MathValue
 from whet.reward.unscorable import unscorable
 from whet.types import Prompt, WhetError
 

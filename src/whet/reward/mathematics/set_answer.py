@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from whet.reward.answer import FORMS, THOUSANDS, Form, explicit_answers, final_part, gold_text
-from whet.reward.quantity import quantity
+from whet.reward.mathematics.quantity import quantity
 from whet.types import Prompt
 
 Credit = Literal["exact", "f1"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import operator
 import re
 import threading
 import zlib
@@ -43,26 +45,15 @@ class Token(NamedTuple):
     spaced: bool  # white space stands before it
 
 
-REPLACEMENTS = (
-    *(("\u2212", "-"), ("\u2013", "-"), ("\u00d7", r"\times "), ("\u00b7", r"\cdot "), ("\u22c5", r"\cdot ")),
-    *(("\u00f7", r"\div "), ("\u03c0", r"\pi "), ("\u221e", r"\infty "), ("\u2264", r"\le "), ("\u2265", r"\ge ")),
-    *(("\u2260", r"\ne "), ("\u222a", r"\cup "), ("\u2229", r"\cap "), ("\u2208", r"\in "), ("\u00b2", "^{2}")),
-    *(
-        ("\u00b3", "^{3}"),
-        ("\u00b0", r"^\circ "),
-        ("\u00a0", " "),
-        ("\u2205", r"\emptyset "),
-        ("\u211d", r"\mathbb{R}"),
-    ),
-    *(
-        ("\u00b1", r"\pm "),
-        ("\u2248", r"\approx "),
-        ("\u03b8", r"\theta "),
-        ("\u03b1", r"\alpha "),
-        ("\u00bd", "(1/2)"),
-    ),
-    *(("**", "^"), ("\u221a", r"\sqrt "), ("~", " ")),
-)
+# signs of Unicode, and of programs, as LaTeX has them
+REPLACEMENTS = {
+    **{"\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot "},
+    **{"\u00f7": r"\div ", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2264": r"\le ", "\u2265": r"\ge "},
+    **{"\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b2": "^{2}"},
+    **{"\u00b3": "^{3}", "\u00b0": r"^\circ ", "\u00a0": " ", "\u2205": r"\emptyset ", "\u211d": r"\mathbb{R}"},
+    **{"\u00b1": r"\pm ", "\u2248": r"\approx ", "\u03b8": r"\theta ", "\u03b1": r"\alpha ", "\u00bd": "(1/2)"},
+    **{"**": "^", "\u221a": r"\sqrt ", "~": " "},
+}
 # what only changes the looks
 SPACES = re.compile(r"(?<!\\)\\(?:[,;:!> \n]|q?quad|displaystyle|textstyle|limits|nolimits)")
 SIZES = re.compile(r"\\(?:m?left|m?right|[bB]ig[gG]?[lr]?)(?![a-zA-Z])\.?|\\(?:[lr]group)(?![a-zA-Z])")
@@ -87,83 +78,37 @@ TOKEN = re.compile(
     re.DOTALL,
 )
 ALIASES = {
-    **{
-        r"\dfrac": r"\frac",
-        r"\tfrac": r"\frac",
-        r"\cfrac": r"\frac",
-        r"\dbinom": r"\binom",
-        r"\tbinom": r"\binom",
-    },
-    **{r"\leq": r"\le", r"\leqslant": r"\le", r"\geq": r"\ge", r"\geqslant": r"\ge", r"\neq": r"\ne", "<=": r"\le"},
-    **{">=": r"\ge", "!=": r"\ne", r"\lt": "<", r"\gt": ">", r"\cdot": "*", r"\times": "*", r"\ast": "*"},
-    **{r"\div": "/", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\%": "%", r"\$": "$"},
-    **{r"\mid": r"\mid", r"\vert": "|", r"\lvert": "|", r"\rvert": "|", r"\varnothing": r"\emptyset"},
-    **{r"\wedge": r"\land", r"\vee": r"\lor", r"\union": r"\cup", r"\colon": ":", r"\arg": r"\unknown"},
-    **{r"\rightarrow": r"\unknown", r"\degree": r"\circ", r"\backslash": r"\setminus", r"\simeq": r"\approx"},
-    **{r"\thickapprox": r"\approx", r"\approxeq": r"\approx", r"\varphi": r"\phi", r"\Big": "", r"\lg": r"\lg"},
+    **dict.fromkeys((r"\dfrac", r"\tfrac", r"\cfrac"), r"\frac"),
+    **dict.fromkeys((r"\dbinom", r"\tbinom"), r"\binom"),
+    **dict.fromkeys((r"\leq", r"\leqslant", "<="), r"\le"),
+    **dict.fromkeys((r"\geq", r"\geqslant", ">="), r"\ge"),
+    **dict.fromkeys((r"\cdot", r"\times", r"\ast"), "*"),
+    **dict.fromkeys((r"\vert", r"\lvert", r"\rvert"), "|"),
+    **dict.fromkeys((r"\simeq", r"\thickapprox", r"\approxeq"), r"\approx"),
+    **dict.fromkeys((r"\arg", r"\rightarrow"), r"\unknown"),
+    **{r"\neq": r"\ne", "!=": r"\ne", r"\lt": "<", r"\gt": ">", r"\div": "/", r"\%": "%", r"\$": "$", r"\colon": ":"},
+    **{r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\varnothing": r"\emptyset"},
+    **{r"\wedge": r"\land", r"\vee": r"\lor", r"\union": r"\cup", r"\degree": r"\circ", r"\backslash": r"\setminus"},
+    **{r"\varphi": r"\phi", r"\Big": ""},
 }
+_CIRCULAR = ("sin", "cos", "tan", "cot", "sec", "csc")
 FUNCTIONS = {
-    **{
-        name: name
-        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "ln", "log", "lg")
-    },
-    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
+    **{name: name for name in (*_CIRCULAR, "sinh", "cosh", "tanh", "exp", "ln", "log", "lg")},
+    **{f"arc{name}": f"a{name}" for name in _CIRCULAR},
     **{f"a{name}": f"a{name}" for name in ("sinh", "cosh", "tanh")},
 }
 INVERSES = {"sin": "asin", "cos": "acos", "tan": "atan"}
-GREEK = frozenset(
-    [
-        r"\alpha",
-        r"\beta",
-        r"\gamma",
-        r"\delta",
-        r"\epsilon",
-        r"\varepsilon",
-        r"\zeta",
-        r"\eta",
-        r"\theta",
-        r"\vartheta",
-        r"\kappa",
-        r"\lambda",
-        r"\mu",
-        r"\nu",
-        r"\xi",
-        r"\rho",
-        r"\sigma",
-        r"\tau",
-        r"\phi",
-        r"\chi",
-        r"\psi",
-        r"\omega",
-        r"\Gamma",
-        r"\Delta",
-        r"\Theta",
-        r"\Lambda",
-        r"\Sigma",
-        r"\Phi",
-        r"\Psi",
-        r"\Omega",
-        r"\ell",
-    ]
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma tau phi chi psi "
+    "omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell"
 )
-WORDS = {
-    "pi": r"\pi",
-    "infinity": r"\infty",
-    "inf": r"\infty",
-    "sqrt": r"\sqrt",
-    "infty": r"\infty",
-    "theta": r"\theta",
-}
-OPENING = frozenset(("(", "[", "{", r"\{", r"\lfloor", r"\lceil", r"\langle"))
+GREEK = frozenset(f"\\{letter}" for letter in _GREEK.split())
+WORDS = {"inf": r"\infty", "infinity": r"\infty", **{word: f"\\{word}" for word in ("pi", "sqrt", "infty", "theta")}}
 CLOSING = {
-    ")": "(",
-    "]": "[",
-    "}": "{",
-    r"\}": r"\{",
-    r"\rfloor": r"\lfloor",
-    r"\rceil": r"\lceil",
+    **{")": "(", "]": "[", "}": "{", r"\}": r"\{", r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"},
     r"\rangle": r"\langle",
 }
+OPENING = frozenset(CLOSING.values())
 CONNECTIVES = {"and": "and", "or": "or", ", and": "and", ", or": "or", ",and": "and", ",or": "or"}
 
 
@@ -171,7 +116,7 @@ def tokens_of(text: str) -> list[Token]:
     """The text cut into tokens, without the dollar signs, sizes and spaces that only change its looks."""
     if len(text) > LONGEST:
         raise Unreadable(f"a text of {len(text)} characters")
-    for old, new in REPLACEMENTS:
+    for old, new in REPLACEMENTS.items():
         if old in text:
             text = text.replace(old, new)
     if "\x0c" in text:
@@ -193,7 +138,6 @@ def tokens_of(text: str) -> list[Token]:
             raise Unreadable(f"the sign {piece!r}")
         found += _named(kind, piece, spaced)
         spaced = False
-    _check_depth(found)
     return found
 
 
@@ -231,17 +175,6 @@ def _text_tokens(words: str, spaced: bool) -> list[Token]:
     return [Token("text", words, spaced)]
 
 
-def _check_depth(tokens: Sequence[Token]) -> None:
-    depth = 0
-    for token in tokens:
-        if token.kind in OPENING or token.text in OPENING:
-            depth += 1
-        elif token.kind in CLOSING or token.text in CLOSING:
-            depth -= 1
-        if depth > DEEPEST:
-            raise Unreadable("brackets nested too deeply")
-
-
 def depths(tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
     """(place, depth of the brackets around it) of every token; brackets count as outside of themselves."""
     depth = 0
@@ -251,6 +184,8 @@ def depths(tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
         if depth < 0:
             raise Unreadable(f"{token.text!r} without its beginning")
         yield place, depth
+        if depth > DEEPEST:
+            raise Unreadable("brackets nested too deeply")
         depth += token.text in OPENING or (token.kind == "environment" and token.text.startswith(r"\begin"))
     if depth:
         raise Unreadable("a bracket that is not closed")
@@ -556,30 +491,8 @@ def is_product(letters: str) -> bool:
     return len(letters) <= 4 and (letters.isupper() or all(0 < gap <= 3 for gap in gaps))
 
 
-NO_PRODUCTS = frozenset(
-    (
-        "is",
-        "as",
-        "at",
-        "by",
-        "in",
-        "it",
-        "no",
-        "of",
-        "on",
-        "or",
-        "so",
-        "to",
-        "up",
-        "we",
-        "be",
-        "do",
-        "if",
-        "an",
-        "am",
-        "pm",
-    )
-)
+_SHORT_WORDS = "is as at by in it no of on or so to up we be do if an am pm"
+NO_PRODUCTS = frozenset(_SHORT_WORDS.split())
 
 
 def _letter(name: str) -> Formula:
@@ -611,10 +524,18 @@ def symbols_of(formula: Formula) -> frozenset[str]:
     return frozenset().union(*(symbols_of(part) for part in formula[1:]))
 
 
-def has_constant(formula: Formula, name: str) -> bool:
-    if formula[0] == "constant":
-        return bool(formula[1] == name)
-    return formula[0] not in ("number", "symbol") and any(has_constant(part, name) for part in formula[1:])
+def contains(formula: Formula, name: str) -> bool:
+    """True where the formula has a constant or an operation of that name."""
+    if formula[0] in ("number", "symbol", "constant"):
+        return formula[0] == "constant" and formula[1] == name
+    return formula[0] == name or any(contains(part, name) for part in formula[1:])
+
+
+def substituted(formula: Formula, symbol: str, value: Fraction) -> Formula:
+    """The formula with a number in the symbol's stead."""
+    if formula[0] in ("number", "constant", "symbol"):
+        return ("number", value) if formula == ("symbol", symbol) else formula
+    return (formula[0], *(substituted(part, symbol, value) for part in formula[1:]))
 
 
 @functools.lru_cache(maxsize=8192)
@@ -626,62 +547,40 @@ def exact_value(formula: Formula) -> Fraction | None:
     if kind in ("symbol", "constant"):
         return None
     parts = [exact_value(part) for part in formula[1:]]
-    if any(part is None for part in parts):
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or kind not in EXACT:
         return None
-    return _exact(kind, [part for part in parts if part is not None])
-
-
-def _exact(kind: str, parts: list[Fraction]) -> Fraction | None:
-    value: Fraction | None = None
-    if kind == "sum":
-        value = sum(parts, Fraction(0))
-    elif kind == "negative":
-        value = -parts[0]
-    elif kind == "product":
-        value = Fraction(1)
-        for part in parts:
-            value = _bounded(value * part)
-    elif kind == "quotient":
-        if parts[1] == 0:
-            raise Unreadable("a division by zero")
-        value = parts[0] / parts[1]
-    elif kind == "power":
-        value = _exact_power(parts[0], parts[1])
-    elif kind == "root":
-        value = _exact_root(parts[0], parts[1])
-    elif kind == "abs":
-        value = abs(parts[0])
-    elif kind == "floor":
-        value = Fraction(parts[0].__floor__())
-    elif kind == "ceiling":
-        value = Fraction(parts[0].__ceil__())
-    elif kind in ("factorial", "binomial"):
-        value = _counted(kind, parts)
+    try:
+        value: Fraction | None = EXACT[kind](*known)
+    except ZeroDivisionError:
+        raise Unreadable("a division by zero") from None
     return None if value is None else _bounded(value)
 
 
-def _counted(kind: str, parts: list[Fraction]) -> Fraction | None:
-    import math
+def _exact_product(*factors: Fraction) -> Fraction:
+    value = Fraction(1)
+    for factor in factors:
+        value = _bounded(value * factor)
+    return value
 
+
+def _counted(count: Any, *parts: Fraction) -> Fraction | None:
     if any(part.denominator != 1 or part < 0 for part in parts):
         return None
     if any(part > LARGEST_FACTORIAL for part in parts):
         raise TooLarge("a factorial or binomial of a number this large")
-    whole = [int(part) for part in parts]
-    return Fraction(math.factorial(whole[0]) if kind == "factorial" else math.comb(whole[0], whole[1]))
+    return Fraction(count(*map(int, parts)))
 
 
 def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    if base == 0 and exponent < 0:
-        raise Unreadable("a division by zero")
     if exponent.denominator != 1:
         root = _exact_root(base, Fraction(exponent.denominator)) if base >= 0 else None
         return None if root is None else _exact_power(root, Fraction(exponent.numerator))
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if base not in (0, 1, -1) and bits * abs(exponent) > LARGEST_BITS:
+    if base in (1, -1):
+        exponent %= 2
+    elif base and bits * abs(exponent) > LARGEST_BITS:
         raise TooLarge("a power this large")
-    if base in (0, 1, -1):
-        exponent = Fraction(int(exponent) % 2 + (2 if exponent else 0))
     return base ** int(exponent)
 
 
@@ -695,11 +594,6 @@ def _exact_root(value: Fraction, index: Fraction) -> Fraction | None:
 
 
 def _whole_root(value: int, index: int) -> int | None:
-    import math
-
-    if index == 2:
-        root = math.isqrt(value)
-        return root if root * root == value else None
     if value.bit_length() > 4000:
         return None
     low, high = 0, 1 << (value.bit_length() // index + 1)
@@ -717,6 +611,18 @@ def _bounded(value: Fraction) -> Fraction:
         raise TooLarge("a number this large")
     return value
 
+
+EXACT: Mapping[str, Any] = {
+    "sum": lambda *parts: sum(parts, Fraction(0)),
+    "product": _exact_product,
+    "power": _exact_power,
+    "root": _exact_root,
+    "floor": lambda value: Fraction(math.floor(value)),
+    "ceiling": lambda value: Fraction(math.ceil(value)),
+    "factorial": functools.partial(_counted, math.factorial),
+    "binomial": functools.partial(_counted, math.comb),
+    **{"negative": operator.neg, "quotient": operator.truediv, "abs": abs},
+}
 
 _contexts = threading.local()  # mpmath's own context is one for the whole process, with a precision anyone may change
 
@@ -756,20 +662,10 @@ def _computed(formula: Formula, point: Mapping[str, Any], mp: Any) -> Any:
         if exact is not None:
             return mp.mpf(exact.numerator) / exact.denominator
     parts = [_computed(part, point, mp) for part in formula[1:]]
-    if kind == "sum":
-        return mp.fsum(parts)
-    if kind == "product":
-        return _size_checked(mp.fprod(parts), mp)
-    if kind == "power":
-        return _size_checked(_power(parts[0], parts[1], formula, mp), mp)
-    if kind == "root":
-        return _root(parts[0], parts[1], mp)
-    if kind == "degrees":
-        return parts[0] * mp.pi / 180
     return _size_checked(_OPERATIONS[kind](mp, *parts), mp)
 
 
-def _power(base: Any, exponent: Any, formula: Formula, mp: Any) -> Any:
+def _power(mp: Any, base: Any, exponent: Any) -> Any:
     if mp.isinf(base) or mp.isinf(exponent):
         raise Unreadable("a power of infinity")
     size = abs(exponent) * max(1, abs(mp.log(abs(base), 2))) if base else 0
@@ -778,7 +674,7 @@ def _power(base: Any, exponent: Any, formula: Formula, mp: Any) -> Any:
     return mp.power(base, exponent)
 
 
-def _root(value: Any, index: Any, mp: Any) -> Any:
+def _root(mp: Any, value: Any, index: Any) -> Any:
     if index == 0:
         raise Unreadable("a root of degree 0")
     odd = mp.isint(index) and int(index) % 2 == 1
@@ -794,43 +690,33 @@ def _size_checked(value: Any, mp: Any) -> Any:
     return value
 
 
-def _exponential(mp: Any, value: Any) -> Any:
-    if abs(value) > LARGEST_BITS:
-        raise TooLarge("a power this large")
-    return mp.exp(value)
-
-
-def _factorial(mp: Any, value: Any) -> Any:
-    if abs(value) > LARGEST_FACTORIAL:
-        raise TooLarge("a factorial this large")
-    return mp.factorial(value)
-
-
-def _binomial(mp: Any, top: Any, bottom: Any) -> Any:
-    if max(abs(top), abs(bottom)) > LARGEST_FACTORIAL:
-        raise TooLarge("a binomial of a number this large")
-    return mp.binomial(top, bottom)
+def _no_larger(largest: int, function: str, mp: Any, *parts: Any) -> Any:
+    if max(map(abs, parts)) > largest:
+        raise TooLarge(f"{function} of a number this large")
+    return getattr(mp, function)(*parts)
 
 
 _OPERATIONS: Mapping[str, Any] = {
+    "sum": lambda mp, *parts: mp.fsum(parts),
+    "product": lambda mp, *parts: mp.fprod(parts),
+    "power": _power,
+    "root": _root,
     "negative": lambda mp, value: -value,
     "quotient": lambda mp, top, bottom: top / bottom,
     "abs": lambda mp, value: abs(value),
     "floor": lambda mp, value: mp.floor(value),
     "ceiling": lambda mp, value: mp.ceil(value),
-    "factorial": _factorial,
-    "binomial": _binomial,
-    "exp": _exponential,
+    "factorial": functools.partial(_no_larger, LARGEST_FACTORIAL, "factorial"),
+    "binomial": functools.partial(_no_larger, LARGEST_FACTORIAL, "binomial"),
+    "degrees": lambda mp, value: value * mp.pi / 180,
+    "exp": functools.partial(_no_larger, LARGEST_BITS, "exp"),
     "ln": lambda mp, value: mp.log(value),
     "lg": lambda mp, value: mp.log(value, 10),
-    # \log without a base is ambiguous in the field; both sides are read alike
+    # \\log without a base is ambiguous in the field; both sides are read alike
     "log": lambda mp, value, base=None: mp.log(value) if base is None else mp.log(value) / mp.log(base),
     **{
         name: functools.partial(lambda mp, value, name: getattr(mp, name)(value), name=name)
-        for name in (
-            *("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "asin", "acos", "atan", "acot"),
-            *("asec", "acsc", "asinh", "acosh", "atanh"),
-        )
+        for name in (*_CIRCULAR, "sinh", "cosh", "tanh", *(f"a{name}" for name in (*_CIRCULAR, "sinh", "cosh", "tanh")))
     },
 }
 
@@ -851,9 +737,3 @@ def point_for(symbols: frozenset[str], turn: int, stepped: bool = False) -> dict
         is_positive = turn % 2 == 0 or stepped or (turn % 4 == 3 and (seed >> 8) % 2)
         values[name] = value if is_positive else -value
     return values
-
-
-def has_steps(formula: Formula) -> bool:
-    if formula[0] in ("number", "symbol", "constant"):
-        return False
-    return formula[0] in ("floor", "ceiling") or any(has_steps(part) for part in formula[1:])

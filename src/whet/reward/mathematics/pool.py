@@ -11,10 +11,7 @@ import contextlib
 import json
 import logging
 import os
-import selectors
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -22,10 +19,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from whet.reward.math_worker import LENGTH, exactly, send
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -42,14 +40,14 @@ import sys, types
 for name, folder in zip(("whet", "whet.reward"), sys.argv[2:]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from whet.reward.math_worker import main
+from whet.reward.mathematics.worker import main
 main(int(sys.argv[1]))
 """
 
 
 @dataclass(frozen=True)
 class MathJob:
-    kind: str  # of `math_worker.JOBS`
+    kind: str  # of `worker.JOBS`
     arguments: tuple[Any, ...]
     seconds: float = SECONDS
 
@@ -65,11 +63,11 @@ class MathProcess:
     """One worker as the trainer sees it."""
 
     def __init__(self) -> None:
-        self.connection, there = socket.socketpair()
+        self.connection, there = Pipe()
         here = Path(__file__).parent
         with there:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", BOOT, str(there.fileno()), str(here.parent), str(here)],
+                [sys.executable, "-P", "-c", BOOT, str(there.fileno()), str(here.parent.parent), str(here.parent)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -151,17 +149,15 @@ class MathPool:
         process.at = at
         process.deadline = time.monotonic() + GRACE_FACTOR * job.seconds
         with contextlib.suppress(OSError):  # its end will be noticed
-            send(process.connection, [job.seconds, job.kind, *job.arguments])
+            process.connection.send_bytes(json.dumps([job.seconds, job.kind, *job.arguments]).encode())
 
     def _spoken(self) -> list[MathProcess]:
         """Those of the busy and starting processes that have something to say, or are too late."""
-        with selectors.DefaultSelector() as selector:
-            busy = [each for each in self.processes if each.at is not None or not each.is_ready]
-            for process in busy:
-                selector.register(process.connection, selectors.EVENT_READ, process)
-            earliest = min(process.deadline for process in busy)
-            heard = [key.data for key, _ in selector.select(max(0.0, earliest - time.monotonic()))]
-        return heard or [process for process in busy if process.deadline <= time.monotonic()]
+        busy = [process for process in self.processes if process.at is not None or not process.is_ready]
+        earliest = min(process.deadline for process in busy)
+        ready = wait([process.connection for process in busy], max(0.0, earliest - time.monotonic()))
+        spoken = [process for process in busy if process.connection in ready]
+        return spoken or [process for process in busy if process.deadline <= time.monotonic()]
 
     def _hear(
         self,
@@ -172,9 +168,7 @@ class MathPool:
         attempts: list[int],
     ) -> None:
         is_late = process.deadline <= time.monotonic()
-        process.connection.settimeout(1.0 if is_late else START_SECONDS)
         answer = _answer(process.connection)
-        process.connection.settimeout(None)
         if answer is not None and not process.is_ready:
             process.is_ready = True
             return
@@ -204,23 +198,17 @@ class MathPool:
             results[at] = MathResult(is_lost=True)
 
 
-def _answer(connection: socket.socket) -> tuple[Any] | None:
-    """(what was said,), None where the process is gone."""
-
-    header = exactly(connection, LENGTH.size)
-    if header is None:
+def _answer(connection: Connection[Any, Any]) -> tuple[Any] | None:
+    """(what was said,), None where nothing was or the process is gone."""
+    try:
+        return (json.loads(connection.recv_bytes()),) if connection.poll() else None
+    except (EOFError, OSError, ValueError):
         return None
-
-    with contextlib.suppress(struct.error, ValueError):
-        data = exactly(connection, LENGTH.unpack(header)[0])
-        return None if data is None else (json.loads(data),)
-    return None
 
 
 def num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 POOL = MathPool()  # one for the whole process
