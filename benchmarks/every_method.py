@@ -20,7 +20,7 @@ from workers import run_all
 import whet
 from whet.objective import PRESETS
 from whet.record.log import read_metrics
-from whet.settings.config import merged
+from whet.settings.layers import merged
 
 STEPS, PROMPTS, GROUP = 18, 10, 8
 RATE = 4e-4

@@ -18,7 +18,7 @@ from typing import Any
 
 import whet
 from whet.pages.charts import QUIET, Frame, Panel, PlottedCurve, curves_svg
-from whet.record import eval_records, read_metrics, step_reports
+from whet.record.log import eval_records, read_metrics, step_reports
 
 HERE = Path(__file__)
 IMAGES = HERE.parent.parent / "docs" / "images"

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from whet.objective.catalogue import methods
 from whet.pages.methods import axes_table
-from whet.settings.catalogue import methods
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

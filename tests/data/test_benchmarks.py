@@ -10,10 +10,10 @@ import pytest
 from whet.data import demonstrations_from, prompts_from
 from whet.data.benchmarks import BENCHMARKS
 from whet.data.source import parse_source, read_rows
-from whet.reward import find_reward
-from whet.settings.config import resolved_evaluation
+from whet.reward.find import find_reward
 from whet.training.assembly.fingerprints import data_digest
 from whet.training.assembly.rewards import build_reward_parts
+from whet.training.config import resolved_evaluation
 from whet.types import WhetError
 
 HUMANEVAL = {

@@ -549,8 +549,8 @@ def test_the_environment_of_the_user_stays(tmp_path, tokenizer, monkeypatch):
 
 
 def test_on_the_real_engine_the_log_probabilities_are_the_models(tmp_path):
-    from whet.model import load_model
     from whet.model.causal_lm import causal_lm
+    from whet.model.load import load_model
     from whet.rollout.engines import build_engine
 
     loaded = load_model("whetstone", torch.float32, "cpu")

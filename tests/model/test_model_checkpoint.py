@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from whet.model import checkpoint as room
-from whet.model import (
+from whet.model.checkpoint import (
     checkpoint_step,
     complete_checkpoints,
     load_checkpoint,
@@ -288,7 +288,7 @@ from pathlib import Path
 from tests.model.conftest import tiny_llama
 from transformers import AutoTokenizer
 import torch
-from whet.model import complete_checkpoints, save_checkpoint
+from whet.model.checkpoint import complete_checkpoints, save_checkpoint
 
 torch.set_num_threads(1)
 folder, model = Path(sys.argv[1]), tiny_llama()

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from whet.model import frozen_copy, weights_digest
 from whet.model.causal_lm import causal_lm
-from whet.model.reference import CopiedReference, ReloadedReference
+from whet.model.checkpoint import weights_digest
+from whet.model.reference import CopiedReference, ReloadedReference, frozen_copy
 
 
 def test_reference_is_frozen_apart_and_equal(gpt2: Any, tokens: torch.Tensor) -> None:

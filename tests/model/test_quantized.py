@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from tests.support.packages import needs
-from whet.model import load_checkpoint, save_checkpoint, weights_digest
 from whet.model.causal_lm import causal_lm
+from whet.model.checkpoint import load_checkpoint, save_checkpoint, weights_digest
 from whet.model.fused_trunk import fused_refusal
 from whet.model.lora import LowRank, adapter_factors, adapters_off, add_adapters, unmerged_layers
 from whet.model.low_precision import widen_vectors

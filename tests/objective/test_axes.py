@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from whet.objective import AXES, PRESETS, description, differences, preset_named, title, with_changes
+from whet.objective import AXES, PRESETS, catalogue, description, differences, preset_named, title, with_changes
 from whet.objective.axes import POLICY
+from whet.objective.catalogue import component_choice
 from whet.objective.clip import PPOClip
 from whet.objective.kl import K2
 from whet.pages.methods import component_table, explanation, markdown_page, record
-from whet.settings import catalogue
-from whet.settings.catalogue import component_choice
 from whet.types import WhetError
 
 GRPO = PRESETS["grpo"].objective

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from whet.pages.run_report import calibration_figure, calibration_tenths, evaluation_section, length_figure
-from whet.record import EvalRecord, RunRecord
+from whet.record.log import EvalRecord
+from whet.record.run import RunRecord
 from whet.record.text import plain_metrics
 
 BEFORE = {"accuracy": 0.5, "loss": 0.7}

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.report.own_script import without_charts_script
 
+from tests.report.own_script import without_charts_script
 from whet.pages.charts import Series, line_chart, smoothed, step_scale, thinned, tick_text, value_scale
 from whet.pages.run_report import html_report, write_report
-from whet.record import RunRecorder, read_run, verdict
+from whet.record.log import RunRecorder
+from whet.record.run import read_run, verdict
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
 SUMMARY = {

@@ -7,8 +7,11 @@ import pytest
 
 from whet.pages.card import run_card, run_figure
 from whet.pages.run_report import html_report
-from whet.record import Console, RunRecorder, metric_text, read_run, verdict
+from whet.record.console import Console
+from whet.record.log import RunRecorder
+from whet.record.run import read_run, verdict
 from whet.record.run_kinds import KINDS, PREFERENCE, REWARD_MODEL, RL, SFT, kind_of
+from whet.record.text import metric_text
 from whet.types import StepReport
 
 METRICS = {

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from whet.pages.run_report import html_report, problems
-from whet.record import RunRecorder
-from whet.record.log import parsed_line, raw_lines, step_sums
+from whet.record.log import RunRecorder, parsed_line, raw_lines, step_sums
 from whet.record.run import MOST_BETWEEN, read_run
 from whet.record.thinning import ThinnedLog
 from whet.types import StepReport, WhetError

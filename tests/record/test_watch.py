@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from whet.api.watching import watched_run
 from whet.cli import app
 from whet.record.log import RunRecorder
+from whet.record.run_folder import locked
 from whet.record.watch import WatchFrame, frame_lines, plain
-from whet.settings.run_folder import locked
 from whet.types import StepReport, WhetError
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07<b>hi</b>\u202e right\r\nnext"

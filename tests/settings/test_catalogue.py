@@ -5,11 +5,10 @@ import sys
 
 import pytest
 
-from whet.objective import PAIR_PRESETS, PRESETS
+from whet.objective import PAIR_PRESETS, PRESETS, catalogue
+from whet.objective.catalogue import KINDS
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.pages.methods import explanation, explanation_with_plot, overview, record
-from whet.settings import catalogue
-from whet.settings.catalogue import KINDS
 from whet.types import WhetError
 
 

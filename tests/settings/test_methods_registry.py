@@ -13,14 +13,13 @@ import torch
 import whet
 from tests.support.commands import finished
 from whet import registry
-from whet.objective import AXES, PAIR_AXES, PAIR_PRESETS, PRESETS, Preset, description, title, with_changes
+from whet.objective import AXES, PAIR_AXES, PAIR_PRESETS, PRESETS, Preset, catalogue, description, title, with_changes
 from whet.objective.axes import FAMILIES, component_refusal
 from whet.objective.clip import PPOClip
 from whet.objective.component import Component
 from whet.objective.preference.imitate import Summed
 from whet.objective.terms import ImitateRight
 from whet.pages.methods import axes_table, component_table, explanation_with_plot, overview
-from whet.settings import catalogue
 from whet.types import WhetError
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +72,7 @@ def test_a_preset_is_a_method_everywhere():
     assert "clip       narrow(low=0.05, high=0.1)" in said and "weight against ratio" in said
     assert "| narrow_grpo" in overview("policy") and "| narrow_grpo" in component_table("policy")
     assert title(own.objective) == "Narrow"
-    from whet.settings.config import PolicyConfig, resolved
+    from whet.training.config import PolicyConfig, resolved
 
     assert isinstance(resolved("narrow_grpo"), PolicyConfig)
     with pytest.raises(WhetError, match="did you mean 'narrow_grpo'"):
@@ -258,7 +257,7 @@ def test_every_built_in_component_passes_the_check_that_a_users_must_pass():
 
 
 def test_a_reward_an_engine_and_an_environment_by_name():
-    from whet.reward import find_reward
+    from whet.reward.find import find_reward
 
     @whet.register("reward")
     def short_answer(prompt, completion):

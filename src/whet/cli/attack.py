@@ -50,7 +50,7 @@ def attack(
       whet reward attack mine.py:reward --data test.jsonl --model runs/first
     """
     from whet.pages.attack import attack_record, attack_text
-    from whet.settings.config import from_settings
+    from whet.settings.layers import from_settings
     from whet.tools.workbench.attack import attack_prompts, attack_reward
     from whet.tools.workbench.workbench import reward_parts
 

@@ -24,7 +24,7 @@ def cluster_demo(
     Ends with a table of who did what. `whet train ... --set scale.address=auto` does the same on a cluster of your own.
     """
     from whet.api.cluster_demo import cluster_demo as demo
-    from whet.settings import catalogue
+    from whet.objective import catalogue
     from whet.types import RunFailed
 
     known = catalogue.methods("policy").items()

@@ -56,7 +56,7 @@ class EvalRequest:
 
     def values(self) -> dict[str, Any]:
         """All of it as settings."""
-        from whet.settings.config import from_settings, merged
+        from whet.settings.layers import from_settings, merged
 
         asked = {"engine": "openai", "engine_settings": {"base_url": self.server}} if self.server is not None else {}
         values = merged({"sampling": asked} if asked else {}, from_settings(self.settings))
@@ -169,7 +169,7 @@ def sample(
     prompts from a file need none.
     """
     from whet import api
-    from whet.settings.config import from_settings, merged
+    from whet.settings.layers import from_settings, merged
     from whet.types import Prompt
 
     values = merged(from_settings(settings or []), _reward_settings(reward or ()))
@@ -237,7 +237,7 @@ def run_evaluation(request: EvalRequest) -> None:
 
     from whet import api
     from whet.pages.evaluation import eval_record
-    from whet.settings.config import merged
+    from whet.settings.layers import merged
     from whet.tools.evaluation.side_by_side import EvalCell, evaluate_cells
 
     plan, values = _plan(request), request.values()
@@ -306,7 +306,7 @@ def _is_folder(request: EvalRequest) -> bool:
 
 def _place(request: EvalRequest, model: str, task: str) -> Path:
     """The file of a model's completions to a task: beside the run that was evaluated, or in --out."""
-    from whet.settings.run_folder import CONFIG
+    from whet.record.run_folder import CONFIG
     from whet.types import WhetError
 
     if _is_folder(request):

@@ -123,7 +123,7 @@ def list_rewards(
     import inspect
 
     from whet.pages.reward_dry_run import shortened
-    from whet.reward import BUILTIN, find_reward
+    from whet.reward.find import BUILTIN, find_reward
 
     if name is not None:
         function = BUILTIN[name] if name in BUILTIN else getattr(find_reward(name), "function", None)
@@ -259,7 +259,7 @@ def _chosen(names: list[str], settings: list[str] | None) -> tuple[Any, dict[str
     """The parts, and the settings that are not theirs."""
     from collections import Counter
 
-    from whet.settings.config import from_settings
+    from whet.settings.layers import from_settings
     from whet.tools.workbench.workbench import reward_parts
     from whet.types import WhetError
 

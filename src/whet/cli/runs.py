@@ -86,7 +86,7 @@ def compare(
             raise WhetError(f"{idle[0]} has no effect on runs that are finished; drop it, or train with --methods")
         _compare_runs(run, folder, as_json)
         return
-    from whet.settings.config import from_settings, merged, read_toml
+    from whet.settings.layers import from_settings, merged, read_toml
     from whet.tools.studies import comparison
 
     flags: dict[str, Any] = {
@@ -181,7 +181,7 @@ def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
     from pathlib import Path
 
     from whet.pages.run_report import write_report
-    from whet.settings.run_folder import read_config
+    from whet.training.saved_config import read_config
 
     read_config(Path(run))
     typer.echo(write_report(run))

@@ -22,8 +22,8 @@ def algorithms(
     rows: Annotated[bool, typer.Option("--rows", hidden=True)] = False,
 ) -> None:
     """The methods, and what each is for; with --components what it is made of."""
+    from whet.objective.catalogue import methods
     from whet.pages.methods import algorithms_text, record
-    from whet.settings.catalogue import methods
     from whet.types import WhetError
 
     if rows:
@@ -51,8 +51,9 @@ def show_config(
     settings: Settings = None,
 ) -> None:
     """The whole config of a run as TOML, defaults included: look at it, or save it, edit it and train with --config."""
-    from whet.settings.annotated import annotated_toml
-    from whet.settings.config import from_settings, merged, resolved
+    from whet.settings.layers import from_settings, merged
+    from whet.training.annotated_config import annotated_toml
+    from whet.training.config import resolved
 
     chosen: dict[str, Any] = {}
     if model is not None:

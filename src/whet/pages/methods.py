@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from whet.objective import catalogue
 from whet.objective.axes import POLICY, PREFERENCE, description, preset_named
-from whet.settings import catalogue
-from whet.settings.catalogue import Method, MethodKind, component_choice
+from whet.objective.catalogue import Method, MethodKind, component_choice
 
 HEADINGS: dict[MethodKind, str] = {
     "policy": "Reinforcement learning, from rewards",

@@ -5,8 +5,8 @@ import urllib.error
 import urllib.request
 
 import pytest
-from tests.explain.lab_visit import READY, settle, until
 
+from tests.explain.lab_visit import READY, settle, until
 from tests.support.browsing import MISSING, opened_page
 from whet.pages.board import lab
 from whet.pages.board.serve import BoardServer

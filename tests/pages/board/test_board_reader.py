@@ -7,8 +7,8 @@ import shutil
 
 import numpy as np
 import pytest
-from tests.board.made_runs import MadeRun
 
+from tests.board.made_runs import MadeRun
 from whet.pages.board import reader as reader_module
 from whet.pages.board.envelopes import Envelopes
 from whet.pages.board.reader import RunReader, is_newer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Command, started
-from whet.settings.config import from_settings
+from whet.settings.layers import from_settings
 from whet.tools.pipelines.runner import resume_pipeline, run_pipeline
 
 SETTINGS = [

@@ -6,7 +6,6 @@ import pytest
 from typer.testing import CliRunner
 
 from whet.cli import app
-from whet.settings.config import resolved
 from whet.tools.pipelines import read_json_lines
 from whet.tools.pipelines.from_file import FilePipelineSettings, entry_of, file_stages
 from whet.tools.pipelines.library import (
@@ -29,6 +28,7 @@ from whet.tools.pipelines.plan_table import plan_lines
 from whet.tools.pipelines.runner import run_pipeline
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, stage_fingerprints
 from whet.tools.planner.machines import devices
+from whet.training.config import resolved
 from whet.types import WhetError
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from whet.settings.sections import DataSection
+from whet.data.sections import DataSection
 from whet.tools.pipelines.pair_split import check_split, prompt_key, read_pairs, split_by_prompt
 from whet.types import WhetError
 

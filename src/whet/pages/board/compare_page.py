@@ -17,7 +17,7 @@ from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.chart_specs import ChartSpec, chart_spec
 from whet.pages.charts import NUM_TONES, value_scale
 from whet.record.text import ABSENT, duration, metric_text, number, quantity, words
-from whet.settings.config import flattened
+from whet.settings.layers import flattened
 
 MOST_COMPARED = 24
 OWN_KEYS = ("seed", "folder")  # in which runs of one config may differ

@@ -11,7 +11,7 @@ from whet.pages.board.folders import PIPELINE, RUN, FoundFolder
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.pipeline_page import RECORD, pipeline_values
 from whet.pages.pipeline_summary import PipelineSummary, summary_from
-from whet.settings.run_folder import is_locked
+from whet.record.run_folder import is_locked
 
 MOST_BYTES = 64 << 20
 

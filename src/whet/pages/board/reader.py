@@ -25,9 +25,9 @@ from whet.pages.board.growing_log import GrowingLog, last_lines, spaced_lines
 from whet.record.health import FindingSpan, HealthFinding, findings, recorded_finding
 from whet.record.log import METRICS, SUMMARY, EvalRecord, in_todays_names
 from whet.record.run import RunRecord, StepTotals
+from whet.record.run_folder import is_locked
 from whet.record.run_kinds import KINDS, Shown
 from whet.record.thinning import ThinnedLog
-from whet.settings.run_folder import is_locked
 from whet.types import StepReport
 
 CONFIG = "config.toml"

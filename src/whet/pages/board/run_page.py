@@ -29,7 +29,8 @@ from whet.record.health import FindingSpan
 from whet.record.log import METRICS, SAMPLES
 from whet.record.run import RunRecord, StepTotals, started_on, verdict
 from whet.record.text import ABSENT
-from whet.settings.config import config_values, flattened, resolved
+from whet.settings.layers import flattened
+from whet.training.config import config_values, resolved
 from whet.types import WhetError
 
 MOST_REPORT = 64 << 20  # bytes

@@ -31,7 +31,7 @@ from whet.pages.board.sample_index import SampleIndex
 from whet.pages.board.watcher import Watcher
 from whet.pages.render import render
 from whet.record.log import SAMPLES
-from whet.settings.run_folder import is_locked
+from whet.record.run_folder import is_locked
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)

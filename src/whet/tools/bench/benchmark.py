@@ -22,11 +22,12 @@ from whet.rollout.collect import PromptDataset, RewardContext
 from whet.rollout.engines import build_engine
 from whet.rollout.episodes import EpisodeRunner
 from whet.rollout.seed import request_seed
-from whet.settings.config import PolicyConfig, merged, resolved
+from whet.settings.layers import merged
 from whet.tools.bench import meter
 from whet.tools.bench.meter import Meter, Reading
 from whet.training.assembly.rl import build_objective, build_rl_trainer
 from whet.training.assembly.runtime import Runtime, load_runtime
+from whet.training.config import PolicyConfig, resolved
 from whet.training.rl import RLTrainer
 from whet.types import Prompt, Request, Sample, Sampling, WhetError
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from whet.data.usable import without
 from whet.record.metrics.pass_at_k import pass_rates
-from whet.reward import RewardPart
+from whet.reward.combine import RewardPart
 from whet.rollout.collect import Score
 from whet.rollout.episode_runner import tell_failures
-from whet.settings.config import EvaluationConfig
 from whet.tools.evaluation.prompting import STOP, PromptStyle, examples_for, styled
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, scorable_prompts
@@ -23,6 +22,7 @@ from whet.training.assembly.runtime import (
     load_runtime,
     sampling_from,
 )
+from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, Sample, WhetError
 

@@ -19,7 +19,6 @@ from whet.reward.refusal import is_refusal
 from whet.reward.think_format import is_visible
 from whet.rollout.collect import score_groups
 from whet.rollout.episode_runner import tell_failures
-from whet.settings.config import EvaluationConfig
 from whet.tools.evaluation.budget import BudgetForcing, Codec, cut_at, extended_thoughts, forced_answers
 from whet.tools.evaluation.evaluation import eval_setup, group_metrics
 from whet.tools.evaluation.prompting import PromptStyle
@@ -27,6 +26,7 @@ from whet.tools.evaluation.saved_completions import CompletionFile, Fingerprint,
 from whet.training.assembly.fingerprints import model_digest, reward_file_digests
 from whet.training.assembly.rows import column_facts, left_out_phrases
 from whet.training.assembly.runtime import Runtime, decode_facts
+from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
 from whet.types import Group, Sample, StopReason, WhetError, by_episode
 

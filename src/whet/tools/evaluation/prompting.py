@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from whet.data import demonstrations_from, prompts_from
 from whet.data.source import TRAIN, parse_source, read_rows
 from whet.data.tasks import demonstrations
-from whet.settings.config import EvaluationConfig
+from whet.training.config import EvaluationConfig
 from whet.types import Demonstration, Message, Prompt, WhetError
 
 QUESTION, ANSWER = "Question:", "Answer:"

@@ -10,20 +10,21 @@ from typing import Any, get_args
 from whet.pages.rerank import Reranking
 from whet.protocols import Reward
 from whet.record.metrics.reranking import Pool, RerankerScores, SearchResult, choice_curves, search_result
-from whet.reward import RewardPart, find_reward
 from whet.reward.answer import final_answer, normal_form
+from whet.reward.combine import RewardPart
+from whet.reward.find import find_reward
 from whet.reward.learned import LearnedSteps, aggregated
 from whet.reward.learned.ensemble import Aggregate
 from whet.reward.learned.members import model_folders, saved_config
 from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
 from whet.reward.steps import steps_of
 from whet.rollout.collect import Score
-from whet.settings.config import EvaluationConfig
-from whet.settings.sections import RerankSection, ScorerChoice
 from whet.tools.evaluation.search import SearchPlan, search_completions
 from whet.training.assembly.rewards import bind_judges, build_scorer, failure_policy, start_sandbox
 from whet.training.assembly.runtime import Runtime
+from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
+from whet.training.sections import RerankSection, ScorerChoice
 from whet.types import Group, Prompt, Sample, WhetError
 
 AGGREGATES = get_args(Aggregate)

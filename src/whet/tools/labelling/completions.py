@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from whet.rollout.collect import Score, draw_completions
-from whet.settings.config import EvaluationConfig
 from whet.tools.labelling.run import CHUNK_SIZE, LabelProgress, model_facts, open_output
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, reward_summary
 from whet.training.assembly.runtime import Runtime, encode_prompts, load_runtime, sampling_from
+from whet.training.config import EvaluationConfig
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 

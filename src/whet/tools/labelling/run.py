@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 from whet.data.step_rows import LabelledSteps, common_separator, stepped_from
 from whet.data.tasks.contrast import STEP, task_stepped
 from whet.model.checkpoint import weights_digest
-from whet.reward import RewardPart, find_reward
+from whet.reward.combine import RewardPart
+from whet.reward.find import find_reward
 from whet.reward.learned.process import EMPTY_LINE
 from whet.reward.steps import steps_of
 from whet.rollout.collect import draw_completions
-from whet.settings.config import EvaluationConfig
 from whet.tools.labelling.steps import (
     Completer,
     Solution,
@@ -36,6 +36,7 @@ from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, reward_summary
 from whet.training.assembly.rows import read_usable
 from whet.training.assembly.runtime import Runtime, encode_prompts, load_runtime, sampling_from
+from whet.training.config import EvaluationConfig
 from whet.types import Prompt, WhetError
 
 CHUNK_SIZE = 16  # prompts, or given solutions, of one chunk: always the same ones, so that resuming changes nothing

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from whet.record.text import count_of, percent
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_STEPS, MOST_TOKENS
-from whet.settings.config import SUPERVISED
 from whet.settings.sections import Section, Table
 from whet.tools.pipelines.constitution import (
     GENERAL,
@@ -75,6 +74,7 @@ from whet.tools.pipelines.training import (
     trained_model,
     training_config,
 )
+from whet.training.config import SUPERVISED
 from whet.types import Demonstration, Message, Prompt, Sample, Sampling, WhetError
 
 WHICH: Message = {"role": "user", "content": f"So which one? Answer with {FIRST} or {SECOND}."}

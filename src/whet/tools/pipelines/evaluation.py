@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from whet.data.sections import DataSection
 from whet.record.text import count_of, headline, metric_text
-from whet.settings.config import EvaluationConfig
-from whet.settings.sections import DataSection, EvalSection, RewardSection
+from whet.reward.sections import RewardSection
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import FinishedStage, Stage, stage_result
 from whet.tools.pipelines.training import stage_settings, trained_model
+from whet.training.config import EvaluationConfig
+from whet.training.sections import EvalSection
 
 POLICY = "the policy"
 

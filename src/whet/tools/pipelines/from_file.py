@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from whet.settings.config import read_toml, validated
+from whet.settings.layers import read_toml, validated
 from whet.settings.sections import Table
 from whet.tools.pipelines.library import STAGE_KINDS, ComposedSettings, StageEntry, compose
 from whet.tools.pipelines.settings import Pipeline

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from whet.data.tasks import Task
-from whet.settings.config import EvaluationConfig
-from whet.settings.sections import RewardSection
+from whet.reward.sections import RewardSection
 from whet.tools.pipelines.pairs import prompt_row
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import json_lines, read_json_lines, write_atomically, write_in_chunks
+from whet.training.config import EvaluationConfig
 from whet.types import Message, Prompt, Sample, Sampling, WhetError
 
 PAIRS, COMPLETIONS, DEMONSTRATIONS = "pairs.jsonl", "completions.jsonl", "demonstrations.jsonl"

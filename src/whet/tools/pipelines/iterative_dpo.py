@@ -11,8 +11,8 @@ from pydantic import Field
 
 from whet.record.text import count_of
 from whet.record.text import number as number_text
+from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
-from whet.settings.sections import RewardSection
 from whet.tools.pipelines.evaluation import POLICY, eval_stage, evaluation_config, has_eval
 from whet.tools.pipelines.generation import write_completions
 from whet.tools.pipelines.pairs import best_against_worst

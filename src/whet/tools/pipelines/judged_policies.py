@@ -24,8 +24,8 @@ from whet.record.metrics.win_rate import (
     win_shares_by_length,
 )
 from whet.record.text import percent
-from whet.settings.config import EvaluationConfig
 from whet.tools.pipelines.generation import CHUNK, ModelSampler, Row, completion_row, sampled_rows
+from whet.training.config import EvaluationConfig
 from whet.types import Group, Prompt, Sample
 
 JUDGED = "judged.jsonl"

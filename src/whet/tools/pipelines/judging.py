@@ -17,7 +17,6 @@ from pydantic import Field
 
 from whet.record.text import count_of, percent
 from whet.settings.bounds import MOST_ROWS
-from whet.settings.config import SUPERVISED, EvaluationConfig
 from whet.settings.sections import Section, Table
 from whet.tools.pipelines.evaluation import evaluation_config
 from whet.tools.pipelines.generation import CHUNK, COMPLETIONS, train_prompts, write_completions, write_rows
@@ -32,6 +31,7 @@ from whet.tools.pipelines.training import (
     trained_model,
     training_config,
 )
+from whet.training.config import SUPERVISED, EvaluationConfig
 from whet.types import Message, Prompt, Sampling, WhetError
 
 FIRST, SECOND = "A", "B"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from whet.data.sections import DataSection
 from whet.record.text import count_of
-from whet.settings.sections import DataSection
 from whet.tools.pipelines.pairs import pair_row, prompt_row
 from whet.types import WhetError
 

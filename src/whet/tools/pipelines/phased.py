@@ -19,9 +19,10 @@ from whet.record.metrics.intervals import share_interval
 from whet.record.metrics.significance import shares_apart
 from whet.record.metrics.win_rate import WinRate, change_with_interval, mean_with_interval, win_shares
 from whet.record.text import headline, number, percent
+from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_STEPS
-from whet.settings.config import PolicyConfig, PreferenceConfig, config_kind, merged
-from whet.settings.sections import RewardSection, Table
+from whet.settings.layers import merged
+from whet.settings.sections import Table
 from whet.tools.pipelines.evaluation import evaluate_model, evaluation_config, has_eval
 from whet.tools.pipelines.generation import ModelSampler, write_rows
 from whet.tools.pipelines.judged_policies import (
@@ -58,6 +59,7 @@ from whet.tools.pipelines.preference_stages import (
 from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, no_inputs, read_json_lines, stage_result
 from whet.tools.pipelines.training import check_training, steps_for, train_run, trained_model, training_config
+from whet.training.config import PolicyConfig, PreferenceConfig, config_kind
 from whet.types import WhetError
 
 PAIR_WINS = "pair_wins.jsonl"

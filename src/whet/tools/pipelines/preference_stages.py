@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from whet.data.sections import DataSection
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.record.metrics.intervals import share_interval
 from whet.record.text import count_of, percent
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
-from whet.settings.sections import DataSection, Table
+from whet.settings.sections import Table
 from whet.tools.pipelines.evaluation import evaluation_config, has_eval
 from whet.tools.pipelines.generation import train_prompts, write_completions, write_rows
 from whet.tools.pipelines.judged_policies import Judgment, judged_prompts, write_judged
@@ -233,7 +234,7 @@ def reward_model_config(
 
 def newest(done: FinishedStage) -> str:
     """The newest checkpoint of a training stage: what a reward model is read from."""
-    from whet.model import complete_checkpoints
+    from whet.model.checkpoint import complete_checkpoints
 
     return str(complete_checkpoints(Path(trained_model(done)) / "checkpoints")[-1])
 

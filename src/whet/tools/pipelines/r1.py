@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.bounds import MOST_ROWS
-from whet.settings.sections import RewardPartSection, RewardSection
 from whet.tools.pipelines.library import (
     ComposedSettings,
     MixEntry,

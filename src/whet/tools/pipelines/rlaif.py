@@ -12,9 +12,9 @@ from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.record.text import count_of, percent
+from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_STEPS
-from whet.settings.config import PolicyConfig, PreferenceConfig, config_kind
-from whet.settings.sections import RewardPartSection, RewardSection, Table
+from whet.settings.sections import Table
 from whet.tools.pipelines.evaluation import POLICY, eval_stage, evaluation_config, has_eval
 from whet.tools.pipelines.generation import COMPLETIONS, PAIRS, train_prompts, write_completions, write_rows
 from whet.tools.pipelines.judging import (
@@ -40,6 +40,7 @@ from whet.tools.pipelines.training import (
     training_config,
 )
 from whet.training.assembly.preference import preference_objective
+from whet.training.config import PolicyConfig, PreferenceConfig, config_kind
 from whet.types import WhetError
 
 EVAL_PAIRS = "eval_pairs.jsonl"
@@ -275,7 +276,7 @@ def train_policy(settings: RLAIFSettings, folder: Path, done: Mapping[str, Finis
 
 
 def newest_checkpoint(done: FinishedStage) -> Path:
-    from whet.model import complete_checkpoints
+    from whet.model.checkpoint import complete_checkpoints
 
     return complete_checkpoints(Path(trained_model(done)) / "checkpoints")[-1]
 

@@ -17,9 +17,9 @@ from whet.objective.presets import PLAIN_GROUP_METHOD, PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.record.log import read_metrics
 from whet.record.text import count_of, memory_text, number, percent
+from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.bounds import MOST_SAMPLES, MOST_STEPS
-from whet.settings.config import SUPERVISED, PolicyConfig, PreferenceConfig, config_kind
-from whet.settings.sections import RewardPartSection, RewardSection, Table
+from whet.settings.sections import Table
 from whet.tools.pipelines.compute import SELECTION, Passes, choices_within, preference_passes, rl_passes, steps_within
 from whet.tools.pipelines.judged_policies import (
     JUDGE,
@@ -57,6 +57,7 @@ from whet.tools.pipelines.preference_stages import (
 from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, no_inputs, read_json_lines, stage_result
 from whet.tools.pipelines.training import RUN, check_training, steps_for, train_run, trained_model, training_config
+from whet.training.config import SUPERVISED, PolicyConfig, PreferenceConfig, config_kind
 from whet.types import WhetError, did_you_mean
 
 SELECT = "best_of_n"  # no training: the reward model chooses among n completions of the first stage's policy

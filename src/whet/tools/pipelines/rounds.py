@@ -11,7 +11,6 @@ from pydantic import Field
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.record.text import count_of
 from whet.settings.bounds import MOST_REPEATS
-from whet.settings.config import PreferenceConfig, config_kind
 from whet.settings.sections import Table
 from whet.tools.pipelines.evaluation import POLICY, eval_stage, has_eval
 from whet.tools.pipelines.generation import PAIRS, train_prompts, write_rows
@@ -27,6 +26,7 @@ from whet.tools.pipelines.training import (
     training_config,
 )
 from whet.training.assembly.preference import preference_objective
+from whet.training.config import PreferenceConfig, config_kind
 from whet.types import Prompt, WhetError
 
 PLAIN = next(iter(PAIR_PRESETS))  # the first preset is the one that the others are measured against

@@ -15,10 +15,9 @@ from whet.pages.pipeline_changes import MeasuredPolicy
 from whet.pages.pipeline_page import write_pipeline_page
 from whet.pages.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
 from whet.pages.run_report import REPORT
-from whet.settings.config import flattened, read_toml
-from whet.settings.run_folder import LOCK, claimed_place, discard, locked
-from whet.settings.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
-from whet.settings.sections import RewardSection
+from whet.record.run_folder import LOCK, claimed_place, discard, locked
+from whet.reward.sections import RewardSection
+from whet.settings.layers import flattened, read_toml
 from whet.tools.pipelines import FinishedStage, Stage, read_json_lines, write_atomically
 from whet.tools.pipelines.plan_table import plan_lines
 from whet.tools.pipelines.progress import ProgressPrinter, print_line, run_with_progress
@@ -26,6 +25,7 @@ from whet.tools.pipelines.registry import find_pipeline
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
 from whet.tools.pipelines.stages import check_stages, unchanged_stages
 from whet.tools.pipelines.training import RUN
+from whet.training.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
 from whet.types import WhetError
 
 SETTINGS, COMMAND = "pipeline.toml", "command.txt"
@@ -167,7 +167,9 @@ def settle_inputs(folder: Path, settings: PipelineSettings, accept_changes: bool
 
 def start_pipeline_sandbox(settings: PipelineSettings) -> None:
     """Refuse a machine that isolates too little now, and not in the stage whose reward runs code."""
-    from whet.reward import RewardPart, find_reward, template
+    from whet.reward.combine import RewardPart
+    from whet.reward.find import find_reward
+    from whet.reward.templates import template
     from whet.training.assembly.rewards import start_sandbox
 
     sections = [getattr(settings, name) for name in type(settings).model_fields] + [settings.eval.reward]

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.data.sections import DemonstrationSection
 from whet.record.text import count_of
-from whet.settings.config import SUPERVISED, SFTConfig
-from whet.settings.sections import DemonstrationSection, Table
+from whet.settings.sections import Table
 from whet.tools.pipelines.evaluation import POLICY, eval_stage, evaluation_config, has_eval
 from whet.tools.pipelines.generation import DEMONSTRATIONS, write_completions, write_rows
 from whet.tools.pipelines.pairs import prompt_row, shown_against_own
@@ -25,6 +25,7 @@ from whet.tools.pipelines.rounds import (
 from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
 from whet.tools.pipelines.stages import FinishedStage, Stage, read_json_lines, stage_result
 from whet.tools.pipelines.training import check_training, run_summary, stage_settings, train_run, training_config
+from whet.training.config import SUPERVISED, SFTConfig
 
 IMITATION = "plain imitation"
 

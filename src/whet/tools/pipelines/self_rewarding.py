@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.record.text import count_of, percent
+from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
-from whet.settings.config import SUPERVISED
-from whet.settings.sections import RewardSection, Section, Table, Temperature
+from whet.settings.sections import Section, Table, Temperature
 from whet.tools.pipelines.collapse import CollapseSignals, collapse_signals, collapse_verdict, order_accuracy, warnings
 from whet.tools.pipelines.evaluation import POLICY, eval_stage, evaluation_config, has_eval
 from whet.tools.pipelines.generation import (
@@ -56,6 +56,7 @@ from whet.tools.pipelines.training import (
     trained_model,
     training_config,
 )
+from whet.training.config import SUPERVISED
 from whet.types import Prompt, Sampling
 
 JUDGED, JUDGE_EVAL = "judged.jsonl", "judge_eval.jsonl"

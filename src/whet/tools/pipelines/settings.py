@@ -9,10 +9,15 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import Field
 
+from whet.data.sections import DataSection
+from whet.model.sections import ModelSection
+from whet.reward.sections import RewardSection, SandboxSection
+from whet.rollout.sections import SamplingSection
 from whet.settings.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
-from whet.settings.config import idle_data_keys, merged, origin_of, validated
-from whet.settings.sections import DataSection, ModelSection, RewardSection, SamplingSection, SandboxSection, Section
+from whet.settings.layers import merged, validated
+from whet.settings.sections import Section
 from whet.tools.pipelines.stages import Stage
+from whet.training.config import idle_data_keys, origin_of
 from whet.types import WhetError
 
 TRAIN_KEYS = "any key of `whet config METHOD` that the pipeline does not set itself"

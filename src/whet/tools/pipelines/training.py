@@ -10,12 +10,13 @@ from typing import Any
 
 from whet import api
 from whet.record.log import is_finished, read_metrics, read_summary
+from whet.record.run_folder import CONFIG
 from whet.record.text import count_of, metric_text
-from whet.settings.config import merged, read_toml, resolved
-from whet.settings.run_folder import CONFIG
+from whet.settings.layers import merged, read_toml
 from whet.tools.pipelines.progress import ProgressLine
 from whet.tools.pipelines.settings import PipelineSettings, without_own_keys
 from whet.tools.pipelines.stages import FinishedStage, Interrupted
+from whet.training.config import resolved
 from whet.types import WhetError
 
 RUN = "run"  # a training stage's run folder

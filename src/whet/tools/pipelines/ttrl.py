@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
-from whet.settings.sections import RewardPartSection, RewardSection
 from whet.tools.pipelines.library import ComposedSettings, RLEntry, SampleEntry, StageEntry, compose
 from whet.tools.pipelines.library.choices import RLChoice
 from whet.tools.pipelines.library.evaluation import with_evals

@@ -18,17 +18,20 @@ from typing import Any
 
 from whet.pages.rescore import Rescore, RescoredSample
 from whet.pages.reward_dry_run import PartFacts, RepeatDifference, ScoredAnswer, Trial
-from whet.record import eval_records, read_metrics, read_summary, step_reports
-from whet.reward import RewardFailure, RewardPart, find_reward, score
+from whet.record.log import eval_records, read_metrics, read_summary, step_reports
 from whet.reward.call import PerSample
-from whet.reward.combine import Schedule, check_parts, combined, in_shares
+from whet.reward.combine import RewardPart, Schedule, check_parts, combined, in_shares
+from whet.reward.failure import RewardFailure
+from whet.reward.find import find_reward
 from whet.reward.ledger import Effect, ledger_path, note_effect, note_run
+from whet.reward.score import score
 from whet.reward.unscorable import collected_reasons
 from whet.reward.version import RewardVersion, parts_version, reward_version, version_changes
-from whet.settings.config import read_toml, resolved_evaluation
+from whet.settings.layers import read_toml
 from whet.tools.workbench.completions import TrialCompletion, TrialCompletions, described
 from whet.tools.workbench.controls import wrong_controls
 from whet.training.assembly.rewards import build_reward_parts, start_sandbox
+from whet.training.config import resolved_evaluation
 from whet.types import StepReport, WhetError
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from whet.objective.presets import PLAIN_GROUP_METHOD
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS, MOST_TOKENS
-from whet.settings.config import merged
+from whet.settings.layers import merged
 from whet.settings.sections import Section, Table, Temperature
 from whet.tools.pipelines.library.sampling import RejectionEntry, SampleEntry
 from whet.tools.pipelines.settings import TRAIN_KEYS

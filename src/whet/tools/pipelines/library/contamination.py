@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from whet.data.contamination import require_clean
+from whet.data.sections import DataSection
 from whet.data.source import parse_source
-from whet.settings.config import EvaluationConfig
-from whet.settings.sections import DataSection
 from whet.tools.pipelines.library.settings import ComposedSettings
+from whet.training.config import EvaluationConfig
 
 FIX = "leave them out (`whet data contamination` lists them), or give --set allow_contamination=true"
 

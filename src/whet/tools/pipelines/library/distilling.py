@@ -12,7 +12,7 @@ from pydantic import Field
 from whet.record.speed import FORWARD, TRAINING
 from whet.record.text import count_of, number, percent
 from whet.settings.bounds import MOST_SEED
-from whet.settings.config import merged
+from whet.settings.layers import merged
 from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
     Composition,

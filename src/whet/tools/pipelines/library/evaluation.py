@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.data.sections import DataSection
 from whet.record.text import count_of, percent
 from whet.reward.majority import voted_answer
-from whet.settings.config import EvaluationConfig
-from whet.settings.sections import DataSection, EvalSection
 from whet.tools.pipelines.evaluation import POLICY
 from whet.tools.pipelines.generation import sampled_rows
 from whet.tools.pipelines.library.entry import OUTPUT_FILES, Composition, Output, StageEntry, entry_values
@@ -22,6 +21,8 @@ from whet.tools.pipelines.library.settings import ComposedSettings, answer_rewar
 from whet.tools.pipelines.library.trainings import Done, rl_inputs
 from whet.tools.pipelines.pairs import prompt_row
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, stage_result
+from whet.training.config import EvaluationConfig
+from whet.training.sections import EvalSection
 from whet.types import Prompt, Sampling, WhetError
 
 NOBODY = "none"  # an eval that is compared with no other

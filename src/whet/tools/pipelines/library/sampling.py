@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.data.sections import DataSection
 from whet.record.text import count_of, percent
+from whet.reward.sections import RewardSection
+from whet.rollout.sections import SamplingSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
-from whet.settings.config import SUPERVISED, EvaluationConfig, SFTConfig
-from whet.settings.sections import DataSection, EvalSection, RewardSection, SamplingSection, Section, Temperature
+from whet.settings.sections import Section, Temperature
 from whet.tools.pipelines.generation import Scores, sampled_rows, write_rows
 from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
@@ -27,6 +29,8 @@ from whet.tools.pipelines.library.settings import ComposedSettings, answer_rewar
 from whet.tools.pipelines.library.trainings import Done, rl_inputs, row_source
 from whet.tools.pipelines.pairs import best_against_worst, prompt_row
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, read_json_lines, stage_result
+from whet.training.config import SUPERVISED, EvaluationConfig, SFTConfig
+from whet.training.sections import EvalSection
 from whet.types import Prompt, WhetError
 
 COMPLETIONS_AT_ONCE = 2048  # completions that are drawn together, and lost together by a kill

@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic import Field
 
+from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
-from whet.settings.config import idle_data_keys
-from whet.settings.sections import RewardPartSection, RewardSection, Temperature
+from whet.settings.sections import Temperature
 from whet.tools.pipelines.settings import PipelineEval, PipelineSettings
+from whet.training.config import idle_data_keys
 
 
 class ComposedEval(PipelineEval):

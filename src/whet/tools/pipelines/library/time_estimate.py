@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.model import device_choice
+from whet.model.load import device_choice
 from whet.tools.planner.from_config import UNKNOWN_PROMPT, device_plan, this_device
 
 

@@ -13,9 +13,10 @@ from whet.objective.presets import PLAIN_GROUP_METHOD
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.record.log import read_metrics
+from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_STEPS
-from whet.settings.config import SUPERVISED, Config, PolicyConfig, PreferenceConfig, SFTConfig, config_kind, merged
-from whet.settings.sections import RewardPartSection, RewardSection, Table
+from whet.settings.layers import merged
+from whet.settings.sections import Table
 from whet.tools.pipelines.library.entry import (
     Composition,
     Output,
@@ -29,6 +30,7 @@ from whet.tools.pipelines.library.time_estimate import training_seconds
 from whet.tools.pipelines.settings import TRAIN_KEYS
 from whet.tools.pipelines.stages import FinishedStage, Stage, StageCost, StagePlan, stage_result
 from whet.tools.pipelines.training import RUN, check_training, run_summary, steps_for, train_run
+from whet.training.config import SUPERVISED, Config, PolicyConfig, PreferenceConfig, SFTConfig, config_kind
 from whet.types import WhetError
 
 RANKING_MODEL = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from whet.settings.config import Config, config_values, flattened
+from whet.settings.layers import flattened
+from whet.training.config import Config, config_values
 from whet.types import WhetError
 
 INPUTS = "inputs.json"

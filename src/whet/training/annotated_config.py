@@ -13,8 +13,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from whet.settings import catalogue
-from whet.settings.config import Config, config_values, merged, rate_reasons
+from whet.objective import catalogue
+from whet.settings.layers import merged
+from whet.training.config import Config, config_values, rate_reasons
 
 WIDTH = 120
 TINY, HUGE = 1e-4, 2e4  # bounds beyond them are not shown

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whet.settings.catalogue import Method
-from whet.settings.width import model_width
+from whet.model.width import model_width
+from whet.objective.catalogue import Method
 
 PUBLISHED_WIDTH = 4096
 BUILT_IN_WIDTH = 96
