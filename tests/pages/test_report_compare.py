@@ -9,7 +9,7 @@ import xml.etree.ElementTree as xml
 from fractions import Fraction
 
 import pytest
-from tests.report.own_script import without_charts_script
+from tests.support.own_script import without_charts_script
 
 from whet.pages.charts import band_chart
 from whet.pages.compare import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.report.own_script import without_charts_script
+from tests.support.own_script import without_charts_script
 
 from whet.pages.charts import Series, line_chart, smoothed, step_scale, thinned, tick_text, value_scale
 from whet.pages.run_report import html_report, write_report

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from tests.board.made_runs import MadeRun
+from tests.support.made_runs import MadeRun
 
 from whet.pages.board import reader as reader_module
 from whet.pages.board.envelopes import Envelopes
