@@ -5,7 +5,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from tests.explain.lab_visit import READY, settle, until
+from tests.support.lab_visit import READY, settle, until
 
 from tests.support.browsing import MISSING, opened_page
 from whet.pages.board import lab

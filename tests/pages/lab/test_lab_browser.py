@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.explain.lab_visit import READY, settle, until
+from tests.support.lab_visit import READY, settle, until
 
 from tests.support.browsing import MISSING, opened_page
 from whet.pages.lab.experiments import experiment_named, experiments
