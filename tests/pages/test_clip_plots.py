@@ -14,13 +14,13 @@ from whet.objective import AXES, PRESETS
 from whet.objective.clip import Cap, PPOClip, Unclipped
 from whet.objective.gates import GeometricMean, VariationMask
 from whet.pages import clip_plots as plots
-from whet.pages.charts import Frame, Panel, PlottedCurve, curves_svg, straightened, ticks, within
+from whet.pages.chart_specs import chart, curve
+from whet.pages.chart_svg import figure_file, straightened, ticks, within
 from whet.types import WhetError
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images" / "clip"
 REFRESH = "python -m whet.pages.methods"
 SVG = "{http://www.w3.org/2000/svg}"
-FRAME = Frame("title", "x", "y", (0.0, 2.0), (0.0, 2.0), size=(200, 100))
 
 
 def test_every_rule_and_every_method_has_a_fresh_picture():
@@ -144,19 +144,26 @@ def test_ticks_are_round_numbers_inside():
     assert ticks(0.9992, 1.0008, 5) == pytest.approx((0.9995, 1.0, 1.0005))
 
 
+def panel(*curves, **more):
+    axis = {"label": "", "min": 0.0, "max": 2.0}
+    return chart(curves, x=axis, y=axis, smooth=False, **more)
+
+
 def test_a_jump_is_a_riser_and_a_limit_is_shaded():
-    curve = PlottedCurve("jumps & more", (((0.0, 0.0), (1.0, 1.0)), ((1.0, 0.0), (2.0, 0.0))))
-    text = curves_svg([Panel((curve,), limit=1.5, limit_text="out")], FRAME)
+    jumps = curve("jumps & more", (((0.0, 0.0), (1.0, 1.0)), ((1.0, 0.0), (2.0, 0.0))))
+    text = figure_file([panel(jumps, limit={"x": 1.5, "text": "out"})], "title", size=(200, 100))
     assert text.count('class="jump s0"') == 1 and text.count('class="shade"') == 1
     assert "jumps &amp; more" in text and ">out<" in text
     assert text.count('class="line s0"') == 3  # two stretches and the legend
-    calm = curves_svg([Panel((PlottedCurve("a", (((0.0, 0.0), (2.0, 2.0)),), dashed=True),))], FRAME)
+    calm = figure_file([panel(curve("a", (((0.0, 0.0), (2.0, 2.0)),), dashed=True))], "title", size=(200, 100))
     assert 'class="jump' not in calm and 'class="shade"' not in calm and "line s0 dashed" in calm
 
 
 def test_a_long_legend_takes_another_line():
-    curves = tuple(PlottedCurve(f"a curve with a long name {place}", (((0.0, 0.0), (2.0, 2.0)),)) for place in range(3))
-    one, three = (ElementTree.fromstring(curves_svg([Panel(curves[:count])], FRAME)) for count in (1, 3))
+    curves = [curve(f"a curve with a long name {number}", (((0.0, 0.0), (2.0, 2.0)),)) for number in range(3)]
+    one, three = (
+        ElementTree.fromstring(figure_file([panel(*curves[:count])], "title", size=(200, 100))) for count in (1, 3)
+    )
     assert float(three.attrib["height"]) > float(one.attrib["height"])
     names = [element for element in three.iter() if element.attrib.get("class") == "name"]
     assert len({element.attrib["y"] for element in names}) == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +13,13 @@ from whet.pages.board.folders import RUN, FoundFolder
 from whet.pages.board.samples_page import visible_card
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.visible_text import visible
-from whet.pages.review import REVIEW, read_review
+from whet.pages.review import REVIEW, read_review, review_values
 from whet.record.marks import (
-    GOOD,
-    HACKED,
     HIGH,
     LONGEST_NOTE,
     LOW,
     MARKS,
     MARKS_LOG,
-    WRONG,
     SampleMark,
     agreement,
     append_marks,
@@ -31,8 +27,6 @@ from whet.record.marks import (
     review_verdict,
 )
 
-ENDS = ((HIGH, "Highest rewards"), (LOW, "Lowest rewards"))
-KEYS = ((GOOD, "g", "Good"), (HACKED, "h", "Hacked"), (WRONG, "w", "Wrong"))
 MOST_BYTES = 256 << 20  # of a review that is read
 MOST_KEPT = 8  # runs whose review is remembered
 NOTHING = (
@@ -82,20 +76,18 @@ def add_routes(app: BoardApp, board: Board) -> None:
             raise Refusal(404, f"step {step} has no review")
         at = steps.index(step) if steps else 0
         return board.page(
-            "board_review.html",
+            "review.html",
+            **review_values(rows, [step] if steps else [], lambda row: replace(visible_card(row), id=str(row["id"]))),
             title=f"Review of {visible(run.name)}",
             run=run.id,
             tab="review",
             verdict=review_verdict(review_counts(rows)) if rows else NOTHING,
             agreement=_agreement(rows) if rows else {},
             step=step,
-            steps=[_step_link(rows, each) for each in steps],
+            listed=[_step_link(rows, each) for each in steps],
             newer=steps[at - 1] if at > 0 else None,
             older=steps[at + 1] if at + 1 < len(steps) else None,
-            ends=[(title, _cards(rows, step, end)) for end, title in ENDS],
             marks=MARKS,
-            keys=KEYS,
-            longest=LONGEST_NOTE,
         )
 
     def marked(request: BoardRequest) -> BoardResponse:
@@ -125,7 +117,7 @@ def _given(run: FoundFolder, rows: Rows, values: dict[str, Any]) -> SampleMark:
 
 
 def _agreement(rows: Rows) -> dict[str, Any]:
-    """The counts, and what people and the reward agree on; None for what is not known."""
+    """The counts, and what people and the reward agree on."""
     counts = review_counts(rows)
     both = agreement(counts)
     return {
@@ -133,28 +125,12 @@ def _agreement(rows: Rows) -> dict[str, Any]:
         "marked": both.marked,
         "agreed": both.agreed,
         "total": len(rows),
-        **{name: None if math.isnan(value) else value for name, value in _shares(both).items()},
+        **{name: getattr(both, name) for name in ("share", "low", "high", "kappa")},
         "verdict": review_verdict(counts),
     }
-
-
-def _shares(both: Any) -> dict[str, float]:
-    return {"share": both.share, "low": both.low, "high": both.high, "kappa": both.kappa}
 
 
 def _step_link(rows: Rows, step: int) -> tuple[int, int, int]:
     """The step, and how many of its samples are marked."""
     of_step = [row for row in rows if row["step"] == step]
     return step, sum(bool(row.get("mark")) for row in of_step), len(of_step)
-
-
-def _cards(rows: Rows, step: int, end: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "card": replace(visible_card(row), id=str(row["id"])),
-            "mark": row.get("mark") or "",
-            "note": str(row.get("note") or ""),
-        }
-        for row in rows
-        if row["step"] == step and row["end"] == end
-    ]

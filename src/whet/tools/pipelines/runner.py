@@ -13,8 +13,9 @@ from typing import Any
 from whet.api.ranks import refuse_ranks
 from whet.pages.pipeline_changes import MeasuredPolicy
 from whet.pages.pipeline_page import write_pipeline_page
-from whet.pages.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
+from whet.pages.pipeline_summary import PipelineSummary, StageSummary, comparison_lines, rounds_table, verdict
 from whet.pages.run_report import REPORT
+from whet.record.text import aligned
 from whet.settings.config import flattened, read_toml
 from whet.settings.run_folder import LOCK, claimed_place, discard, locked
 from whet.settings.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from whet.pages.rescore import Rescore, RescoredSample
-from whet.pages.reward_dry_run import PartFacts, RepeatDifference, ScoredAnswer, Trial
+from whet.pages.reward_dry_run import DryRun, PartFacts, RepeatDifference, ScoredAnswer
 from whet.record import eval_records, read_metrics, read_summary, step_reports
 from whet.reward import RewardFailure, RewardPart, find_reward, score
 from whet.reward.call import PerSample
@@ -87,7 +87,7 @@ def try_reward(
     timeout: float = 10.0,
     twice: bool = True,
     controls: bool = True,
-) -> Trial:
+) -> DryRun:
     """A dry run: every part on every answer, with the time it took, and once more to see whether scores stay.
 
     With `controls` the first part is also tried on completions that are wrong on purpose.
@@ -120,7 +120,7 @@ def try_reward(
             )
         )
     version = parts_version(parts)
-    return Trial(
+    return DryRun(
         title=title_of(parts),
         hash=version.hash,
         source=given.source,
