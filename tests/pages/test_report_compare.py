@@ -17,6 +17,7 @@ from whet.pages.compare import (
     Estimate,
     MethodComparison,
     MethodRun,
+    comparison_from,
     comparison_values,
     metric_name,
     notes,
@@ -235,6 +236,23 @@ def test_the_values_are_json_and_complete():
     assert values["rows"][0]["after"] == {"mean": 0.625, "spread": pytest.approx(0.1767767), "values": [0.5, 0.75]}
     assert [run["folder"] for run in values["runs"]] == ["a-seed0", "a-seed1", "b-seed0", "b-seed1"]
     assert values["runs"][0]["rewards"] == [0.25, 0.5] and 0 < values["rows"][1]["p"] < 1
+
+
+def test_a_comparison_comes_back_from_its_file_and_from_one_of_0_2():
+    both = comparison(
+        {"a": [0.5, 0.75], "b": [0.25]}, equal={"steps": "2"}, remarks=("b seed 1 failed.",), planned={"b": 2}
+    )
+    values = json.loads(json.dumps(comparison_values(both), allow_nan=False))
+    back = comparison_from(values)
+    assert verdict(back) == verdict(both) and notes(back) == notes(both) and rows(back) == rows(both)
+    assert back.status == both.status == "unfinished"
+    for run in values["runs"]:
+        for name in ("before", "after", "tokens", "seconds", "eval_size", "steps"):
+            del run[name]
+    del values["remarks"], values["planned"]
+    old = comparison_from(values)
+    assert verdict(old) == verdict(both) and [row.after for row in rows(old)] == [row.after for row in rows(both)]
+    assert old.results[0].rewards == both.results[0].rewards and old.results[0].tokens == 1000
 
 
 def test_a_course_is_the_mean_between_the_lowest_and_the_highest_seed():
