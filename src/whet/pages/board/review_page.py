@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from whet.record.marks import (
 )
 
 MOST_BYTES = 256 << 20  # of a review that is read
-MOST_KEPT = 8  # runs whose review is remembered
 NOTHING = (
     "Nothing to review yet: a run with a reward selects completions every report.review_every steps and at its end."
 )
@@ -36,40 +35,27 @@ NOTHING = (
 Rows = list[dict[str, Any]]
 
 
-class _Reviews:
-    """The reviews of runs, read again when their files change."""
+def stored_rows(folder: Path) -> Rows:
+    """The review of a run with its marks, read again when its files change."""
+    states = tuple(file_state(folder / name) for name in (REVIEW, MARKS_LOG))
+    if states[0] is None:
+        return []
+    if sum(state.size for state in states if state is not None) > MOST_BYTES:
+        raise Refusal(413, f"{REVIEW} and {MARKS_LOG} are larger than the board reads")
+    if states[1] is None and (folder / MARKS_LOG).is_symlink():
+        raise Refusal(422, f"{MARKS_LOG} is a link, and the board follows none; put the file itself there")
+    return _rows_of(folder, states)
 
-    def __init__(self) -> None:
-        self._kept: dict[Path, tuple[tuple[FileState | None, ...], Rows]] = {}
-        self._lock = threading.Lock()
 
-    def rows(self, folder: Path) -> Rows:
-        states = tuple(file_state(folder / name) for name in (REVIEW, MARKS_LOG))
-        if states[0] is None:
-            return []
-        if sum(each.size for each in states if each is not None) > MOST_BYTES:
-            raise Refusal(413, f"{REVIEW} and {MARKS_LOG} are larger than the board reads")
-        if states[1] is None and (folder / MARKS_LOG).is_symlink():
-            raise Refusal(422, f"{MARKS_LOG} is a link, and the board follows none; put the file itself there")
-        with self._lock:
-            kept = self._kept.get(folder)
-        if kept is not None and kept[0] == states:
-            return kept[1]
-        rows = read_review(folder)
-        with self._lock:
-            self._kept.pop(folder, None)
-            self._kept[folder] = (states, rows)
-            while len(self._kept) > MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
-        return rows
+@lru_cache(maxsize=8)
+def _rows_of(folder: Path, states: tuple[FileState | None, ...]) -> Rows:
+    return read_review(folder)
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    reviews = _Reviews()
-
     def page(request: BoardRequest) -> BoardResponse:
         run = board.find(request.path["run"], RUN)
-        rows = reviews.rows(run.path)
+        rows = stored_rows(run.path)
         steps = sorted({int(row["step"]) for row in rows}, reverse=True)
         step = request.number("step", steps[0] if steps else 0, 0, 2**53)
         if step not in steps and steps:
@@ -92,12 +78,12 @@ def add_routes(app: BoardApp, board: Board) -> None:
 
     def marked(request: BoardRequest) -> BoardResponse:
         run = board.find(request.path["run"], RUN)
-        return json_response(_agreement(reviews.rows(run.path)))
+        return json_response(_agreement(stored_rows(run.path)))
 
     def mark(request: BoardRequest) -> BoardResponse:
         run = board.find(request.path["run"], RUN)
-        append_marks(run.path, [_given(run, reviews.rows(run.path), request.values())])
-        return json_response(_agreement(reviews.rows(run.path)))
+        append_marks(run.path, [_given(run, stored_rows(run.path), request.values())])
+        return json_response(_agreement(stored_rows(run.path)))
 
     app.get("/run/{run}/review", page)
     app.get("/api/run/{run}/review", marked)
