@@ -101,15 +101,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pages": (
         "types",
+        "settings",
         "objective",
         "record",
+        "training",
     ),
     "pages.board": (
         "types",
         "settings",
         "record",
         "envs",
-        "training",
         "pages",
         "__init__",
     ),

@@ -81,21 +81,20 @@ def test(
 
       whet reward test math_answer think_format=0.2 --run runs/first --html reward.html
     """
-    from whet.pages.reward_dry_run import trial_record, trial_text
-    from whet.pages.reward_page import write_trial_page
+    from whet.pages.reward_dry_run import dry_run_record, dry_run_text, write_dry_run_page
     from whet.tools.workbench.workbench import try_reward
 
     names = [*(reward or ()), *(parts or ())]
     if not names and run is not None:
         names = [str(Path(run) / "config.toml")]
     chosen, config = _chosen(names, settings)
-    trial = try_reward(
+    dry_run = try_reward(
         chosen, _answers(data, completions, run, limit, model, config), _timeout(config), not once, controls
     )
     if page:
-        write_trial_page(page, trial)
-    _print_json(trial_record(trial)) if as_json else typer.echo(trial_text(trial))
-    if not trial.is_sound():
+        write_dry_run_page(page, dry_run)
+    _print_json(dry_run_record(dry_run)) if as_json else typer.echo(dry_run_text(dry_run))
+    if not dry_run.is_sound():
         raise typer.Exit(1)
 
 
@@ -199,8 +198,7 @@ def rescore(
     settings: Settings = None,
 ) -> None:
     """Score a run's saved samples with another reward and show what would have changed, without training."""
-    from whet.pages.rescore import rescore_record, rescore_text
-    from whet.pages.reward_page import write_rescore_page
+    from whet.pages.rescore import rescore_record, rescore_text, write_rescore_page
     from whet.tools.workbench.completions import run_completions
     from whet.tools.workbench.workbench import rescore_run
 

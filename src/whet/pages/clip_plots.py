@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 from whet.objective import AXES, PRESETS, Objective
 from whet.objective.clip import Clip
 from whet.objective.lazy_torch import torch
-from whet.pages.charts import Frame, Panel, PlottedCurve, Stretch, curves_svg
+from whet.pages.chart_specs import Point, chart, curve
+from whet.pages.chart_svg import figure_file
 from whet.types import WhetError, did_you_mean
 
 COMPLETION_TOKENS = 8
@@ -58,28 +59,27 @@ def rule_plot(rule: Clip) -> str:
     several = looks_at_probability(rule)
     chosen = PROBABILITIES if several else (0.5,)
     span = ratio_range(rule)
-    panels = []
-    for probability in chosen:
-        reach = min(span[1], _most(rule, probability))
-        curves = tuple(
-            PlottedCurve(said, _stretches(rule, side, (span[0], reach), probability), tone, dashed=tone == 1)
-            for tone, (side, said) in enumerate(SIDES)
+    reaches = {probability: min(span[1], _most(rule, probability)) for probability in chosen}
+    drawn = {
+        (probability, side): _stretches(rule, side, (span[0], reach), probability)
+        for probability, reach in reaches.items()
+        for side, _ in SIDES
+    }
+    bottom, top = _weight_range([weight for parts in drawn.values() for part in parts for _, weight in part])
+    label = "weight" if several else "weight: the factor in front of grad log pi"
+    panels = [
+        chart(
+            [curve(said, drawn[probability, side], tone, dashed=tone == 1) for tone, (side, said) in enumerate(SIDES)],
+            x={"label": "ratio", "min": span[0], "max": span[1]},
+            y={"label": label, "min": bottom, "max": max(top, _rounded_up(1.2))},
+            smooth=False,
+            lines=[{"x": 1.0}],
+            title=f"old probability {probability:g}" if several else "",
+            limit={"x": reach, "text": "above probability 1"},
         )
-        title = f"old probability {probability:g}" if several else ""
-        panels.append(Panel(curves, title, reach if reach < span[1] else None, "above probability 1"))
-    drawn = [value for panel in panels for curve in panel.curves for part in curve.stretches for _, value in part]
-    bottom, top = _weight_range(drawn)
-    frame = Frame(
-        title=rule.name,
-        subtitle=_situation(rule),
-        x_label="ratio",
-        y_label="weight" if several else "weight: the factor in front of grad log pi",
-        x_range=span,
-        y_range=(bottom, max(top, _rounded_up(1.2))),
-        guide=1.0,
-        size=(230, 220) if several else (520, 240),
-    )
-    return curves_svg(panels, frame)
+        for probability, reach in reaches.items()
+    ]
+    return figure_file(panels, rule.name, _situation(rule), size=(230, 220) if several else (520, 240))
 
 
 def clip_text(rule: Clip) -> str:
@@ -207,7 +207,7 @@ def curve_points(
 
 def _stretches(
     rule: Clip, side: float, span: tuple[float, float], probability: float, steps: int = 240
-) -> tuple[Stretch, ...]:
+) -> tuple[tuple[Point, ...], ...]:
     low, high = span
     step = (high - low) / steps
     # a ratio of 0 has no logarithm, and no token that was drawn has it; some rules are steep there

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.board.test_pipeline_and_evals import made_pipeline, summary
+from tests.pages.board.test_pipeline_and_evals import made_pipeline, summary
 from tests.support.browsing import MISSING, opened_page
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board

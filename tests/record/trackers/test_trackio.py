@@ -85,6 +85,7 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_database_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     """trackio itself only warns."""
     (tmp_path / "file").write_text("")

@@ -4,7 +4,6 @@ import signal
 
 import pytest
 
-from tests.pipeline.test_kill_pipeline import content, wait_for
 from tests.support.commands import started
 from whet.settings.layers import from_settings
 from whet.tools.pipelines.runner import resume_pipeline, run_pipeline

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.report.own_script import without_charts_script
+from tests.support.own_script import without_charts_script
 from whet.pages.pipeline_page import pipeline_html
 from whet.pages.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
 

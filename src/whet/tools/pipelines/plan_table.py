@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from whet.pages.pipeline_summary import aligned
-from whet.record.text import duration, quantity
+from whet.record.text import aligned, duration, quantity
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan
 
 HEAD = ["stage", "reads", "writes", "updates", "completions", "tokens sampled"]

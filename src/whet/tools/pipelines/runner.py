@@ -13,9 +13,10 @@ from typing import Any
 from whet.api.ranks import refuse_ranks
 from whet.pages.pipeline_changes import MeasuredPolicy
 from whet.pages.pipeline_page import write_pipeline_page
-from whet.pages.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
+from whet.pages.pipeline_summary import PipelineSummary, StageSummary, comparison_lines, rounds_table, verdict
 from whet.pages.run_report import REPORT
 from whet.record.run_folder import LOCK, claimed_place, discard, locked
+from whet.record.text import aligned
 from whet.reward.sections import RewardSection
 from whet.settings.layers import flattened, read_toml
 from whet.tools.pipelines import FinishedStage, Stage, read_json_lines, write_atomically

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from whet.pages.rescore import Rescore, RescoredSample
-from whet.pages.reward_dry_run import PartFacts, RepeatDifference, ScoredAnswer, Trial
+from whet.pages.reward_dry_run import DryRun, PartFacts, RepeatDifference, ScoredAnswer
 from whet.record.log import eval_records, read_metrics, read_summary, step_reports
 from whet.reward.call import PerSample
 from whet.reward.combine import RewardPart, Schedule, check_parts, combined, in_shares
@@ -90,7 +90,7 @@ def try_reward(
     timeout: float = 10.0,
     twice: bool = True,
     controls: bool = True,
-) -> Trial:
+) -> DryRun:
     """A dry run: every part on every answer, with the time it took, and once more to see whether scores stay.
 
     With `controls` the first part is also tried on completions that are wrong on purpose.
@@ -108,7 +108,7 @@ def try_reward(
         reason = _reason(answer, reasons) if any(score is None for score, *_ in row.values()) else ""
         scored.append(_scored_answer(answer, row, totals[place], reason))
     version = parts_version(parts)
-    return Trial(
+    return DryRun(
         title=title_of(parts),
         hash=version.hash,
         source=given.source,
