@@ -20,11 +20,12 @@ from whet.settings.run_folder import LOCK, claimed_place, discard, locked
 from whet.settings.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
 from whet.settings.sections import RewardSection
 from whet.tools.pipelines import FinishedStage, Stage, read_json_lines, write_atomically
+from whet.tools.pipelines.library import compose
 from whet.tools.pipelines.plan_table import plan_lines
 from whet.tools.pipelines.progress import ProgressPrinter, print_line, run_with_progress
 from whet.tools.pipelines.registry import find_pipeline
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
-from whet.tools.pipelines.stages import check_stages, unchanged_stages
+from whet.tools.pipelines.stages import unchanged_stages
 from whet.tools.pipelines.training import RUN
 from whet.types import WhetError
 
@@ -49,8 +50,7 @@ def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> Pi
     refuse_ranks("a pipeline")
     pipeline = find_pipeline(name)
     settings = resolve_settings(pipeline, *layers)
-    stages = pipeline.stages(settings)
-    check_stages(stages)
+    stages = compose(settings, pipeline.stages(settings))
     start_pipeline_sandbox(settings)
     if settings.folder and (Path(settings.folder) / SETTINGS).is_file():
         return _run_again(pipeline, settings, stages, command)
@@ -72,8 +72,7 @@ def planned_text(name: str, *layers: Mapping[str, Any]) -> str:
     """What a pipeline would do, in lines that TOML skips, and its settings as TOML: a file for `--config`."""
     pipeline = find_pipeline(name)
     settings = resolve_settings(pipeline, *layers)
-    stages = pipeline.stages(settings)
-    check_stages(stages)
+    stages = compose(settings, pipeline.stages(settings))
     done = unchanged_stages(stages, Path(settings.folder)) if settings.folder else []
     lines = [f"# {line}".rstrip() for line in (f"{pipeline.name}: {pipeline.about}", *plan_lines(stages, done))]
     return "\n".join(lines) + f"\n\n{settings_toml(settings)}"
@@ -128,8 +127,7 @@ def resume_pipeline(
     pipeline = find_pipeline(str(values.get("pipeline")))
     resolved = resolve_settings(pipeline, {**values, "folder": str(place)})
     start_pipeline_sandbox(resolved)
-    stages = pipeline.stages(resolved)
-    check_stages(stages)
+    stages = compose(resolved, pipeline.stages(resolved))
     with locked(place):
         settle_inputs(place, resolved, accept_changes)
         try:
