@@ -89,7 +89,10 @@ def phase_entries(settings: PhasedSettings) -> list[PreferenceEntry | RLEntry]:
         raise WhetError("train.objective.kl is set by the pipeline; set guard_kl instead")
     if settings.order == "rl_first":
         return [settings.learning(LEARN, "", 0.0), settings.aligning(ALIGN, LEARN, settings.epochs)]
-    phases = [settings.aligning(ALIGN, "", settings.epochs), settings.learning(LEARN, ALIGN, settings.guard_kl)]
+    phases: list[PreferenceEntry | RLEntry] = [
+        settings.aligning(ALIGN, "", settings.epochs),
+        settings.learning(LEARN, ALIGN, settings.guard_kl),
+    ]
     if settings.replay_epochs:
         phases.append(settings.aligning(REPLAY, LEARN, settings.replay_epochs))
     if settings.guard_kl and settings.compare_unguarded:

@@ -222,7 +222,13 @@ def rlhf_entries(settings: RLHFSettings) -> list[StageEntry]:
             judged |= {"policy": start, "seed_offset": place, "who": way}
             entries.append(BestOfEntry(name=name, most_n=settings.most_n, **budget, **judged))
             continue
-        common = {"name": trainings[way], "start": start, "method": way, "lengths": beginning.name, **budget}
+        common: dict[str, Any] = {
+            "name": trainings[way],
+            "start": start,
+            "method": way,
+            "lengths": beginning.name,
+            **budget,
+        }
         common |= {"train": settings.train.get(way) or {}, "steps": 0 if budget else settings.steps}
         if config_kind(way) is PreferenceConfig:
             most = settings.most_epochs if budget else 0.0

@@ -100,10 +100,7 @@ class MatchedEntry(RLEntry):
         if self.teacher:
             inputs["teacher"] = composition.model(self, "teacher", self.teacher)
         for key in ("student", "traces", "imitation"):
-            stage = composition.stage(self, key, getattr(self, key), ("model", "completions"))
-            if stage is None:
-                raise WhetError(f"stage {self.name!r}: {key}={getattr(self, key)!r} is no earlier stage; name one")
-            inputs[key] = stage
+            inputs[key] = composition.known_stage(self, key, getattr(self, key))
         return inputs
 
     def more(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> Mapping[str, Any]:
@@ -174,7 +171,7 @@ class CompareEntry(StageEntry):
     evals: tuple[str, ...] = Field(min_length=2, max_length=100, description="stages of kind eval; all with the first")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        return {name: composition.rows(self, "evals", name, ("metrics",)) for name in self.evals}
+        return {name: composition.known_stage(self, "evals", name) for name in self.evals}
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         return f"{' and '.join(self.evals[1:])} against {self.evals[0]}, prompt by prompt"

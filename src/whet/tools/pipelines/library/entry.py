@@ -222,6 +222,13 @@ class Composition:
             return StageInput(source=self.settings.data.source)
         return self.rows(entry, key, named, ("rows", "completions"))
 
+    def known_stage(self, entry: StageEntry, key: str, named: str) -> StageInput:
+        """An earlier stage whose result is read, whatever it leaves."""
+        found = self.stage(entry, key, named, ("metrics", "model", "completions", "rows", "pairs"))
+        if found is None:
+            raise self._missing(entry, key, named, "anything else that has a result")
+        return found
+
     def stage(self, entry: StageEntry, key: str, named: str, wanted: tuple[Output, ...]) -> StageInput | None:
         """What an earlier stage leaves; None where no stage is called that."""
         name, _, file = named.partition("/")

@@ -279,7 +279,7 @@ class WaysEntry(StageEntry):
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         names = dict.fromkeys((self.start, *self.trainings.values(), *self.judged.values()))
-        return {name: composition.rows(self, "judged", name, ("metrics", "model")) for name in names}
+        return {name: composition.known_stage(self, "judged", name) for name in names}
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         return "all ways side by side: win rates, KL, length, what each spent"

@@ -135,7 +135,7 @@ class PhaseCheckEntry(StageEntry):
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         names = (self.start, *self.phases.values())
-        return {name: composition.rows(self, "phases", name, ("metrics",)) for name in names}
+        return {name: composition.known_stage(self, "phases", name) for name in names}
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         return "what each phase left of the one before it, with intervals"
@@ -172,9 +172,9 @@ class PhaseCheckEntry(StageEntry):
         shares = [_shares(self._judged(run, stage), start) for stage in (before, after)]
         found = []
         for what, values in (("pair accuracy", wins), ("win rate by the judge", shares)):
-            change, means = change_with_interval(*values), [mean_with_interval(each) for each in values]
-            if change is not None and means[0] is not None and means[1] is not None:
-                found.append(kept_verdict(what, means[0].value, means[1].value, change, self.tolerance))
+            moved, first_mean, mean = change_with_interval(*values), *(mean_with_interval(each) for each in values)
+            if moved is not None and first_mean is not None and mean is not None:
+                found.append(kept_verdict(what, first_mean.value, mean.value, moved, self.tolerance))
         return found
 
     def _judged(self, run: StageWork, stage: str) -> list[Row]:

@@ -274,8 +274,7 @@ class CollapseEntry(SelfJudgeEvalEntry):
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         inputs = super().find_inputs(composition)
         for key, names in (("pairs", self.pairs), ("judges", self.judges), ("evals", self.evals)):
-            wanted: tuple[Output, ...] = ("pairs",) if key == "pairs" else ("metrics",)
-            inputs |= {name: composition.rows(self, key, name, wanted) for name in names}
+            inputs |= {name: composition.known_stage(self, key, name) for name in names}
         return inputs
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
@@ -284,7 +283,7 @@ class CollapseEntry(SelfJudgeEvalEntry):
     def work(self, run: StageWork) -> Mapping[str, Any]:
         judge = super().work(run)
         judged = [*(run.result(name) for name in self.judges), judge]
-        measured = [run.result(name) for name in self.evals] or [None] * len(judged)
+        measured: list[Mapping[str, Any] | None] = [run.result(name) for name in self.evals] or [None] * len(judged)
         before, *rounds = (
             _after_round(CollapseSignals(number, **signals), result, evaluated)
             for number, (signals, result, evaluated) in enumerate(

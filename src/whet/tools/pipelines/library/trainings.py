@@ -100,13 +100,9 @@ class TrainingEntry(StageEntry):
             raise WhetError(f"stage {self.name!r}: {named[0]} and {named[1]} both say how long; give one")
         inputs = {self.read_key: self.find_rows(composition), "start": composition.model(self, "start", self.start)}
         inputs |= self.find_more(composition)
-        for key, named in (("steps of", self.steps_of), ("cost of", self.cost_of), ("lengths", self.lengths)):
-            if named:
-                wanted: tuple[Output, ...] = ("metrics",) if key == "lengths" else ("model",)
-                stage = composition.stage(self, key.replace(" ", "_"), named, wanted)
-                if stage is None:
-                    raise WhetError(f"stage {self.name!r}: {key.replace(' ', '_')}={named!r} is no earlier stage")
-                inputs[key] = stage
+        for key in ("steps_of", "cost_of", "lengths"):
+            if getattr(self, key):
+                inputs[key.replace("_", " ")] = composition.known_stage(self, key, getattr(self, key))
         config, rows = self.checked(composition.settings, inputs), inputs[self.read_key]
         if not rows.stage:
             inputs[self.read_key] = replace(rows, count=num_rows(config))
