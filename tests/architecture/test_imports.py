@@ -206,7 +206,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "training.assembly",
         "pages",
         "tools.planner",
-        "tools.evaluation",
         "api",
     ),
     "tools.studies": (

@@ -17,7 +17,8 @@ def plan_lines(stages: Sequence[Stage], unchanged: Collection[str] = ()) -> list
     rows = [[*HEAD, "time"] if timed else HEAD]
     for number, (stage, cost) in enumerate(zip(stages, costs, strict=True), 1):
         plan = stage.plan or StagePlan()
-        reads = "; ".join(f"{what}: {where}" for what, where in plan.inputs.items()) or stage.about
+        named = (where if where == what else f"{what}: {where}" for what, where in plan.inputs.items())
+        reads = "; ".join(named) or stage.about
         mark = " (done)" if stage.name in unchanged else ""
         cells = [f"{number}. {stage.name}{mark}", reads, plan.writes, *_amounts(cost)]
         rows.append([*cells, duration(cost.seconds) if cost.seconds else ""] if timed else cells)

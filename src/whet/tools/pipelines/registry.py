@@ -24,14 +24,25 @@ from whet.types import WhetError, did_you_mean
 PIPELINES: dict[str, Pipeline] = {
     pipeline.name: pipeline
     for pipeline in (
-        *(R1, R1_ZERO, REJECTION, TTRL, DISTILL, RLHF, PHASED, ITERATIVE_DPO, SELF_PLAY, RLAIF),
-        *(SELF_REWARDING, CONSTITUTIONAL),
+        R1,
+        R1_ZERO,
+        REJECTION,
+        TTRL,
+        DISTILL,
+        RLHF,
+        PHASED,
+        ITERATIVE_DPO,
+        SELF_PLAY,
+        RLAIF,
+        SELF_REWARDING,
+        CONSTITUTIONAL,
         FROM_FILE,
     )
 }
 
 
 def find_pipeline(name: str) -> Pipeline:
+    """The pipeline of that name; an unknown one is an error with the nearest name."""
     if name not in PIPELINES:
         load_plugins()
     if name not in PIPELINES:

@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from whet.record.metrics.significance import shares_apart
-from whet.tools.pipelines.self_scores import self_scores
+from whet.tools.pipelines.library.self_scores import self_scores
 
 LONGER = 1.5  # times the length of the first round's completions
 TOP, FLAT = 0.9, 0.05  # mean score and spread within a prompt, both as shares of the scale

@@ -15,7 +15,8 @@ from typing import Any
 
 from whet.reward.repetition import repetition
 from whet.reward.safety import safety
-from whet.tools.pipelines.judging import FIRST, SECOND
+from whet.tools.pipelines.library.verdicts import FIRST, SECOND
+from whet.tools.pipelines.settings import PipelineSettings
 from whet.types import Message, Prompt, WhetError, did_you_mean
 
 CLAMP = (0.4, 0.6)  # Bai 2022 (2212.08073): a label after written reasoning is too sure of itself
@@ -95,6 +96,13 @@ def read_constitution(path: str) -> tuple[Principle, ...]:
 
 
 _KEYS = tuple(each.name for each in fields(Principle))
+
+
+def principles_of(path: str, settings: PipelineSettings) -> tuple[Principle, ...]:
+    """The principles of a file; without one, the built-in ones, or those that a task teaches."""
+    if path:
+        return read_constitution(path)
+    return TASK_PRINCIPLES if settings.data.parsed_source.is_task else GENERAL
 
 
 def _principle(entry: Mapping[str, Any], where: str) -> Principle:

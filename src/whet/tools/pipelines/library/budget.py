@@ -1,4 +1,4 @@
-"""What a training spends, in one unit for every method: tokens of one forward pass of the policy's model. Pure.
+"""What a training spends, in one unit for every method: tokens of one forward pass of the policy's model.
 
 A forward pass over a token costs 1: one that is sampled, and one that a frozen model (reference, reward model) reads.
 Training on it costs 3: forward, and twice that backward (Kaplan et al. 2020, arXiv 2001.08361, appendix B). Each model
@@ -11,6 +11,10 @@ is computed once. The seconds of every stage are on the page beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from whet.record.text import memory_text
+from whet.training.config import PreferenceConfig
 
 TRAINED = 3.0  # forward passes that one of training costs
 
@@ -53,11 +57,43 @@ def preference_passes(*, reference: bool) -> Passes:
 SELECTION = Passes(1.0, 1.0)  # one of n completions: written, and read by the reward model
 
 
-def steps_within(budget: float, cost_per_step: float) -> int:
-    """Steps that cost as much as the budget, to the nearest step and at least one."""
-    return max(1, round(budget / cost_per_step))
+def steps_within(budget: float, cost_per_step: float, most: int = 0) -> int:
+    """Steps that cost as much as the budget, to the nearest step and at least one; `most` of them, 0: any number."""
+    steps = max(1, round(budget / cost_per_step))
+    return min(steps, most) if most else steps
 
 
 def choices_within(budget: float, prompts: int, tokens: float, most: int) -> int:
     """n of best-of-n whose choice among n completions of `tokens` each spends the budget on these prompts."""
     return max(1, min(most, int(budget / (prompts * tokens * SELECTION.cost))))
+
+
+def passes_of(config: Any) -> Passes:
+    """How often a sequence of this training passes through a model."""
+    from whet.tools.planner.from_config import objective_needs
+
+    needs = objective_needs(config)
+    if isinstance(config, PreferenceConfig):
+        return preference_passes(reference="ref_logp" in needs)
+    return rl_passes(
+        reference="ref_logp" in needs,
+        critic="value" in needs,
+        reward_model=True,
+        updates=config.batch.updates_per_step * config.batch.epochs_per_batch,
+        epochs=config.batch.epochs_per_batch,
+        shared_trunk=config.trains_critic() and config.critic.trunk == "shared",
+    )
+
+
+def memory_of(config: Any) -> str:
+    """What each model of a training keeps in memory, in words; empty for a model whose shape cannot be told."""
+    from whet.model.load import device_choice
+    from whet.tools.planner.from_config import device_plan, this_device
+
+    plan = device_plan(config, this_device(device_choice(config.model.device)), 1, 1)
+    sizes: dict[str, float] = {}
+    for line in plan.memory.lines if plan is not None else ():
+        name = line.name.partition(":")[0].partition(" (")[0]
+        if name in ("policy", "reference", "critic", "reward model") and "activations" not in line.name:
+            sizes[name] = sizes.get(name, 0.0) + line.bytes
+    return ", ".join(f"{name} {memory_text(size)}" for name, size in sizes.items())

@@ -8,17 +8,21 @@ from typing import Any
 
 from whet.data.tasks import Task
 from whet.reward.sections import RewardSection
-from whet.tools.pipelines.pairs import prompt_row
+from whet.tools.pipelines.library.pair_rows import prompt_row
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import json_lines, read_json_lines, write_atomically, write_in_chunks
 from whet.training.config import EvaluationConfig
 from whet.types import Message, Prompt, Sample, Sampling, WhetError
 
-PAIRS, COMPLETIONS, DEMONSTRATIONS = "pairs.jsonl", "completions.jsonl", "demonstrations.jsonl"
-CHUNK = 64  # prompts that are answered together, and lost together by a kill
+COMPLETIONS_AT_ONCE = 2048  # completions that are drawn together, and lost together by a kill
 EXAMPLE_SEED = 7919  # added to the seed: examples have other prompts than the rounds
 Scores = list[list[float | None]]
 Row = dict[str, Any]
+
+
+def chunk_size(count: int) -> int:
+    """Prompts that are answered together, each `count` times."""
+    return max(8, COMPLETIONS_AT_ONCE // max(1, count))
 
 
 class ModelSampler:
@@ -33,6 +37,7 @@ class ModelSampler:
     def completions(
         self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seed: tuple[int, ...]
     ) -> list[list[Sample]]:
+        """`count` completions to each prompt."""
         from whet.rollout.collect import draw_completions
         from whet.training.assembly.runtime import encode_prompts
 
@@ -49,7 +54,7 @@ class ModelSampler:
     def scores(
         self, reward: RewardSection | None, prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]]
     ) -> Scores:
-        """Rewards of completions; None: by the reward of the eval."""
+        """Rewards of completions; None: by the reward of the config."""
         return [[sample.reward for sample in samples] for samples in self.scored(reward, prompts, written)]
 
     def scored(
@@ -63,28 +68,6 @@ class ModelSampler:
         parts = build_reward_parts(config, wanted=True)
         scorer = build_scorer(config, bind_judges(parts, self.runtime.engine, self.runtime.loaded.tokenizer))
         return [group.samples for group in score_groups(prompts, written, scorer)]
-
-
-def write_completions(
-    folder: Path,
-    config: EvaluationConfig,
-    chosen: Sequence[Prompt],
-    count: int,
-    seed: tuple[int, ...],
-    is_scored: bool = False,
-) -> list[Row]:
-    """`count` completions to each prompt, scored by the config's reward where wanted, as rows of completions.jsonl."""
-    from whet.training.assembly.runtime import sampling_from
-
-    def rows_of(sampler: ModelSampler, number: int, prompts: Sequence[Prompt]) -> list[Row]:
-        written = sampler.completions(prompts, count, sampling_from(config.sampling), (*seed, number))
-        rows = [completion_row(prompt, samples) for prompt, samples in zip(prompts, written, strict=True)]
-        if not is_scored:
-            return rows
-        scores = sampler.scores(None, prompts, written)
-        return [{**row, "scores": given} for row, given in zip(rows, scores, strict=True)]
-
-    return sampled_rows(folder / COMPLETIONS, config, chosen, CHUNK, rows_of)
 
 
 def sampled_rows(
@@ -110,47 +93,35 @@ def sampled_rows(
 
 
 def completion_row(prompt: Prompt, samples: Sequence[Sample]) -> Row:
+    """A row of completions: the prompt, its gold answer, and each completion with its length."""
     return {
         **prompt_row(prompt),
+        "answer": prompt.answer,
         "completions": [sample.completion for sample in samples],
-        "finished": [sample.stop != "length" for sample in samples],
+        "finished": [not sample.stop.is_limit for sample in samples],
+        "tokens": [sample.num_actions for sample in samples],
     }
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write JSON lines, all or nothing."""
     return write_atomically(path, json_lines(rows))
 
 
-def train_prompts(config: EvaluationConfig, first: int, count: int, advice: str) -> list[Prompt]:
-    """`count` prompts of the training split from number `first` on; a task writes as many as are needed."""
+def training_prompts(config: EvaluationConfig, first: int, count: int, advice: str) -> list[Prompt]:
+    """`count` prompts from number `first` on, 0: all; a task writes as many as are needed."""
     from whet.training.assembly.prompts import load_prompts
 
-    needed = first + count
-    if config.data.parsed_source.is_generated and config.data.count < needed:
+    needed = first + count if count else 0
+    if needed and config.data.parsed_source.is_generated:
         config = config.model_copy(update={"data": config.data.model_copy(update={"count": needed})})
-    chosen = load_prompts(config, evaluation=False)
-    if len(chosen) < needed:
-        raise WhetError(f"{config.data.source} has {len(chosen)} prompts and {needed} are needed; lower {advice}")
-    return chosen[first:needed]
+    prompts = load_prompts(config, evaluation=False)
+    if len(prompts) < needed:
+        raise WhetError(f"{config.data.source} has {len(prompts)} prompts and {needed} are needed; lower {advice}")
+    return prompts[first : needed or None]
 
 
-def own_sampling(settings: PipelineSettings) -> Sampling:
-    from whet.training.assembly.runtime import sampling_from
-
-    return sampling_from(settings.sampling)
-
-
-def task_kinds(settings: PipelineSettings) -> list[tuple[Task, int]]:
-    """The tasks and difficulties of the data; none where it is no task."""
+def task_rows(settings: PipelineSettings, count: int, draw: Callable[[Task, int, int], Sequence[Any]]) -> list[Any]:
+    """`draw(task, count, difficulty)` for an equal share of `count` of every kind; none where the data is no task."""
     source = settings.data.parsed_source
-    if not source.is_task:
-        return []
-    return [(task, difficulty) for task in source.tasks() for difficulty in settings.data.difficulty]
-
-
-def rows_of_kinds(
-    kinds: Sequence[tuple[Task, int]], count: int, drawn: Callable[[Task, int, int], Sequence[Any]]
-) -> list[Any]:
-    """`drawn(task, count, difficulty)` for an equal share of `count` from each kind, one after another."""
-    share = -(-count // max(1, len(kinds)))
-    return [each for task, difficulty in kinds for each in drawn(task, share, difficulty)]
+    return source.from_tasks(draw, count, settings.data.difficulty) if source.is_task else []

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from whet.tools.pipelines.pairs import best_against_worst
+from whet.tools.pipelines.library.pair_rows import best_against_worst
 from whet.types import Message, Prompt
 
 LOW, HIGH = 0.0, 5.0
