@@ -426,7 +426,7 @@ def paths_of(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def keys(method: str) -> list[str]:
     """Every key that a run of the method may be given, the numbers of its objective too."""
-    from whet.settings.methods import catalogue
+    from whet.objective import catalogue
     from whet.training.config import config_class
 
     found = catalogue.method(method)

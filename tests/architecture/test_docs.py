@@ -210,7 +210,7 @@ def test_public_names_are_documented(name):
 
 
 def test_the_page_of_methods_is_fresh():
-    from whet.settings.methods.tables import markdown_page
+    from whet.pages.methods import markdown_page
 
     written = ROOT / "docs" / "algorithms.md"
     assert written.is_file() and written.read_text("utf-8") == markdown_page("policy"), f"stale; refresh it:\n{REFRESH}"

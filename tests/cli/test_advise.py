@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from whet import cli
-from whet.objective import PRESETS
+from whet.objective import PRESETS, catalogue
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.settings.methods import catalogue
 from whet.tools.advice import guide
 from whet.tools.advice.footprint import Footprint, memory_estimate
 from whet.tools.advice.guide import (

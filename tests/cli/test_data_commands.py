@@ -182,6 +182,22 @@ def test_split_keeps_prompts_together() -> None:
     assert "do not add up to 1" in refused("split", "a.jsonl", "x.jsonl=0.8", "y.jsonl=0.8")
 
 
+def test_split_meets_its_shares_where_prompts_have_variants() -> None:
+    """Whichever row of a group decides where the group goes must not favour a side."""
+    rows = [
+        {"prompt": f"{'What' if n % 2 else 'what'} is {g}, and why{'?' * (n // 2)}"}
+        for n in range(40)
+        for g in range(100)
+    ]
+    save("a.jsonl", *rows)
+    found = said("split", "a.jsonl", "one.jsonl=0.5", "two.jsonl=0.5")
+    assert found["groups"] == 100 and 1200 < found["sides"]["one.jsonl"] < 2800
+    one = [row["prompt"] for row in load("one.jsonl")]
+    save("b.jsonl", *reversed(rows))  # and neither does their order
+    said("split", "b.jsonl", "one2.jsonl=0.5", "two2.jsonl=0.5")
+    assert sorted(one) == sorted(row["prompt"] for row in load("one2.jsonl"))
+
+
 def test_split_keeps_near_duplicates_together() -> None:
     rows = [{"prompt": LUCY.replace("212", str(number))} for number in range(40)]
     save("a.jsonl", *rows, *({"prompt": text} for text in sentences(60)))

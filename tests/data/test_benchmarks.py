@@ -182,7 +182,7 @@ def test_published_files(path: str) -> None:
 )
 def test_how_many_gold_answers_no_reward_reads(path: str, name: str, count: int) -> None:
     """docs/data-tools.md says so."""
-    from whet.reward.math_answer import unread_gold
+    from whet.reward.mathematics.math_answer import unread_gold
 
     file = Path(os.environ.get("WHET_DATA", "")) / f"{path}.jsonl.gz"
     if not file.is_file():

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
-from tests.envs.scripted import ScriptedEngine, tool_tokenizer
-
+from tests.support.packages import needs
+from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.data.chat import prompt_tokens
 from whet.data.packing import token_batch
 from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
@@ -23,6 +21,7 @@ from whet.objective import PRESETS
 from whet.objective.statistics import compared_apart
 from whet.types import Group, Prompt, Sampling, StopReason, WhetError
 
+pytestmark = needs("fastapi", "uvicorn")
 # what every program of these tests begins with: a client in a few lines, which starts faster than a real one
 CLIENT = """
 import json, os, sys, threading, time, urllib.error, urllib.request

@@ -133,6 +133,7 @@ def test_without_a_terminal_it_prints_one_frame_and_ends(tmp_path: Path) -> None
     assert isinstance(missing.exception, WhetError)
 
 
+@pytest.mark.slow
 def test_in_a_terminal_it_follows_the_run_to_its_end(tmp_path: Path) -> None:
     pexpect = pytest.importorskip("pexpect")
     run = write_run(tmp_path / "run", steps=3)

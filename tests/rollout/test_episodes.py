@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -95,6 +97,29 @@ def test_what_was_sampled_is_trained_and_what_was_answered_is_not(loaded):
     for turn in sample.turns:
         assert sample.action[turn.start : turn.stop].all() == (turn.role == "assistant")
         assert turn.text in decode(sample.tokens[turn.start : turn.stop].tolist())
+
+
+class Partner(Counting):
+    """Answers as an assistant: another model speaks, or an example is shown."""
+
+    turns = 2
+
+    def step(self, completion):
+        self.count += 1
+        said = ({"role": "assistant", "content": "not mine"}, {"role": "user", "content": "go on"})
+        return StepResult(said, reward=1.0, done=self.count == self.turns)
+
+
+def test_what_an_environment_says_as_an_assistant_is_not_the_policys_own(loaded):
+    [[sample]], _, _ = play(loaded, Partner)
+    decode = loaded.tokenizer.decode
+    assert "<|assistant|>not mine<|end|><|user|>go on" in decode(sample.tokens.tolist(), skip_special_tokens=False)
+    assert decode(sample.tokens[sample.action].tolist(), skip_special_tokens=False) == "go<|end|>" * 2
+    assert (sample.behavior_logp[~sample.action] == 0).all() and sample.completion == "go"
+    # told behind the last turn too, where it must not pass for the completion either
+    assert [turn.role for turn in sample.turns] == ["assistant", "environment", "user"] * 2
+    assert sample.steps == tuple((turn.stop - 1, 1.0) for turn in sample.turns if turn.role == "assistant")
+    assert sample.tokens.shape == sample.action.shape == sample.behavior_logp.shape
 
 
 def test_rewards_states_and_counts_of_turns(loaded):
@@ -230,26 +255,101 @@ def test_a_turn_without_its_end_token_is_closed_by_the_template(loaded):
     assert int(sample.action.sum()) == 3 * 4
 
 
-def test_slow_environments_do_not_hold_up_the_others(loaded):
-    """While one environment sleeps, the engine goes on writing for the rest."""
-    finished = []
+class SimulatedTime:
+    """Environments and an engine that take time on a clock of their own: stands for `time`, `queue` and the pool."""
 
-    class Mixed(Counting):
-        def start(self, prompt):
-            self.is_slow = prompt.id == "slow"
+    Empty = queue.Empty
 
-        def step(self, completion):
-            time.sleep(2.5 if self.is_slow else 0)
-            result = super().step(completion)
-            if isinstance(result, float):
-                finished.append((self.is_slow, time.monotonic()))
-            return result
+    def __init__(self, monkeypatch, tokenizer, seconds_of):
+        """`seconds_of` is what an environment takes to answer."""
+        self.now, self.waited, self.wrote, self.looks = 0.0, 0.0, 0.0, []
+        self._tokenizer, self._seconds_of = tokenizer, seconds_of
+        self._due, self._answers, self._writing = [], [], {}
+        self.SimpleQueue = lambda: self
+        monkeypatch.setattr("whet.rollout.episodes.time", self)
+        monkeypatch.setattr("whet.rollout.episodes.queue", self)
+        monkeypatch.setattr("whet.rollout.episodes.CallPool", lambda: self)
 
-    slow, quick = (Prompt(name, PROMPT.messages) for name in ("slow", "quick"))
-    began = time.monotonic()
-    play(loaded, Mixed, prompts=(slow, quick))
-    took = {is_slow: at - began for is_slow, at in finished}
-    assert took[False] < 2 < took[True] < 9
+    def monotonic(self):
+        return self.now
+
+    def _pass(self, seconds):
+        self.now += seconds
+        for call in sorted((call for call in self._due if call[0] <= self.now), key=lambda call: call[0]):
+            self._due.remove(call)
+            call[1].set_result(call[2](*call[3]))
+
+    # the pool of calls
+    def submit(self, function, *arguments):
+        future = Future()
+        self._due.append((self.now + self._seconds_of(function), future, function, arguments))
+        return future
+
+    # the queue of answers
+    def put(self, answer):
+        self._answers.append(answer)
+
+    def empty(self):
+        self._pass(0)
+        return not self._answers
+
+    def get(self, timeout=0.0):
+        if self.empty():
+            wait = min(timeout, min((due for due, *_ in self._due), default=self.now + timeout) - self.now)
+            self.waited += 0.0 if self.is_idle else wait  # while somebody could write
+            self._pass(wait)
+        if not self._answers:
+            raise queue.Empty
+        return self._answers.pop(0)
+
+    # the engine and its session: a completion takes one to seven looks of 0.05 s
+    def session(self, sampling, shape):
+        return self
+
+    def add(self, number, request):
+        self._writing[number] = [1 + number % 7, request]
+
+    def advance(self):
+        self.looks.append(sorted(self._writing))
+        self.wrote += 0.05
+        self._pass(0.05)
+        for row in self._writing.values():
+            row[0] -= 1
+        written = {number: row[1] for number, row in self._writing.items() if not row[0]}
+        self._writing = {number: row for number, row in self._writing.items() if row[0]}
+        samples = ScriptedEngine(self._tokenizer, lambda text: "go").generate(list(written.values()), Sampling(16))
+        return list(zip(written, samples, strict=True))
+
+    @property
+    def is_idle(self):
+        return not self._writing
+
+    def release(self, number): ...
+
+    def close(self): ...
+
+
+def simulated(monkeypatch, loaded, seconds_of):
+    prompts = [Prompt(str(number), PROMPT.messages) for number in range(16)]
+    clock = SimulatedTime(monkeypatch, loaded.tokenizer, seconds_of)
+    runner = EpisodeRunner(clock, loaded.tokenizer, Counting, EpisodeLimits(), 512)
+    tokens = [opened(loaded.tokenizer, prompt) for prompt in prompts]
+    played = runner.play(prompts, tokens, 2, Sampling(16), (0,))
+    assert all(sample.returned == 1.5 for samples in played for sample in samples)
+    return clock
+
+
+@pytest.mark.parametrize("seconds", [0.8, 1.2])
+def test_the_engine_writes_on_while_answers_are_pending(monkeypatch, loaded, seconds):
+    clock = simulated(monkeypatch, loaded, lambda function: seconds)
+    assert clock.waited <= 0.25 + 0.05 * clock.wrote
+    assert clock.now < 4 * seconds + 2 * clock.wrote  # its own four calls and turns, and nobody else's
+
+
+def test_quick_environments_are_waited_for_so_that_batches_are_the_same_in_every_run(monkeypatch, loaded):
+    at_once = simulated(monkeypatch, loaded, lambda function: 0.0)
+    quick = simulated(monkeypatch, loaded, lambda function: 0.001 + 0.0005 * (id(function) % 3))
+    assert quick.looks == at_once.looks and 0 < quick.waited < 0.25
 
 
 def test_async_environments_answer_side_by_side(loaded):
@@ -362,7 +462,7 @@ def test_hanging_environments_end_in_one_line_when_there_are_too_many(loaded, mo
 
 
 def test_equal_runs_play_equal_episodes(loaded):
-    """On the real engine: the order in which environments answer within the grace does not reach the samples."""
+    """On the real engine: the order in which quick environments answer does not reach the samples."""
     engine = TorchEngine(causal_lm(loaded.model, torch.float32), loaded.tokenizer, loaded.end_tokens, context=512)
 
     def samples(jitter):
@@ -375,7 +475,7 @@ def test_equal_runs_play_equal_episodes(loaded):
         tokens = opened(loaded.tokenizer, PROMPT)
         return runner.play([PROMPT], [tokens], 6, Sampling(12), (3,))[0]
 
-    first, second = samples(0.0), samples(0.01)
+    first, second = samples(0.0), samples(0.001)
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.behavior_logp, other.behavior_logp)
     assert len({tuple(sample.tokens.tolist()) for sample in first}) > 1

@@ -113,7 +113,7 @@ def engines():
     for name, engine in chosen.items():
         whet.register("engine", engine, name=name)
     yield
-    (shelf,) = registry._SHELVES["engine"]
+    (shelf,) = registry._REGISTRIES["engine"]
     for name in chosen:
         del ENGINES[name], shelf.registered[name]
 

@@ -8,8 +8,8 @@ import tomllib
 
 import pytest
 
+from whet.objective import catalogue
 from whet.settings.layers import from_settings, read_toml
-from whet.settings.methods import catalogue
 from whet.training.annotated_config import annotated_toml, written
 from whet.training.config import config_values, resolved
 

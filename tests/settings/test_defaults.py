@@ -35,7 +35,6 @@ def test_the_built_in_model_has_numbers_of_its_own():
 @pytest.mark.parametrize(
     ("method", "wide", "narrow"),
     [
-        ("grpo", 1e-6, 7e-6),
         ("sft", 2e-5, 1e-4),
         ("dpo", 1e-6, 7e-6),
         ("orpo", 5e-6, 4e-5),  # its paper's own
@@ -55,15 +54,35 @@ def test_a_rate_depends_on_the_kind_of_training_and_the_width(method, wide, narr
     )  # one digit
 
 
+def test_a_policy_learns_at_one_rate_whatever_the_width_of_a_real_model(tmp_path):
+    wide, half_billion = folder_of(tmp_path / "wide", hidden_size=8192), folder_of(tmp_path / "half", hidden_size=896)
+    assert [rate("grpo", model) for model in (wide, half_billion, "smollm2")] == [1e-6] * 3
+    assert [rate("ppo", model, lora=16) for model in (wide, half_billion)] == [pytest.approx(1e-5)] * 2
+    assert rate("grpo", folder_of(tmp_path / "toy", hidden_size=64)) == 6e-5  # narrower than the built-in model
+    assert "not measured" in rate_reasons(resolved("grpo", {"model": {"name": "smollm2"}}))["optimizer.learning_rate"]
+
+
+def test_a_policy_warms_up_on_a_real_model():
+    def warmup(method="grpo", model="smollm2", **changes):
+        return resolved(method, {"model": {"name": model}, **changes}).optimizer.warmup_steps
+
+    assert warmup() == 10 and warmup(steps=1000) == 10
+    assert warmup(steps=30) == 3 and warmup(steps=2) == 0  # a tenth of a short run
+    assert warmup(optimizer={"warmup_steps": 0}) == 0 and warmup(optimizer={"warmup_steps": 7}) == 7
+    assert warmup(model="whetstone") == warmup("sft") == warmup("dpo") == warmup("rm") == 0
+    text = " ".join(annotated_toml(resolved("grpo", {"model": {"name": "smollm2"}})).replace("\n# ", " ").split())
+    assert "warmup_steps = 10" in text and "AdamW's running mean" in text
+
+
 def test_a_critic_learns_faster_than_its_policy():
     def rates(**changes):
         config = resolved("ppo", {"model": {"name": "smollm2"}, **changes})
         return config.optimizer.learning_rate, config.critic.learning_rate
 
-    assert rates() == (7e-6, 7e-5)
-    assert rates(model={"name": "smollm2", "lora": 8}) == (7e-5, 7e-4)
-    assert rates(optimizer={"learning_rate": 1e-6}) == (1e-6, 7e-5)
-    assert rates(critic={"learning_rate": 0}) == (7e-6, 0)  # the policy's
+    assert rates() == (1e-6, 7e-5)
+    assert rates(model={"name": "smollm2", "lora": 8}) == (1e-5, 7e-4)
+    assert rates(optimizer={"learning_rate": 2e-6}) == (2e-6, 7e-5)
+    assert rates(critic={"learning_rate": 0}) == (1e-6, 0)  # the policy's
     assert resolved("grpo", {"model": {"name": "smollm2"}}).critic.learning_rate == 0
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import whet
+from whet.objective import catalogue
 from whet.settings.layers import from_settings, has_key
-from whet.settings.methods import catalogue
 from whet.settings.names import FOREIGN, OLD_COMPONENTS, OLD_KEYS, translated
 from whet.tools.pipelines.registry import PIPELINES
 from whet.tools.pipelines.settings import resolve_settings

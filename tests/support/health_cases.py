@@ -369,6 +369,10 @@ CASES: dict[str, Case] = {
     "slow environment": Case(
         Course(counts={"turns": 200, "slow_environments": 1}), {"none is": Course(counts={"turns": 200})}
     ),
+    "skipped updates": Case(
+        Course(SOLVED, {"skipped_updates": 1.0}),
+        {"none was": Course(SOLVED)},
+    ),
     "reference mismatch": Case(
         pairs(drift=5.0), {"rounding": pairs(drift=lambda step: 0.1), "the same model": pairs()}
     ),

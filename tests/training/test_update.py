@@ -18,6 +18,7 @@ from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector,
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.torch_engine import TorchEngine
 from whet.training import rl
+from whet.training import update as update_module
 from whet.training.optimizer import adamw, optimizer_tensors, restore_optimizer, scheduled_rate
 from whet.training.rl import RLModels, RLTrainer, minibatches
 from whet.training.run import RunFailed
@@ -633,6 +634,10 @@ def even_tokens(prompts, samples):
     return [sample.scored({"even": share}, share) for sample, share in zip(samples, shares, strict=True)]
 
 
+def no_difference(prompts, samples):
+    return [sample.scored({"even": 0.5}, 0.5) for sample in samples]
+
+
 def trainer_of(model, updates, changes=None, rate=0.02, micro_batch_tokens=1000, engine=None, staleness=0, **models):
     policy = causal_lm(model)
     prompts = [Prompt(f"q{number}", (), "?") for number in range(3)]
@@ -839,6 +844,38 @@ def test_a_zero_gradient_is_right_where_there_is_nothing_to_learn(model, batch, 
             tokens[:, column] = model(tokens).logits[:, column - 1].argmax(-1)
         fine = replace(fine, tokens=tokens, old_logp=None)
     attempt(zeroed(model), fine, with_changes(PRESETS["grpo"].objective, {"kl": "none"}))
+
+
+@pytest.mark.parametrize("states", ["float32", "int8"])
+def test_an_update_without_any_signal_touches_neither_weights_nor_moments(model, batch, states, monkeypatch):
+    """AdamW would go on by its momentum, and by weight decay."""
+    optimizer = adamw(model, OptimizerSection(0.1, weight_decay=0.5, states=states))
+    state = TrainState(causal_lm(model), optimizer, 1.0, 12, 1.0)
+    objective, fine = with_changes(PRESETS["grpo"].objective, {"kl": "none"}), with_advantage(batch)
+    idle = replace(fine, advantage=torch.zeros_like(fine.advantage))
+    update(state, objective, fine, step_totals(fine, BUDGET))
+    before, moments = weights(model), optimizer_tensors(model, optimizer)
+    metrics, _ = update(state, objective, idle, step_totals(idle, BUDGET))
+    assert metrics["gradient_norm"] == 0
+    after = optimizer_tensors(model, optimizer)
+    assert moments.keys() == after.keys() and all(torch.equal(moments[name], after[name]) for name in moments)
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    # the norm over all ranks decides: this one may have nothing where another has something
+    monkeypatch.setattr(update_module, "total_norm", lambda model: torch.tensor(1.0))
+    update(state, objective, idle, step_totals(idle, BUDGET))
+    assert not any(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+
+
+def test_updates_without_any_signal_are_counted_and_said(model, caplog):
+    trainer = trainer_of(model.float(), updates=2)
+    moved = trainer.step(1, PhaseTimer())[0]
+    trainer._collector._reward_at = lambda progress: RewardContext(no_difference)
+    before = weights(model)
+    idle = [trainer.step(number, PhaseTimer())[0] for number in (2, 3)]
+    assert "skipped_updates" not in moved.metrics and [step.metrics["skipped_updates"] for step in idle] == [2, 2]
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    assert [line.split(":")[0] for line in caplog.messages if "gradient was 0" in line] == ["step 2"]  # said once
+    trainer.restore(trainer.state(), {})  # as from shards, where no update has made a moment yet
 
 
 @pytest.mark.parametrize("switch", ["no_grad", "inference_mode"])

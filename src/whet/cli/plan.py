@@ -70,7 +70,7 @@ def plan(
         )
         print_json(cluster_record(layouts)) if as_json else typer.echo(cluster_text(layouts))
         return
-    found = planned(
+    resource_plan = planned(
         method,
         model=model,
         gpus=gpus,
@@ -80,6 +80,6 @@ def plan(
         settings=from_settings(settings or []),
     )
     if as_json:
-        print_json(plan_record(found))
+        print_json(plan_record(resource_plan))
         return
-    typer.echo(plan_text(found))
+    typer.echo(plan_text(resource_plan))

@@ -22,8 +22,8 @@ def algorithms(
     rows: Annotated[bool, typer.Option("--rows", hidden=True)] = False,
 ) -> None:
     """The methods, and what each is for; with --components what it is made of."""
-    from whet.settings.methods.catalogue import methods
-    from whet.settings.methods.tables import algorithms_text, record
+    from whet.objective.catalogue import methods
+    from whet.pages.methods import algorithms_text, record
     from whet.types import WhetError
 
     if rows:
@@ -38,7 +38,7 @@ def algorithms(
 @commands.command()
 def explain(method: Annotated[str, typer.Argument(help="A method of `whet algorithms`, or sft.")]) -> None:
     """A method's formula, components, paper, what it fixes and what it breaks."""
-    from whet.settings.methods.tables import explanation_with_plot
+    from whet.pages.methods import explanation_with_plot
 
     typer.echo(explanation_with_plot(method))
 

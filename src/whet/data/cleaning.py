@@ -288,7 +288,9 @@ def split_by_prompt(
 ) -> Summary:
     """Deal the rows out so that no prompt, nor with `similarity` a near duplicate of one, lies on two sides.
 
-    The text of a prompt and the seed alone decide, so that a row stays on its side when others are added.
+    The text of a prompt and the seed alone decide, so that a row stays on its side when other prompts are added. Of
+    prompts that belong together one decides for all, chosen by a number that says nothing about its side: the least of
+    the numbers that do would put large groups on the first side.
     """
     if not shares or any(share <= 0 for share in shares.values()) or abs(sum(shares.values()) - 1) > 1e-6:
         raise WhetError(f"split: the shares {list(shares.values())} do not add up to 1, or one is not above 0")
@@ -301,26 +303,28 @@ def split_by_prompt(
             waiting.append(text)
             if len(waiting) == CHUNK:
                 sketches.add(waiting, similarity is not None)
-                keys += [_place_key(each, seed) for each in waiting]
+                keys += [_split_key(each, seed) for each in waiting]
                 waiting = []
         if waiting:
             sketches.add(waiting, similarity is not None)
-            keys += [_place_key(each, seed) for each in waiting]
+            keys += [_split_key(each, seed) for each in waiting]
         groups = sketches.exact() if similarity is None else sketches.clusters(similarity)
-        smallest: dict[int, bytes] = {}
+        deciding: dict[int, bytes] = {}
         for key, group in zip(keys, groups.tolist(), strict=True):
-            smallest[group] = min(key, smallest.get(group, key))
+            deciding[group] = min(key, deciding.get(group, key))
         names, bounds = list(shares), np.cumsum(list(shares.values()))
         for number, group in enumerate(groups.tolist()):
-            at = int.from_bytes(smallest[group], "big") / 256 ** len(smallest[group])
+            at = int.from_bytes(deciding[group][8:], "big") / 256**8
             side = names[min(int(np.searchsorted(bounds, at, side="right")), len(names) - 1)]
             writers[side].write_line(spool.line(number))
     counts = {name: writer.rows for name, writer in writers.items()}
-    return {"rows": reader.rows, "sides": counts, "groups": len(smallest), **_left_out(reader)}
+    return {"rows": reader.rows, "sides": counts, "groups": len(deciding), **_left_out(reader)}
 
 
-def _place_key(text: str, seed: int) -> bytes:
-    return hashlib.sha256(f"{seed}\n{' '.join(text.split())}".encode("utf-8", "surrogatepass")).digest()[:8]
+def _split_key(text: str, seed: int) -> bytes:
+    """Eight bytes that choose who decides, and eight that say where it goes."""
+    digest = hashlib.sha256(f"{seed}\n{' '.join(text.split())}".encode("utf-8", "surrogatepass")).digest()
+    return digest[8:16] + digest[:8]
 
 
 def _left_out(*readers: StoredRows) -> Summary:

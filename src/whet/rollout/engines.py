@@ -30,7 +30,7 @@ def _refusal(maker: Any) -> str:
     return ""
 
 
-registry.open_shelf("engine", ENGINES, _refusal)
+registry.register_builtins("engine", ENGINES, _refusal)
 
 
 def build_engine(

@@ -4,8 +4,9 @@ A single completion is the episode without an environment. The engine writes in 
 is ready; environments answer beside it (`whet.rollout.calls`). What the policy sampled is kept as it was sampled:
 answers are rendered and appended as tokens (`whet.data.turns`), and nothing is tokenised again.
 
-An answer that comes within `GRACE` seconds is waited for, so that the batch is the same in every run of a deterministic
-environment: the same bytes after a resume. An environment that was slower once is not waited for any more.
+The engine writes whatever can be written. It waits for answers only where that costs next to nothing (`_Patience`), so
+that batches are the same in every run of a quick, deterministic environment: the same bytes after a resume. An
+environment that has cost more once is never waited for again while somebody can write.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from whet.types import (
     WhetError,
 )
 
-GRACE = 1.0  # seconds that the engine waits for an environment never found slow
+WAIT_SECONDS, WAIT_SHARE = 0.25, 0.05  # waiting that is next to nothing: so much, and this share of the time written
 MOST_FAILURES = 20  # failures in words that are kept for the report
 
 
@@ -78,6 +79,7 @@ class _Episode:
     began: float
     unmade: str = ""  # why it has no environment
     tokens: list[int] = field(default_factory=list)
+    action: list[bool] = field(default_factory=list)  # of each token: sampled by the policy
     logp: list[Tensor] = field(default_factory=list)
     supports: list[Support | None] = field(default_factory=list)
     experts: list[Tensor | None] = field(default_factory=list)
@@ -107,6 +109,20 @@ class _EnvironmentCall:
     limit: StopReason | None = None  # that ended the episode: the call asks what it was worth
 
 
+@dataclass
+class _Patience:
+    """How long the engine may still wait for answers while it could write; 0 for good once that was used up."""
+
+    left: float = WAIT_SECONDS
+
+    def wrote(self, seconds: float) -> None:
+        if self.left:
+            self.left += WAIT_SHARE * seconds
+
+    def waited(self, seconds: float, in_vain: bool) -> None:
+        self.left = 0.0 if in_vain else max(self.left - seconds, 0.0)
+
+
 class EpisodeRunner:
     """Plays episodes on one engine; with `make_environment` None every episode is one completion."""
 
@@ -125,7 +141,7 @@ class EpisodeRunner:
         self._context, self._history = context, history
         self._pool = CallPool()
         self._renderers: dict[Any, TurnRenderer] = {}
-        self._is_slow = False
+        self._patience = _Patience()
         self._seconds: dict[str, float] = {}
         self._failures: list[str] = []
         self._counts: Counter[str] = Counter()
@@ -236,9 +252,13 @@ class _Play:
             self._write()
 
     def _write(self) -> None:
-        if not self._session.is_idle:
-            for request, sample in self._session.advance():
-                self._written(self._writing.pop(request), sample)
+        if self._session.is_idle:
+            return
+        started = time.monotonic()
+        written = self._session.advance()
+        self._runner._patience.wrote(time.monotonic() - started)
+        for request, sample in written:
+            self._written(self._writing.pop(request), sample)
 
     def _begin(self, episode: _Episode) -> None:
         if episode.unmade:
@@ -264,30 +284,25 @@ class _Play:
         future.add_done_callback(lambda _: self._answered.put(call))
 
     def _take_answers(self) -> None:
-        """Answers that have come, in the order of the episodes; waits within the grace, or while nobody writes."""
+        """Take in the answers that have come, in the order of the episodes; wait for one where nobody can write."""
         if not self._calls:
             return
         runner, started = self._runner, time.monotonic()
         self._collect(wait_until=None)
-        if not runner._is_slow:
-            newest = max(call.since for call in self._calls.values())
-            if not self._collect(wait_until=newest + GRACE):
-                runner._is_slow = True
-                runner._counts["slow_environments"] += 1
-        came = self._come
-        while not came and self._session.is_idle and self._calls:
+        while not self._come and self._session.is_idle and self._calls:
             self._collect(wait_until=self._next_deadline(), any_will_do=True)
-            came = self._come
             if self._expire():
-                came = self._come
                 break
+        if self._pending and runner._patience.left:
+            waiting = time.monotonic()
+            is_all = self._collect(wait_until=waiting + runner._patience.left)
+            runner._patience.waited(time.monotonic() - waiting, in_vain=not is_all)
+            runner._counts["slow_environments"] += not runner._patience.left
         self._expire()
         waited = time.monotonic() - started
         runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
-        for number in sorted(came):
-            call = self._calls.pop(number, None)
-            if call is not None:
-                self._answer(call)
+        for number in sorted(self._come):
+            self._answer(self._calls.pop(number))
 
     @property
     def _come(self) -> list[int]:
@@ -386,6 +401,7 @@ class _Play:
         if episode.environment is not None:
             episode.renderer = runner.renderer(prompt, prompt.tools)
         episode.tokens, episode.num_prompt = list(tokens), len(tokens)
+        episode.action = [False] * len(tokens)
         if not self._request(episode):
             self._fail(episode, f"its first prompt has {len(tokens)} tokens and leaves no room for a completion")
 
@@ -426,6 +442,7 @@ class _Play:
         start = len(episode.tokens)
         fresh = sample.tokens[start:].tolist()
         episode.tokens += fresh
+        episode.action += [True] * len(fresh)
         episode.logp.append(sample.behavior_logp[start:])
         episode.supports.append(sample.support)
         episode.experts.append(sample.routed_experts)
@@ -471,9 +488,10 @@ class _Play:
             return
         base = len(episode.tokens)
         for message, (start, stop) in zip(result.messages, answer.spans, strict=True):
-            episode.turns.append(Turn(str(message["role"]), _text(message), base + start, base + stop))
+            episode.turns.append(Turn(_speaker(message), _text(message), base + start, base + stop))
         episode.messages += result.messages
         episode.tokens += answer.tokens
+        episode.action += [False] * len(answer.tokens)
         episode.logp.append(torch.zeros(len(answer.tokens)))
         if answer.defused:
             self._runner._counts["defused_texts"] += answer.defused
@@ -499,7 +517,7 @@ class _Play:
     def _tell(self, episode: _Episode, messages: Sequence[Message]) -> None:
         """Messages that the policy never reads: they are shown, and no tokens."""
         end = len(episode.tokens)
-        episode.turns += [Turn(str(each["role"]), _text(each), end, end) for each in messages]
+        episode.turns += [Turn(_speaker(message), _text(message), end, end) for message in messages]
 
     def _fail(self, episode: _Episode, what: str) -> None:
         line = f"episode {episode.name}: {what}"
@@ -510,6 +528,7 @@ class _Play:
         if not episode.tokens:
             episode.tokens = list(self._prompt_tokens[episode.number])
             episode.num_prompt = len(episode.tokens)
+            episode.action = [False] * len(episode.tokens)
         self._end(episode, StopReason.FAILED)
 
     def _end(self, episode: _Episode, reason: StopReason) -> None:
@@ -519,12 +538,9 @@ class _Play:
         policy = [turn for turn in episode.turns if turn.role == "assistant"]
         end = policy[-1].stop if policy else len(episode.tokens)
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
-        action = torch.zeros(end, dtype=torch.bool)
-        for turn in policy:
-            action[turn.start : turn.stop] = True
         episode.sample = Sample(
             tokens=long_tensor(episode.tokens[:end]),
-            action=action,
+            action=torch.tensor(episode.action[:end], dtype=torch.bool),
             behavior_logp=logp,
             versions=episode.versions or (0, 0),
             stop=reason,
@@ -550,6 +566,12 @@ def _with_stops(sampling: Sampling, environments: Sequence[Environment | None]) 
 def _returned(episode: _Episode, reason: StopReason) -> float | None:
     """The sum of the environment's rewards. An episode that a limit ended has earned what it had until then."""
     return None if reason is StopReason.FAILED else episode.returned
+
+
+def _speaker(message: Message) -> str:
+    """Who said what an environment answered: a turn of the `assistant` is always the policy's own."""
+    role = str(message["role"])
+    return "environment" if role == "assistant" else role
 
 
 def _text(message: Message) -> str:

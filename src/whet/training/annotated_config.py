@@ -13,8 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from whet.objective import catalogue
 from whet.settings.layers import merged
-from whet.settings.methods import catalogue
 from whet.training.config import Config, config_values, rate_reasons
 
 WIDTH = 120

@@ -18,17 +18,17 @@ from pydantic import Field
 from whet.data.sections import DataSection, DemonstrationSection, PromptSection
 from whet.envs.sections import EnvSection, env_defaults, evaluated_env
 from whet.model.sections import ModelSection
+from whet.objective import catalogue
+from whet.objective.catalogue import MethodKind
 from whet.record.sections import HealthSection, ReportSection
 from whet.reward.sections import RewardSection, SandboxSection
 from whet.rollout.sections import SamplingSection
 from whet.settings.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
 from whet.settings.hostile import shown
 from whet.settings.layers import flattened, foreign_hint, merged, read_toml, validated
-from whet.settings.methods import catalogue
-from whet.settings.methods.catalogue import MethodKind
 from whet.settings.names import OLD_COMPONENTS, OLD_NUMBERS, SINCE
 from whet.settings.sections import ObjectiveChanges, Section
-from whet.training.rates import CRITIC, RateChoice, adapter_rate, default_rate, published_rate
+from whet.training.rates import CRITIC, DefaultChoice, adapter_rate, default_rate, default_warmup, published_rate
 from whet.training.sections import (
     BatchSection,
     CriticSection,
@@ -44,7 +44,7 @@ from whet.training.sections import (
 from whet.types import WhetError
 
 SUPERVISED = "sft"
-RATE, CRITIC_RATE = "optimizer.learning_rate", "critic.learning_rate"
+RATE, CRITIC_RATE, WARMUP = "optimizer.learning_rate", "critic.learning_rate", "optimizer.warmup_steps"
 OF_TEACHER = frozenset(("teacher_logp", "teacher_divergence"))  # needs of a method that a teacher answers
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 _NOTHING_SAMPLED = "has no effect: without eval prompts nothing is sampled or scored; drop it"
@@ -339,7 +339,7 @@ def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) 
     for path, choice in default_rates(config, width).items():
         part, key = path.split(".")
         if key not in given.get(part, {}):
-            changed = getattr(config, part).model_copy(update={key: choice.rate})
+            changed = getattr(config, part).model_copy(update={key: choice.value})
             config = config.model_copy(update={part: changed})
     _refuse_idle(config, given)
     config.check()
@@ -357,27 +357,29 @@ def _small_run(method: str) -> dict[str, Any]:
     return merged(merged(form.small_run, {} if form.small_run_replaces else preset.run), preset.small_run)
 
 
-def default_rates(config: Config, width: int | None = None) -> dict[str, RateChoice]:
-    """The learning rates that this run has unless others are given, by their keys."""
+def default_rates(config: Config, width: int | None = None) -> dict[str, DefaultChoice]:
+    """The learning rates and the warm-up that this run has unless others are given, by their keys."""
     adapters, model = config.model.lora.rank > 0, config.model.name
     has_critic = isinstance(config, PolicyConfig) and config.trains_critic()
     if is_small(model):
         small, why = _small_run(config.method), "found by trial for the built-in model"
-        rate = RateChoice(small["optimizer"]["learning_rate"], why)
-        rates = {RATE: adapter_rate(rate.rate, rate.why) if adapters else rate}
+        rate = DefaultChoice(small["optimizer"]["learning_rate"], why)
+        rates = {RATE: adapter_rate(rate.value, rate.why) if adapters else rate}
         of_critic = small.get("critic", {}).get("learning_rate")
-        return {**rates, CRITIC_RATE: RateChoice(of_critic, why)} if has_critic and of_critic else rates
+        return {**rates, CRITIC_RATE: DefaultChoice(of_critic, why)} if has_critic and of_critic else rates
     origin = origin_of(model)
     rates = {RATE: default_rate(published_rate(catalogue.method(config.method)), origin, adapters, width)}
+    if isinstance(config, PolicyConfig):
+        rates[WARMUP] = default_warmup(config.steps)
     return {**rates, CRITIC_RATE: default_rate(CRITIC, origin, adapters, width)} if has_critic else rates
 
 
 def rate_reasons(config: Config) -> dict[str, str]:
-    """Why the run's learning rates are what they are, by their keys."""
+    """Why the run's learning rates and its warm-up are what they are, by their keys."""
     reasons = {}
     for path, choice in default_rates(config).items():
         part, key = path.split(".")
-        reasons[path] = choice.why if getattr(getattr(config, part), key) == choice.rate else "as given"
+        reasons[path] = choice.why if getattr(getattr(config, part), key) == choice.value else "as given"
     return reasons
 
 

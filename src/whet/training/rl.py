@@ -20,7 +20,7 @@ from whet.model.experts import Routers, routers
 from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.model.token_logp import TokenScores
 from whet.objective import Memory, Objective, step_totals
-from whet.objective.whole_step import StepClip
+from whet.objective.clip import StepClip
 from whet.record.log import recorded_places
 from whet.record.metrics.distribution import reward_spread
 from whet.record.metrics.timer import PhaseTimer
@@ -130,6 +130,7 @@ class RLTrainer:
         self._traced = traced
         self._memory: Memory = {}
         self._version = 0
+        self._has_skipped = False
         self.rate_factor = 1.0  # what is left of the scheduled learning rate
         self._train_state = TrainState(
             models.policy,
@@ -349,10 +350,22 @@ class RLTrainer:
             traces.add(objective, minibatch, rows, scores.logp, only_critic)
             updates.append(metrics)
         means = {name: fmean([each[name] for each in updates if name in each]) for name in updates[0]}
-        means |= {"updates": float(len(updates)), **experts.metrics()}
+        means |= {"updates": float(len(updates)), **experts.metrics(), **self._skipped(updates, number)}
         if not only_critic:
             self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, num_samples)
         return means
+
+    def _skipped(self, updates: Sequence[Mapping[str, float]], number: int) -> dict[str, float]:
+        """How many updates of the step had no signal; said when it happens for the first time."""
+        skipped = sum(metrics.get("gradient_norm") == 0 for metrics in updates)
+        if skipped and not self._has_skipped:
+            self._has_skipped = True
+            logger.warning(
+                "step %d: the gradient was 0 and the update was skipped: no completion is better than its group; later "
+                "ones are counted in skipped_updates",
+                number,
+            )
+        return {"skipped_updates": float(skipped)} if skipped else {}
 
     def _untaught_count(self, batch: TokenBatch) -> dict[str, int]:
         """Samples that were left out because the teacher had nothing to read about them."""
@@ -445,10 +458,11 @@ class RLTrainer:
         self._collector.restore(state["collector"], tensors.get("rollouts", {}))
         self._memory, self._version = state["memory"], state["version"]
         self._collector.load_weights(self.model.state_dict(), self._version)
-        restore_optimizer(models.policy.model, self._train_state.optimizer, tensors["optimizer"])
+        # shards of a run whose updates were all skipped hold no moments
+        restore_optimizer(models.policy.model, self._train_state.optimizer, tensors.get("optimizer", {}))
         if models.critic is not None and critic_optimizer is not None:
             models.critic.restore(tensors["critic"])
-            restore_optimizer(models.critic.modules(), critic_optimizer, tensors["critic_optimizer"])
+            restore_optimizer(models.critic.modules(), critic_optimizer, tensors.get("critic_optimizer", {}))
         if "reference" in tensors and isinstance(models.reference, CopiedReference):
             models.reference.restore(tensors["reference"])
 

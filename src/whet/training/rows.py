@@ -113,6 +113,7 @@ class RowTrainer:
                 raise RunFailed(f"step {number}: {error}; the weights of the last checkpoint are untouched") from error
         self._version = number
         metrics = {**metrics, "gradient_norm": norm, "learning_rate": rate}
+        metrics |= {"skipped_updates": 1.0} if norm == 0 else {}
         return StepReport(number, number - 1, dict(counts), {}, metrics)
 
     def _check_gradients(self) -> None:
@@ -131,7 +132,7 @@ class RowTrainer:
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         self._cursor = replace(self._cursor, position=state["position"])
         self._version = state["version"]
-        restore_optimizer(self.model, self._optimizer, tensors["optimizer"])
+        restore_optimizer(self.model, self._optimizer, tensors.get("optimizer", {}))
 
     def close(self) -> None:
         """Nothing was started elsewhere."""

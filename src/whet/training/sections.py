@@ -48,7 +48,9 @@ class OptimizerSection(Section):
         description="peak learning rate; the default depends on the method, the model's width and LoRA",
     )
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after the warm-up")
-    warmup_steps: int = Field(0, ge=0, le=MOST_STEPS, description="steps of linear warm-up")
+    warmup_steps: int = Field(
+        0, ge=0, le=MOST_STEPS, description="steps of linear warm-up; 10 by default in RL on a real model"
+    )
     weight_decay: float = Field(0.0, ge=0, le=1000, description="applied to matrices only")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient's running mean")
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the squared gradient's running mean")

@@ -1,6 +1,7 @@
 """One optimizer update: micro-batches, gradient, clipping, step.
 
 Refuses to step on anything that is not finite, and on a gradient of zero where the objective has something to learn.
+Where it has nothing to learn the update is skipped: AdamW would go on by its momentum and weight decay alone.
 """
 
 from __future__ import annotations
@@ -418,7 +419,10 @@ def optimizer_step(
     on_zero: Callable[[], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> float:
-    """Check, clip and step; the gradient norm before clipping. `on_zero` may refuse a gradient of zero."""
+    """Check, clip and step; the gradient norm before clipping, over all ranks.
+
+    A gradient of exactly zero, which `on_zero` may refuse, leaves weights and moments as they are.
+    """
     # checked first: clipping by a norm that is not a number would spread it over every gradient
     norm = total_norm(model)
     size = float(norm)
@@ -429,8 +433,11 @@ def optimizer_step(
         where = found[0] if found else "the norm itself overflowed"
         optimizer.zero_grad(set_to_none=True)
         raise NotFinite("the gradient is not finite", f"first seen in {where}; try a lower optimizer.learning_rate")
-    if size == 0 and on_zero is not None:
-        on_zero()
+    if size == 0:
+        if on_zero is not None:
+            on_zero()
+        optimizer.zero_grad(set_to_none=True)
+        return 0.0
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_gradient_norm, norm)
     optimizer.step()
     merge_adapters(model)

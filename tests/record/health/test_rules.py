@@ -10,6 +10,7 @@ import pytest
 
 from whet.record.health import RULES, diagnosis, finding_spans, findings, notes
 from whet.record.health.history import history_of
+from whet.record.log import EvalRecord
 from whet.types import StepReport
 
 
@@ -119,6 +120,18 @@ def test_flat_reward_needs_twenty_steps_and_noise_is_not_a_rise() -> None:
     assert flat >= 30
     slow = history(60, lambda step: 0.3 + 0.004 * step + 0.3 * (values[step - 1] - 0.3))
     assert sum("flat reward" in names(slow[:length]) for length in range(20, 61)) <= 4
+
+
+@pytest.mark.parametrize(("evaluated", "words"), [(0.4, "went from 0.400 to 0.400"), (0.1, "fell from 0.400 to 0.100")])
+def test_a_flat_reward_never_advises_a_higher_rate(evaluated: float, words: str) -> None:
+    evals = [EvalRecord(step, "eval", {"accuracy": 0.4 if step < 10 else evaluated}, 1.0) for step in (0, 10, 20, 30)]
+    settings = {"optimizer.learning_rate": 1e-6, "batch.prompts_per_step": 8}
+    [finding] = [
+        each for each in findings(history(30, 0.3), settings=settings, evals=evals) if each.name == "flat reward"
+    ]
+    assert words in finding.evidence
+    rates = [value for setting, value in finding.settings if setting == "optimizer.learning_rate"]
+    assert rates == (["3e-07"] if evaluated < 0.4 else []) and "raise optimizer" not in finding.sentence
 
 
 def test_falling_reward_is_called_falling() -> None:

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 import torch
-from tests.dist.local_pool import LocalPool
-from tests.dist.test_remote_engine import SAMPLING, VOCABULARY, Host, sample_for
 
 from tests.rollout.test_session import Letters, model_of
+from tests.support.local_pool import LocalPool
+from tests.training.distributed.test_remote_engine import SAMPLING, VOCABULARY, Host, sample_for
 from whet.model.causal_lm import causal_lm
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.distributed.engine_host import EngineHost, WrittenAhead

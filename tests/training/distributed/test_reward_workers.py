@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.dist.local_pool import LocalPool
 
+from tests.support.local_pool import LocalPool
 from whet.reward.call import as_reward
 from whet.reward.combine import RewardPart
 from whet.reward.score import Failures, score

@@ -96,8 +96,8 @@ def _slow(history: History) -> HealthFinding | None:
     if not any(step.counts.get("slow_environments") for step in history.steps):
         return None
     return note(
-        "An answer took longer than a second, and the engine no longer waits for answers",
-        "it goes on writing for whoever is ready; two runs of the same seed may now differ in rounding",
+        "Answers of the environment take too long to be waited for while others can write",
+        "the engine goes on writing for whoever is ready; two runs of the same seed may now differ in rounding",
     )
 
 

@@ -152,6 +152,16 @@ def _gradient_spike(history: History) -> HealthFinding | None:
     )
 
 
+def _skipped_updates(history: History) -> HealthFinding | None:
+    skipped = sum(step.metrics.get("skipped_updates", 0.0) for step in history.steps[-RECENT:])
+    if not skipped:
+        return None
+    return note(
+        f"{skipped:.0f} updates of the last {RECENT} steps had a gradient of 0 and were skipped",
+        "there was nothing to learn, so weights and moments stay as they are; the learning rate's schedule goes on",
+    )
+
+
 def _surrogate_near_zero(history: History) -> HealthFinding | None:
     values = history.metric("surrogate")
     if len(values) < 3 or median(abs(value) for value in values) > 0.01:
@@ -236,6 +246,14 @@ POLICY_RULES = (
         "the steps before had no signal and a norm of 0",
         kinds=ALL_KINDS,
         earliest=2 * RECENT + 1,
+    ),
+    HealthRule(
+        "skipped updates",
+        _skipped_updates,
+        "updates of the last steps had a gradient of exactly 0 and changed nothing",
+        "always: a note; what there was not to learn from is said by other rules",
+        kinds=ALL_KINDS,
+        is_note=True,
     ),
     HealthRule(
         "surrogate near zero",

@@ -7,7 +7,7 @@ from statistics import fmean
 from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, score, share_of, trend_in_errors
 from whet.record.health.rule import HealthRule
-from whet.record.text import number, percent
+from whet.record.text import ACCURACY_NAMES, number, percent
 
 FEW = 3  # steps after which a share of completions is one
 LOST = 0.2  # of the reward: less is noise
@@ -54,13 +54,18 @@ def _flat(history: History) -> HealthFinding | None:
     halves = _halves(history)
     if halves is None or halves[2] or NEAR_TOP <= halves[1] <= 1:
         return None
+    seen = f"The reward has not risen over {FLAT_STEPS} steps ({number(halves[0])} to {number(halves[1])})"
+    values = [value for _, value in history.evaluated((*ACCURACY_NAMES, "reward"))]
+    easier = (history.higher("batch.prompts_per_step"), "give easier data", history.lower("objective.kl.beta"))
+    if len(values) > 1 and values[-1] < values[0] - LOST * max(abs(values[0]), 0.1):
+        evidence = f"{seen}, and evaluation fell from {number(values[0])} to {number(values[-1])}"
+        return problem(evidence, "the updates do harm", history.lower("optimizer.learning_rate"), *easier[:1])
+    evaluated = f", and evaluation went from {number(values[0])} to {number(values[-1])}" if len(values) > 1 else ""
     return problem(
-        f"The reward has not risen over {FLAT_STEPS} steps ({number(halves[0])} to {number(halves[1])})",
-        "the updates are too small, too noisy, or have nothing to reward",
-        history.higher("optimizer.learning_rate", 3.0),
-        history.higher("batch.prompts_per_step"),
-        "give easier data",
-        history.lower("objective.kl.beta"),
+        f"{seen}{evaluated}",
+        "the updates are too small or too noisy, or have nothing to reward",
+        "look at the evaluations, and read the best and the worst completions in samples.jsonl",
+        *easier,
     )
 
 

@@ -60,6 +60,8 @@ class LabelSpec:
 
 @dataclass(frozen=True)
 class LabelProgress:
+    """How far a labelling run is."""
+
     chunks: int  # in the file
     total: int
     done_now: int  # chunks of this call, as all that follows
@@ -78,6 +80,7 @@ class LabelReport:
     seconds: float
 
     def record(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
         cost = {name: sum(row["cost"][name] for row in self.rows) for name in COSTS}
         labels = [StepLabels(tuple(row["shares"]), 0, 0) for row in self.rows]
         shares = [share for label in labels for share in label.shares if share is not None]
@@ -196,10 +199,10 @@ def _given_solutions(config: EvaluationConfig) -> list[LabelledSteps]:
     return rows[: data.count]
 
 
-def _own_separator(config: EvaluationConfig, given: Sequence[LabelledSteps]) -> str:
+def _own_separator(config: EvaluationConfig, solutions: Sequence[LabelledSteps]) -> str:
     if config.data.parsed_source.is_task:
         return STEP
-    return (common_separator(given) if given else None) or EMPTY_LINE
+    return (common_separator(solutions) if solutions else None) or EMPTY_LINE
 
 
 def _draw_solutions(
@@ -244,10 +247,10 @@ def open_output(
         # the last chunk may be torn: it is labelled again, to the same bytes
         lines = file.read().split(b"\n")[:-1]
         last = _chunk(out, len(lines), lines[-1], provenance, command) if lines else 0
-        kept = next(
+        whole_lines = next(
             (at for at, line in enumerate(lines) if _chunk(out, at + 1, line, provenance, command) == last), len(lines)
         )
-        file.truncate(sum(len(line) + 1 for line in lines[:kept]))
+        file.truncate(sum(len(line) + 1 for line in lines[:whole_lines]))
         file.seek(0, os.SEEK_END)
         yield file, last
 

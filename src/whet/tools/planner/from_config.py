@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from whet.model.hub import hub_file
+from whet.objective import catalogue
 from whet.settings.layers import flattened
-from whet.settings.methods import catalogue
 from whet.tools.planner.machines import CARDS, GIGA, Devices
 from whet.tools.planner.plan import Plan, plan_for
 from whet.tools.planner.shapes import NAMED, ModelShape, folder_shape, named_shape, shape_from_config

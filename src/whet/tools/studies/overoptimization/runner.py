@@ -10,8 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from whet.pages.overoptimization import result_values, sentence, table_text
-from whet.pages.overoptimization_page import PANELS, figure_svg, study_page
+from whet.pages.overoptimization import PANELS, figure_svg, result_values, sentence, study_page, table_text
 from whet.record.metrics.overoptimization import LAWS, ProxyResult, proxy_results
 from whet.record.run_folder import LOCK, locked, next_free_folder
 from whet.settings.layers import read_toml
