@@ -102,17 +102,13 @@ class GroupMean(GroupBaseline):
     """
 
     name: ClassVar[str] = "group_mean"
+    in_words: ClassVar[str] = "compare each completion with the mean of its group"
+    in_symbols: ClassVar[str] = "R - mean_g(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         moments = group_moments(batch.reward, batch.group, episode_weight(batch))
         # the mean of equal rewards is that reward; the rounded sum would leave noise that a scale could blow up
         return torch.where(moments.constant, batch.reward, moments.mean)
-
-    def words(self) -> str:
-        return "compare each completion with the mean of its group"
-
-    def symbols(self) -> str:
-        return "R - mean_g(R)"
 
 
 @dataclass(frozen=True)
@@ -150,6 +146,8 @@ class BatchRunningMean(CompletionBaseline):
 
     decay: float = 0.9
     name: ClassVar[str] = "running_mean"
+    in_words: ClassVar[str] = "compare each completion with a running mean of past rewards"
+    in_symbols: ClassVar[str] = "R - ema_{0.decay:g}(R)"
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
@@ -170,12 +168,6 @@ class BatchRunningMean(CompletionBaseline):
             "running_sum": kept * memory.get("running_sum", 0.0) + (1 - kept) * mean,
             "running_mass": kept * memory.get("running_mass", 0.0) + (1 - kept),
         }
-
-    def words(self) -> str:
-        return "compare each completion with a running mean of past rewards"
-
-    def symbols(self) -> str:
-        return f"R - ema_{self.decay:g}(R)"
 
 
 def mean_reward(batch: TokenBatch) -> float | None:
@@ -199,6 +191,8 @@ class RunningRoleMean(CompletionBaseline):
     decay: float = 0.95
     name: ClassVar[str] = "running_role_mean"
     needs: ClassVar[frozenset[str]] = frozenset({"role"})
+    in_words: ClassVar[str] = "compare each completion with a running mean of what its role earned before"
+    in_symbols: ClassVar[str] = "R - ema_{0.decay:g}(R of this role)"
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
@@ -221,12 +215,6 @@ class RunningRoleMean(CompletionBaseline):
             raise ValueError("running_role_mean needs the role of each row and the batch has none")
         return [f"role/{number}" for number in batch.role.tolist()]
 
-    def words(self) -> str:
-        return "compare each completion with a running mean of what its role earned before"
-
-    def symbols(self) -> str:
-        return f"R - ema_{self.decay:g}(R of this role)"
-
 
 class LeaveOneOut(GroupBaseline):
     """b_i = mean of the other rewards of i's group. Kool 2019; Ahmadian 2024 (2402.14740), eq. 6.
@@ -236,18 +224,14 @@ class LeaveOneOut(GroupBaseline):
     """
 
     name: ClassVar[str] = "leave_one_out"
+    in_words: ClassVar[str] = "compare each completion with the mean of the others in its group"
+    in_symbols: ClassVar[str] = "R - mean_{{g, not i}}(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         moments = group_moments(batch.reward, batch.group, episode_weight(batch))
         own = episode_mean(batch.reward, batch)
         others = (moments.count * moments.mean - own) / (moments.count - 1).clamp(min=1)
         return torch.where(moments.constant, batch.reward, others)
-
-    def words(self) -> str:
-        return "compare each completion with the mean of the others in its group"
-
-    def symbols(self) -> str:
-        return "R - mean_{g, not i}(R)"
 
 
 @dataclass(frozen=True)
@@ -261,6 +245,9 @@ class MixedMean(GroupBaseline):
     share: float = 0.2
     decay: float = 0.9
     name: ClassVar[str] = "mixed_mean"
+    in_words: ClassVar[str] = (
+        "compare each completion with the others in its group and, {0.share:g} of it, with past steps"
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -276,9 +263,6 @@ class MixedMean(GroupBaseline):
     def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
         return BatchRunningMean(self.decay).remembered(batch, memory)
 
-    def words(self) -> str:
-        return f"compare each completion with the others in its group and, {self.share:g} of it, with past steps"
-
     def symbols(self) -> str:
         return f"R - {1 - self.share:g} mean_{{g, not i}}(R) - {self.share:g} ema_{self.decay:g}(R)"
 
@@ -290,6 +274,8 @@ class LengthWeightedMean(GroupBaseline):
     """
 
     name: ClassVar[str] = "length_weighted_mean"
+    in_words: ClassVar[str] = "compare each completion with the mean of its group, weighted by length"
+    in_symbols: ClassVar[str] = "R - SUM_g(n R) / SUM_g(n)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         index, count = group_index(batch.group)
@@ -304,12 +290,6 @@ class LengthWeightedMean(GroupBaseline):
         mean = (earned / torch.where(total > 0, total, 1.0))[index]
         return torch.where(moments.constant, batch.reward, mean)
 
-    def words(self) -> str:
-        return "compare each completion with the mean of its group, weighted by length"
-
-    def symbols(self) -> str:
-        return "R - SUM_g(n R) / SUM_g(n)"
-
 
 class Greedy(CompletionBaseline):
     """b_i = R(greedy completion to the same prompt). Li 2023 (2310.10505), eq. 6.
@@ -321,17 +301,13 @@ class Greedy(CompletionBaseline):
 
     name: ClassVar[str] = "greedy"
     needs: ClassVar[frozenset[str]] = frozenset({"greedy_reward"})
+    in_words: ClassVar[str] = "compare each completion with the greedy completion to the same prompt"
+    in_symbols: ClassVar[str] = "R - R(greedy)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.greedy_reward is None:
             raise ValueError("the greedy baseline needs greedy_reward and the batch has none")
         return torch.where(batch.greedy_reward.isnan(), batch.reward, batch.greedy_reward)
-
-    def words(self) -> str:
-        return "compare each completion with the greedy completion to the same prompt"
-
-    def symbols(self) -> str:
-        return "R - R(greedy)"
 
 
 class DrawnMean(GroupBaseline):
@@ -342,17 +318,13 @@ class DrawnMean(GroupBaseline):
 
     name: ClassVar[str] = "drawn_mean"
     needs: ClassVar[frozenset[str]] = frozenset({"drawn"})
+    in_words: ClassVar[str] = "compare each completion with the mean of all completions drawn for its prompt"
+    in_symbols: ClassVar[str] = "R - mean_drawn(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.drawn is None:
             raise ValueError("drawn_mean needs the moments of all rewards drawn and the batch has none")
         return torch.where(batch.drawn[:, 0] > 1, batch.drawn[:, 1], batch.reward)
-
-    def words(self) -> str:
-        return "compare each completion with the mean of all completions drawn for its prompt"
-
-    def symbols(self) -> str:
-        return "R - mean_drawn(R)"
 
 
 @dataclass(frozen=True)
@@ -367,6 +339,8 @@ class PromptTracker(CompletionBaseline):
     keep: float = 0.9
     name: ClassVar[str] = "prompt_tracker"
     needs: ClassVar[frozenset[str]] = frozenset({"prompt"})
+    in_words: ClassVar[str] = "compare each completion with what its prompt earned on earlier visits"
+    in_symbols: ClassVar[str] = "R - tracked(R of this prompt)"
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
@@ -403,12 +377,6 @@ class PromptTracker(CompletionBaseline):
     def _counts(self, key: str, memory: Memory) -> tuple[float, float]:
         return memory.get(f"{key}/w", 0.5), memory.get(f"{key}/l", 0.5)
 
-    def words(self) -> str:
-        return "compare each completion with what its prompt earned on earlier visits"
-
-    def symbols(self) -> str:
-        return "R - tracked(R of this prompt)"
-
 
 @dataclass(frozen=True)
 class PromptValue(CompletionBaseline):
@@ -421,6 +389,10 @@ class PromptValue(CompletionBaseline):
     beta: float = 0.5
     name: ClassVar[str] = "prompt_value"
     needs: ClassVar[frozenset[str]] = frozenset({"reference_rewards"})
+    in_words: ClassVar[str] = (
+        "compare each completion with the best that can be had near the reference, from its own rewards"
+    )
+    in_symbols: ClassVar[str] = "R - V,  V = {0.beta:g} log mean_ref exp(R/{0.beta:g})"
 
     def __post_init__(self) -> None:
         if not self.beta > 0:
@@ -435,12 +407,6 @@ class PromptValue(CompletionBaseline):
         raised = torch.where(known, ((rewards - best[:, None]) / self.beta).exp(), 0.0)
         return best + self.beta * (raised.sum(-1) / known.sum(-1)).log()
 
-    def words(self) -> str:
-        return "compare each completion with the best that can be had near the reference, from its own rewards"
-
-    def symbols(self) -> str:
-        return f"R - V,  V = {self.beta:g} log mean_ref exp(R/{self.beta:g})"
-
 
 class PartwiseGroup(GroupBaseline):
     """A = SUM_k w_k (r_k - mean_g r_k) / (std_g r_k + 1e-6), part by part. Liu 2026 (2601.05242).
@@ -451,6 +417,10 @@ class PartwiseGroup(GroupBaseline):
     name: ClassVar[str] = "partwise_group"
     sees_reward: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"parts"})
+    in_words: ClassVar[str] = (
+        "compare each part of the reward with its own mean and spread in the group, then add the parts"
+    )
+    in_symbols: ClassVar[str] = "SUM_k w_k (R_k - mean_g(R_k)) / std_g(R_k)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.parts is None or batch.part_weight is None:
@@ -463,12 +433,6 @@ class PartwiseGroup(GroupBaseline):
             total = total + weight * (part - centre) / (moments.std + 1e-6)
         return on_actions(total, batch)
 
-    def words(self) -> str:
-        return "compare each part of the reward with its own mean and spread in the group, then add the parts"
-
-    def symbols(self) -> str:
-        return "SUM_k w_k (R_k - mean_g(R_k)) / std_g(R_k)"
-
 
 class GroupLabels(GroupBaseline):
     """A = G / (1 + n_good) where R is above the group's mean, -G / (1 + n_bad) elsewhere; 0 where the group agrees.
@@ -477,6 +441,8 @@ class GroupLabels(GroupBaseline):
     """
 
     name: ClassVar[str] = "group_labels"
+    in_words: ClassVar[str] = "label each completion of a group as good or bad by the group's mean"
+    in_symbols: ClassVar[str] = "G/(1 + n_good) if R > mean_g(R) else -G/(1 + n_bad)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         index, count = group_index(batch.group)
@@ -487,12 +453,6 @@ class GroupLabels(GroupBaseline):
         right, wrong = (sums_by(index, count, each * side)[index] for side in (good, ~good))
         label = torch.where(good, 1 / (1 + right), -1 / (1 + wrong)) * moments.count
         return on_actions(torch.where(moments.constant | batch.reward.isnan(), 0.0, label), batch)
-
-    def words(self) -> str:
-        return "label each completion of a group as good or bad by the group's mean"
-
-    def symbols(self) -> str:
-        return "G/(1 + n_good) if R > mean_g(R) else -G/(1 + n_bad)"
 
 
 class RevisitedGroup(GroupBaseline):
@@ -505,6 +465,10 @@ class RevisitedGroup(GroupBaseline):
 
     name: ClassVar[str] = "revisited_group"
     needs: ClassVar[frozenset[str]] = frozenset({"prompt"})
+    in_words: ClassVar[str] = (
+        "compare each completion with its group and with all that its prompt earned before, in their spreads"
+    )
+    in_symbols: ClassVar[str] = "smooth((R - mean_g(R)) / std_g(R), (R - mean_seen(R)) / std_seen(R))"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         moments = group_moments(batch.reward, batch.group, episode_weight(batch))
@@ -527,12 +491,6 @@ class RevisitedGroup(GroupBaseline):
             found = _visited(fresh, key, float(moments.mean[row]), float(moments.std[row]))
             fresh |= {f"{key}/{part}": number for part, number in zip(("visits", "mean", "std"), found, strict=True)}
         return fresh
-
-    def words(self) -> str:
-        return "compare each completion with its group and with all that its prompt earned before, in their spreads"
-
-    def symbols(self) -> str:
-        return "smooth((R - mean_g(R)) / std_g(R), (R - mean_seen(R)) / std_seen(R))"
 
 
 def _visit_keys(batch: TokenBatch) -> list[str]:

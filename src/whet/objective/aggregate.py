@@ -76,31 +76,23 @@ class TokenMean(_FixedShare):
 
     name: ClassVar[str] = "token_mean"
     counts_tokens: ClassVar[bool] = True
+    in_words: ClassVar[str] = "every token of the step counts the same"
+    in_symbols: ClassVar[str] = "1/M SUM_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return _share(batch.action, 1.0 / max(totals.tokens, 1))
-
-    def words(self) -> str:
-        return "every token of the step counts the same"
-
-    def symbols(self) -> str:
-        return "1/M SUM_i SUM_t"
 
 
 class SequenceMean(_FixedShare):
     """share = 1 / (N n_i)."""
 
     name: ClassVar[str] = "sequence_mean"
+    in_words: ClassVar[str] = "every completion counts the same, whatever its length"
+    in_symbols: ClassVar[str] = "1/N SUM_i 1/n_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         lengths = batch.action.sum(-1, keepdim=True).clamp(min=1).double()
         return _share(batch.action, 1.0 / (max(totals.sequences, 1) * lengths))
-
-    def words(self) -> str:
-        return "every completion counts the same, whatever its length"
-
-    def symbols(self) -> str:
-        return "1/N SUM_i 1/n_i SUM_t"
 
 
 class TurnMean(_FixedShare):
@@ -111,6 +103,8 @@ class TurnMean(_FixedShare):
 
     name: ClassVar[str] = "turn_mean"
     needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+    in_words: ClassVar[str] = "every trajectory counts the same, and in it every turn, whatever its length"
+    in_symbols: ClassVar[str] = "1/N SUM_i 1/T_i SUM_j 1/n_ij SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         if batch.segment is None:
@@ -123,12 +117,6 @@ class TurnMean(_FixedShare):
         lengths = counts.gather(1, inside).clamp(min=1)
         return _share(batch.action, 1.0 / (max(totals.sequences, 1) * turns * lengths))
 
-    def words(self) -> str:
-        return "every trajectory counts the same, and in it every turn, whatever its length"
-
-    def symbols(self) -> str:
-        return "1/N SUM_i 1/T_i SUM_j 1/n_ij SUM_t"
-
 
 class FixedLength(_FixedShare):
     """share = 1 / (N L), L = the generation budget. Liu 2025 (2503.20783), section 3.2.
@@ -138,30 +126,22 @@ class FixedLength(_FixedShare):
 
     name: ClassVar[str] = "fixed_length"
     counts_tokens: ClassVar[bool] = True
+    in_words: ClassVar[str] = "every token counts the same, divided by completions times the generation budget L"
+    in_symbols: ClassVar[str] = "1/(N L) SUM_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return _share(batch.action, 1.0 / (max(totals.sequences, 1) * totals.max_new_tokens))
-
-    def words(self) -> str:
-        return "every token counts the same, divided by completions times the generation budget L"
-
-    def symbols(self) -> str:
-        return "1/(N L) SUM_i SUM_t"
 
 
 class SequenceSum(_FixedShare):
     """share = 1 / N: the unbiased gradient of the expected reward of a whole completion."""
 
     name: ClassVar[str] = "sequence_sum"
+    in_words: ClassVar[str] = "every completion counts with the sum of its tokens"
+    in_symbols: ClassVar[str] = "1/N SUM_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return _share(batch.action, 1.0 / max(totals.sequences, 1))
-
-    def words(self) -> str:
-        return "every completion counts with the sum of its tokens"
-
-    def symbols(self) -> str:
-        return "1/N SUM_i SUM_t"
 
 
 @dataclass(frozen=True)
@@ -175,6 +155,10 @@ class InverseLength(_FixedShare):
 
     power: float = 1.0
     name: ClassVar[str] = "inverse_length"
+    in_words: ClassVar[str] = (
+        "every completion counts by its length to the power of -{0.power:g}, tokens within it alike"
+    )
+    in_symbols: ClassVar[str] = "1/(N L) SUM_i n_i^-{0.power:g}/mean(n^-{0.power:g}) SUM_t"
 
     def __post_init__(self) -> None:
         if not 0 < self.power <= 1:
@@ -195,12 +179,6 @@ class InverseLength(_FixedShare):
             raise ValueError("shares by inverse length need the whole step: call Objective.advantage on it first")
         return FixedLength()(batch, totals) * batch.importance[:, :1]
 
-    def words(self) -> str:
-        return f"every completion counts by its length to the power of -{self.power:g}, tokens within it alike"
-
-    def symbols(self) -> str:
-        return f"1/(N L) SUM_i n_i^-{self.power:g}/mean(n^-{self.power:g}) SUM_t"
-
 
 @dataclass(frozen=True)
 class LearnedLength(Component):
@@ -215,6 +193,8 @@ class LearnedLength(Component):
     rate: float = 0.1
     name: ClassVar[str] = "learned_length"
     counts_tokens: ClassVar[bool] = True
+    in_words: ClassVar[str] = "every token counts the same, times a factor of its completion's length that is learned"
+    in_symbols: ClassVar[str] = "1/M SUM_i f_i(lambda) SUM_t"
 
     def __post_init__(self) -> None:
         if self.spread <= 0 or self.rate < 0:
@@ -247,9 +227,3 @@ class LearnedLength(Component):
 
     def learned(self, memory: Memory, grad: float) -> Memory:
         return {**memory, "length_power": memory.get("length_power", self.start) + self.rate * grad}
-
-    def words(self) -> str:
-        return "every token counts the same, times a factor of its completion's length that is learned"
-
-    def symbols(self) -> str:
-        return "1/M SUM_i f_i(lambda) SUM_t"

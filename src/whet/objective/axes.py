@@ -313,12 +313,13 @@ def component_refusal(axis: str, interface: type, component: Any) -> str:
     annotated = [name for name, kind in inspect.get_annotations(component).items() if "ClassVar" not in str(kind)]
     if undeclared := [name for name in annotated if name not in numbers]:
         return f"{component.__name__}.{undeclared[0]} is not one of its fields; give @dataclass(frozen=True)"
-    own = {name for each in component.__mro__[:-1] for name in vars(each)}
-    missing = sorted(_members(interface) - own)
+    own = {name for each in component.__mro__[:-1] if each is not Component for name in vars(each)}
+    shared = set(vars(Component)) - (set() if "in_symbols" in own else {"symbols"})
+    missing = sorted(_members(interface) - own - shared)
     if missing:
         return f"{component.__name__} has no {', '.join(missing)}; give it all that {interface.__name__} has"
     for member in sorted(_members(interface)):
-        if callable(expected := getattr(interface, member, None)):
+        if member in own and callable(expected := getattr(interface, member, None)):
             theirs, ours = _parameters(expected), _parameters(getattr(component, member))
             if theirs != ours:
                 wanted = f"({', '.join(theirs)})"

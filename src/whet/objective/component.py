@@ -16,10 +16,16 @@ class Component:
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # fields of TokenBatch or Extras beyond rewards
+    in_words: ClassVar[str] = ""  # the component in a sentence; `{0.beta:g}` stands for one of its numbers
+    in_symbols: ClassVar[str] = ""  # and in the objective's formula; {1}, {2} stand for what `symbols` is called with
 
     def words(self) -> str:
         """The component in a sentence; empty where there is nothing to say."""
-        return ""
+        return self.in_words.format(self)
+
+    def symbols(self, *inner: Any, **named: Any) -> str:
+        """The component in the objective's formula, around the expressions that its axis gives it."""
+        return self.in_symbols.format(self, *inner, **named)
 
 
 def with_number(axis: str, component: Any, name: str, value: Any) -> Any:

@@ -60,6 +60,9 @@ class MixedOutcome(_Once):
     rounds: float = 10
     name: ClassVar[str] = "mixed_outcome"
     refills: ClassVar[bool] = True
+    in_words: ClassVar[str] = (
+        "train on groups with both outcomes, drawing new prompts for the others up to {0.rounds:g} times"
+    )
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -71,9 +74,6 @@ class MixedOutcome(_Once):
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
         return mixed(outcomes)
-
-    def words(self) -> str:
-        return f"train on groups with both outcomes, drawing new prompts for the others up to {self.rounds:g} times"
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class Balanced(MixedOutcome):
     name: ClassVar[str] = "balanced"
     refills: ClassVar[bool] = False
     grows: ClassVar[bool] = True
-
-    def words(self) -> str:
-        return f"draw more completions to a prompt until both outcomes are there, up to {self.rounds:g} times"
+    in_words: ClassVar[str] = (
+        "draw more completions to a prompt until both outcomes are there, up to {0.rounds:g} times"
+    )
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class Fresh(_Once):
 
     max_staleness: float = 1
     name: ClassVar[str] = "fresh"
+    in_words: ClassVar[str] = "train on completions at most {0.max_staleness:g} policy versions old"
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
@@ -107,6 +108,3 @@ class Fresh(_Once):
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
         return staleness <= self.max_staleness
-
-    def words(self) -> str:
-        return f"train on completions at most {self.max_staleness:g} policy versions old"

@@ -47,6 +47,8 @@ class NoKL(Component):
     to_sampler: ClassVar[bool] = False
     immediate: ClassVar[bool] = False
     in_reward: ClassVar[bool] = False
+    in_words: ClassVar[str] = "no tie to a reference"
+    in_symbols: ClassVar[str] = ""
 
     def cost(self, batch: TokenBatch) -> Tensor | None:
         return None
@@ -56,12 +58,6 @@ class NoKL(Component):
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return u
-
-    def words(self) -> str:
-        return "no tie to a reference"
-
-    def symbols(self) -> str:
-        return ""
 
 
 class _Tied(NoKL):
@@ -81,18 +77,14 @@ class K2(_Tied):
 
     beta: float = 0.04
     name: ClassVar[str] = "k2"
+    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times half the squared log-ratio"
+    in_symbols: ClassVar[str] = " - {0.beta:g} u^2/2, u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * u
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return 0.5 * u**2
-
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times half the squared log-ratio"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} u^2/2, u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -105,6 +97,10 @@ class K2Completion(_Tied):
 
     beta: float = 1e-3
     name: ClassVar[str] = "k2_completion"
+    in_words: ClassVar[str] = (
+        "pull towards the reference with {0.beta:g} times half each completion's squared log-ratio"
+    )
+    in_symbols: ClassVar[str] = " - {0.beta:g} u(completion)^2/2, u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * self._strayed(u)
@@ -116,12 +112,6 @@ class K2Completion(_Tied):
         # u is 0 where there is no action
         return u.sum(-1, keepdim=True).expand_as(u)
 
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times half each completion's squared log-ratio"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} u(completion)^2/2, u = log(pi/ref)"
-
 
 @dataclass(frozen=True)
 class K3(_Tied):
@@ -132,18 +122,14 @@ class K3(_Tied):
 
     beta: float = 0.04
     name: ClassVar[str] = "k3"
+    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times the k3 estimate of the KL"
+    in_symbols: ClassVar[str] = " - {0.beta:g} (exp(-u) - 1 + u), u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * -torch.expm1(-u)
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return torch.expm1(-u) + u
-
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times the k3 estimate of the KL"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} (exp(-u) - 1 + u), u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -156,18 +142,14 @@ class K3Corrected(_Tied):
     beta: float = 0.04
     name: ClassVar[str] = "k3_corrected"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "old_logp"})
+    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times k3, corrected for the policy's own move"
+    in_symbols: ClassVar[str] = " - {0.beta:g} r (exp(-u) - 1 + u), u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * ratio * u
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return ratio * (torch.expm1(-u) + u)
-
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times k3, corrected for the policy's own move"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} r (exp(-u) - 1 + u), u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -176,18 +158,14 @@ class Absolute(_Tied):
 
     beta: float = 0.04
     name: ClassVar[str] = "abs"
+    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times the absolute log-ratio"
+    in_symbols: ClassVar[str] = " - {0.beta:g} |u|, u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * u.sign()
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return u.abs()
-
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times the absolute log-ratio"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} |u|, u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -197,12 +175,8 @@ class Full(_Tied):
     beta: float = 0.04
     name: ClassVar[str] = "full"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "divergence"})
-
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times the exact KL at each token"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} SUM_v pi_v log(pi_v/ref_v)"
+    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times the exact KL at each token"
+    in_symbols: ClassVar[str] = " - {0.beta:g} SUM_v pi_v log(pi_v/ref_v)"
 
 
 class _Cost(_Tied):
@@ -232,15 +206,11 @@ class K1Reward(_Cost):
 
     beta: float = 0.05
     name: ClassVar[str] = "k1_reward"
+    in_words: ClassVar[str] = "take {0.beta:g} times the completion's log-ratio to the reference off its reward"
+    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t log(pi/ref)"
 
     def estimate(self, u: Tensor) -> Tensor:
         return u
-
-    def words(self) -> str:
-        return f"take {self.beta:g} times the completion's log-ratio to the reference off its reward"
-
-    def symbols(self) -> str:
-        return f", R -= {self.beta:g} SUM_t log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -249,15 +219,11 @@ class K2Reward(_Cost):
 
     beta: float = 0.05
     name: ClassVar[str] = "k2_reward"
+    in_words: ClassVar[str] = "take {0.beta:g} times half the squared log-ratios to the reference off the reward"
+    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t u^2/2, u = log(pi/ref)"
 
     def estimate(self, u: Tensor) -> Tensor:
         return 0.5 * u**2
-
-    def words(self) -> str:
-        return f"take {self.beta:g} times half the squared log-ratios to the reference off the reward"
-
-    def symbols(self) -> str:
-        return f", R -= {self.beta:g} SUM_t u^2/2, u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -266,15 +232,11 @@ class K3Reward(_Cost):
 
     beta: float = 0.05
     name: ClassVar[str] = "k3_reward"
+    in_words: ClassVar[str] = "take {0.beta:g} times the k3 estimate of the KL off the reward"
+    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t (exp(-u) - 1 + u), u = log(pi/ref)"
 
     def estimate(self, u: Tensor) -> Tensor:
         return torch.expm1(-u) + u
-
-    def words(self) -> str:
-        return f"take {self.beta:g} times the k3 estimate of the KL off the reward"
-
-    def symbols(self) -> str:
-        return f", R -= {self.beta:g} SUM_t (exp(-u) - 1 + u), u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -283,15 +245,11 @@ class AbsoluteReward(_Cost):
 
     beta: float = 0.05
     name: ClassVar[str] = "abs_reward"
+    in_words: ClassVar[str] = "take {0.beta:g} times the absolute log-ratios to the reference off the reward"
+    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t |log(pi/ref)|"
 
     def estimate(self, u: Tensor) -> Tensor:
         return u.abs()
-
-    def words(self) -> str:
-        return f"take {self.beta:g} times the absolute log-ratios to the reference off the reward"
-
-    def symbols(self) -> str:
-        return f", R -= {self.beta:g} SUM_t |log(pi/ref)|"
 
 
 class K1Immediate(K1Reward):
@@ -303,12 +261,8 @@ class K1Immediate(K1Reward):
     name: ClassVar[str] = "k1_immediate"
     immediate: ClassVar[bool] = True
     in_reward: ClassVar[bool] = False
-
-    def words(self) -> str:
-        return f"take {self.beta:g} times each token's log-ratio to the reference off its own advantage"
-
-    def symbols(self) -> str:
-        return f", A_t -= {self.beta:g} log(pi/ref)"
+    in_words: ClassVar[str] = "take {0.beta:g} times each token's log-ratio to the reference off its own advantage"
+    in_symbols: ClassVar[str] = ", A_t -= {0.beta:g} log(pi/ref)"
 
 
 class _ToOld(_Tied):
@@ -325,18 +279,14 @@ class K3Old(_ToOld):
 
     beta: float = 1.0
     name: ClassVar[str] = "k3_old"
+    in_words: ClassVar[str] = "hold the policy near the one that wrote the batch, with {0.beta:g} times their KL"
+    in_symbols: ClassVar[str] = " - {0.beta:g} (r - 1 - log r)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * (ratio - 1)
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return (ratio - 1) - ratio.log()
-
-    def words(self) -> str:
-        return f"hold the policy near the one that wrote the batch, with {self.beta:g} times their KL"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} (r - 1 - log r)"
 
 
 @dataclass(frozen=True)
@@ -345,18 +295,14 @@ class AbsoluteOld(_ToOld):
 
     beta: float = 1.0
     name: ClassVar[str] = "abs_old"
+    in_words: ClassVar[str] = "hold the policy near the one that wrote the batch, with {0.beta:g} times |log r|"
+    in_symbols: ClassVar[str] = " - {0.beta:g} |log r|"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * ratio.log().sign()
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return ratio.log().abs()
-
-    def words(self) -> str:
-        return f"hold the policy near the one that wrote the batch, with {self.beta:g} times |log r|"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} |log r|"
 
 
 @dataclass(frozen=True)
@@ -368,18 +314,16 @@ class K2Old(_ToOld):
 
     beta: float = 0.05
     name: ClassVar[str] = "k2_old"
+    in_words: ClassVar[str] = (
+        "hold the policy near the one that wrote the batch, with {0.beta:g} times half the squared log r"
+    )
+    in_symbols: ClassVar[str] = " - {0.beta:g} (log r)^2/2"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * ratio.log()
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return 0.5 * ratio.log() ** 2
-
-    def words(self) -> str:
-        return f"hold the policy near the one that wrote the batch, with {self.beta:g} times half the squared log r"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} (log r)^2/2"
 
 
 @dataclass(frozen=True)
@@ -392,6 +336,10 @@ class K2OldCompletion(_ToOld):
 
     beta: float = 0.01
     name: ClassVar[str] = "k2_old_completion"
+    in_words: ClassVar[str] = (
+        "hold each completion's probability near what it was, with {0.beta:g} times half its squared log r"
+    )
+    in_symbols: ClassVar[str] = " - {0.beta:g} (log r(completion))^2/2"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * self._strayed(ratio)
@@ -402,12 +350,6 @@ class K2OldCompletion(_ToOld):
     def _strayed(self, ratio: Tensor) -> Tensor:
         # the ratio is 1 where there is no action
         return ratio.log().sum(-1, keepdim=True).expand_as(ratio)
-
-    def words(self) -> str:
-        return f"hold each completion's probability near what it was, with {self.beta:g} times half its squared log r"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} (log r(completion))^2/2"
 
 
 @dataclass(frozen=True)
@@ -421,15 +363,13 @@ class K2Sampler(_Tied):
     name: ClassVar[str] = "k2_sampler"
     to_sampler: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
+    in_words: ClassVar[str] = (
+        "hold the policy near the one that sampled, with {0.beta:g} times half the squared log-ratio"
+    )
+    in_symbols: ClassVar[str] = " - {0.beta:g} v^2/2, v = log(pi/mu)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * u
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return 0.5 * u**2
-
-    def words(self) -> str:
-        return f"hold the policy near the one that sampled, with {self.beta:g} times half the squared log-ratio"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} v^2/2, v = log(pi/mu)"

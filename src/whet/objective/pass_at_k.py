@@ -87,6 +87,8 @@ class PassAtK(_RightAmongK):
 
     k: float = 4
     name: ClassVar[str] = "pass_at_k"
+    in_words: ClassVar[str] = "compare the chance that one of {0.k:g} completions is right with and without this one"
+    in_symbols: ClassVar[str] = "(pass@{0.k:g} given this completion - pass@{0.k:g}) / sd"
 
     def __post_init__(self) -> None:
         self._check()
@@ -101,12 +103,6 @@ class PassAtK(_RightAmongK):
         beside = comb(wrong - 1, k - 1) / comb(n - 1, k - 1) if wrong else 0.0
         return [(failure if each else failure - beside) / spread for each in outcomes]
 
-    def words(self) -> str:
-        return f"compare the chance that one of {self.k:g} completions is right with and without this one"
-
-    def symbols(self) -> str:
-        return f"(pass@{self.k:g} given this completion - pass@{self.k:g}) / sd"
-
 
 @dataclass(frozen=True)
 class PassAtKMarginal(_RightAmongK):
@@ -118,6 +114,10 @@ class PassAtKMarginal(_RightAmongK):
 
     k: float = 4
     name: ClassVar[str] = "pass_at_k_marginal"
+    in_words: ClassVar[str] = (
+        "credit a right completion with what it adds to {0.k:g} - 1 others, less the mean of the others"
+    )
+    in_symbols: ClassVar[str] = "s - mean_{{g, not i}}(s), s = what the completion adds to pass@{0.k:g}"
 
     def __post_init__(self) -> None:
         self._check()
@@ -129,12 +129,6 @@ class PassAtKMarginal(_RightAmongK):
         total = sum(added)
         return [each - (total - each) / (n - 1) for each in added]
 
-    def words(self) -> str:
-        return f"credit a right completion with what it adds to {self.k:g} - 1 others, less the mean of the others"
-
-    def symbols(self) -> str:
-        return f"s - mean_{{g, not i}}(s), s = what the completion adds to pass@{self.k:g}"
-
 
 class BestMinusSecond(GroupBaseline):
     """Only the best completion of a group learns, with R_best - R_second. Tang 2025 (2503.19595).
@@ -143,6 +137,8 @@ class BestMinusSecond(GroupBaseline):
     """
 
     name: ClassVar[str] = "best_minus_second"
+    in_words: ClassVar[str] = "only the best completion of a group learns, by how much it beats the second"
+    in_symbols: ClassVar[str] = "[best of the group] (R - R_second)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         index, count = group_index(batch.group)
@@ -155,9 +151,3 @@ class BestMinusSecond(GroupBaseline):
                 wins = _place(rows, first, batch) == best.indices[0]
                 found[rows[wins]] = best.values[0] - best.values[1]
         return on_actions(found, batch)
-
-    def words(self) -> str:
-        return "only the best completion of a group learns, by how much it beats the second"
-
-    def symbols(self) -> str:
-        return "[best of the group] (R - R_second)"

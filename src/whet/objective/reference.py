@@ -34,6 +34,7 @@ class Reset(Component):
 
     every: float = 400
     name: ClassVar[str] = "reset"
+    in_words: ClassVar[str] = "the reference becomes the policy every {0.every:g} steps"
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -41,9 +42,6 @@ class Reset(Component):
 
     def kept_after(self, step: int) -> float:
         return 0.0 if step % int(self.every) == 0 else 1.0
-
-    def words(self) -> str:
-        return f"the reference becomes the policy every {self.every:g} steps"
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,7 @@ class MovingAverage(Component):
     decay: float = 0.99
     every: float = 1
     name: ClassVar[str] = "ema"
+    in_words: ClassVar[str] = "the reference follows the policy, keeping {0.decay:g} of itself"
 
     def __post_init__(self) -> None:
         Reset(self.every)
@@ -61,6 +60,3 @@ class MovingAverage(Component):
 
     def kept_after(self, step: int) -> float:
         return self.decay if step % int(self.every) == 0 else 1.0
-
-    def words(self) -> str:
-        return f"the reference follows the policy, keeping {self.decay:g} of itself"

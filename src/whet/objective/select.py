@@ -46,14 +46,12 @@ class Finished(Component):
 
     name: ClassVar[str] = "finished"
     needs: ClassVar[frozenset[str]] = frozenset({"finished"})
+    in_words: ClassVar[str] = "leave out completions that the token budget cut off"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         if batch.finished is None:
             raise ValueError("this choice needs `finished` and the batch has none")
         return replace(batch, action=batch.action & batch.finished[:, None])
-
-    def words(self) -> str:
-        return "leave out completions that the token budget cut off"
 
 
 class FinishedTurns(Component):
@@ -64,14 +62,12 @@ class FinishedTurns(Component):
 
     name: ClassVar[str] = "finished_turns"
     needs: ClassVar[frozenset[str]] = frozenset({"truncated"})
+    in_words: ClassVar[str] = "leave out turns that the token budget cut off"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         if batch.truncated is None:
             raise ValueError("this choice needs `truncated` and the batch has none")
         return replace(batch, action=batch.action & ~batch.truncated)
-
-    def words(self) -> str:
-        return "leave out turns that the token budget cut off"
 
 
 @dataclass(frozen=True)
@@ -84,6 +80,7 @@ class TopEntropy(Component):
     share: float = 0.2
     name: ClassVar[str] = "top_entropy"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+    in_words: ClassVar[str] = "learn from the {0.share:.0%} of tokens where the policy was least sure"
 
     def __post_init__(self) -> None:
         _share("share", self.share)
@@ -92,9 +89,6 @@ class TopEntropy(Component):
         if batch.entropy is None:
             raise ValueError("top_entropy needs entropy and the batch has none")
         return replace(batch, learns=_top(batch.entropy, batch.action, self.share))
-
-    def words(self) -> str:
-        return f"learn from the {self.share:.0%} of tokens where the policy was least sure"
 
 
 def _top(values: Tensor, action: Tensor, share: float) -> Tensor:
@@ -131,6 +125,7 @@ class ClipCovariance(Component):
     high: float = 5.0
     name: ClassVar[str] = "clip_covariance"
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
+    in_words: ClassVar[str] = "a random {0.share:g} of the tokens, those that cost most entropy, do not learn"
 
     def __post_init__(self) -> None:
         _share("share", self.share)
@@ -146,9 +141,6 @@ class ClipCovariance(Component):
         lot = torch.where(candidates, lottery(batch), torch.iinfo(torch.int64).max)
         drawn = candidates & (lot <= lot[candidates].kthvalue(count).values)
         return replace(batch, learns=batch.action & ~drawn)
-
-    def words(self) -> str:
-        return f"a random {self.share:g} of the tokens, those that cost most entropy, do not learn"
 
 
 def lottery(batch: TokenBatch) -> Tensor:
@@ -174,12 +166,10 @@ class TieCovariance(Component):
     share: float = 2e-3
     name: ClassVar[str] = "tie_covariance"
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
+    in_words: ClassVar[str] = "hold back only the {0.share:g} of tokens that cost most entropy"
 
     def __post_init__(self) -> None:
         _share("share", self.share)
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         return replace(batch, tied=_top(covariance(batch), batch.action, self.share))
-
-    def words(self) -> str:
-        return f"hold back only the {self.share:g} of tokens that cost most entropy"

@@ -64,21 +64,19 @@ class StepSum(_Steps):
     """
 
     name: ClassVar[str] = "step_sum"
+    in_words: ClassVar[str] = "credit each token with the standardised scores of the steps from it on"
+    in_symbols: ClassVar[str] = "SUM_{{steps ending at or after t}} (r - mean_g(r)) / std_g(r)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return discounted_sum(self.standardised(self.step_scores(batch), batch), 1.0, batch.action)
-
-    def words(self) -> str:
-        return "credit each token with the standardised scores of the steps from it on"
-
-    def symbols(self) -> str:
-        return "SUM_{steps ending at or after t} (r - mean_g(r)) / std_g(r)"
 
 
 class StepMean(_Steps):
     """As step_sum, but the mean over those steps: |A| does not grow with the steps that remain. whet's variant."""
 
     name: ClassVar[str] = "step_mean"
+    in_words: ClassVar[str] = "credit each token with the mean standardised score of the steps from it on"
+    in_symbols: ClassVar[str] = "mean_{{steps ending at or after t}} (r - mean_g(r)) / std_g(r)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         scores = self.step_scores(batch)
@@ -86,17 +84,15 @@ class StepMean(_Steps):
         count = discounted_sum((~scores.isnan()).to(total.dtype), 1.0, batch.action)
         return total / count.clamp(min=1)
 
-    def words(self) -> str:
-        return "credit each token with the mean standardised score of the steps from it on"
-
-    def symbols(self) -> str:
-        return "mean_{steps ending at or after t} (r - mean_g(r)) / std_g(r)"
-
 
 class StepDelta(_Steps):
     """Each step earns p_j - p_(j-1) (p_0 = 0), standardised in the group; its tokens share it. whet's variant."""
 
     name: ClassVar[str] = "step_delta"
+    in_words: ClassVar[str] = (
+        "credit the tokens of a step with how much it changed the score, standardised in the group"
+    )
+    in_symbols: ClassVar[str] = "(p_j - p_(j-1)) standardised in the group"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         scores = self.step_scores(batch)
@@ -113,12 +109,6 @@ class StepDelta(_Steps):
             carried = torch.where(ends[:, t], each[:, t], carried)
             shifted[:, t] = carried
         return torch.where(batch.action, shifted, 0.0)
-
-    def words(self) -> str:
-        return "credit the tokens of a step with how much it changed the score, standardised in the group"
-
-    def symbols(self) -> str:
-        return "(p_j - p_(j-1)) standardised in the group"
 
 
 def _turn_rewards(batch: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -200,6 +190,10 @@ class TurnReturn(TokenCredit):
     gamma: float = 1.0
     name: ClassVar[str] = "turn_return"
     needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+    in_words: ClassVar[str] = (
+        "compare what each turn earned from it on with the other trajectories from that turn on, or from their last"
+    )
+    in_symbols: ClassVar[str] = "G_j - mean_{{g, not i}}(G_j), G_j = SUM_{{k >= j}} {0.gamma:g}^(k-j) r_k"
 
     def __post_init__(self) -> None:
         _refuse_gamma(self.gamma)
@@ -224,14 +218,6 @@ class TurnReturn(TokenCredit):
         others = (moments.count * moments.mean - own) / (moments.count - 1).clamp(min=1)
         return _on_turns(torch.where(moments.constant | ~counted, 0.0, returns - others), batch)
 
-    def words(self) -> str:
-        return (
-            "compare what each turn earned from it on with the other trajectories from that turn on, or from their last"
-        )
-
-    def symbols(self) -> str:
-        return f"G_j - mean_{{g, not i}}(G_j), G_j = SUM_{{k >= j}} {self.gamma:g}^(k-j) r_k"
-
 
 @dataclass(frozen=True)
 class TurnIndexRewards(TokenCredit):
@@ -245,6 +231,11 @@ class TurnIndexRewards(TokenCredit):
     gamma: float = 1.0
     name: ClassVar[str] = "turn_index_rewards"
     needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+    in_words: ClassVar[str] = (
+        "compare each turn's reward with the same turn of the others, then add up the turns from it on (biased: "
+        "every further turn costs what such turns earn on average)"
+    )
+    in_symbols: ClassVar[str] = "SUM_{{k >= j}} {0.gamma:g}^(k-j) (r_k - mean_g(r_k of turn k))"
 
     def __post_init__(self) -> None:
         _refuse_gamma(self.gamma)
@@ -261,15 +252,6 @@ class TurnIndexRewards(TokenCredit):
         centred = torch.where(moments.constant | ~there, 0.0, rewards - moments.mean)
         return _on_turns(_returns(centred, self.gamma), batch)
 
-    def words(self) -> str:
-        return (
-            "compare each turn's reward with the same turn of the others, then add up the turns from it on (biased: "
-            "every further turn costs what such turns earn on average)"
-        )
-
-    def symbols(self) -> str:
-        return f"SUM_{{k >= j}} {self.gamma:g}^(k-j) (r_k - mean_g(r_k of turn k))"
-
 
 @dataclass(frozen=True)
 class AnchoredSteps(TokenCredit):
@@ -284,6 +266,8 @@ class AnchoredSteps(TokenCredit):
     gamma: float = 0.95
     name: ClassVar[str] = "anchored_steps"
     needs: ClassVar[frozenset[str]] = frozenset({"segment", "anchor"})
+    in_words: ClassVar[str] = "compare each completion with its group, and each step with steps from the same state"
+    in_symbols: ClassVar[str] = "R - mean_g(R) + {0.weight:g} (return_j - mean over the same state)"
 
     def __post_init__(self) -> None:
         _refuse_gamma(self.gamma)
@@ -302,9 +286,3 @@ class AnchoredSteps(TokenCredit):
         key = group_index(batch.group)[0][:, None] * (int(state.max()) + 1) + state
         steps = _centred_by(_segment_return(batch, self.gamma), key, batch)
         return on_actions(whole, batch) + self.weight * steps
-
-    def words(self) -> str:
-        return "compare each completion with its group, and each step with steps from the same state"
-
-    def symbols(self) -> str:
-        return f"R - mean_g(R) + {self.weight:g} (return_j - mean over the same state)"

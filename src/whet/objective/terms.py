@@ -32,15 +32,13 @@ class Entropy(Protocol):
 
 class NoBonus(Component):
     name: ClassVar[str] = "none"
+    in_symbols: ClassVar[str] = ""
 
     def coefficient(self, memory: Memory) -> float:
         return 0.0
 
     def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
         return memory
-
-    def symbols(self) -> str:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,8 @@ class Bonus(NoBonus):
     weight: float = 0.01
     name: ClassVar[str] = "bonus"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy_gradient"})
+    in_words: ClassVar[str] = "reward the policy's entropy with {0.weight:g}"
+    in_symbols: ClassVar[str] = " + {0.weight:g} H"
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
@@ -57,12 +57,6 @@ class Bonus(NoBonus):
 
     def coefficient(self, memory: Memory) -> float:
         return self.weight
-
-    def words(self) -> str:
-        return f"reward the policy's entropy with {self.weight:g}"
-
-    def symbols(self) -> str:
-        return f" + {self.weight:g} H"
 
 
 @dataclass(frozen=True)
@@ -77,6 +71,10 @@ class BonusToTarget(NoBonus):
     most: float = 0.1
     name: ClassVar[str] = "bonus_to_target"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy_gradient"})
+    in_words: ClassVar[str] = (
+        "hold the policy's entropy at {0.target:g} nats or more by a bonus that is turned up as needed"
+    )
+    in_symbols: ClassVar[str] = " + c H"
 
     def __post_init__(self) -> None:
         if min(self.target, self.step, self.most) <= 0:
@@ -89,12 +87,6 @@ class BonusToTarget(NoBonus):
         low = metrics["entropy"] <= self.target
         now = memory.get("entropy_weight", 0.0) + (self.step if low else -self.step)
         return {**memory, "entropy_weight": min(max(now, 0.0), self.most), "entropy_low": float(low)}
-
-    def words(self) -> str:
-        return f"hold the policy's entropy at {self.target:g} nats or more by a bonus that is turned up as needed"
-
-    def symbols(self) -> str:
-        return " + c H"
 
 
 class Value(Protocol):
@@ -227,12 +219,10 @@ class _BesideTheRest(Component):
 
 class NoImitation(_BesideTheRest):
     name: ClassVar[str] = "none"
+    in_symbols: ClassVar[str] = ""
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         return None
-
-    def symbols(self) -> str:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -245,6 +235,8 @@ class ImitateRight(_BesideTheRest):
     weight: float = 0.1
     name: ClassVar[str] = "right_completions"
     needs: ClassVar[frozenset[str]] = frozenset({"parts"})
+    in_words: ClassVar[str] = "imitate right completions with {0.weight:g}"
+    in_symbols: ClassVar[str] = " + {0.weight:g}/M_right SUM_right log pi"
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
@@ -255,12 +247,6 @@ class ImitateRight(_BesideTheRest):
             raise ValueError("imitation of right completions needs the reward's parts and the batch has none")
         each = self.weight / max(totals.correct_tokens, 1)
         return (batch.action & batch.correct[:, None]).double() * each
-
-    def words(self) -> str:
-        return f"imitate right completions with {self.weight:g}"
-
-    def symbols(self) -> str:
-        return f" + {self.weight:g}/M_right SUM_right log pi"
 
 
 @dataclass(frozen=True)
@@ -274,6 +260,8 @@ class ImitateObserved(_BesideTheRest):
     weight: float = 0.05
     name: ClassVar[str] = "observed"
     needs: ClassVar[frozenset[str]] = frozenset({"observed"})
+    in_words: ClassVar[str] = "imitate what the environment wrote with {0.weight:g}"
+    in_symbols: ClassVar[str] = " + {0.weight:g}/M_observed SUM_observed log pi"
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
@@ -284,12 +272,6 @@ class ImitateObserved(_BesideTheRest):
             raise ValueError("imitation of what an environment wrote needs `observed` and the batch has none")
         each = self.weight / max(totals.observed_tokens, 1)
         return (batch.observed & ~batch.reward.isnan()[:, None]).double() * each
-
-    def words(self) -> str:
-        return f"imitate what the environment wrote with {self.weight:g}"
-
-    def symbols(self) -> str:
-        return f" + {self.weight:g}/M_observed SUM_observed log pi"
 
 
 @dataclass(frozen=True)
@@ -306,6 +288,7 @@ class ImitateDemonstrations(_BesideTheRest):
     decay: float = 0
     name: ClassVar[str] = "demonstrations"
     needs: ClassVar[frozenset[str]] = frozenset({"demonstrated"})
+    in_symbols: ClassVar[str] = " + {0.weight:g}/M_shown SUM_shown log pi"
 
     def __post_init__(self) -> None:
         if not (0 < self.weight < 1 and 0 < self.last < 1):
@@ -347,9 +330,6 @@ class ImitateDemonstrations(_BesideTheRest):
         then = f", then {self.last:g} after {self.decay:g} more" if self.decay else ""
         return f"give {self.weight:g} of the loss to demonstrations{first}{then}"
 
-    def symbols(self) -> str:
-        return f" + {self.weight:g}/M_shown SUM_shown log pi"
-
 
 class ImitateUnsure(ImitateDemonstrations):
     """The same with p (1 - p) in front of each token, p = pi(token) now and without gradient: phi of 2508.11408.
@@ -358,6 +338,7 @@ class ImitateUnsure(ImitateDemonstrations):
     """
 
     name: ClassVar[str] = "unsure_demonstrations"
+    in_symbols: ClassVar[str] = " + {0.weight:g}/M_shown SUM_shown p (1 - p) log pi"
 
     def doubt(self, logp: Tensor) -> Tensor | None:
         p = logp.detach().exp()
@@ -365,9 +346,6 @@ class ImitateUnsure(ImitateDemonstrations):
 
     def words(self) -> str:
         return super().words() + ", the more the less sure the policy is of a token"
-
-    def symbols(self) -> str:
-        return f" + {self.weight:g}/M_shown SUM_shown p (1 - p) log pi"
 
 
 class Smooth(Protocol):
@@ -417,6 +395,7 @@ class TopK(Component):
     push: float = 1.1
     name: ClassVar[str] = "top_k"
     needs: ClassVar[frozenset[str]] = frozenset({"top_logp", "parts"})
+    in_words: ClassVar[str] = "where the policy was unsure, right completions lift its {0.top:g} likeliest tokens too"
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1 or self.top < 1 or not 0 <= self.quantile < 1 or self.push <= 0:
@@ -444,6 +423,3 @@ class TopK(Component):
             raise ValueError("top_k needs the reward's parts and the batch has none")
         right = self.forking(batch, extras) & batch.correct[:, None]
         return right.double() * self.share
-
-    def words(self) -> str:
-        return f"where the policy was unsure, right completions lift its {self.top:g} likeliest tokens too"

@@ -30,6 +30,12 @@ class EntropicGroup(GroupBaseline):
 
     nats: float = math.log(2)
     name: ClassVar[str] = "entropic_group"
+    in_words: ClassVar[str] = (
+        "weigh each completion by exp(beta R) against the others of its group: the best count most"
+    )
+    in_symbols: ClassVar[str] = (
+        "e^(beta R) / mean_{{g, not i}}(e^(beta R)) - 1, KL(softmax(beta R), uniform) = {0.nats:.3g}"
+    )
 
     def __post_init__(self) -> None:
         if not self.nats > 0:
@@ -65,12 +71,6 @@ class EntropicGroup(GroupBaseline):
         enough = scored & ~moments.constant & (size[index] > 2)
         found = torch.where(enough, tilted / torch.where(enough, others, 1.0) - 1, 0.0)
         return on_actions(found.to(batch.reward.dtype), batch)
-
-    def words(self) -> str:
-        return "weigh each completion by exp(beta R) against the others of its group: the best count most"
-
-    def symbols(self) -> str:
-        return f"e^(beta R) / mean_{{g, not i}}(e^(beta R)) - 1, KL(softmax(beta R), uniform) = {self.nats:.3g}"
 
 
 def _solved(spent: Callable[[Tensor], Tensor], zero: Tensor, nats: float) -> Tensor:

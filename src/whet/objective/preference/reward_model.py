@@ -108,6 +108,7 @@ class AllPairs(Component):
     """
 
     name: ClassVar[str] = "all_pairs"
+    in_words: ClassVar[str] = "every pair of answers to a prompt is compared, and their mean taken"
 
     def __call__(self, batch: RankBatch, score: Tensor) -> Tensor:
         better = batch.better
@@ -121,9 +122,6 @@ class AllPairs(Component):
         cost = torch.where(better, each, 0.0).flatten(1).sum(-1)
         return cost / better.flatten(1).sum(-1).clamp(min=1)
 
-    def words(self) -> str:
-        return "every pair of answers to a prompt is compared, and their mean taken"
-
 
 class PlackettLuce(Component):
     """-SUM_k [ r_(k) - log SUM_{j >= k} exp r_(j) ], from the best answer to the worst. K = 2 is Bradley and Terry's.
@@ -132,6 +130,7 @@ class PlackettLuce(Component):
     """
 
     name: ClassVar[str] = "plackett_luce"
+    in_words: ClassVar[str] = "the best answer is drawn first, then the best of the rest, and so on"
 
     def __call__(self, batch: RankBatch, score: Tensor) -> Tensor:
         if batch.margin is not None or batch.preference is not None:
@@ -143,9 +142,6 @@ class PlackettLuce(Component):
         there = batch.rank >= 0
         among = torch.where(batch.better | itself, score[:, None, :], -torch.inf).logsumexp(-1)
         return torch.where(there, among - score, 0.0).sum(-1)
-
-    def words(self) -> str:
-        return "the best answer is drawn first, then the best of the rest, and so on"
 
 
 @dataclass(frozen=True)

@@ -83,18 +83,14 @@ class Classified(CompletionCurve):
 
     beta: float = 0.1
     name: ClassVar[str] = "classified"
+    in_words: ClassVar[str] = "beta {0.beta:g}: tell good completions from bad ones, each by itself"
+    in_symbols: ClassVar[str] = "-log sigma({0.beta:g} s_w) - log sigma(-{0.beta:g} s_l)"
 
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
         return -functional.logsigmoid(self.beta * signed(scores.each, scores.completions.batch.good))
-
-    def words(self) -> str:
-        return f"beta {self.beta:g}: tell good completions from bad ones, each by itself"
-
-    def symbols(self, score: str, contrast: str) -> str:
-        return f"-log sigma({self.beta:g} s_w) - log sigma(-{self.beta:g} s_l)"
 
 
 @dataclass(frozen=True)
@@ -104,18 +100,16 @@ class Saturating(CompletionCurve):
 
     beta: float = 0.1
     name: ClassVar[str] = "saturating"
+    in_words: ClassVar[str] = (
+        "beta {0.beta:g}; for chosen completions better than the policy's own: they rise, the rejected sink"
+    )
+    in_symbols: ClassVar[str] = "1 - sigma({0.beta:g} s_w) + sigma({0.beta:g} s_l)"
 
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
         return torch.sigmoid(-self.beta * signed(scores.each, scores.completions.batch.good))
-
-    def words(self) -> str:
-        return f"beta {self.beta:g}; for chosen completions better than the policy's own: they rise, the rejected sink"
-
-    def symbols(self, score: str, contrast: str) -> str:
-        return f"1 - sigma({self.beta:g} s_w) + sigma({self.beta:g} s_l)"
 
 
 @dataclass(frozen=True)
@@ -155,6 +149,9 @@ class NoiseContrast(CompletionCurve):
 
     beta: float = 0.01
     name: ClassVar[str] = "noise_contrast"
+    in_words: ClassVar[str] = (
+        "beta {0.beta:g}: the worth of each completion by itself, so that the chosen one does not sink"
+    )
 
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
@@ -164,9 +161,6 @@ class NoiseContrast(CompletionCurve):
         return -torch.where(
             scores.completions.batch.good, functional.logsigmoid(reward), 0.0
         ) - 0.5 * functional.logsigmoid(-reward)
-
-    def words(self) -> str:
-        return f"beta {self.beta:g}: the worth of each completion by itself, so that the chosen one does not sink"
 
     def symbols(self, score: str, contrast: str) -> str:
         b = f"{self.beta:g}"

@@ -30,12 +30,10 @@ class Alike(Component):
     """1."""
 
     name: ClassVar[str] = "alike"
+    in_symbols: ClassVar[str] = ""
 
     def __call__(self, completions: PairCompletions) -> Tensor | None:
         return None
-
-    def symbols(self) -> str:
-        return ""
 
 
 class OwnWords(Component):
@@ -46,6 +44,8 @@ class OwnWords(Component):
 
     name: ClassVar[str] = "own_words"
     needs: ClassVar[frozenset[str]] = frozenset({"log_square"})
+    in_words: ClassVar[str] = "pairs count by how likely the policy is to say such things itself"
+    in_symbols: ClassVar[str] = "w_w w_l, w = exp(mean_t(log pi_t - log SUM_v pi_v^2)), times "
 
     def __call__(self, completions: PairCompletions) -> Tensor | None:
         square = completions.extras.log_square
@@ -57,12 +57,6 @@ class OwnWords(Component):
         )
         return each.sum(-1).exp()
 
-    def words(self) -> str:
-        return "pairs count by how likely the policy is to say such things itself"
-
-    def symbols(self) -> str:
-        return "w_w w_l, w = exp(mean_t(log pi_t - log SUM_v pi_v^2)), times "
-
 
 @dataclass(frozen=True)
 class MarginGate(Component):
@@ -72,6 +66,8 @@ class MarginGate(Component):
     temperature: float = 1.0
     name: ClassVar[str] = "margin_gate"
     needs: ClassVar[frozenset[str]] = frozenset({"pairs"})
+    in_words: ClassVar[str] = "pairs that are far enough apart stop counting"
+    in_symbols: ClassVar[str] = "sigma(({0.bias:g} - log pi(y_w)/pi(y_l))/{0.temperature:g}) "
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -80,9 +76,3 @@ class MarginGate(Component):
     def __call__(self, completions: PairCompletions) -> Tensor | None:
         logp = completions.logp.detach()
         return torch.sigmoid((self.bias - (logp[:, 0] - logp[:, 1])) / self.temperature)
-
-    def words(self) -> str:
-        return "pairs that are far enough apart stop counting"
-
-    def symbols(self) -> str:
-        return f"sigma(({self.bias:g} - log pi(y_w)/pi(y_l))/{self.temperature:g}) "
