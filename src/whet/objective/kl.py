@@ -61,6 +61,8 @@ class NoKL(Component):
 
 
 class _Tied(NoKL):
+    """A tie with a coefficient."""
+
     beta: float
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
 
@@ -69,6 +71,17 @@ class _Tied(NoKL):
             raise ValueError(
                 f"kl.beta is {self.beta}: it would have no effect; give a number above 0, or set objective.kl=none"
             )
+
+    def log_move(self, u: Tensor, ratio: Tensor) -> Tensor:
+        """What the estimate is a function of: u, or log r where the tie is to the policy before the updates."""
+        return u
+
+
+class _OfCompletion(_Tied):
+    """The whole completion is one action: its log move is the sum over its tokens, 0 where there is no action."""
+
+    def log_move(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return super().log_move(u, ratio).sum(-1, keepdim=True).expand_as(u)
 
 
 @dataclass(frozen=True)
@@ -81,14 +94,14 @@ class K2(_Tied):
     in_symbols: ClassVar[str] = " - {0.beta:g} u^2/2, u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * u
+        return self.beta * self.log_move(u, ratio)
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return 0.5 * u**2
+        return 0.5 * self.log_move(u, ratio) ** 2
 
 
 @dataclass(frozen=True)
-class K2Completion(_Tied):
+class K2Completion(_OfCompletion, K2):
     """beta u(completion)^2 / 2, kl_weight = beta SUM_t u_t on each token. Brantley 2025 (2505.20686).
 
     The whole completion is one action: with a weight of 1 and `sequence_sum` the gradient is that of the regression
@@ -101,16 +114,6 @@ class K2Completion(_Tied):
         "pull towards the reference with {0.beta:g} times half each completion's squared log-ratio"
     )
     in_symbols: ClassVar[str] = " - {0.beta:g} u(completion)^2/2, u = log(pi/ref)"
-
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * self._strayed(u)
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return 0.5 * self._strayed(u) ** 2
-
-    def _strayed(self, u: Tensor) -> Tensor:
-        # u is 0 where there is no action
-        return u.sum(-1, keepdim=True).expand_as(u)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class K3(_Tied):
 
 
 @dataclass(frozen=True)
-class K3Corrected(_Tied):
+class K3Corrected(K3):
     """beta r (exp(-u) - 1 + u) with r differentiable, kl_weight = beta r u. DeepSeek-V3.2 (2512.02556).
 
     Unbiased for samples of the old policy; the same gradient as ratio-weighted k2. With r detached it would not be.
@@ -149,7 +152,7 @@ class K3Corrected(_Tied):
         return self.beta * ratio * u
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return ratio * (torch.expm1(-u) + u)
+        return ratio * super().value(u, ratio)
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,10 @@ class Absolute(_Tied):
     in_symbols: ClassVar[str] = " - {0.beta:g} |u|, u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * u.sign()
+        return self.beta * self.log_move(u, ratio).sign()
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return u.abs()
+        return self.log_move(u, ratio).abs()
 
 
 @dataclass(frozen=True)
@@ -180,20 +183,19 @@ class Full(_Tied):
 
 
 class _Cost(_Tied):
-    in_reward: ClassVar[bool] = True
+    """The estimate at sampling time is taken off each token's reward: no weight in the loss."""
 
-    def estimate(self, u: Tensor) -> Tensor:
-        raise NotImplementedError
+    in_reward: ClassVar[bool] = True
 
     def cost(self, batch: TokenBatch) -> Tensor | None:
         sampled = batch.old_logp if batch.old_logp is not None else batch.behavior_logp
         if sampled is None or batch.ref_logp is None:
             raise ValueError(f"{self.name} needs ref_logp and the log-probabilities of the policy that sampled")
         u = (sampled - batch.ref_logp).masked_fill(~batch.action, 0.0)
-        return self.beta * self.estimate(u).to(batch.reward.dtype)
+        return self.beta * self.value(u, torch.ones_like(u)).to(batch.reward.dtype)
 
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.estimate(u)
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return torch.zeros_like(u)
 
 
 @dataclass(frozen=True)
@@ -209,12 +211,9 @@ class K1Reward(_Cost):
     in_words: ClassVar[str] = "take {0.beta:g} times the completion's log-ratio to the reference off its reward"
     in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t log(pi/ref)"
 
-    def estimate(self, u: Tensor) -> Tensor:
-        return u
-
 
 @dataclass(frozen=True)
-class K2Reward(_Cost):
+class K2Reward(_Cost, K2):
     """r_t -= beta u_t^2 / 2, u at sampling time."""
 
     beta: float = 0.05
@@ -222,12 +221,9 @@ class K2Reward(_Cost):
     in_words: ClassVar[str] = "take {0.beta:g} times half the squared log-ratios to the reference off the reward"
     in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t u^2/2, u = log(pi/ref)"
 
-    def estimate(self, u: Tensor) -> Tensor:
-        return 0.5 * u**2
-
 
 @dataclass(frozen=True)
-class K3Reward(_Cost):
+class K3Reward(_Cost, K3):
     """r_t -= beta (exp(-u) - 1 + u), u at sampling time: never negative, unlike k1."""
 
     beta: float = 0.05
@@ -235,21 +231,15 @@ class K3Reward(_Cost):
     in_words: ClassVar[str] = "take {0.beta:g} times the k3 estimate of the KL off the reward"
     in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t (exp(-u) - 1 + u), u = log(pi/ref)"
 
-    def estimate(self, u: Tensor) -> Tensor:
-        return torch.expm1(-u) + u
-
 
 @dataclass(frozen=True)
-class AbsoluteReward(_Cost):
+class AbsoluteReward(_Cost, Absolute):
     """r_t -= beta |u_t|, u at sampling time."""
 
     beta: float = 0.05
     name: ClassVar[str] = "abs_reward"
     in_words: ClassVar[str] = "take {0.beta:g} times the absolute log-ratios to the reference off the reward"
     in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t |log(pi/ref)|"
-
-    def estimate(self, u: Tensor) -> Tensor:
-        return u.abs()
 
 
 class K1Immediate(K1Reward):
@@ -266,8 +256,13 @@ class K1Immediate(K1Reward):
 
 
 class _ToOld(_Tied):
+    """Tied to the policy before the updates: the log move is log r."""
+
     to_old: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
+
+    def log_move(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return ratio.log()
 
 
 @dataclass(frozen=True)
@@ -290,7 +285,7 @@ class K3Old(_ToOld):
 
 
 @dataclass(frozen=True)
-class AbsoluteOld(_ToOld):
+class AbsoluteOld(_ToOld, Absolute):
     """beta |log r|, kl_weight = beta sign(log r). Cui 2025 (2505.22617). Exactly 0 at the first update of a batch."""
 
     beta: float = 1.0
@@ -298,15 +293,9 @@ class AbsoluteOld(_ToOld):
     in_words: ClassVar[str] = "hold the policy near the one that wrote the batch, with {0.beta:g} times |log r|"
     in_symbols: ClassVar[str] = " - {0.beta:g} |log r|"
 
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * ratio.log().sign()
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return ratio.log().abs()
-
 
 @dataclass(frozen=True)
-class K2Old(_ToOld):
+class K2Old(_ToOld, K2):
     """beta (log r)^2 / 2, kl_weight = beta log r, token by token. Exactly 0 at the first update of a batch.
 
     With a weight of 1 the token's gradient is (A - beta log r): it stops where log r = A / beta.
@@ -319,15 +308,9 @@ class K2Old(_ToOld):
     )
     in_symbols: ClassVar[str] = " - {0.beta:g} (log r)^2/2"
 
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * ratio.log()
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return 0.5 * ratio.log() ** 2
-
 
 @dataclass(frozen=True)
-class K2OldCompletion(_ToOld):
+class K2OldCompletion(_OfCompletion, _ToOld, K2):
     """beta (log r(completion))^2 / 2, kl_weight = beta SUM_t log r_t on each token. Kimi 2025 (2501.12599), eq. 3.
 
     The whole completion is one action: with a weight of 1 its gradient is (A - beta log r(completion)), that of the
@@ -341,19 +324,9 @@ class K2OldCompletion(_ToOld):
     )
     in_symbols: ClassVar[str] = " - {0.beta:g} (log r(completion))^2/2"
 
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * self._strayed(ratio)
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return 0.5 * self._strayed(ratio) ** 2
-
-    def _strayed(self, ratio: Tensor) -> Tensor:
-        # the ratio is 1 where there is no action
-        return ratio.log().sum(-1, keepdim=True).expand_as(ratio)
-
 
 @dataclass(frozen=True)
-class K2Sampler(_Tied):
+class K2Sampler(K2):
     """beta v^2 / 2, kl_weight = beta v, v = log(pi / sampler): staleness and mismatch are both in it.
 
     Unlike a term to the policy before the updates it acts with one update per batch too.
@@ -367,9 +340,3 @@ class K2Sampler(_Tied):
         "hold the policy near the one that sampled, with {0.beta:g} times half the squared log-ratio"
     )
     in_symbols: ClassVar[str] = " - {0.beta:g} v^2/2, v = log(pi/mu)"
-
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * u
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return 0.5 * u**2
