@@ -90,9 +90,9 @@ class GroupBaseline(CompletionBaseline):
         return 2
 
 
-def on_actions(each: Tensor, batch: TokenBatch) -> Tensor:
-    """A number a completion [N] on each of its action tokens [N, T]; 0 elsewhere."""
-    return torch.where(batch.action, each[:, None], 0.0)
+def on_actions(values: Tensor, batch: TokenBatch) -> Tensor:
+    """One number per completion [N] on each of its action tokens [N, T]; 0 elsewhere."""
+    return torch.where(batch.action, values[:, None], 0.0)
 
 
 class GroupMean(GroupBaseline):
@@ -162,11 +162,11 @@ class BatchRunningMean(CompletionBaseline):
         mean = mean_reward(batch)
         if mean is None:
             return memory
-        kept = self.decay
+        decay = self.decay
         return {
             **memory,
-            "running_sum": kept * memory.get("running_sum", 0.0) + (1 - kept) * mean,
-            "running_mass": kept * memory.get("running_mass", 0.0) + (1 - kept),
+            "running_sum": decay * memory.get("running_sum", 0.0) + (1 - decay) * mean,
+            "running_mass": decay * memory.get("running_mass", 0.0) + (1 - decay),
         }
 
 
@@ -205,7 +205,7 @@ class RunningRoleMean(CompletionBaseline):
         keys = self._keys(batch)
         fresh: dict[str, float] = {}
         for key in sorted(set(keys)):
-            mean = mean_reward(batch.select([row for row, each in enumerate(keys) if each == key]))
+            mean = mean_reward(batch.select([row for row, own in enumerate(keys) if own == key]))
             if mean is not None:
                 fresh[key] = self.decay * memory.get(key, 0.0) + (1 - self.decay) * mean
         return {**memory, **fresh}
@@ -359,7 +359,7 @@ class PromptTracker(CompletionBaseline):
         weights = [1.0] * len(batch.reward) if weight is None else weight.tolist()
         for key, reward, counts in zip(self._keys(batch), batch.reward.tolist(), weights, strict=True):
             if reward == reward:  # NaN is unscorable
-                won, lost = fresh.get(key) or tuple(self.keep * each for each in self._counts(key, memory))
+                won, lost = fresh.get(key) or tuple(self.keep * count for count in self._counts(key, memory))
                 fresh[key] = (won + counts * reward, lost + counts * (1 - reward))
         noted = {
             f"{key}/{side}": number for key, pair in fresh.items() for side, number in zip("wl", pair, strict=True)
@@ -449,8 +449,8 @@ class GroupLabels(GroupBaseline):
         weight = episode_weight(batch)
         moments = group_moments(batch.reward, batch.group, weight)
         good = batch.reward > moments.mean
-        each = (~batch.reward.isnan()).to(moments.count.dtype) if weight is None else weight.to(moments.count.dtype)
-        right, wrong = (sums_by(index, count, each * side)[index] for side in (good, ~good))
+        counts = (~batch.reward.isnan()).to(moments.count.dtype) if weight is None else weight.to(moments.count.dtype)
+        right, wrong = (sums_by(index, count, counts * side)[index] for side in (good, ~good))
         label = torch.where(good, 1 / (1 + right), -1 / (1 + wrong)) * moments.count
         return on_actions(torch.where(moments.constant | batch.reward.isnan(), 0.0, label), batch)
 
@@ -475,7 +475,7 @@ class RevisitedGroup(GroupBaseline):
         own = torch.where(moments.constant, 0.0, batch.reward - moments.mean) / (moments.std + STD_FLOOR)
         pairs = zip(_visit_keys(batch), moments.mean.tolist(), moments.std.tolist(), strict=True)
         past = [_visited(memory, key, mean, std) for key, mean, std in pairs]
-        visits, mean, std = (batch.reward.new_tensor(each) for each in zip(*past, strict=True))
+        visits, mean, std = (batch.reward.new_tensor(numbers) for numbers in zip(*past, strict=True))
         # a spread within float noise is none
         every = torch.where(std > STD_FLOOR, (batch.reward - mean) / (std + STD_FLOOR), 0.0)
         every = torch.where(visits == 1, own, every)
@@ -488,8 +488,8 @@ class RevisitedGroup(GroupBaseline):
         groups = {(key, group): row for key, group, row in rows if moments.count[row] > 0}
         fresh = dict(memory)
         for (key, _), row in sorted(groups.items()):
-            found = _visited(fresh, key, float(moments.mean[row]), float(moments.std[row]))
-            fresh |= {f"{key}/{part}": number for part, number in zip(("visits", "mean", "std"), found, strict=True)}
+            visited = _visited(fresh, key, float(moments.mean[row]), float(moments.std[row]))
+            fresh |= {f"{key}/{part}": number for part, number in zip(("visits", "mean", "std"), visited, strict=True)}
         return fresh
 
 

@@ -46,7 +46,7 @@ def step_totals(batch: TokenBatch, max_new_tokens: int) -> Totals:
     seen = 0 if batch.observed is None else (batch.observed & ~batch.reward.isnan()[:, None]).sum(-1)
     shown = 0 if batch.demonstrated is None else batch.demonstrated.sum(-1)
     counts = (lengths, lengths > 0, 0 if batch.correct is None else lengths * batch.correct, seen, shown)
-    tokens, sequences, correct, observed, demonstrated = (_weighed(each, batch.row_weight) for each in counts)
+    tokens, sequences, correct, observed, demonstrated = (_weighed(count, batch.row_weight) for count in counts)
     return Totals(tokens, sequences, max_new_tokens, correct, observed, demonstrated)
 
 
@@ -66,9 +66,9 @@ class _FixedShare(Component):
         return memory
 
 
-def _share(action: Tensor, each: Tensor | float) -> Tensor:
+def _share(action: Tensor, per_token: Tensor | float) -> Tensor:
     # double: shares are tiny, and their sum over the batch is asserted to be what the method says
-    return torch.where(action, torch.as_tensor(each, dtype=torch.float64, device=action.device), 0.0)
+    return torch.where(action, torch.as_tensor(per_token, dtype=torch.float64, device=action.device), 0.0)
 
 
 class TokenMean(_FixedShare):

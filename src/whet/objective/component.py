@@ -41,14 +41,14 @@ def with_number(axis: str, component: Any, name: str, value: Any) -> Any:
 
 def departures(original: Any, objective: Any, axes: Iterable[str]) -> dict[str, str]:
     """Where a method departs from another: `{"clip.high": "0.2 -> 0.28"}`; empty where they are the same."""
-    found: dict[str, str] = {}
+    changes: dict[str, str] = {}
     for axis in axes:
         before, after = getattr(original, axis), getattr(objective, axis)
         if type(before) is not type(after):
-            found[axis] = f"{before.name} -> {after.name}"
+            changes[axis] = f"{before.name} -> {after.name}"
             continue
         for field in fields(after):
             old, new = getattr(before, field.name), getattr(after, field.name)
             if old != new:
-                found[f"{axis}.{field.name}"] = f"{old:g} -> {new:g}"
-    return found
+                changes[f"{axis}.{field.name}"] = f"{old:g} -> {new:g}"
+    return changes

@@ -43,24 +43,24 @@ def last_action(action: Tensor) -> Tensor:
 def discounted_sum(values: Tensor, factor: Tensor | float, action: Tensor) -> Tensor:
     """x_t = values_t + factor_t x_{next action}, from the last action to the first; the rest is passed over: [N, T]."""
     factors = torch.as_tensor(factor, dtype=values.dtype, device=values.device).expand_as(values)
-    found = torch.zeros_like(values)
+    total = torch.zeros_like(values)
     carried = torch.zeros_like(values[:, 0])
     for t in range(values.shape[1] - 1, -1, -1):
         here = values[:, t] + factors[:, t] * carried
         carried = torch.where(action[:, t], here, carried)
-        found[:, t] = torch.where(action[:, t], here, 0.0)
-    return found
+        total[:, t] = torch.where(action[:, t], here, 0.0)
+    return total
 
 
 def next_value(values: Tensor, action: Tensor) -> Tensor:
     """[N, T]: the value at the next action of the row; 0 behind the last one: a completion that ended is worth
     nothing."""
-    found = torch.zeros_like(values)
+    total = torch.zeros_like(values)
     carried = torch.zeros_like(values[:, 0])
     for t in range(values.shape[1] - 1, -1, -1):
-        found[:, t] = torch.where(action[:, t], carried, 0.0)
+        total[:, t] = torch.where(action[:, t], carried, 0.0)
         carried = torch.where(action[:, t], values[:, t], carried)
-    return found
+    return total
 
 
 def _share(name: str, number: float) -> None:
@@ -123,8 +123,8 @@ class CriticBaseline(Component):
     def surprise(self, batch: TokenBatch, gamma: float) -> Tensor:
         """d_t = r_t + gamma V_{t+1} - V_t; nothing is worth anything behind the last action."""
         value = self.critic_value(batch)
-        found = paid(batch) + gamma * next_value(value, batch.action) - value
-        return torch.where(batch.action & ~batch.reward.isnan()[:, None], found, 0.0)
+        error = paid(batch) + gamma * next_value(value, batch.action) - value
+        return torch.where(batch.action & ~batch.reward.isnan()[:, None], error, 0.0)
 
 
 @dataclass(frozen=True)

@@ -129,8 +129,8 @@ class MaskSequences(_FromSampler):
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         mean = _completion_mean(log_mismatch, action).exp()
-        kept = (mean >= self.low) & (mean <= self.high)
-        return torch.where(kept, log_mismatch.masked_fill(~action, 0.0).exp(), 0.0)
+        inside = (mean >= self.low) & (mean <= self.high)
+        return torch.where(inside, log_mismatch.masked_fill(~action, 0.0).exp(), 0.0)
 
 
 @dataclass(frozen=True)

@@ -52,13 +52,15 @@ class _RightAmongK(GroupBaseline):
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         right = right_completions(batch)
         index, count = group_index(batch.group)
-        found = torch.zeros_like(batch.reward)
+        advantage = torch.zeros_like(batch.reward)
         for number in range(count):
             rows, first = _attempts((index == number) & ~right.isnan(), batch)
             if len(first) >= self.smallest_group:
-                members = torch.tensor(self.members(right[first].tolist()), dtype=found.dtype, device=found.device)
-                found[rows] = members[_place(rows, first, batch)]
-        return on_actions(found, batch)
+                members = torch.tensor(
+                    self.members(right[first].tolist()), dtype=advantage.dtype, device=advantage.device
+                )
+                advantage[rows] = members[_place(rows, first, batch)]
+        return on_actions(advantage, batch)
 
 
 def _attempts(counted: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -101,7 +103,7 @@ class PassAtK(_RightAmongK):
         if spread == 0:
             return [0.0] * n
         beside = comb(wrong - 1, k - 1) / comb(n - 1, k - 1) if wrong else 0.0
-        return [(failure if each else failure - beside) / spread for each in outcomes]
+        return [(failure if right else failure - beside) / spread for right in outcomes]
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,9 @@ class PassAtKMarginal(_RightAmongK):
     def members(self, outcomes: Sequence[float]) -> list[float]:
         n, k = len(outcomes), int(self.k)
         wrong = n - int(sum(outcomes))
-        added = [comb(wrong, k - 1) / comb(n - 1, k - 1) if each else 0.0 for each in outcomes]
+        added = [comb(wrong, k - 1) / comb(n - 1, k - 1) if right else 0.0 for right in outcomes]
         total = sum(added)
-        return [each - (total - each) / (n - 1) for each in added]
+        return [own - (total - own) / (n - 1) for own in added]
 
 
 class BestMinusSecond(GroupBaseline):
@@ -142,12 +144,12 @@ class BestMinusSecond(GroupBaseline):
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         index, count = group_index(batch.group)
-        found = torch.zeros_like(batch.reward)
+        advantage = torch.zeros_like(batch.reward)
         reward = episode_mean(batch.reward, batch)
         for number in range(count):
             rows, first = _attempts((index == number) & ~batch.reward.isnan(), batch)
             if len(first) >= 2:
                 best = reward[first].topk(2)
                 wins = _place(rows, first, batch) == best.indices[0]
-                found[rows[wins]] = best.values[0] - best.values[1]
-        return on_actions(found, batch)
+                advantage[rows[wins]] = best.values[0] - best.values[1]
+        return on_actions(advantage, batch)

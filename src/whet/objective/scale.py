@@ -93,8 +93,8 @@ def _tokens(batch: TokenBatch) -> Tensor:
 
 def _token_spread(centred: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     tokens, weight = _tokens(batch), episode_weight(batch)
-    each = None if weight is None else weight[:, None].expand_as(centred)[tokens]
-    return spread(centred[tokens], each)
+    token_weight = None if weight is None else weight[:, None].expand_as(centred)[tokens]
+    return spread(centred[tokens], token_weight)
 
 
 class TokenStd(Component):
@@ -140,8 +140,8 @@ class WhitenCompletions(Component):
     in_symbols: ClassVar[str] = "whiten_completions({1})"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
-        each = torch.where(batch.action, centred, 0.0).sum(-1) / batch.lengths.clamp(min=1)
+        completion_mean = torch.where(batch.action, centred, 0.0).sum(-1) / batch.lengths.clamp(min=1)
         counted = ~batch.reward.isnan() & (batch.lengths > 0)
         weight = episode_weight(batch, counted)
-        mean, std = spread(each[counted], None if weight is None else weight[counted])
+        mean, std = spread(completion_mean[counted], None if weight is None else weight[counted])
         return torch.where(_tokens(batch) & (std > 0), (centred - mean) / (std + STD_FLOOR), 0.0)

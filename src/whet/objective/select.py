@@ -147,8 +147,8 @@ def lottery(batch: TokenBatch) -> Tensor:
     """A pseudo-random number for each token [N, T], from its completion's tokens, its position and nothing else."""
     position = torch.arange(1, batch.tokens.shape[1] + 1, device=batch.tokens.device) * 0x14057B7EF767814F
     # scrambled before they are summed: a plain weighted sum of small numbers is often the same for two completions
-    each = _scrambled((batch.tokens + 1) * 0x5851F42D4C957F2D + position)
-    completion = torch.where(batch.action, each, 0).sum(-1, keepdim=True)
+    mixed = _scrambled((batch.tokens + 1) * 0x5851F42D4C957F2D + position)
+    completion = torch.where(batch.action, mixed, 0).sum(-1, keepdim=True)
     return _scrambled(completion + position) & 0x7FFFFFFFFFFFFFFF
 
 

@@ -102,11 +102,11 @@ class StepDelta(_Steps):
         for t in range(scores.shape[1]):
             changes[:, t] = scores[:, t] - before
             before = torch.where(ends[:, t], scores[:, t], before)
-        each = self.standardised(changes, batch)
-        shifted = torch.zeros_like(each)
-        carried = torch.zeros_like(each[:, 0])
-        for t in range(each.shape[1] - 1, -1, -1):
-            carried = torch.where(ends[:, t], each[:, t], carried)
+        credit = self.standardised(changes, batch)
+        shifted = torch.zeros_like(credit)
+        carried = torch.zeros_like(credit[:, 0])
+        for t in range(credit.shape[1] - 1, -1, -1):
+            carried = torch.where(ends[:, t], credit[:, t], carried)
             shifted[:, t] = carried
         return torch.where(batch.action, shifted, 0.0)
 
@@ -124,10 +124,10 @@ def _turn_rewards(batch: TokenBatch) -> tuple[Tensor, Tensor]:
 
 def _returns(rewards: Tensor, gamma: float) -> Tensor:
     """[N, J]: SUM_{k >= j} gamma^(k-j) of the turns."""
-    found = rewards.clone()
+    returns = rewards.clone()
     for j in range(rewards.shape[1] - 2, -1, -1):
-        found[:, j] = found[:, j] + gamma * found[:, j + 1]
-    return found
+        returns[:, j] = returns[:, j] + gamma * returns[:, j + 1]
+    return returns
 
 
 def _on_turns(values: Tensor, batch: TokenBatch) -> Tensor:
@@ -146,8 +146,8 @@ def _turn_moments(values: Tensor, batch: TokenBatch, weight: Tensor | None) -> G
     """Of each column in each group, over the entries that are no NaN: each field [N, J]."""
     column = torch.arange(values.shape[1], device=values.device)
     key = group_index(batch.group)[0][:, None] * values.shape[1] + column
-    each = None if weight is None else weight[:, None].expand_as(values).flatten()
-    moments = group_moments(values.flatten(), key.flatten(), each)
+    counts = None if weight is None else weight[:, None].expand_as(values).flatten()
+    moments = group_moments(values.flatten(), key.flatten(), counts)
     return GroupMoments(*(getattr(moments, name).view_as(values) for name in ("count", "mean", "std", "constant")))
 
 
@@ -168,8 +168,8 @@ def _centred_by(values: Tensor, key: Tensor, batch: TokenBatch) -> Tensor:
     moments = group_moments(values[first], index, _on_tokens(episode_weight(batch), first))
     means = torch.zeros(len(unique), dtype=values.dtype, device=values.device).index_copy(0, index, moments.mean)
     lonely = torch.ones(len(unique), dtype=torch.bool, device=values.device).index_copy(0, index, moments.constant)
-    place = torch.searchsorted(unique, key[counted]).clamp(max=len(unique) - 1)
-    centred = torch.where(lonely[place], 0.0, values[counted] - means[place])
+    position = torch.searchsorted(unique, key[counted]).clamp(max=len(unique) - 1)
+    centred = torch.where(lonely[position], 0.0, values[counted] - means[position])
     return torch.zeros_like(values).masked_scatter(counted, centred)
 
 
@@ -214,7 +214,7 @@ class TurnReturn(TokenCredit):
         own = torch.where(counted, standing, 0.0)
         if weight is not None:
             index, count = episode_index(batch)
-            own = torch.stack([sums_by(index, count, each * weight)[index] for each in own.T], dim=1)
+            own = torch.stack([sums_by(index, count, turn * weight)[index] for turn in own.T], dim=1)
         others = (moments.count * moments.mean - own) / (moments.count - 1).clamp(min=1)
         return _on_turns(torch.where(moments.constant | ~counted, 0.0, returns - others), batch)
 

@@ -245,8 +245,8 @@ class ImitateRight(_BesideTheRest):
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         if batch.correct is None:
             raise ValueError("imitation of right completions needs the reward's parts and the batch has none")
-        each = self.weight / max(totals.correct_tokens, 1)
-        return (batch.action & batch.correct[:, None]).double() * each
+        per_token = self.weight / max(totals.correct_tokens, 1)
+        return (batch.action & batch.correct[:, None]).double() * per_token
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,8 @@ class ImitateObserved(_BesideTheRest):
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         if batch.observed is None:
             raise ValueError("imitation of what an environment wrote needs `observed` and the batch has none")
-        each = self.weight / max(totals.observed_tokens, 1)
-        return (batch.observed & ~batch.reward.isnan()[:, None]).double() * each
+        per_token = self.weight / max(totals.observed_tokens, 1)
+        return (batch.observed & ~batch.reward.isnan()[:, None]).double() * per_token
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,10 @@ class Anchor(Protocol):
 
 def _sums(score: Tensor, batch: PairBatch) -> Tensor:
     counted = batch.counted[:, None]
-    found = []
+    sums = []
     for chosen in (counted & batch.good, counted & ~batch.good):
-        found += [torch.where(chosen, score.detach().double(), 0.0).sum(), chosen.sum().double()]
-    return torch.stack(found)
+        sums += [torch.where(chosen, score.detach().double(), 0.0).sum(), chosen.sum().double()]
+    return torch.stack(sums)
 
 
 class Zero(Component):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class PairScores:
     """The completions' worth, in the method's own unit."""
 
-    each: Tensor  # [B, S], less the step's anchor
+    score: Tensor  # [B, S], less the step's anchor
     difference: Tensor | None  # [B], the contrast; None for single completions
     completions: PairCompletions
 
@@ -34,14 +34,14 @@ class PairScores:
     @property
     def margin(self) -> Tensor | float:
         """[B], in units of the reward."""
-        given = self.completions.batch.margin
-        return 0.0 if given is None else given.to(self.each.dtype)
+        margin = self.completions.batch.margin
+        return 0.0 if margin is None else margin.to(self.score.dtype)
 
     @property
     def preference(self) -> Tensor | float:
         """[B], the probability that the chosen completion is the better one."""
-        given = self.completions.batch.preference
-        return 1.0 if given is None else given.to(self.each.dtype)
+        preference = self.completions.batch.preference
+        return 1.0 if preference is None else preference.to(self.score.dtype)
 
 
 class CostCurve(Protocol):
@@ -238,7 +238,7 @@ class Lowered(PairCurve):
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        return torch.sigmoid(self.beta * scores.each[:, 0]) + torch.sigmoid(-self.beta * scores.apart)
+        return torch.sigmoid(self.beta * scores.score[:, 0]) + torch.sigmoid(-self.beta * scores.apart)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class CompletionCurve(Component):
 
 def by_class(scores: PairScores, desirable: float, undesirable: float) -> Tensor:
     """[B, S]: one number for good completions, another for bad ones, in the precision of the scores."""
-    return scores.each.new_tensor([undesirable, desirable])[scores.completions.batch.good.long()]
+    return scores.score.new_tensor([undesirable, desirable])[scores.completions.batch.good.long()]
 
 
 def signed(values: Tensor, good: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Prospect(CompletionCurve):
         positive("curve", beta=self.beta, desirable=self.desirable, undesirable=self.undesirable)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        lost = torch.sigmoid(-self.beta * signed(scores.each, scores.completions.batch.good))
+        lost = torch.sigmoid(-self.beta * signed(scores.score, scores.completions.batch.good))
         return by_class(scores, self.desirable, self.undesirable) * lost
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
@@ -90,7 +90,7 @@ class Classified(CompletionCurve):
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        return -functional.logsigmoid(self.beta * signed(scores.each, scores.completions.batch.good))
+        return -functional.logsigmoid(self.beta * signed(scores.score, scores.completions.batch.good))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Saturating(CompletionCurve):
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        return torch.sigmoid(-self.beta * signed(scores.each, scores.completions.batch.good))
+        return torch.sigmoid(-self.beta * signed(scores.score, scores.completions.batch.good))
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ class Targets(CompletionCurve):
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        wins = torch.as_tensor(scores.preference, dtype=scores.each.dtype, device=scores.each.device)
+        wins = torch.as_tensor(scores.preference, dtype=scores.score.dtype, device=scores.score.device)
         half = (wins - 0.5) / self.beta
-        each = half[:, None] if half.dim() else half
-        return (scores.each - signed(each.expand_as(scores.each), scores.completions.batch.good)).square()
+        target = half[:, None] if half.dim() else half
+        return (scores.score - signed(target.expand_as(scores.score), scores.completions.batch.good)).square()
 
     def words(self) -> str:
         return f"good completions are drawn to {1 / (2 * self.beta):g}, bad ones to {-1 / (2 * self.beta):g}"
@@ -157,7 +157,7 @@ class NoiseContrast(CompletionCurve):
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        reward = self.beta * scores.each
+        reward = self.beta * scores.score
         return -torch.where(
             scores.completions.batch.good, functional.logsigmoid(reward), 0.0
         ) - 0.5 * functional.logsigmoid(-reward)

@@ -52,10 +52,10 @@ class OwnWords(Component):
         if square is None:
             raise ValueError("own_words needs the log_square of the pass and got none")
         usual = summed(completions.batch, square.detach().to(completions.logp.dtype))
-        each = torch.where(
+        log_weight = torch.where(
             completions.batch.counted[:, None], (completions.logp.detach() - usual) / completions.lengths, 0.0
         )
-        return each.sum(-1).exp()
+        return log_weight.sum(-1).exp()
 
 
 @dataclass(frozen=True)
