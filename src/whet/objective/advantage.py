@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import (
     STD_FLOOR,
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 Memory = Mapping[str, float]  # what a method remembers from step to step; saved with every checkpoint
 
 
-class Baseline(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Baseline(ComponentProtocol, Protocol):
+    """What the loop asks of a baseline: A before it is scaled, what to remember, and a critic's target."""
+
     per_token: ClassVar[
         bool
     ]  # True: it credits tokens one by one, from `batch.token_reward` and the completion's reward
@@ -47,8 +47,6 @@ class Baseline(Protocol):
         ...
 
     def remembered(self, batch: TokenBatch, memory: Memory) -> Memory: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str:
         """The difference as an expression, such as `R - mean_g(R)`."""

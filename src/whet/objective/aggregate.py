@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_index, sums_by
 from whet.types import TokenBatch, Totals
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Aggregate(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Aggregate(ComponentProtocol, Protocol):
+    """Who counts how much: share_it in front of each token's term, by the totals of the whole step."""
+
     counts_tokens: ClassVar[bool]  # True: a long completion counts more than a short one
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor: ...
@@ -34,8 +34,6 @@ class Aggregate(Protocol):
     def learned(self, memory: Memory, grad: float) -> Memory:
         """The memory after a step whose objective rises by `grad` with the learned number."""
         ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 

@@ -233,6 +233,7 @@ PAIR_AXES: dict[str, dict[str, type]] = PREFERENCE.components
 
 
 def family_of(objective: Objective | PairObjective) -> Family[Any]:
+    """The family whose loss this objective is."""
     return next(family for family in FAMILIES if isinstance(objective, family.objective))
 
 

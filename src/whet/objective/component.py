@@ -5,9 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from whet.types import WhetError, did_you_mean
+
+
+class ComponentProtocol(Protocol):
+    """What every axis asks of its components; the Protocol of an axis adds what its question needs."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    def words(self) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 
 
-class Control(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Control(ComponentProtocol, Protocol):
+    """Who turns the KL's coefficient after a step, and who ends the updates of a batch or the run."""
+
     turns_beta: ClassVar[bool]
 
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
@@ -30,8 +30,6 @@ class Control(Protocol):
     def ends_run(self, memory: Memory) -> str | None:
         """Why the run is over, or None."""
         ...
-
-    def words(self) -> str: ...
 
 
 class FixedCoefficient(Component):

@@ -69,6 +69,8 @@ def _share(name: str, number: float) -> None:
 
 
 class TokenCredit(BaselineRule):
+    """A baseline that credits tokens one by one, from the rewards that each of them earned."""
+
     per_token: ClassVar[bool] = True
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 
 
-class Keep(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Keep(ComponentProtocol, Protocol):
+    """Which groups are trained on, and whether others are drawn in place of those left out."""
+
     refills: ClassVar[bool]  # True: groups that are left out are replaced by new ones
     grows: ClassVar[bool]  # True: a group that is not yet worth it gets more completions instead
 
@@ -25,8 +25,6 @@ class Keep(Protocol):
         """Is a group worth it, by the first reward part of its scored completions and how old its oldest policy is?"""
         ...
 
-    def words(self) -> str: ...
-
 
 class _Once(Component):
     refills: ClassVar[bool] = False
@@ -38,6 +36,8 @@ class _Once(Component):
 
 
 class Everything(_Once):
+    """Every group is trained on."""
+
     name: ClassVar[str] = "everything"
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:

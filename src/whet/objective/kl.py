@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class KL(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class KL(ComponentProtocol, Protocol):
+    """A tie to the reference, or to the policy that wrote the batch: a weight in the loss, or a cost in the reward."""
+
     to_old: ClassVar[bool]  # True: the term is to the policy before the updates, not to the reference
     to_sampler: ClassVar[bool]  # True: u is log(pi / sampler), not to the reference
     immediate: ClassVar[bool]  # True: the cost is taken off each token's advantage, not off the reward
@@ -33,8 +33,6 @@ class KL(Protocol):
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor: ...
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 

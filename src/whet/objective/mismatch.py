@@ -10,20 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Mismatch(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Mismatch(ComponentProtocol, Protocol):
+    """The factor on a token's weight for what the sampler's probability was."""
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 LARGEST_LOG = 10.0
 
 
-class Ratio(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Ratio(ComponentProtocol, Protocol):
+    """The policy's move since the batch was written, as the clip rule sees it: log ratios [N, T]."""
+
     against: ClassVar[str]  # the field of the batch the policy is measured against
     whole_completion: ClassVar[bool]
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 
 
-class ReferencePolicy(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class ReferencePolicy(ComponentProtocol, Protocol):
+    """Which policy the reference is: the first one, one taken anew now and then, or an average."""
 
     def kept_after(self, step: int) -> float:
         """The weight of the old reference in the new one after this step: 1 leaves it as it is, 0 replaces it."""
         ...
-
-    def words(self) -> str: ...
 
 
 class Frozen(Component):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_moments, spread
 from whet.types import TokenBatch, WhetError
@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class AdvantageScale(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class AdvantageScale(ComponentProtocol, Protocol):
+    """The unit of A: what the centred rewards are divided by."""
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self, centred: str) -> str: ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -17,13 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Select(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Select(ComponentProtocol, Protocol):
+    """Which tokens of the collected batch carry gradient, or are tied."""
 
     def __call__(self, batch: TokenBatch) -> TokenBatch: ...
-
-    def words(self) -> str: ...
 
 
 def _share(name: str, number: float) -> None:
@@ -32,6 +29,8 @@ def _share(name: str, number: float) -> None:
 
 
 class AllTokens(Component):
+    """Every action carries gradient."""
+
     name: ClassVar[str] = "all"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:

@@ -5,25 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.types import TokenBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class RewardShape(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class RewardShape(ComponentProtocol, Protocol):
+    """The reward that is learned from, in place of the one that was scored."""
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 
 
 class AsScored(Component):
+    """R as it was scored."""
+
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import BaselineRule, Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -93,9 +93,8 @@ class NoAdvantage(BaselineRule):
         return torch.zeros(batch.action.shape, dtype=batch.reward.dtype, device=batch.action.device)
 
 
-class TeacherTerm(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class TeacherTerm(ComponentProtocol, Protocol):
+    """How far the policy is from a teacher's whole distribution at each action, and what that counts."""
 
     @property
     def weight(self) -> float: ...
@@ -107,8 +106,6 @@ class TeacherTerm(Protocol):
     def factor(self, ratio: Tensor) -> Tensor:
         """What a token's divergence counts, by how far the policy has moved since the batch was written: [N, T]."""
         ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 

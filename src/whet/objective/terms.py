@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.types import Extras, TokenBatch, Totals
 
@@ -17,20 +17,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Entropy(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Entropy(ComponentProtocol, Protocol):
+    """The coefficient of the policy's entropy in J, and how it moves from step to step."""
 
     def coefficient(self, memory: Memory) -> float: ...
 
     def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory: ...
 
-    def words(self) -> str: ...
-
     def symbols(self) -> str: ...
 
 
 class NoBonus(Component):
+    """J has no entropy term."""
+
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
 
@@ -89,9 +88,8 @@ class BonusToTarget(NoBonus):
         return {**memory, "entropy_weight": min(max(now, 0.0), self.most), "entropy_low": float(low)}
 
 
-class Value(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Value(ComponentProtocol, Protocol):
+    """The critic's loss at each action."""
 
     @property
     def coefficient(self) -> float: ...
@@ -103,10 +101,10 @@ class Value(Protocol):
         """[N, T], for each action."""
         ...
 
-    def words(self) -> str: ...
-
 
 class NoCritic(Component):
+    """No critic is trained."""
+
     name: ClassVar[str] = "none"
 
     @property
@@ -170,9 +168,8 @@ class ClippedError(SquaredError):
         return super().words() + f", held within {self.width:g} of what it said before"
 
 
-class Imitate(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Imitate(ComponentProtocol, Protocol):
+    """What is imitated beside the policy's own term."""
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         """What is added to share * weight * A in front of logp: [N, T], 0 where it is not asked; None for nothing."""
@@ -195,8 +192,6 @@ class Imitate(Protocol):
         """What to remember after a step."""
         ...
 
-    def words(self) -> str: ...
-
     def symbols(self) -> str: ...
 
 
@@ -218,6 +213,8 @@ class _BesideTheRest(Component):
 
 
 class NoImitation(_BesideTheRest):
+    """Nothing is imitated."""
+
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
 
@@ -348,9 +345,8 @@ class ImitateUnsure(ImitateDemonstrations):
         return super().words() + ", the more the less sure the policy is of a token"
 
 
-class Smooth(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Smooth(ComponentProtocol, Protocol):
+    """Who else learns from a sampled token."""
 
     @property
     def num_top(self) -> int: ...
@@ -363,10 +359,10 @@ class Smooth(Protocol):
         """Which share of a token's pull goes to the likeliest tokens instead: [N, T]; None for nothing."""
         ...
 
-    def words(self) -> str: ...
-
 
 class NoSmoothing(Component):
+    """Only the sampled token learns."""
+
     name: ClassVar[str] = "none"
 
     @property

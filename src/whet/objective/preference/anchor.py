@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairBatch
 
@@ -18,17 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Anchor(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Anchor(ComponentProtocol, Protocol):
+    """What the score of a single completion is compared with: one number per step, from sums over all of its rows."""
 
     def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
         """float64 [4]: sum and count over the good completions, sum and count over the others."""
         ...
 
     def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 

@@ -6,23 +6,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class PairContrast(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class PairContrast(ComponentProtocol, Protocol):
+    """The difference of the two scores of a pair, [B]."""
 
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor: ...
 
     def at(self, progress: float) -> PairContrast:
         """The contrast when this share of the run, in [0, 1], is done."""
         ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str:
         """In terms of s_w and s_l."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairCompletions, PairTotals
 
@@ -13,13 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ImitateGood(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class ImitateGood(ComponentProtocol, Protocol):
+    """What is added to the cost of a row for imitating its good completion."""
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairCompletions, PairTotals, summed
 
@@ -44,9 +44,9 @@ class PairScores:
         return 1.0 if preference is None else preference.to(self.score.dtype)
 
 
-class CostCurve(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class CostCurve(ComponentProtocol, Protocol):
+    """What a pair costs, [B], or each completion by itself, [B, S]."""
+
     contrasts: ClassVar[bool]  # it looks at the contrast of a pair
     anchors: ClassVar[bool]  # it judges completions one by one, so that it matters what they are compared with
     takes: ClassVar[frozenset[str]]  # which of the batch's `margin` and `preference` it looks at
@@ -63,8 +63,6 @@ class CostCurve(Protocol):
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         """What each cost counts in the step's loss: as the costs, or one number for all."""
         ...
-
-    def words(self) -> str: ...
 
     def symbols(self, score: str, contrast: str) -> str: ...
 

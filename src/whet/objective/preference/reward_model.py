@@ -91,6 +91,8 @@ def reward_totals(batch: RankBatch | LabelBatch) -> RewardTotals:
 
 
 class RankCost(Protocol):
+    """What a ranking costs, [B], from the scores of its answers."""
+
     name: ClassVar[str]
 
     def __call__(self, batch: RankBatch, score: Tensor) -> Tensor: ...

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairCompletions
 
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 LARGEST_EXPONENT = 40.0
 
 
-class CompletionScore(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class CompletionScore(ComponentProtocol, Protocol):
+    """What a completion is worth, [B, S], from its log-probabilities."""
 
     def __call__(self, completions: PairCompletions) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str:
         """The score of a completion y, as it stands in a formula."""

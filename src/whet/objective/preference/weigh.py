@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairCompletions, summed
 
@@ -13,13 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class PairWeight(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class PairWeight(ComponentProtocol, Protocol):
+    """How much a row counts, [B], without gradient; None where all count alike."""
 
     def __call__(self, completions: PairCompletions) -> Tensor | None: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str:
         """The factor in front of a row's cost."""
