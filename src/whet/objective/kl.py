@@ -79,7 +79,8 @@ class _OfCompletion(_Tied):
     """The whole completion is one action: its log move is the sum over its tokens, 0 where there is no action."""
 
     def log_move(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return super().log_move(u, ratio).sum(-1, keepdim=True).expand_as(u)
+        move = super().log_move(u, ratio)
+        return move.sum(-1, keepdim=True).expand_as(move)
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,20 @@ def right_completions(batch: TokenBatch) -> Tensor:
     return score
 
 
+@dataclass(frozen=True)
 class _RightAmongK(GroupBaseline):
-    k: float
+    """Looks at how many completions of a group are right, k at a time."""
+
+    k: float = 4
     sees_reward: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.k != int(self.k):
+            raise ValueError(f"baseline.k is {self.k:g}; give a whole number from 1")
 
     @property
     def smallest_group(self) -> int:
         return max(2, int(self.k))
-
-    def _check(self) -> None:
-        if self.k < 1 or self.k != int(self.k):
-            raise ValueError(f"baseline.k is {self.k:g}; give a whole number from 1")
 
     def members(self, outcomes: Sequence[float]) -> list[float]:
         """The advantage of each scored completion of one group, from its 0s and 1s."""
@@ -80,20 +83,15 @@ def _place(rows: Tensor, first: Tensor, batch: TokenBatch) -> Tensor:
     return (index[rows][:, None] == index[first][None]).int().argmax(-1)
 
 
-@dataclass(frozen=True)
 class PassAtK(_RightAmongK):
     """rho = 1 - C(n-c,k)/C(n,k), sd = sqrt(rho (1 - rho)). Chen 2025 (2508.10751), the analytic form.
 
     Right: (1 - rho) / sd. Wrong: (1 - rho - C(n-c-1,k-1)/C(n-1,k-1)) / sd. All 0 where sd = 0; they sum to 0.
     """
 
-    k: float = 4
     name: ClassVar[str] = "pass_at_k"
     in_words: ClassVar[str] = "compare the chance that one of {0.k:g} completions is right with and without this one"
     in_symbols: ClassVar[str] = "(pass@{0.k:g} given this completion - pass@{0.k:g}) / sd"
-
-    def __post_init__(self) -> None:
-        self._check()
 
     def members(self, outcomes: Sequence[float]) -> list[float]:
         n, k = len(outcomes), int(self.k)
@@ -106,7 +104,6 @@ class PassAtK(_RightAmongK):
         return [(failure if right else failure - beside) / spread for right in outcomes]
 
 
-@dataclass(frozen=True)
 class PassAtKMarginal(_RightAmongK):
     """s = C(n-c,k-1)/C(n-1,k-1) for a right completion, 0 for a wrong one; A = s - mean of the others.
 
@@ -114,15 +111,11 @@ class PassAtKMarginal(_RightAmongK):
     Biased for k > 1: the scores of the others depend on this completion.
     """
 
-    k: float = 4
     name: ClassVar[str] = "pass_at_k_marginal"
     in_words: ClassVar[str] = (
         "credit a right completion with what it adds to {0.k:g} - 1 others, less the mean of the others"
     )
     in_symbols: ClassVar[str] = "s - mean_{{g, not i}}(s), s = what the completion adds to pass@{0.k:g}"
-
-    def __post_init__(self) -> None:
-        self._check()
 
     def members(self, outcomes: Sequence[float]) -> list[float]:
         n, k = len(outcomes), int(self.k)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 class _Steps(TokenCredit):
+    """Scores of steps, standardised over all steps of the group."""
+
     sees_reward: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"step_reward"})
 
@@ -173,13 +175,23 @@ def _centred_by(values: Tensor, key: Tensor, batch: TokenBatch) -> Tensor:
     return torch.zeros_like(values).masked_scatter(counted, centred)
 
 
-def _refuse_gamma(gamma: float) -> None:
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"baseline.gamma is {gamma}; give a share in [0, 1]")
+class _TurnCredit(TokenCredit):
+    """Turns of the trajectories of a group are compared; gamma discounts by turns."""
+
+    gamma: float
+    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(f"baseline.gamma is {self.gamma}; give a share in [0, 1]")
+
+    @property
+    def smallest_group(self) -> int:
+        return 2
 
 
 @dataclass(frozen=True)
-class TurnReturn(TokenCredit):
+class TurnReturn(_TurnCredit):
     """A_j = G_j - mean of the other trajectories' G_j, G_j = SUM_{k >= j} gamma^(k-j) r_k. Unbiased, gamma 1.
 
     A trajectory that ended before turn j stands in with the return of its last turn. So every trajectory has a say in
@@ -189,18 +201,10 @@ class TurnReturn(TokenCredit):
 
     gamma: float = 1.0
     name: ClassVar[str] = "turn_return"
-    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
     in_words: ClassVar[str] = (
         "compare what each turn earned from it on with the other trajectories from that turn on, or from their last"
     )
     in_symbols: ClassVar[str] = "G_j - mean_{{g, not i}}(G_j), G_j = SUM_{{k >= j}} {0.gamma:g}^(k-j) r_k"
-
-    def __post_init__(self) -> None:
-        _refuse_gamma(self.gamma)
-
-    @property
-    def smallest_group(self) -> int:
-        return 2
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         rewards, last = _turn_rewards(batch)
@@ -220,7 +224,7 @@ class TurnReturn(TokenCredit):
 
 
 @dataclass(frozen=True)
-class TurnIndexRewards(TokenCredit):
+class TurnIndexRewards(_TurnCredit):
     """A_j = SUM_{k >= j} gamma^(k-j) (r_k - mean of r_k over the trajectories that reached turn k). BIASED.
 
     Normalising by turn index, as after Wei 2025 (2505.11821) and in verl#7244. A trajectory subtracts as many means as
@@ -230,19 +234,11 @@ class TurnIndexRewards(TokenCredit):
 
     gamma: float = 1.0
     name: ClassVar[str] = "turn_index_rewards"
-    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
     in_words: ClassVar[str] = (
         "compare each turn's reward with the same turn of the others, then add up the turns from it on (biased: "
         "every further turn costs what such turns earn on average)"
     )
     in_symbols: ClassVar[str] = "SUM_{{k >= j}} {0.gamma:g}^(k-j) (r_k - mean_g(r_k of turn k))"
-
-    def __post_init__(self) -> None:
-        _refuse_gamma(self.gamma)
-
-    @property
-    def smallest_group(self) -> int:
-        return 2
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         rewards, last = _turn_rewards(batch)
@@ -254,7 +250,7 @@ class TurnIndexRewards(TokenCredit):
 
 
 @dataclass(frozen=True)
-class AnchoredSteps(TokenCredit):
+class AnchoredSteps(_TurnCredit):
     """A = (R - mean_g R) + weight * (step return - mean over steps that start from the same state).
 
     Feng 2025 (2505.10978): states that several trajectories of a group pass through are compared step by step. A state
@@ -268,13 +264,6 @@ class AnchoredSteps(TokenCredit):
     needs: ClassVar[frozenset[str]] = frozenset({"segment", "anchor"})
     in_words: ClassVar[str] = "compare each completion with its group, and each step with steps from the same state"
     in_symbols: ClassVar[str] = "R - mean_g(R) + {0.weight:g} (return_j - mean over the same state)"
-
-    def __post_init__(self) -> None:
-        _refuse_gamma(self.gamma)
-
-    @property
-    def smallest_group(self) -> int:
-        return 2
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.anchor is None:
