@@ -184,10 +184,10 @@ def added(kind: Kind) -> dict[str, Any]:
 def check_settings(kind: Kind, name: str, maker: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Raise where what makes the thing takes no setting of that name, or one of another type than its default."""
     parameters = inspect.signature(maker).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    named = [each for each in parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    known = [each.name for each in named if each.name != "context"]
+    named = [parameter for parameter in parameters.values() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    known = [parameter.name for parameter in named if parameter.name != "context"]
     for key, value in settings.items():
         if key in known and parameters[key].default is not inspect.Parameter.empty:
             wanted = type(parameters[key].default)
@@ -226,12 +226,12 @@ def _registries(kind: str) -> list[Registry]:
 
 def _own_name(kind: str, thing: Any) -> str:
     held = thing.objective if kind == "preset" and hasattr(thing, "objective") else thing
-    found = getattr(held, "name", None) or getattr(thing, "__name__", None)
-    if not isinstance(found, str):
+    name = getattr(held, "name", None) or getattr(thing, "__name__", None)
+    if not isinstance(name, str):
         raise WhetError(
             f"the {kind} {thing!r} has no name; give it one: whet.register({kind!r}, ..., name='my_{kind}')"
         )
-    return found
+    return name
 
 
 def _calling_module() -> str:
