@@ -133,24 +133,25 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace:
             f"the {kind} is called {own!r} in its class and {name!r} here; give the name in the class alone"
         )
     registries = _registries(kind)
-    refusals = [known.refusal(thing) for known in registries]
-    fitting = [known for known, refusal in zip(registries, refusals, strict=True) if not refusal]
+    refusals = [registry.refusal(thing) for registry in registries]
+    fitting = [registry for registry, refusal in zip(registries, refusals, strict=True) if not refusal]
     if not fitting:
         raise WhetError(f"{kind} {chosen!r} cannot be registered: {refusals[0]}")
     # a method's name is free among all methods, a component's on its own axis
     module = _calling_module()
-    for known in registries if kind == "preset" else fitting:
-        if chosen in known.entries and not _same(taken := known.entries[chosen], thing):
-            is_built_in = chosen not in known.registered
-            if is_built_in or not (replace or known.registered[chosen] == module == "__main__"):
+    for registry in registries if kind == "preset" else fitting:
+        if chosen in registry.entries and not _same(taken := registry.entries[chosen], thing):
+            is_built_in = chosen not in registry.registered
+            if is_built_in or not (replace or registry.registered[chosen] == module == "__main__"):
                 raise WhetError(
                     f"a {kind} called {chosen!r} exists already{_source(taken)}; give yours another name"
                     f"{'' if is_built_in else ', or replace=True'}"
                 )
-    for known in fitting:
-        if chosen not in known.entries or chosen in known.registered:  # a built-in that is given again stays built in
-            known.entries[chosen] = thing
-            known.registered[chosen] = module
+    for registry in fitting:
+        # a built-in that is given again stays built in
+        if chosen not in registry.entries or chosen in registry.registered:
+            registry.entries[chosen] = thing
+            registry.registered[chosen] = module
     return thing
 
 
@@ -160,9 +161,9 @@ def lookup(kind: Kind, name: str) -> Any:
     for attempt in (False, True):
         if attempt:
             load_plugins()
-        for known in _registries(kind):
-            if name in known.entries:
-                return known.entries[name]
+        for registry in _registries(kind):
+            if name in registry.entries:
+                return registry.entries[name]
     known = names(kind)
     listed = ", ".join(known) or "none is registered"
     raise WhetError(f"no {kind} is called {name!r}{did_you_mean(name, known)}; there are: {listed}")
@@ -171,22 +172,22 @@ def lookup(kind: Kind, name: str) -> Any:
 def names(kind: Kind) -> list[str]:
     """Every name of a kind, the plugins' included."""
     load_plugins()
-    return list(dict.fromkeys(name for known in _registries(kind) for name in known.entries))
+    return list(dict.fromkeys(name for registry in _registries(kind) for name in registry.entries))
 
 
 def added(kind: Kind) -> dict[str, Any]:
     """What users and plugins have registered; nothing that is built in, and nothing of it imported."""
     load_plugins()
-    return {name: known.entries[name] for known in _REGISTRIES.get(kind, []) for name in known.registered}
+    return {name: registry.entries[name] for registry in _REGISTRIES.get(kind, []) for name in registry.registered}
 
 
 def check_settings(kind: Kind, name: str, maker: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Raise where what makes the thing takes no setting of that name, or one of another type than its default."""
     parameters = inspect.signature(maker).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    named = [each for each in parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    known = [each.name for each in named if each.name != "context"]
+    named = [parameter for parameter in parameters.values() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    known = [parameter.name for parameter in named if parameter.name != "context"]
     for key, value in settings.items():
         if key in known and parameters[key].default is not inspect.Parameter.empty:
             wanted = type(parameters[key].default)
@@ -225,12 +226,12 @@ def _registries(kind: str) -> list[Registry]:
 
 def _own_name(kind: str, thing: Any) -> str:
     held = thing.objective if kind == "preset" and hasattr(thing, "objective") else thing
-    found = getattr(held, "name", None) or getattr(thing, "__name__", None)
-    if not isinstance(found, str):
+    name = getattr(held, "name", None) or getattr(thing, "__name__", None)
+    if not isinstance(name, str):
         raise WhetError(
             f"the {kind} {thing!r} has no name; give it one: whet.register({kind!r}, ..., name='my_{kind}')"
         )
-    return found
+    return name
 
 
 def _calling_module() -> str:

@@ -26,7 +26,7 @@ class RunFailed(Exception):
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that a mistyped one probably means; case does not count."""
-    by_lower = {each.lower(): each for each in known}
+    by_lower = {option.lower(): option for option in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else None
 
@@ -277,8 +277,8 @@ class Sample:
 def by_episode(samples: Sequence[Sample]) -> list[list[Sample]]:
     """The samples with their siblings: branches of one episode; a sample that is no branch stands alone."""
     episodes: dict[tuple[str, str | int], list[Sample]] = {}
-    for place, sample in enumerate(samples):
-        episodes.setdefault((sample.role, sample.episode or place), []).append(sample)
+    for index, sample in enumerate(samples):
+        episodes.setdefault((sample.role, sample.episode or index), []).append(sample)
     return list(episodes.values())
 
 

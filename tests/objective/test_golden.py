@@ -47,6 +47,7 @@ from whet.objective.clip import (
 )
 from whet.objective.clip.band import fading_sum
 from whet.objective.credit import discounted_sum
+from whet.objective.entropic import EntropicGroup
 from whet.objective.kl import (
     K2,
     K3,
@@ -84,7 +85,6 @@ from whet.objective.scale import (
     WhitenTokens,
 )
 from whet.objective.statistics import STD_FLOOR, group_moments, spread
-from whet.objective.tilt import EntropicGroup
 from whet.types import Totals, WhetError
 
 GRPO = PRESETS["grpo"].objective

@@ -63,7 +63,7 @@ def test_gradient_equals_the_papers(name, seed):
         assert relative(ours[tensor], gradient) < 1e-12, tensor
 
 
-@for_every(METHODS, [1, 3, 6])
+@for_every(METHODS, [0, 3])
 def test_gradient_equals_the_papers_over_episodes(name, seed):
     """Turns of different number, holes between them, rewards of turns, roles that are never compared."""
     method = METHODS[name]
@@ -94,7 +94,7 @@ def as_often(batch):
     return torch.arange(batch.num_sequences).repeat_interleave(copies // torch.tensor(siblings)), copies
 
 
-@for_every(WEIGHED, [1, 6])
+@for_every(WEIGHED, [12])
 def test_gradient_equals_the_papers_over_branches(name, seed):
     """Each leaf is a sample, siblings averaged within their episode: the paper sees every episode equally often."""
     method = METHODS[name]
@@ -130,15 +130,18 @@ def test_a_variation_is_another_gradient_than_its_method(name):
     assert found > 1e-3
 
 
+MORE_SEEDS = range(8)  # for shares of tokens
+
+
 def bound_share(name, metric):
     """Mean over the seeds of a metric of the loss."""
     total = 0.0
-    for seed in SEEDS:
+    for seed in MORE_SEEDS:
         objective, batch, logp, extras = example(METHODS[name], seed)
         prepared = objective.surveyed(objective.advantage(batch, MEMORY)[0], logp)
         loss = objective.tuned(MEMORY).loss(prepared, logp, step_totals(prepared, batch.max_new_tokens), extras)
         total += loss.metrics[metric]
-    return total / len(SEEDS)
+    return total / len(MORE_SEEDS)
 
 
 CLIPPED = [name for name in METHODS if objective_of(METHODS[name]).clip.name not in ("on_policy", "unclipped")]
@@ -156,7 +159,7 @@ def test_the_clip_binds_in_these_batches(name):
 @for_every([name for name in METHODS if objective_of(METHODS[name]).mismatch.needs])
 def test_the_mismatch_rule_binds_in_these_batches(name):
     method, changed, dropped, tokens = METHODS[name], 0, 0, 0
-    for seed in SEEDS:
+    for seed in MORE_SEEDS:
         objective, batch, logp, _ = example(method, seed)
         prepared, _ = objective.advantage(batch, MEMORY)
         mismatch, staleness = batch.old_logp - batch.behavior_logp, logp - batch.behavior_logp

@@ -29,7 +29,7 @@ def algorithms(
     if rows:
         raise WhetError("--rows is called --components since 0.2: whet algorithms --components")
     if as_json:
-        print_json([record(each) for each in methods().values() if each.components])
+        print_json([record(method) for method in methods().values() if method.components])
         return
     typer.echo(algorithms_text(components))
     typer.echo("\n`whet explain METHOD` shows one in full, `whet advise` helps to choose.")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import (
     STD_FLOOR,
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 Memory = Mapping[str, float]  # what a method remembers from step to step; saved with every checkpoint
 
 
-class Baseline(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Baseline(ComponentProtocol, Protocol):
+    """What the loop asks of a baseline: A before it is scaled, what to remember, and a critic's target."""
+
     per_token: ClassVar[
         bool
     ]  # True: it credits tokens one by one, from `batch.token_reward` and the completion's reward
@@ -47,8 +47,6 @@ class Baseline(Protocol):
         ...
 
     def remembered(self, batch: TokenBatch, memory: Memory) -> Memory: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str:
         """The difference as an expression, such as `R - mean_g(R)`."""
@@ -90,9 +88,9 @@ class GroupBaseline(CompletionBaseline):
         return 2
 
 
-def on_actions(each: Tensor, batch: TokenBatch) -> Tensor:
-    """A number a completion [N] on each of its action tokens [N, T]; 0 elsewhere."""
-    return torch.where(batch.action, each[:, None], 0.0)
+def on_actions(values: Tensor, batch: TokenBatch) -> Tensor:
+    """One number per completion [N] on each of its action tokens [N, T]; 0 elsewhere."""
+    return torch.where(batch.action, values[:, None], 0.0)
 
 
 class GroupMean(GroupBaseline):
@@ -102,17 +100,13 @@ class GroupMean(GroupBaseline):
     """
 
     name: ClassVar[str] = "group_mean"
+    in_words: ClassVar[str] = "compare each completion with the mean of its group"
+    in_symbols: ClassVar[str] = "R - mean_g(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         moments = group_moments(batch.reward, batch.group, episode_weight(batch))
         # the mean of equal rewards is that reward; the rounded sum would leave noise that a scale could blow up
         return torch.where(moments.constant, batch.reward, moments.mean)
-
-    def words(self) -> str:
-        return "compare each completion with the mean of its group"
-
-    def symbols(self) -> str:
-        return "R - mean_g(R)"
 
 
 @dataclass(frozen=True)
@@ -150,6 +144,8 @@ class BatchRunningMean(CompletionBaseline):
 
     decay: float = 0.9
     name: ClassVar[str] = "running_mean"
+    in_words: ClassVar[str] = "compare each completion with a running mean of past rewards"
+    in_symbols: ClassVar[str] = "R - ema_{0.decay:g}(R)"
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
@@ -164,18 +160,12 @@ class BatchRunningMean(CompletionBaseline):
         mean = mean_reward(batch)
         if mean is None:
             return memory
-        kept = self.decay
+        decay = self.decay
         return {
             **memory,
-            "running_sum": kept * memory.get("running_sum", 0.0) + (1 - kept) * mean,
-            "running_mass": kept * memory.get("running_mass", 0.0) + (1 - kept),
+            "running_sum": decay * memory.get("running_sum", 0.0) + (1 - decay) * mean,
+            "running_mass": decay * memory.get("running_mass", 0.0) + (1 - decay),
         }
-
-    def words(self) -> str:
-        return "compare each completion with a running mean of past rewards"
-
-    def symbols(self) -> str:
-        return f"R - ema_{self.decay:g}(R)"
 
 
 def mean_reward(batch: TokenBatch) -> float | None:
@@ -199,6 +189,8 @@ class RunningRoleMean(CompletionBaseline):
     decay: float = 0.95
     name: ClassVar[str] = "running_role_mean"
     needs: ClassVar[frozenset[str]] = frozenset({"role"})
+    in_words: ClassVar[str] = "compare each completion with a running mean of what its role earned before"
+    in_symbols: ClassVar[str] = "R - ema_{0.decay:g}(R of this role)"
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
@@ -211,7 +203,7 @@ class RunningRoleMean(CompletionBaseline):
         keys = self._keys(batch)
         fresh: dict[str, float] = {}
         for key in sorted(set(keys)):
-            mean = mean_reward(batch.select([row for row, each in enumerate(keys) if each == key]))
+            mean = mean_reward(batch.select([row for row, own in enumerate(keys) if own == key]))
             if mean is not None:
                 fresh[key] = self.decay * memory.get(key, 0.0) + (1 - self.decay) * mean
         return {**memory, **fresh}
@@ -220,12 +212,6 @@ class RunningRoleMean(CompletionBaseline):
         if batch.role is None:
             raise ValueError("running_role_mean needs the role of each row and the batch has none")
         return [f"role/{number}" for number in batch.role.tolist()]
-
-    def words(self) -> str:
-        return "compare each completion with a running mean of what its role earned before"
-
-    def symbols(self) -> str:
-        return f"R - ema_{self.decay:g}(R of this role)"
 
 
 class LeaveOneOut(GroupBaseline):
@@ -236,18 +222,14 @@ class LeaveOneOut(GroupBaseline):
     """
 
     name: ClassVar[str] = "leave_one_out"
+    in_words: ClassVar[str] = "compare each completion with the mean of the others in its group"
+    in_symbols: ClassVar[str] = "R - mean_{{g, not i}}(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         moments = group_moments(batch.reward, batch.group, episode_weight(batch))
         own = episode_mean(batch.reward, batch)
         others = (moments.count * moments.mean - own) / (moments.count - 1).clamp(min=1)
         return torch.where(moments.constant, batch.reward, others)
-
-    def words(self) -> str:
-        return "compare each completion with the mean of the others in its group"
-
-    def symbols(self) -> str:
-        return "R - mean_{g, not i}(R)"
 
 
 @dataclass(frozen=True)
@@ -261,6 +243,9 @@ class MixedMean(GroupBaseline):
     share: float = 0.2
     decay: float = 0.9
     name: ClassVar[str] = "mixed_mean"
+    in_words: ClassVar[str] = (
+        "compare each completion with the others in its group and, {0.share:g} of it, with past steps"
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -276,9 +261,6 @@ class MixedMean(GroupBaseline):
     def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
         return BatchRunningMean(self.decay).remembered(batch, memory)
 
-    def words(self) -> str:
-        return f"compare each completion with the others in its group and, {self.share:g} of it, with past steps"
-
     def symbols(self) -> str:
         return f"R - {1 - self.share:g} mean_{{g, not i}}(R) - {self.share:g} ema_{self.decay:g}(R)"
 
@@ -290,6 +272,8 @@ class LengthWeightedMean(GroupBaseline):
     """
 
     name: ClassVar[str] = "length_weighted_mean"
+    in_words: ClassVar[str] = "compare each completion with the mean of its group, weighted by length"
+    in_symbols: ClassVar[str] = "R - SUM_g(n R) / SUM_g(n)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         index, count = group_index(batch.group)
@@ -304,12 +288,6 @@ class LengthWeightedMean(GroupBaseline):
         mean = (earned / torch.where(total > 0, total, 1.0))[index]
         return torch.where(moments.constant, batch.reward, mean)
 
-    def words(self) -> str:
-        return "compare each completion with the mean of its group, weighted by length"
-
-    def symbols(self) -> str:
-        return "R - SUM_g(n R) / SUM_g(n)"
-
 
 class Greedy(CompletionBaseline):
     """b_i = R(greedy completion to the same prompt). Li 2023 (2310.10505), eq. 6.
@@ -321,17 +299,13 @@ class Greedy(CompletionBaseline):
 
     name: ClassVar[str] = "greedy"
     needs: ClassVar[frozenset[str]] = frozenset({"greedy_reward"})
+    in_words: ClassVar[str] = "compare each completion with the greedy completion to the same prompt"
+    in_symbols: ClassVar[str] = "R - R(greedy)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.greedy_reward is None:
             raise ValueError("the greedy baseline needs greedy_reward and the batch has none")
         return torch.where(batch.greedy_reward.isnan(), batch.reward, batch.greedy_reward)
-
-    def words(self) -> str:
-        return "compare each completion with the greedy completion to the same prompt"
-
-    def symbols(self) -> str:
-        return "R - R(greedy)"
 
 
 class DrawnMean(GroupBaseline):
@@ -342,17 +316,13 @@ class DrawnMean(GroupBaseline):
 
     name: ClassVar[str] = "drawn_mean"
     needs: ClassVar[frozenset[str]] = frozenset({"drawn"})
+    in_words: ClassVar[str] = "compare each completion with the mean of all completions drawn for its prompt"
+    in_symbols: ClassVar[str] = "R - mean_drawn(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.drawn is None:
             raise ValueError("drawn_mean needs the moments of all rewards drawn and the batch has none")
         return torch.where(batch.drawn[:, 0] > 1, batch.drawn[:, 1], batch.reward)
-
-    def words(self) -> str:
-        return "compare each completion with the mean of all completions drawn for its prompt"
-
-    def symbols(self) -> str:
-        return "R - mean_drawn(R)"
 
 
 @dataclass(frozen=True)
@@ -367,6 +337,8 @@ class PromptTracker(CompletionBaseline):
     keep: float = 0.9
     name: ClassVar[str] = "prompt_tracker"
     needs: ClassVar[frozenset[str]] = frozenset({"prompt"})
+    in_words: ClassVar[str] = "compare each completion with what its prompt earned on earlier visits"
+    in_symbols: ClassVar[str] = "R - tracked(R of this prompt)"
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
@@ -385,7 +357,7 @@ class PromptTracker(CompletionBaseline):
         weights = [1.0] * len(batch.reward) if weight is None else weight.tolist()
         for key, reward, counts in zip(self._keys(batch), batch.reward.tolist(), weights, strict=True):
             if reward == reward:  # NaN is unscorable
-                won, lost = fresh.get(key) or tuple(self.keep * each for each in self._counts(key, memory))
+                won, lost = fresh.get(key) or tuple(self.keep * count for count in self._counts(key, memory))
                 fresh[key] = (won + counts * reward, lost + counts * (1 - reward))
         noted = {
             f"{key}/{side}": number for key, pair in fresh.items() for side, number in zip("wl", pair, strict=True)
@@ -403,12 +375,6 @@ class PromptTracker(CompletionBaseline):
     def _counts(self, key: str, memory: Memory) -> tuple[float, float]:
         return memory.get(f"{key}/w", 0.5), memory.get(f"{key}/l", 0.5)
 
-    def words(self) -> str:
-        return "compare each completion with what its prompt earned on earlier visits"
-
-    def symbols(self) -> str:
-        return "R - tracked(R of this prompt)"
-
 
 @dataclass(frozen=True)
 class PromptValue(CompletionBaseline):
@@ -421,6 +387,10 @@ class PromptValue(CompletionBaseline):
     beta: float = 0.5
     name: ClassVar[str] = "prompt_value"
     needs: ClassVar[frozenset[str]] = frozenset({"reference_rewards"})
+    in_words: ClassVar[str] = (
+        "compare each completion with the best that can be had near the reference, from its own rewards"
+    )
+    in_symbols: ClassVar[str] = "R - V,  V = {0.beta:g} log mean_ref exp(R/{0.beta:g})"
 
     def __post_init__(self) -> None:
         if not self.beta > 0:
@@ -435,12 +405,6 @@ class PromptValue(CompletionBaseline):
         raised = torch.where(known, ((rewards - best[:, None]) / self.beta).exp(), 0.0)
         return best + self.beta * (raised.sum(-1) / known.sum(-1)).log()
 
-    def words(self) -> str:
-        return "compare each completion with the best that can be had near the reference, from its own rewards"
-
-    def symbols(self) -> str:
-        return f"R - V,  V = {self.beta:g} log mean_ref exp(R/{self.beta:g})"
-
 
 class PartwiseGroup(GroupBaseline):
     """A = SUM_k w_k (r_k - mean_g r_k) / (std_g r_k + 1e-6), part by part. Liu 2026 (2601.05242).
@@ -451,6 +415,10 @@ class PartwiseGroup(GroupBaseline):
     name: ClassVar[str] = "partwise_group"
     sees_reward: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"parts"})
+    in_words: ClassVar[str] = (
+        "compare each part of the reward with its own mean and spread in the group, then add the parts"
+    )
+    in_symbols: ClassVar[str] = "SUM_k w_k (R_k - mean_g(R_k)) / std_g(R_k)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.parts is None or batch.part_weight is None:
@@ -463,12 +431,6 @@ class PartwiseGroup(GroupBaseline):
             total = total + weight * (part - centre) / (moments.std + 1e-6)
         return on_actions(total, batch)
 
-    def words(self) -> str:
-        return "compare each part of the reward with its own mean and spread in the group, then add the parts"
-
-    def symbols(self) -> str:
-        return "SUM_k w_k (R_k - mean_g(R_k)) / std_g(R_k)"
-
 
 class GroupLabels(GroupBaseline):
     """A = G / (1 + n_good) where R is above the group's mean, -G / (1 + n_bad) elsewhere; 0 where the group agrees.
@@ -477,22 +439,18 @@ class GroupLabels(GroupBaseline):
     """
 
     name: ClassVar[str] = "group_labels"
+    in_words: ClassVar[str] = "label each completion of a group as good or bad by the group's mean"
+    in_symbols: ClassVar[str] = "G/(1 + n_good) if R > mean_g(R) else -G/(1 + n_bad)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         index, count = group_index(batch.group)
         weight = episode_weight(batch)
         moments = group_moments(batch.reward, batch.group, weight)
         good = batch.reward > moments.mean
-        each = (~batch.reward.isnan()).to(moments.count.dtype) if weight is None else weight.to(moments.count.dtype)
-        right, wrong = (sums_by(index, count, each * side)[index] for side in (good, ~good))
+        counts = (~batch.reward.isnan()).to(moments.count.dtype) if weight is None else weight.to(moments.count.dtype)
+        right, wrong = (sums_by(index, count, counts * side)[index] for side in (good, ~good))
         label = torch.where(good, 1 / (1 + right), -1 / (1 + wrong)) * moments.count
         return on_actions(torch.where(moments.constant | batch.reward.isnan(), 0.0, label), batch)
-
-    def words(self) -> str:
-        return "label each completion of a group as good or bad by the group's mean"
-
-    def symbols(self) -> str:
-        return "G/(1 + n_good) if R > mean_g(R) else -G/(1 + n_bad)"
 
 
 class RevisitedGroup(GroupBaseline):
@@ -505,13 +463,17 @@ class RevisitedGroup(GroupBaseline):
 
     name: ClassVar[str] = "revisited_group"
     needs: ClassVar[frozenset[str]] = frozenset({"prompt"})
+    in_words: ClassVar[str] = (
+        "compare each completion with its group and with all that its prompt earned before, in their spreads"
+    )
+    in_symbols: ClassVar[str] = "smooth((R - mean_g(R)) / std_g(R), (R - mean_seen(R)) / std_seen(R))"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         moments = group_moments(batch.reward, batch.group, episode_weight(batch))
         own = torch.where(moments.constant, 0.0, batch.reward - moments.mean) / (moments.std + STD_FLOOR)
         pairs = zip(_visit_keys(batch), moments.mean.tolist(), moments.std.tolist(), strict=True)
         past = [_visited(memory, key, mean, std) for key, mean, std in pairs]
-        visits, mean, std = (batch.reward.new_tensor(each) for each in zip(*past, strict=True))
+        visits, mean, std = (batch.reward.new_tensor(numbers) for numbers in zip(*past, strict=True))
         # a spread within float noise is none
         every = torch.where(std > STD_FLOOR, (batch.reward - mean) / (std + STD_FLOOR), 0.0)
         every = torch.where(visits == 1, own, every)
@@ -524,15 +486,9 @@ class RevisitedGroup(GroupBaseline):
         groups = {(key, group): row for key, group, row in rows if moments.count[row] > 0}
         fresh = dict(memory)
         for (key, _), row in sorted(groups.items()):
-            found = _visited(fresh, key, float(moments.mean[row]), float(moments.std[row]))
-            fresh |= {f"{key}/{part}": number for part, number in zip(("visits", "mean", "std"), found, strict=True)}
+            visited = _visited(fresh, key, float(moments.mean[row]), float(moments.std[row]))
+            fresh |= {f"{key}/{part}": number for part, number in zip(("visits", "mean", "std"), visited, strict=True)}
         return fresh
-
-    def words(self) -> str:
-        return "compare each completion with its group and with all that its prompt earned before, in their spreads"
-
-    def symbols(self) -> str:
-        return "smooth((R - mean_g(R)) / std_g(R), (R - mean_seen(R)) / std_seen(R))"
 
 
 def _visit_keys(batch: TokenBatch) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_index, sums_by
 from whet.types import TokenBatch, Totals
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Aggregate(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Aggregate(ComponentProtocol, Protocol):
+    """Who counts how much: share_it in front of each token's term, by the totals of the whole step."""
+
     counts_tokens: ClassVar[bool]  # True: a long completion counts more than a short one
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor: ...
@@ -35,8 +35,6 @@ class Aggregate(Protocol):
         """The memory after a step whose objective rises by `grad` with the learned number."""
         ...
 
-    def words(self) -> str: ...
-
     def symbols(self) -> str: ...
 
 
@@ -46,7 +44,7 @@ def step_totals(batch: TokenBatch, max_new_tokens: int) -> Totals:
     seen = 0 if batch.observed is None else (batch.observed & ~batch.reward.isnan()[:, None]).sum(-1)
     shown = 0 if batch.demonstrated is None else batch.demonstrated.sum(-1)
     counts = (lengths, lengths > 0, 0 if batch.correct is None else lengths * batch.correct, seen, shown)
-    tokens, sequences, correct, observed, demonstrated = (_weighed(each, batch.row_weight) for each in counts)
+    tokens, sequences, correct, observed, demonstrated = (_weighed(count, batch.row_weight) for count in counts)
     return Totals(tokens, sequences, max_new_tokens, correct, observed, demonstrated)
 
 
@@ -66,9 +64,9 @@ class _FixedShare(Component):
         return memory
 
 
-def _share(action: Tensor, each: Tensor | float) -> Tensor:
+def _share(action: Tensor, per_token: Tensor | float) -> Tensor:
     # double: shares are tiny, and their sum over the batch is asserted to be what the method says
-    return torch.where(action, torch.as_tensor(each, dtype=torch.float64, device=action.device), 0.0)
+    return torch.where(action, torch.as_tensor(per_token, dtype=torch.float64, device=action.device), 0.0)
 
 
 class TokenMean(_FixedShare):
@@ -76,31 +74,23 @@ class TokenMean(_FixedShare):
 
     name: ClassVar[str] = "token_mean"
     counts_tokens: ClassVar[bool] = True
+    in_words: ClassVar[str] = "every token of the step counts the same"
+    in_symbols: ClassVar[str] = "1/M SUM_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return _share(batch.action, 1.0 / max(totals.tokens, 1))
-
-    def words(self) -> str:
-        return "every token of the step counts the same"
-
-    def symbols(self) -> str:
-        return "1/M SUM_i SUM_t"
 
 
 class SequenceMean(_FixedShare):
     """share = 1 / (N n_i)."""
 
     name: ClassVar[str] = "sequence_mean"
+    in_words: ClassVar[str] = "every completion counts the same, whatever its length"
+    in_symbols: ClassVar[str] = "1/N SUM_i 1/n_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         lengths = batch.action.sum(-1, keepdim=True).clamp(min=1).double()
         return _share(batch.action, 1.0 / (max(totals.sequences, 1) * lengths))
-
-    def words(self) -> str:
-        return "every completion counts the same, whatever its length"
-
-    def symbols(self) -> str:
-        return "1/N SUM_i 1/n_i SUM_t"
 
 
 class TurnMean(_FixedShare):
@@ -111,6 +101,8 @@ class TurnMean(_FixedShare):
 
     name: ClassVar[str] = "turn_mean"
     needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+    in_words: ClassVar[str] = "every trajectory counts the same, and in it every turn, whatever its length"
+    in_symbols: ClassVar[str] = "1/N SUM_i 1/T_i SUM_j 1/n_ij SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         if batch.segment is None:
@@ -123,12 +115,6 @@ class TurnMean(_FixedShare):
         lengths = counts.gather(1, inside).clamp(min=1)
         return _share(batch.action, 1.0 / (max(totals.sequences, 1) * turns * lengths))
 
-    def words(self) -> str:
-        return "every trajectory counts the same, and in it every turn, whatever its length"
-
-    def symbols(self) -> str:
-        return "1/N SUM_i 1/T_i SUM_j 1/n_ij SUM_t"
-
 
 class FixedLength(_FixedShare):
     """share = 1 / (N L), L = the generation budget. Liu 2025 (2503.20783), section 3.2.
@@ -138,30 +124,22 @@ class FixedLength(_FixedShare):
 
     name: ClassVar[str] = "fixed_length"
     counts_tokens: ClassVar[bool] = True
+    in_words: ClassVar[str] = "every token counts the same, divided by completions times the generation budget L"
+    in_symbols: ClassVar[str] = "1/(N L) SUM_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return _share(batch.action, 1.0 / (max(totals.sequences, 1) * totals.max_new_tokens))
-
-    def words(self) -> str:
-        return "every token counts the same, divided by completions times the generation budget L"
-
-    def symbols(self) -> str:
-        return "1/(N L) SUM_i SUM_t"
 
 
 class SequenceSum(_FixedShare):
     """share = 1 / N: the unbiased gradient of the expected reward of a whole completion."""
 
     name: ClassVar[str] = "sequence_sum"
+    in_words: ClassVar[str] = "every completion counts with the sum of its tokens"
+    in_symbols: ClassVar[str] = "1/N SUM_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return _share(batch.action, 1.0 / max(totals.sequences, 1))
-
-    def words(self) -> str:
-        return "every completion counts with the sum of its tokens"
-
-    def symbols(self) -> str:
-        return "1/N SUM_i SUM_t"
 
 
 @dataclass(frozen=True)
@@ -175,6 +153,10 @@ class InverseLength(_FixedShare):
 
     power: float = 1.0
     name: ClassVar[str] = "inverse_length"
+    in_words: ClassVar[str] = (
+        "every completion counts by its length to the power of -{0.power:g}, tokens within it alike"
+    )
+    in_symbols: ClassVar[str] = "1/(N L) SUM_i n_i^-{0.power:g}/mean(n^-{0.power:g}) SUM_t"
 
     def __post_init__(self) -> None:
         if not 0 < self.power <= 1:
@@ -195,12 +177,6 @@ class InverseLength(_FixedShare):
             raise ValueError("shares by inverse length need the whole step: call Objective.advantage on it first")
         return FixedLength()(batch, totals) * batch.importance[:, :1]
 
-    def words(self) -> str:
-        return f"every completion counts by its length to the power of -{self.power:g}, tokens within it alike"
-
-    def symbols(self) -> str:
-        return f"1/(N L) SUM_i n_i^-{self.power:g}/mean(n^-{self.power:g}) SUM_t"
-
 
 @dataclass(frozen=True)
 class LearnedLength(Component):
@@ -215,6 +191,8 @@ class LearnedLength(Component):
     rate: float = 0.1
     name: ClassVar[str] = "learned_length"
     counts_tokens: ClassVar[bool] = True
+    in_words: ClassVar[str] = "every token counts the same, times a factor of its completion's length that is learned"
+    in_symbols: ClassVar[str] = "1/M SUM_i f_i(lambda) SUM_t"
 
     def __post_init__(self) -> None:
         if self.spread <= 0 or self.rate < 0:
@@ -247,9 +225,3 @@ class LearnedLength(Component):
 
     def learned(self, memory: Memory, grad: float) -> Memory:
         return {**memory, "length_power": memory.get("length_power", self.start) + self.rate * grad}
-
-    def words(self) -> str:
-        return "every token counts the same, times a factor of its completion's length that is learned"
-
-    def symbols(self) -> str:
-        return "1/M SUM_i f_i(lambda) SUM_t"

@@ -19,6 +19,7 @@ from whet.objective import (
     clip,
     control,
     credit,
+    entropic,
     keep,
     kl,
     mismatch,
@@ -31,7 +32,6 @@ from whet.objective import (
     steps,
     teacher,
     terms,
-    tilt,
 )
 from whet.objective.component import Component, departures, with_number
 from whet.objective.lazy_torch import torch
@@ -71,7 +71,7 @@ class Family(Generic[AnyObjective]):
 
 
 def _axis(question: str, interface: type, *components: type, main: bool = False) -> Axis:
-    return Axis(question, interface, {each.name: each for each in components}, main)  # type: ignore[attr-defined]
+    return Axis(question, interface, {component.name: component for component in components}, main)  # type: ignore[attr-defined]
 
 
 _REFERENCE = _axis(
@@ -90,7 +90,7 @@ POLICY = Family(
             advantage.RunningRoleMean,
             *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker),
             advantage.PromptValue,
-            *(advantage.RevisitedGroup, tilt.EntropicGroup, advantage.GroupLabels),
+            *(advantage.RevisitedGroup, entropic.EntropicGroup, advantage.GroupLabels),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
@@ -233,6 +233,7 @@ PAIR_AXES: dict[str, dict[str, type]] = PREFERENCE.components
 
 
 def family_of(objective: Objective | PairObjective) -> Family[Any]:
+    """The family whose loss this objective is."""
     return next(family for family in FAMILIES if isinstance(objective, family.objective))
 
 
@@ -254,7 +255,7 @@ def with_changes(objective: AnyObjective, changes: Mapping[str, Any]) -> AnyObje
     Components are exchanged first, so `{"kl": "k2", "kl.beta": 0.1}` sets the beta of the new component.
     """
     axes = family_of(objective).axes
-    for path in sorted(changes, key=lambda each: each.count(".")):
+    for path in sorted(changes, key=lambda path: path.count(".")):
         axis, _, number = path.partition(".")
         if axis not in axes:
             raise WhetError(f"objective.{path}: no axis is called {axis!r}{did_you_mean(axis, axes)}")
@@ -313,12 +314,13 @@ def component_refusal(axis: str, interface: type, component: Any) -> str:
     annotated = [name for name, kind in inspect.get_annotations(component).items() if "ClassVar" not in str(kind)]
     if undeclared := [name for name in annotated if name not in numbers]:
         return f"{component.__name__}.{undeclared[0]} is not one of its fields; give @dataclass(frozen=True)"
-    own = {name for each in component.__mro__[:-1] for name in vars(each)}
-    missing = sorted(_members(interface) - own)
+    own = {name for base in component.__mro__[:-1] if base is not Component for name in vars(base)}
+    shared = set(vars(Component)) - (set() if "in_symbols" in own else {"symbols"})
+    missing = sorted(_members(interface) - own - shared)
     if missing:
         return f"{component.__name__} has no {', '.join(missing)}; give it all that {interface.__name__} has"
     for member in sorted(_members(interface)):
-        if callable(expected := getattr(interface, member, None)):
+        if member in own and callable(expected := getattr(interface, member, None)):
             theirs, ours = _parameters(expected), _parameters(getattr(component, member))
             if theirs != ours:
                 wanted = f"({', '.join(theirs)})"
@@ -327,10 +329,10 @@ def component_refusal(axis: str, interface: type, component: Any) -> str:
         usual = component()
     except TypeError as error:
         return f"{component.__name__}() fails ({error}); give every number a default"
-    for each in fields(usual):
-        value = getattr(usual, each.name)
+    for number in fields(usual):
+        value = getattr(usual, number.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{component.__name__}.{each.name} is {value!r}; the fields of a component are numbers"
+            return f"{component.__name__}.{number.name} is {value!r}; the fields of a component are numbers"
     return _clip_refusal(usual) if axis == "clip" else ""
 
 
@@ -339,11 +341,11 @@ def _clip_refusal(rule: Any) -> str:
     action = torch.ones_like(ratio, dtype=torch.bool)
     for call in (rule, rule.surrogate):
         try:
-            found = call(ratio, torch.ones_like(ratio), action, ratio.log() - 1)
+            weight = call(ratio, torch.ones_like(ratio), action, ratio.log() - 1)
         except Exception as error:
             return f"called with tensors [N, T] it fails with {type(error).__name__}: {error}; fix it"
-        if not isinstance(found, torch.Tensor) or found.shape != ratio.shape:
-            shape = tuple(found.shape) if isinstance(found, torch.Tensor) else found
+        if not isinstance(weight, torch.Tensor) or weight.shape != ratio.shape:
+            shape = tuple(weight.shape) if isinstance(weight, torch.Tensor) else weight
             return f"for a ratio of shape {tuple(ratio.shape)} it returns {shape}; return one weight per token, [N, T]"
     return ""
 
@@ -353,8 +355,8 @@ def _parameters(function: Any) -> list[str]:
 
 
 def _members(interface: type) -> set[str]:
-    own = [each for each in interface.__mro__ if each.__module__.startswith("whet.")]
-    names = {name for each in own for name in (*vars(each), *getattr(each, "__annotations__", {}))}
+    own = [base for base in interface.__mro__ if base.__module__.startswith("whet.")]
+    names = {name for base in own for name in (*vars(base), *getattr(base, "__annotations__", {}))}
     return {name for name in names if not name.startswith("_") or name == "__call__"}
 
 

@@ -132,7 +132,7 @@ def _presets() -> dict[str, tuple[MethodKind, Preset[Any]]]:
 
 def _described(preset: Preset[Any], kind: MethodKind) -> Method:
     objective = preset.objective
-    shared = {each.name: getattr(preset, each.name) for each in fields(preset) if each.name != "objective"}
+    shared = {part.name: getattr(preset, part.name) for part in fields(preset) if part.name != "objective"}
     if kind == "reward_model":
         return Method(
             objective.name, kind, **shared, learns=objective.learns, words=objective.words, columns=objective.columns

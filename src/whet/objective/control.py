@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 
 
-class Control(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Control(ComponentProtocol, Protocol):
+    """Who turns the KL's coefficient after a step, and who ends the updates of a batch or the run."""
+
     turns_beta: ClassVar[bool]
 
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
@@ -30,8 +30,6 @@ class Control(Protocol):
     def ends_run(self, memory: Memory) -> str | None:
         """Why the run is over, or None."""
         ...
-
-    def words(self) -> str: ...
 
 
 class FixedCoefficient(Component):
@@ -70,6 +68,7 @@ class Proportional(FixedCoefficient):
     name: ClassVar[str] = "proportional"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
     turns_beta: ClassVar[bool] = True
+    in_words: ClassVar[str] = "turn the KL's coefficient so that a completion strays {0.target:g} nats"
 
     def __post_init__(self) -> None:
         _above_zero(target=self.target, horizon=self.horizon)
@@ -77,9 +76,6 @@ class Proportional(FixedCoefficient):
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
         error = min(max(metrics["kl_completion"] / self.target - 1, -0.2), 0.2)
         return {**memory, "beta": memory.get("beta", beta) * (1 + error * num_completions / self.horizon)}
-
-    def words(self) -> str:
-        return f"turn the KL's coefficient so that a completion strays {self.target:g} nats"
 
 
 @dataclass(frozen=True)
@@ -93,6 +89,9 @@ class Doubling(FixedCoefficient):
     name: ClassVar[str] = "doubling"
     needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
     turns_beta: ClassVar[bool] = True
+    in_words: ClassVar[str] = (
+        "halve or double the KL's coefficient so that a batch moves the policy {0.target:g} nats a token"
+    )
 
     def __post_init__(self) -> None:
         _above_zero(target=self.target)
@@ -104,9 +103,6 @@ class Doubling(FixedCoefficient):
         elif moved > 1.5 * self.target:
             now *= 2
         return {**memory, "beta": min(max(now, 1e-6), 1e6)}
-
-    def words(self) -> str:
-        return f"halve or double the KL's coefficient so that a batch moves the policy {self.target:g} nats a token"
 
 
 @dataclass(frozen=True)
@@ -120,6 +116,7 @@ class KLBudget(FixedCoefficient):
     decay: float = 0.5
     name: ClassVar[str] = "budget"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
+    in_words: ClassVar[str] = "stop when completions stray {0.nats:g} nats from the reference"
 
     def __post_init__(self) -> None:
         _above_zero(nats=self.nats)
@@ -141,9 +138,6 @@ class KLBudget(FixedCoefficient):
             f"the KL budget is spent: completions stray {spent:.3g} nats from the reference, {self.nats:g} are allowed"
         )
 
-    def words(self) -> str:
-        return f"stop when completions stray {self.nats:g} nats from the reference"
-
 
 @dataclass(frozen=True)
 class EndUpdates(FixedCoefficient):
@@ -155,12 +149,10 @@ class EndUpdates(FixedCoefficient):
     limit: float = 0.015
     name: ClassVar[str] = "end_updates"
     needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
+    in_words: ClassVar[str] = "leave a batch once it has moved the policy by {0.limit:g} nats a token"
 
     def __post_init__(self) -> None:
         _above_zero(limit=self.limit)
 
     def ends_updates(self, metrics: Mapping[str, float]) -> bool:
         return metrics["kl_old"] > self.limit
-
-    def words(self) -> str:
-        return f"leave a batch once it has moved the policy by {self.limit:g} nats a token"

@@ -43,24 +43,24 @@ def last_action(action: Tensor) -> Tensor:
 def discounted_sum(values: Tensor, factor: Tensor | float, action: Tensor) -> Tensor:
     """x_t = values_t + factor_t x_{next action}, from the last action to the first; the rest is passed over: [N, T]."""
     factors = torch.as_tensor(factor, dtype=values.dtype, device=values.device).expand_as(values)
-    found = torch.zeros_like(values)
+    total = torch.zeros_like(values)
     carried = torch.zeros_like(values[:, 0])
     for t in range(values.shape[1] - 1, -1, -1):
         here = values[:, t] + factors[:, t] * carried
         carried = torch.where(action[:, t], here, carried)
-        found[:, t] = torch.where(action[:, t], here, 0.0)
-    return found
+        total[:, t] = torch.where(action[:, t], here, 0.0)
+    return total
 
 
 def next_value(values: Tensor, action: Tensor) -> Tensor:
     """[N, T]: the value at the next action of the row; 0 behind the last one: a completion that ended is worth
     nothing."""
-    found = torch.zeros_like(values)
+    total = torch.zeros_like(values)
     carried = torch.zeros_like(values[:, 0])
     for t in range(values.shape[1] - 1, -1, -1):
-        found[:, t] = torch.where(action[:, t], carried, 0.0)
+        total[:, t] = torch.where(action[:, t], carried, 0.0)
         carried = torch.where(action[:, t], values[:, t], carried)
-    return found
+    return total
 
 
 def _share(name: str, number: float) -> None:
@@ -69,6 +69,8 @@ def _share(name: str, number: float) -> None:
 
 
 class TokenCredit(BaselineRule):
+    """A baseline that credits tokens one by one, from the rewards that each of them earned."""
+
     per_token: ClassVar[bool] = True
 
 
@@ -81,18 +83,14 @@ class ReturnToGo(TokenCredit):
 
     gamma: float = 1.0
     name: ClassVar[str] = "return_to_go"
+    in_words: ClassVar[str] = "credit each token with what was earned from it on"
+    in_symbols: ClassVar[str] = "SUM_{{s >= t}} r_s"
 
     def __post_init__(self) -> None:
         _share("gamma", self.gamma)
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return discounted_sum(paid(batch), self.gamma, batch.action)
-
-    def words(self) -> str:
-        return "credit each token with what was earned from it on"
-
-    def symbols(self) -> str:
-        return "SUM_{s >= t} r_s"
 
 
 class GroupMeanToGo(TokenCredit):
@@ -102,6 +100,8 @@ class GroupMeanToGo(TokenCredit):
     """
 
     name: ClassVar[str] = "group_mean_to_go"
+    in_words: ClassVar[str] = "compare each completion with the mean of its group, and credit the KL from each token on"
+    in_symbols: ClassVar[str] = "R - mean_g(R) + SUM_{{s >= t}} r_s"
 
     @property
     def smallest_group(self) -> int:
@@ -110,12 +110,6 @@ class GroupMeanToGo(TokenCredit):
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         outcome = batch.reward - GroupMean()(batch, memory)
         return discounted_sum(paid(batch, outcome), 1.0, batch.action)
-
-    def words(self) -> str:
-        return "compare each completion with the mean of its group, and credit the KL from each token on"
-
-    def symbols(self) -> str:
-        return "R - mean_g(R) + SUM_{s >= t} r_s"
 
 
 class CriticBaseline(Component):
@@ -131,8 +125,8 @@ class CriticBaseline(Component):
     def surprise(self, batch: TokenBatch, gamma: float) -> Tensor:
         """d_t = r_t + gamma V_{t+1} - V_t; nothing is worth anything behind the last action."""
         value = self.critic_value(batch)
-        found = paid(batch) + gamma * next_value(value, batch.action) - value
-        return torch.where(batch.action & ~batch.reward.isnan()[:, None], found, 0.0)
+        error = paid(batch) + gamma * next_value(value, batch.action) - value
+        return torch.where(batch.action & ~batch.reward.isnan()[:, None], error, 0.0)
 
 
 @dataclass(frozen=True)
@@ -145,6 +139,10 @@ class GAE(CriticBaseline, TokenCredit):
     gamma: float = 1.0
     lam: float = 0.95
     name: ClassVar[str] = "gae"
+    in_words: ClassVar[str] = (
+        "compare each token with the critic's expectation; a truncated completion is worth 0 behind its end"
+    )
+    in_symbols: ClassVar[str] = "SUM_k ({0.gamma:g} * {0.lam:g})^k d_(t+k), d = r_t + {0.gamma:g} V_(t+1) - V_t"
 
     def __post_init__(self) -> None:
         _share("gamma", self.gamma)
@@ -155,12 +153,6 @@ class GAE(CriticBaseline, TokenCredit):
 
     def target(self, batch: TokenBatch) -> Tensor | None:
         return self.centred(batch, {}) + self.critic_value(batch)
-
-    def words(self) -> str:
-        return "compare each token with the critic's expectation; a truncated completion is worth 0 behind its end"
-
-    def symbols(self) -> str:
-        return f"SUM_k ({self.gamma:g} * {self.lam:g})^k d_(t+k), d = r_t + {self.gamma:g} V_(t+1) - V_t"
 
 
 @dataclass(frozen=True)
@@ -174,6 +166,10 @@ class DecoupledGAE(CriticBaseline, TokenCredit):
     critic_lam: float = 1.0
     gamma: float = 1.0
     name: ClassVar[str] = "gae_decoupled"
+    in_words: ClassVar[str] = (
+        "compare each token with the critic's expectation, looking further ahead in longer completions"
+    )
+    in_symbols: ClassVar[str] = "GAE with lam_i = 1 - 1/({0.alpha:g} n_i), critic lam {0.critic_lam:g}"
 
     def __post_init__(self) -> None:
         _share("gamma", self.gamma)
@@ -188,12 +184,6 @@ class DecoupledGAE(CriticBaseline, TokenCredit):
 
     def target(self, batch: TokenBatch) -> Tensor | None:
         return GAE(self.gamma, self.critic_lam).target(batch)
-
-    def words(self) -> str:
-        return "compare each token with the critic's expectation, looking further ahead in longer completions"
-
-    def symbols(self) -> str:
-        return f"GAE with lam_i = 1 - 1/({self.alpha:g} n_i), critic lam {self.critic_lam:g}"
 
 
 @dataclass(frozen=True)
@@ -211,6 +201,8 @@ class VTrace(CriticBaseline, TokenCredit):
     gamma: float = 1.0
     name: ClassVar[str] = "vtrace"
     needs: ClassVar[frozenset[str]] = frozenset({"value", "behavior_logp", "old_logp"})
+    in_words: ClassVar[str] = "compare each token with the critic's expectation, corrected for the policy that sampled"
+    in_symbols: ClassVar[str] = "rho_t (r_t + {0.gamma:g} v_(t+1) - V_t), rho = min({0.rho_bar:g}, pi/mu)"
 
     def __post_init__(self) -> None:
         _share("gamma", self.gamma)
@@ -244,12 +236,6 @@ class VTrace(CriticBaseline, TokenCredit):
     def target(self, batch: TokenBatch) -> Tensor | None:
         return self._corrections(batch) + self.critic_value(batch)
 
-    def words(self) -> str:
-        return "compare each token with the critic's expectation, corrected for the policy that sampled"
-
-    def symbols(self) -> str:
-        return f"rho_t (r_t + {self.gamma:g} v_(t+1) - V_t), rho = min({self.rho_bar:g}, pi/mu)"
-
 
 class Trace(VTrace):
     """V-trace without rho on d_t: only the trace c_t = lam min(c_bar, q) looks at the sampler.
@@ -259,12 +245,10 @@ class Trace(VTrace):
     """
 
     name: ClassVar[str] = "trace"
+    in_words: ClassVar[str] = (
+        "compare each token with the critic's expectation, looking ahead only where the sampler agreed"
+    )
+    in_symbols: ClassVar[str] = "r_t + {0.gamma:g} v_(t+1) - V_t, v by traces min({0.c_bar:g}, pi/mu)"
 
     def _push(self, ratio: Tensor) -> Tensor:
         return torch.ones_like(ratio)
-
-    def words(self) -> str:
-        return "compare each token with the critic's expectation, looking ahead only where the sampler agreed"
-
-    def symbols(self) -> str:
-        return f"r_t + {self.gamma:g} v_(t+1) - V_t, v by traces min({self.c_bar:g}, pi/mu)"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 
 
-class Keep(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Keep(ComponentProtocol, Protocol):
+    """Which groups are trained on, and whether others are drawn in place of those left out."""
+
     refills: ClassVar[bool]  # True: groups that are left out are replaced by new ones
     grows: ClassVar[bool]  # True: a group that is not yet worth it gets more completions instead
 
@@ -25,8 +25,6 @@ class Keep(Protocol):
         """Is a group worth it, by the first reward part of its scored completions and how old its oldest policy is?"""
         ...
 
-    def words(self) -> str: ...
-
 
 class _Once(Component):
     refills: ClassVar[bool] = False
@@ -38,6 +36,8 @@ class _Once(Component):
 
 
 class Everything(_Once):
+    """Every group is trained on."""
+
     name: ClassVar[str] = "everything"
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
@@ -60,6 +60,9 @@ class MixedOutcome(_Once):
     rounds: float = 10
     name: ClassVar[str] = "mixed_outcome"
     refills: ClassVar[bool] = True
+    in_words: ClassVar[str] = (
+        "train on groups with both outcomes, drawing new prompts for the others up to {0.rounds:g} times"
+    )
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -71,9 +74,6 @@ class MixedOutcome(_Once):
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
         return mixed(outcomes)
-
-    def words(self) -> str:
-        return f"train on groups with both outcomes, drawing new prompts for the others up to {self.rounds:g} times"
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class Balanced(MixedOutcome):
     name: ClassVar[str] = "balanced"
     refills: ClassVar[bool] = False
     grows: ClassVar[bool] = True
-
-    def words(self) -> str:
-        return f"draw more completions to a prompt until both outcomes are there, up to {self.rounds:g} times"
+    in_words: ClassVar[str] = (
+        "draw more completions to a prompt until both outcomes are there, up to {0.rounds:g} times"
+    )
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class Fresh(_Once):
 
     max_staleness: float = 1
     name: ClassVar[str] = "fresh"
+    in_words: ClassVar[str] = "train on completions at most {0.max_staleness:g} policy versions old"
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
@@ -107,6 +108,3 @@ class Fresh(_Once):
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
         return staleness <= self.max_staleness
-
-    def words(self) -> str:
-        return f"train on completions at most {self.max_staleness:g} policy versions old"

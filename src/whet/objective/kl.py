@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class KL(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class KL(ComponentProtocol, Protocol):
+    """A tie to the reference, or to the policy that wrote the batch: a weight in the loss, or a cost in the reward."""
+
     to_old: ClassVar[bool]  # True: the term is to the policy before the updates, not to the reference
     to_sampler: ClassVar[bool]  # True: u is log(pi / sampler), not to the reference
     immediate: ClassVar[bool]  # True: the cost is taken off each token's advantage, not off the reward
@@ -34,8 +34,6 @@ class KL(Protocol):
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor: ...
 
-    def words(self) -> str: ...
-
     def symbols(self) -> str: ...
 
 
@@ -47,6 +45,8 @@ class NoKL(Component):
     to_sampler: ClassVar[bool] = False
     immediate: ClassVar[bool] = False
     in_reward: ClassVar[bool] = False
+    in_words: ClassVar[str] = "no tie to a reference"
+    in_symbols: ClassVar[str] = ""
 
     def cost(self, batch: TokenBatch) -> Tensor | None:
         return None
@@ -57,14 +57,10 @@ class NoKL(Component):
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return u
 
-    def words(self) -> str:
-        return "no tie to a reference"
-
-    def symbols(self) -> str:
-        return ""
-
 
 class _Tied(NoKL):
+    """A tie with a coefficient."""
+
     beta: float
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
 
@@ -74,6 +70,18 @@ class _Tied(NoKL):
                 f"kl.beta is {self.beta}: it would have no effect; give a number above 0, or set objective.kl=none"
             )
 
+    def log_move(self, u: Tensor, ratio: Tensor) -> Tensor:
+        """What the estimate is a function of: u, or log r where the tie is to the policy before the updates."""
+        return u
+
+
+class _OfCompletion(_Tied):
+    """The whole completion is one action: its log move is the sum over its tokens, 0 where there is no action."""
+
+    def log_move(self, u: Tensor, ratio: Tensor) -> Tensor:
+        move = super().log_move(u, ratio)
+        return move.sum(-1, keepdim=True).expand_as(move)
+
 
 @dataclass(frozen=True)
 class K2(_Tied):
@@ -81,22 +89,18 @@ class K2(_Tied):
 
     beta: float = 0.04
     name: ClassVar[str] = "k2"
+    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times half the squared log-ratio"
+    in_symbols: ClassVar[str] = " - {0.beta:g} u^2/2, u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * u
+        return self.beta * self.log_move(u, ratio)
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return 0.5 * u**2
-
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times half the squared log-ratio"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} u^2/2, u = log(pi/ref)"
+        return 0.5 * self.log_move(u, ratio) ** 2
 
 
 @dataclass(frozen=True)
-class K2Completion(_Tied):
+class K2Completion(_OfCompletion, K2):
     """beta u(completion)^2 / 2, kl_weight = beta SUM_t u_t on each token. Brantley 2025 (2505.20686).
 
     The whole completion is one action: with a weight of 1 and `sequence_sum` the gradient is that of the regression
@@ -105,22 +109,10 @@ class K2Completion(_Tied):
 
     beta: float = 1e-3
     name: ClassVar[str] = "k2_completion"
-
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * self._strayed(u)
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return 0.5 * self._strayed(u) ** 2
-
-    def _strayed(self, u: Tensor) -> Tensor:
-        # u is 0 where there is no action
-        return u.sum(-1, keepdim=True).expand_as(u)
-
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times half each completion's squared log-ratio"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} u(completion)^2/2, u = log(pi/ref)"
+    in_words: ClassVar[str] = (
+        "pull towards the reference with {0.beta:g} times half each completion's squared log-ratio"
+    )
+    in_symbols: ClassVar[str] = " - {0.beta:g} u(completion)^2/2, u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -132,6 +124,8 @@ class K3(_Tied):
 
     beta: float = 0.04
     name: ClassVar[str] = "k3"
+    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times the k3 estimate of the KL"
+    in_symbols: ClassVar[str] = " - {0.beta:g} (exp(-u) - 1 + u), u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * -torch.expm1(-u)
@@ -139,15 +133,9 @@ class K3(_Tied):
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return torch.expm1(-u) + u
 
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times the k3 estimate of the KL"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} (exp(-u) - 1 + u), u = log(pi/ref)"
-
 
 @dataclass(frozen=True)
-class K3Corrected(_Tied):
+class K3Corrected(K3):
     """beta r (exp(-u) - 1 + u) with r differentiable, kl_weight = beta r u. DeepSeek-V3.2 (2512.02556).
 
     Unbiased for samples of the old policy; the same gradient as ratio-weighted k2. With r detached it would not be.
@@ -156,18 +144,14 @@ class K3Corrected(_Tied):
     beta: float = 0.04
     name: ClassVar[str] = "k3_corrected"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "old_logp"})
+    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times k3, corrected for the policy's own move"
+    in_symbols: ClassVar[str] = " - {0.beta:g} r (exp(-u) - 1 + u), u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * ratio * u
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return ratio * (torch.expm1(-u) + u)
-
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times k3, corrected for the policy's own move"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} r (exp(-u) - 1 + u), u = log(pi/ref)"
+        return ratio * super().value(u, ratio)
 
 
 @dataclass(frozen=True)
@@ -176,18 +160,14 @@ class Absolute(_Tied):
 
     beta: float = 0.04
     name: ClassVar[str] = "abs"
+    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times the absolute log-ratio"
+    in_symbols: ClassVar[str] = " - {0.beta:g} |u|, u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * u.sign()
+        return self.beta * self.log_move(u, ratio).sign()
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return u.abs()
-
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times the absolute log-ratio"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} |u|, u = log(pi/ref)"
+        return self.log_move(u, ratio).abs()
 
 
 @dataclass(frozen=True)
@@ -197,29 +177,24 @@ class Full(_Tied):
     beta: float = 0.04
     name: ClassVar[str] = "full"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "divergence"})
-
-    def words(self) -> str:
-        return f"pull towards the reference with {self.beta:g} times the exact KL at each token"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} SUM_v pi_v log(pi_v/ref_v)"
+    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times the exact KL at each token"
+    in_symbols: ClassVar[str] = " - {0.beta:g} SUM_v pi_v log(pi_v/ref_v)"
 
 
 class _Cost(_Tied):
-    in_reward: ClassVar[bool] = True
+    """The estimate at sampling time is taken off each token's reward: no weight in the loss."""
 
-    def estimate(self, u: Tensor) -> Tensor:
-        raise NotImplementedError
+    in_reward: ClassVar[bool] = True
 
     def cost(self, batch: TokenBatch) -> Tensor | None:
         sampled = batch.old_logp if batch.old_logp is not None else batch.behavior_logp
         if sampled is None or batch.ref_logp is None:
             raise ValueError(f"{self.name} needs ref_logp and the log-probabilities of the policy that sampled")
         u = (sampled - batch.ref_logp).masked_fill(~batch.action, 0.0)
-        return self.beta * self.estimate(u).to(batch.reward.dtype)
+        return self.beta * self.value(u, torch.ones_like(u)).to(batch.reward.dtype)
 
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.estimate(u)
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return torch.zeros_like(u)
 
 
 @dataclass(frozen=True)
@@ -232,66 +207,38 @@ class K1Reward(_Cost):
 
     beta: float = 0.05
     name: ClassVar[str] = "k1_reward"
-
-    def estimate(self, u: Tensor) -> Tensor:
-        return u
-
-    def words(self) -> str:
-        return f"take {self.beta:g} times the completion's log-ratio to the reference off its reward"
-
-    def symbols(self) -> str:
-        return f", R -= {self.beta:g} SUM_t log(pi/ref)"
+    in_words: ClassVar[str] = "take {0.beta:g} times the completion's log-ratio to the reference off its reward"
+    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t log(pi/ref)"
 
 
 @dataclass(frozen=True)
-class K2Reward(_Cost):
+class K2Reward(_Cost, K2):
     """r_t -= beta u_t^2 / 2, u at sampling time."""
 
     beta: float = 0.05
     name: ClassVar[str] = "k2_reward"
-
-    def estimate(self, u: Tensor) -> Tensor:
-        return 0.5 * u**2
-
-    def words(self) -> str:
-        return f"take {self.beta:g} times half the squared log-ratios to the reference off the reward"
-
-    def symbols(self) -> str:
-        return f", R -= {self.beta:g} SUM_t u^2/2, u = log(pi/ref)"
+    in_words: ClassVar[str] = "take {0.beta:g} times half the squared log-ratios to the reference off the reward"
+    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t u^2/2, u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
-class K3Reward(_Cost):
+class K3Reward(_Cost, K3):
     """r_t -= beta (exp(-u) - 1 + u), u at sampling time: never negative, unlike k1."""
 
     beta: float = 0.05
     name: ClassVar[str] = "k3_reward"
-
-    def estimate(self, u: Tensor) -> Tensor:
-        return torch.expm1(-u) + u
-
-    def words(self) -> str:
-        return f"take {self.beta:g} times the k3 estimate of the KL off the reward"
-
-    def symbols(self) -> str:
-        return f", R -= {self.beta:g} SUM_t (exp(-u) - 1 + u), u = log(pi/ref)"
+    in_words: ClassVar[str] = "take {0.beta:g} times the k3 estimate of the KL off the reward"
+    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t (exp(-u) - 1 + u), u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
-class AbsoluteReward(_Cost):
+class AbsoluteReward(_Cost, Absolute):
     """r_t -= beta |u_t|, u at sampling time."""
 
     beta: float = 0.05
     name: ClassVar[str] = "abs_reward"
-
-    def estimate(self, u: Tensor) -> Tensor:
-        return u.abs()
-
-    def words(self) -> str:
-        return f"take {self.beta:g} times the absolute log-ratios to the reference off the reward"
-
-    def symbols(self) -> str:
-        return f", R -= {self.beta:g} SUM_t |log(pi/ref)|"
+    in_words: ClassVar[str] = "take {0.beta:g} times the absolute log-ratios to the reference off the reward"
+    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t |log(pi/ref)|"
 
 
 class K1Immediate(K1Reward):
@@ -303,17 +250,18 @@ class K1Immediate(K1Reward):
     name: ClassVar[str] = "k1_immediate"
     immediate: ClassVar[bool] = True
     in_reward: ClassVar[bool] = False
-
-    def words(self) -> str:
-        return f"take {self.beta:g} times each token's log-ratio to the reference off its own advantage"
-
-    def symbols(self) -> str:
-        return f", A_t -= {self.beta:g} log(pi/ref)"
+    in_words: ClassVar[str] = "take {0.beta:g} times each token's log-ratio to the reference off its own advantage"
+    in_symbols: ClassVar[str] = ", A_t -= {0.beta:g} log(pi/ref)"
 
 
 class _ToOld(_Tied):
+    """Tied to the policy before the updates: the log move is log r."""
+
     to_old: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
+
+    def log_move(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return ratio.log()
 
 
 @dataclass(frozen=True)
@@ -325,6 +273,8 @@ class K3Old(_ToOld):
 
     beta: float = 1.0
     name: ClassVar[str] = "k3_old"
+    in_words: ClassVar[str] = "hold the policy near the one that wrote the batch, with {0.beta:g} times their KL"
+    in_symbols: ClassVar[str] = " - {0.beta:g} (r - 1 - log r)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * (ratio - 1)
@@ -332,35 +282,19 @@ class K3Old(_ToOld):
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
         return (ratio - 1) - ratio.log()
 
-    def words(self) -> str:
-        return f"hold the policy near the one that wrote the batch, with {self.beta:g} times their KL"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} (r - 1 - log r)"
-
 
 @dataclass(frozen=True)
-class AbsoluteOld(_ToOld):
+class AbsoluteOld(_ToOld, Absolute):
     """beta |log r|, kl_weight = beta sign(log r). Cui 2025 (2505.22617). Exactly 0 at the first update of a batch."""
 
     beta: float = 1.0
     name: ClassVar[str] = "abs_old"
-
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * ratio.log().sign()
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return ratio.log().abs()
-
-    def words(self) -> str:
-        return f"hold the policy near the one that wrote the batch, with {self.beta:g} times |log r|"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} |log r|"
+    in_words: ClassVar[str] = "hold the policy near the one that wrote the batch, with {0.beta:g} times |log r|"
+    in_symbols: ClassVar[str] = " - {0.beta:g} |log r|"
 
 
 @dataclass(frozen=True)
-class K2Old(_ToOld):
+class K2Old(_ToOld, K2):
     """beta (log r)^2 / 2, kl_weight = beta log r, token by token. Exactly 0 at the first update of a batch.
 
     With a weight of 1 the token's gradient is (A - beta log r): it stops where log r = A / beta.
@@ -368,22 +302,14 @@ class K2Old(_ToOld):
 
     beta: float = 0.05
     name: ClassVar[str] = "k2_old"
-
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * ratio.log()
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return 0.5 * ratio.log() ** 2
-
-    def words(self) -> str:
-        return f"hold the policy near the one that wrote the batch, with {self.beta:g} times half the squared log r"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} (log r)^2/2"
+    in_words: ClassVar[str] = (
+        "hold the policy near the one that wrote the batch, with {0.beta:g} times half the squared log r"
+    )
+    in_symbols: ClassVar[str] = " - {0.beta:g} (log r)^2/2"
 
 
 @dataclass(frozen=True)
-class K2OldCompletion(_ToOld):
+class K2OldCompletion(_OfCompletion, _ToOld, K2):
     """beta (log r(completion))^2 / 2, kl_weight = beta SUM_t log r_t on each token. Kimi 2025 (2501.12599), eq. 3.
 
     The whole completion is one action: with a weight of 1 its gradient is (A - beta log r(completion)), that of the
@@ -392,26 +318,14 @@ class K2OldCompletion(_ToOld):
 
     beta: float = 0.01
     name: ClassVar[str] = "k2_old_completion"
-
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * self._strayed(ratio)
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return 0.5 * self._strayed(ratio) ** 2
-
-    def _strayed(self, ratio: Tensor) -> Tensor:
-        # the ratio is 1 where there is no action
-        return ratio.log().sum(-1, keepdim=True).expand_as(ratio)
-
-    def words(self) -> str:
-        return f"hold each completion's probability near what it was, with {self.beta:g} times half its squared log r"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} (log r(completion))^2/2"
+    in_words: ClassVar[str] = (
+        "hold each completion's probability near what it was, with {0.beta:g} times half its squared log r"
+    )
+    in_symbols: ClassVar[str] = " - {0.beta:g} (log r(completion))^2/2"
 
 
 @dataclass(frozen=True)
-class K2Sampler(_Tied):
+class K2Sampler(K2):
     """beta v^2 / 2, kl_weight = beta v, v = log(pi / sampler): staleness and mismatch are both in it.
 
     Unlike a term to the policy before the updates it acts with one update per batch too.
@@ -421,15 +335,7 @@ class K2Sampler(_Tied):
     name: ClassVar[str] = "k2_sampler"
     to_sampler: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
-
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * u
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return 0.5 * u**2
-
-    def words(self) -> str:
-        return f"hold the policy near the one that sampled, with {self.beta:g} times half the squared log-ratio"
-
-    def symbols(self) -> str:
-        return f" - {self.beta:g} v^2/2, v = log(pi/mu)"
+    in_words: ClassVar[str] = (
+        "hold the policy near the one that sampled, with {0.beta:g} times half the squared log-ratio"
+    )
+    in_symbols: ClassVar[str] = " - {0.beta:g} v^2/2, v = log(pi/mu)"

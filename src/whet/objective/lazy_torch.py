@@ -23,7 +23,7 @@ class _ImportedAtFirstUse(ModuleType):
 
 if TYPE_CHECKING:
     import torch as torch
-    import torch.nn.functional as functional
+    from torch.nn import functional as functional
 else:
     torch = _ImportedAtFirstUse("torch")
     functional = _ImportedAtFirstUse("torch.nn.functional")

@@ -10,20 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Mismatch(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Mismatch(ComponentProtocol, Protocol):
+    """The factor on a token's weight for what the sampler's probability was."""
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 
@@ -46,12 +43,10 @@ class NoMismatch(Component):
     """factor = 1: the sampler is the trainer, to float noise. Measured on every step and reported."""
 
     name: ClassVar[str] = "none"
+    in_symbols: ClassVar[str] = ""
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         return torch.ones_like(log_mismatch)
-
-    def symbols(self) -> str:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +58,8 @@ class Truncate(_FromSampler):
 
     ceiling: float = 2.0
     name: ClassVar[str] = "truncate"
+    in_words: ClassVar[str] = "correct each token for the sampler's probability, by at most {0.ceiling:g}"
+    in_symbols: ClassVar[str] = "min(rho, {0.ceiling:g}) "
 
     def __post_init__(self) -> None:
         if self.ceiling < 1:
@@ -70,12 +67,6 @@ class Truncate(_FromSampler):
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         return log_mismatch.masked_fill(~action, 0.0).exp().clamp(max=self.ceiling)
-
-    def words(self) -> str:
-        return f"correct each token for the sampler's probability, by at most {self.ceiling:g}"
-
-    def symbols(self) -> str:
-        return f"min(rho, {self.ceiling:g}) "
 
 
 @dataclass(frozen=True)
@@ -85,6 +76,8 @@ class TruncateSequence(_FromSampler):
 
     ceiling: float = 2.0
     name: ClassVar[str] = "truncate_sequence"
+    in_words: ClassVar[str] = "correct each completion for the sampler's probability of it, by at most {0.ceiling:g}"
+    in_symbols: ClassVar[str] = "min(prod rho, {0.ceiling:g}) "
 
     def __post_init__(self) -> None:
         Truncate(self.ceiling)
@@ -92,12 +85,6 @@ class TruncateSequence(_FromSampler):
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         product = log_mismatch.masked_fill(~action, 0.0).sum(-1, keepdim=True)
         return product.clamp(max=10.0).exp().clamp(max=self.ceiling).expand_as(log_mismatch)
-
-    def words(self) -> str:
-        return f"correct each completion for the sampler's probability of it, by at most {self.ceiling:g}"
-
-    def symbols(self) -> str:
-        return f"min(prod rho, {self.ceiling:g}) "
 
 
 @dataclass(frozen=True)
@@ -107,6 +94,10 @@ class MaskTokens(_FromSampler):
     low: float = 0.5
     high: float = 5.0
     name: ClassVar[str] = "mask"
+    in_words: ClassVar[str] = (
+        "correct each token for the sampler's probability; drop those beyond {0.low:g} to {0.high:g}"
+    )
+    in_symbols: ClassVar[str] = "rho [{0.low:g} <= rho <= {0.high:g}] "
 
     def __post_init__(self) -> None:
         _band(self.low, self.high)
@@ -114,12 +105,6 @@ class MaskTokens(_FromSampler):
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         rho = log_mismatch.masked_fill(~action, 0.0).exp()
         return torch.where((rho >= self.low) & (rho <= self.high), rho, 0.0)
-
-    def words(self) -> str:
-        return f"correct each token for the sampler's probability; drop those beyond {self.low:g} to {self.high:g}"
-
-    def symbols(self) -> str:
-        return f"rho [{self.low:g} <= rho <= {self.high:g}] "
 
 
 @dataclass(frozen=True)
@@ -133,20 +118,16 @@ class MaskSequences(_FromSampler):
     low: float = 0.99
     high: float = 1.01
     name: ClassVar[str] = "sequence_mask"
+    in_words: ClassVar[str] = "drop completions whose mean ratio to the sampler left {0.low:g} to {0.high:g}"
+    in_symbols: ClassVar[str] = "rho [{0.low:g} <= geomean rho <= {0.high:g}] "
 
     def __post_init__(self) -> None:
         _band(self.low, self.high)
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         mean = _completion_mean(log_mismatch, action).exp()
-        kept = (mean >= self.low) & (mean <= self.high)
-        return torch.where(kept, log_mismatch.masked_fill(~action, 0.0).exp(), 0.0)
-
-    def words(self) -> str:
-        return f"drop completions whose mean ratio to the sampler left {self.low:g} to {self.high:g}"
-
-    def symbols(self) -> str:
-        return f"rho [{self.low:g} <= geomean rho <= {self.high:g}] "
+        inside = (mean >= self.low) & (mean <= self.high)
+        return torch.where(inside, log_mismatch.masked_fill(~action, 0.0).exp(), 0.0)
 
 
 @dataclass(frozen=True)
@@ -159,6 +140,8 @@ class MaskStale(_FromSampler):
 
     limit: float = 0.0
     name: ClassVar[str] = "stale_mask"
+    in_words: ClassVar[str] = "drop bad completions that the policy has left by more than {0.limit:g} nats a token"
+    in_symbols: ClassVar[str] = "[not (A < 0 and mean log(mu/pi) > {0.limit:g})] "
 
     def __post_init__(self) -> None:
         if self.limit < 0:
@@ -167,9 +150,3 @@ class MaskStale(_FromSampler):
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         strayed = -_completion_mean(log_staleness, action) > self.limit
         return torch.where(strayed & (advantage < 0), 0.0, torch.ones_like(log_staleness))
-
-    def words(self) -> str:
-        return f"drop bad completions that the policy has left by more than {self.limit:g} nats a token"
-
-    def symbols(self) -> str:
-        return f"[not (A < 0 and mean log(mu/pi) > {self.limit:g})] "

@@ -33,17 +33,20 @@ def right_completions(batch: TokenBatch) -> Tensor:
     return score
 
 
+@dataclass(frozen=True)
 class _RightAmongK(GroupBaseline):
-    k: float
+    """Looks at how many completions of a group are right, k at a time."""
+
+    k: float = 4
     sees_reward: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.k != int(self.k):
+            raise ValueError(f"baseline.k is {self.k:g}; give a whole number from 1")
 
     @property
     def smallest_group(self) -> int:
         return max(2, int(self.k))
-
-    def _check(self) -> None:
-        if self.k < 1 or self.k != int(self.k):
-            raise ValueError(f"baseline.k is {self.k:g}; give a whole number from 1")
 
     def members(self, outcomes: Sequence[float]) -> list[float]:
         """The advantage of each scored completion of one group, from its 0s and 1s."""
@@ -52,13 +55,15 @@ class _RightAmongK(GroupBaseline):
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         right = right_completions(batch)
         index, count = group_index(batch.group)
-        found = torch.zeros_like(batch.reward)
+        advantage = torch.zeros_like(batch.reward)
         for number in range(count):
             rows, first = _attempts((index == number) & ~right.isnan(), batch)
             if len(first) >= self.smallest_group:
-                members = torch.tensor(self.members(right[first].tolist()), dtype=found.dtype, device=found.device)
-                found[rows] = members[_place(rows, first, batch)]
-        return on_actions(found, batch)
+                members = torch.tensor(
+                    self.members(right[first].tolist()), dtype=advantage.dtype, device=advantage.device
+                )
+                advantage[rows] = members[_place(rows, first, batch)]
+        return on_actions(advantage, batch)
 
 
 def _attempts(counted: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -78,18 +83,15 @@ def _place(rows: Tensor, first: Tensor, batch: TokenBatch) -> Tensor:
     return (index[rows][:, None] == index[first][None]).int().argmax(-1)
 
 
-@dataclass(frozen=True)
 class PassAtK(_RightAmongK):
     """rho = 1 - C(n-c,k)/C(n,k), sd = sqrt(rho (1 - rho)). Chen 2025 (2508.10751), the analytic form.
 
     Right: (1 - rho) / sd. Wrong: (1 - rho - C(n-c-1,k-1)/C(n-1,k-1)) / sd. All 0 where sd = 0; they sum to 0.
     """
 
-    k: float = 4
     name: ClassVar[str] = "pass_at_k"
-
-    def __post_init__(self) -> None:
-        self._check()
+    in_words: ClassVar[str] = "compare the chance that one of {0.k:g} completions is right with and without this one"
+    in_symbols: ClassVar[str] = "(pass@{0.k:g} given this completion - pass@{0.k:g}) / sd"
 
     def members(self, outcomes: Sequence[float]) -> list[float]:
         n, k = len(outcomes), int(self.k)
@@ -99,16 +101,9 @@ class PassAtK(_RightAmongK):
         if spread == 0:
             return [0.0] * n
         beside = comb(wrong - 1, k - 1) / comb(n - 1, k - 1) if wrong else 0.0
-        return [(failure if each else failure - beside) / spread for each in outcomes]
-
-    def words(self) -> str:
-        return f"compare the chance that one of {self.k:g} completions is right with and without this one"
-
-    def symbols(self) -> str:
-        return f"(pass@{self.k:g} given this completion - pass@{self.k:g}) / sd"
+        return [(failure if right else failure - beside) / spread for right in outcomes]
 
 
-@dataclass(frozen=True)
 class PassAtKMarginal(_RightAmongK):
     """s = C(n-c,k-1)/C(n-1,k-1) for a right completion, 0 for a wrong one; A = s - mean of the others.
 
@@ -116,24 +111,18 @@ class PassAtKMarginal(_RightAmongK):
     Biased for k > 1: the scores of the others depend on this completion.
     """
 
-    k: float = 4
     name: ClassVar[str] = "pass_at_k_marginal"
-
-    def __post_init__(self) -> None:
-        self._check()
+    in_words: ClassVar[str] = (
+        "credit a right completion with what it adds to {0.k:g} - 1 others, less the mean of the others"
+    )
+    in_symbols: ClassVar[str] = "s - mean_{{g, not i}}(s), s = what the completion adds to pass@{0.k:g}"
 
     def members(self, outcomes: Sequence[float]) -> list[float]:
         n, k = len(outcomes), int(self.k)
         wrong = n - int(sum(outcomes))
-        added = [comb(wrong, k - 1) / comb(n - 1, k - 1) if each else 0.0 for each in outcomes]
+        added = [comb(wrong, k - 1) / comb(n - 1, k - 1) if right else 0.0 for right in outcomes]
         total = sum(added)
-        return [each - (total - each) / (n - 1) for each in added]
-
-    def words(self) -> str:
-        return f"credit a right completion with what it adds to {self.k:g} - 1 others, less the mean of the others"
-
-    def symbols(self) -> str:
-        return f"s - mean_{{g, not i}}(s), s = what the completion adds to pass@{self.k:g}"
+        return [own - (total - own) / (n - 1) for own in added]
 
 
 class BestMinusSecond(GroupBaseline):
@@ -143,21 +132,17 @@ class BestMinusSecond(GroupBaseline):
     """
 
     name: ClassVar[str] = "best_minus_second"
+    in_words: ClassVar[str] = "only the best completion of a group learns, by how much it beats the second"
+    in_symbols: ClassVar[str] = "[best of the group] (R - R_second)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         index, count = group_index(batch.group)
-        found = torch.zeros_like(batch.reward)
+        advantage = torch.zeros_like(batch.reward)
         reward = episode_mean(batch.reward, batch)
         for number in range(count):
             rows, first = _attempts((index == number) & ~batch.reward.isnan(), batch)
             if len(first) >= 2:
                 best = reward[first].topk(2)
                 wins = _place(rows, first, batch) == best.indices[0]
-                found[rows[wins]] = best.values[0] - best.values[1]
-        return on_actions(found, batch)
-
-    def words(self) -> str:
-        return "only the best completion of a group learns, by how much it beats the second"
-
-    def symbols(self) -> str:
-        return "[best of the group] (R - R_second)"
+                advantage[rows[wins]] = best.values[0] - best.values[1]
+        return on_actions(advantage, batch)

@@ -191,7 +191,7 @@ class Objective:
             weight, surrogate = weight * factor, surrogate * factor
             metrics["mismatch_dropped"] = _total((factor == 0) & action, batch)
         if batch.learns is not None:
-            weight, surrogate = (torch.where(batch.learns, each, 0.0) for each in (weight, surrogate))
+            weight, surrogate = (torch.where(batch.learns, values, 0.0) for values in (weight, surrogate))
         share = self.aggregate(batch, totals).to(logp.dtype)
         if batch.row_weight is not None:
             share = share * batch.row_weight[:, None].to(logp.dtype)
@@ -215,8 +215,8 @@ class Objective:
         if imitated is not None:
             known = logp.masked_fill(imitated == 0, 0.0)
             doubt, imitated = self.imitate.doubt(known), imitated.to(logp.dtype)
-            each = imitated if doubt is None else imitated * doubt
-            value = self.imitate.rest * value - _total(each * known, batch)
+            pull = imitated if doubt is None else imitated * doubt
+            value = self.imitate.rest * value - _total(pull * known, batch)
         return Loss(value, metrics)
 
     def token_weight(self, batch: TokenBatch, logp: Tensor) -> Tensor:
@@ -246,8 +246,8 @@ class Objective:
             return None
         with torch.enable_grad():
             logp = torch.zeros(batch.tokens.shape, device=batch.tokens.device, requires_grad=True)
-            (found,) = torch.autograd.grad(self.loss(batch, logp, totals).value, logp)
-        return found
+            (gradient,) = torch.autograd.grad(self.loss(batch, logp, totals).value, logp)
+        return gradient
 
     def critic_loss(self, batch: TokenBatch, value: Tensor, totals: Totals) -> Loss:
         """The critic's error of this pass, as a share of the whole step's. `value` [N, T] carries the gradient."""
@@ -266,8 +266,8 @@ class Objective:
     def _clipped(self, batch: TokenBatch, ratio: Tensor, advantage: Tensor, current: Tensor) -> tuple[Tensor, Tensor]:
         """The weight and the value of the paper's expression."""
         if not self.surveys(batch):
-            given = (ratio, advantage, batch.action, current)
-            return self.clip(*given), self.clip.surrogate(*given)
+            tokens = (ratio, advantage, batch.action, current)
+            return self.clip(*tokens), self.clip.surrogate(*tokens)
         if batch.step_weight is None:
             raise ValueError(f"{self.clip.name} looks at the whole step: call Objective.surveyed on it first")
         weight = batch.step_weight.to(ratio.dtype)

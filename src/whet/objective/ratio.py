@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 LARGEST_LOG = 10.0
 
 
-class Ratio(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Ratio(ComponentProtocol, Protocol):
+    """The policy's move since the batch was written, as the clip rule sees it: log ratios [N, T]."""
+
     against: ClassVar[str]  # the field of the batch the policy is measured against
     whole_completion: ClassVar[bool]
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 
@@ -40,15 +38,11 @@ class TokenRatio(_AgainstOld):
     """r_it = exp(logp_it - old_logp_it). Schulman 2017 (1707.06347), section 3."""
 
     name: ClassVar[str] = "token"
+    in_words: ClassVar[str] = "measure the policy's move token by token"
+    in_symbols: ClassVar[str] = "r = pi(a_t) / pi_old(a_t)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
         return log_ratio.masked_fill(~batch.action, 0.0).exp()
-
-    def words(self) -> str:
-        return "measure the policy's move token by token"
-
-    def symbols(self) -> str:
-        return "r = pi(a_t) / pi_old(a_t)"
 
 
 class SequenceRatio(_AgainstOld):
@@ -59,18 +53,14 @@ class SequenceRatio(_AgainstOld):
 
     name: ClassVar[str] = "sequence"
     whole_completion: ClassVar[bool] = True
+    in_words: ClassVar[str] = "measure the policy's move by the geometric mean over the whole completion"
+    in_symbols: ClassVar[str] = "r = (pi(completion) / pi_old(completion))^(1/n_i)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
         action = batch.action
         total = log_ratio.masked_fill(~action, 0.0).sum(-1, keepdim=True)
         mean = total / action.sum(-1, keepdim=True).clamp(min=1)
         return mean.clamp(max=LARGEST_LOG).exp().expand_as(log_ratio).masked_fill(~action, 1.0)
-
-    def words(self) -> str:
-        return "measure the policy's move by the geometric mean over the whole completion"
-
-    def symbols(self) -> str:
-        return "r = (pi(completion) / pi_old(completion))^(1/n_i)"
 
 
 class SequenceProduct(_AgainstOld):
@@ -81,17 +71,13 @@ class SequenceProduct(_AgainstOld):
 
     name: ClassVar[str] = "sequence_product"
     whole_completion: ClassVar[bool] = True
+    in_words: ClassVar[str] = "measure the policy's move by the probability ratio of the whole completion"
+    in_symbols: ClassVar[str] = "r = pi(completion) / pi_old(completion)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
         action = batch.action
         total = log_ratio.masked_fill(~action, 0.0).sum(-1, keepdim=True)
         return total.clamp(max=LARGEST_LOG).exp().expand_as(log_ratio).masked_fill(~action, 1.0)
-
-    def words(self) -> str:
-        return "measure the policy's move by the probability ratio of the whole completion"
-
-    def symbols(self) -> str:
-        return "r = pi(completion) / pi_old(completion)"
 
 
 class SegmentRatio(_AgainstOld):
@@ -103,6 +89,8 @@ class SegmentRatio(_AgainstOld):
 
     name: ClassVar[str] = "segment"
     needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+    in_words: ClassVar[str] = "measure the policy's move by the geometric mean over each sentence"
+    in_symbols: ClassVar[str] = "r = (pi(sentence) / pi_old(sentence))^(1/n_ij)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
         if batch.segment is None:
@@ -114,12 +102,6 @@ class SegmentRatio(_AgainstOld):
         mean = (total / count.clamp(min=1)).gather(1, inside)
         return mean.clamp(max=LARGEST_LOG).exp().masked_fill(~action, 1.0)
 
-    def words(self) -> str:
-        return "measure the policy's move by the geometric mean over each sentence"
-
-    def symbols(self) -> str:
-        return "r = (pi(sentence) / pi_old(sentence))^(1/n_ij)"
-
 
 class SamplerTokenRatio(TokenRatio):
     """r_it = exp(logp_it - behavior_logp_it): against the policy that sampled, so staleness and mismatch are in it."""
@@ -127,12 +109,8 @@ class SamplerTokenRatio(TokenRatio):
     name: ClassVar[str] = "sampler_token"
     against: ClassVar[str] = "behavior_logp"
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
-
-    def words(self) -> str:
-        return "measure the policy's move token by token from the policy that sampled"
-
-    def symbols(self) -> str:
-        return "r = pi(a_t) / mu(a_t), mu the sampler"
+    in_words: ClassVar[str] = "measure the policy's move token by token from the policy that sampled"
+    in_symbols: ClassVar[str] = "r = pi(a_t) / mu(a_t), mu the sampler"
 
 
 class SamplerProduct(SequenceProduct):
@@ -142,9 +120,7 @@ class SamplerProduct(SequenceProduct):
     name: ClassVar[str] = "sampler_product"
     against: ClassVar[str] = "behavior_logp"
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
-
-    def words(self) -> str:
-        return "measure the policy's move by the probability ratio of the whole completion to the sampler's"
-
-    def symbols(self) -> str:
-        return "r = pi(completion) / mu(completion), mu the sampler"
+    in_words: ClassVar[str] = (
+        "measure the policy's move by the probability ratio of the whole completion to the sampler's"
+    )
+    in_symbols: ClassVar[str] = "r = pi(completion) / mu(completion), mu the sampler"

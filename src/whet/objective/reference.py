@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 
 
-class ReferencePolicy(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class ReferencePolicy(ComponentProtocol, Protocol):
+    """Which policy the reference is: the first one, one taken anew now and then, or an average."""
 
     def kept_after(self, step: int) -> float:
         """The weight of the old reference in the new one after this step: 1 leaves it as it is, 0 replaces it."""
         ...
-
-    def words(self) -> str: ...
 
 
 class Frozen(Component):
@@ -34,6 +31,7 @@ class Reset(Component):
 
     every: float = 400
     name: ClassVar[str] = "reset"
+    in_words: ClassVar[str] = "the reference becomes the policy every {0.every:g} steps"
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -41,9 +39,6 @@ class Reset(Component):
 
     def kept_after(self, step: int) -> float:
         return 0.0 if step % int(self.every) == 0 else 1.0
-
-    def words(self) -> str:
-        return f"the reference becomes the policy every {self.every:g} steps"
 
 
 @dataclass(frozen=True)
@@ -53,6 +48,7 @@ class MovingAverage(Component):
     decay: float = 0.99
     every: float = 1
     name: ClassVar[str] = "ema"
+    in_words: ClassVar[str] = "the reference follows the policy, keeping {0.decay:g} of itself"
 
     def __post_init__(self) -> None:
         Reset(self.every)
@@ -61,6 +57,3 @@ class MovingAverage(Component):
 
     def kept_after(self, step: int) -> float:
         return self.decay if step % int(self.every) == 0 else 1.0
-
-    def words(self) -> str:
-        return f"the reference follows the policy, keeping {self.decay:g} of itself"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_moments, spread
 from whet.types import TokenBatch, WhetError
@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class AdvantageScale(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class AdvantageScale(ComponentProtocol, Protocol):
+    """The unit of A: what the centred rewards are divided by."""
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self, centred: str) -> str: ...
 
@@ -36,14 +33,10 @@ class NoScale(Component):
     """A = R - b."""
 
     name: ClassVar[str] = "none"
+    in_words: ClassVar[str] = "keep the difference as it is"
+    in_symbols: ClassVar[str] = "{1}"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
-        return centred
-
-    def words(self) -> str:
-        return "keep the difference as it is"
-
-    def symbols(self, centred: str) -> str:
         return centred
 
 
@@ -51,12 +44,10 @@ class GroupStd(Component):
     """A = (R - b) / (std_g(R) + 1e-6), Bessel's std. Shao 2024 (2402.03300), section 4.1.1 (ddof, floor unstated)."""
 
     name: ClassVar[str] = "group_std"
+    in_words: ClassVar[str] = "divide the difference by the spread of the group"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         return _divided(centred, group_moments(batch.reward, batch.group, episode_weight(batch)).std[:, None])
-
-    def words(self) -> str:
-        return "divide the difference by the spread of the group"
 
     def symbols(self, centred: str) -> str:
         return f"({centred}) / (std_g(R) + {STD_FLOOR:g})"
@@ -67,14 +58,12 @@ class DrawnStd(Component):
 
     name: ClassVar[str] = "drawn_std"
     needs: ClassVar[frozenset[str]] = frozenset({"drawn"})
+    in_words: ClassVar[str] = "divide the difference by the spread of all completions drawn for the prompt"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         if batch.drawn is None:
             raise ValueError("drawn_std needs the moments of all rewards drawn and the batch has none")
         return _divided(centred, batch.drawn[:, 2:])
-
-    def words(self) -> str:
-        return "divide the difference by the spread of all completions drawn for the prompt"
 
     def symbols(self, centred: str) -> str:
         return f"({centred}) / (std_drawn(R) + {STD_FLOOR:g})"
@@ -84,6 +73,8 @@ class GroupMeanScale(Component):
     """A = (R - b) / mean_g(R); 0 for a group without success. arXiv 2602.02710 (2026). Rewards must be 0 or 1."""
 
     name: ClassVar[str] = "group_mean"
+    in_words: ClassVar[str] = "divide the difference by the share of right completions: rare successes count most"
+    in_symbols: ClassVar[str] = "({1}) / mean_g(R)"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         scored = batch.reward[~batch.reward.isnan()]
@@ -92,12 +83,6 @@ class GroupMeanScale(Component):
         mean = group_moments(batch.reward, batch.group, episode_weight(batch)).mean[:, None]
         return torch.where(mean > 0, centred / mean.clamp(min=1e-12), 0.0)
 
-    def words(self) -> str:
-        return "divide the difference by the share of right completions: rare successes count most"
-
-    def symbols(self, centred: str) -> str:
-        return f"({centred}) / mean_g(R)"
-
 
 def _tokens(batch: TokenBatch) -> Tensor:
     return batch.action & ~batch.reward.isnan()[:, None]
@@ -105,8 +90,8 @@ def _tokens(batch: TokenBatch) -> Tensor:
 
 def _token_spread(centred: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     tokens, weight = _tokens(batch), episode_weight(batch)
-    each = None if weight is None else weight[:, None].expand_as(centred)[tokens]
-    return spread(centred[tokens], each)
+    token_weight = None if weight is None else weight[:, None].expand_as(centred)[tokens]
+    return spread(centred[tokens], token_weight)
 
 
 class TokenStd(Component):
@@ -116,12 +101,10 @@ class TokenStd(Component):
     """
 
     name: ClassVar[str] = "token_std"
+    in_words: ClassVar[str] = "divide the difference by its spread over all tokens of the batch"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         return _divided(centred, _token_spread(centred, batch)[1])
-
-    def words(self) -> str:
-        return "divide the difference by its spread over all tokens of the batch"
 
     def symbols(self, centred: str) -> str:
         return f"({centred}) / (std_tokens + {STD_FLOOR:g})"
@@ -135,16 +118,12 @@ class WhitenTokens(Component):
     """
 
     name: ClassVar[str] = "whiten_tokens"
+    in_words: ClassVar[str] = "move and scale the differences to mean 0 and spread 1 over all tokens of the batch"
+    in_symbols: ClassVar[str] = "whiten_tokens({1})"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         mean, std = _token_spread(centred, batch)
         return torch.where(_tokens(batch) & (std > 0), (centred - mean) / (std + STD_FLOOR), 0.0)
-
-    def words(self) -> str:
-        return "move and scale the differences to mean 0 and spread 1 over all tokens of the batch"
-
-    def symbols(self, centred: str) -> str:
-        return f"whiten_tokens({centred})"
 
 
 class WhitenCompletions(Component):
@@ -154,16 +133,12 @@ class WhitenCompletions(Component):
     """
 
     name: ClassVar[str] = "whiten_completions"
+    in_words: ClassVar[str] = "move and scale the differences to mean 0 and spread 1 over the completions of the batch"
+    in_symbols: ClassVar[str] = "whiten_completions({1})"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
-        each = torch.where(batch.action, centred, 0.0).sum(-1) / batch.lengths.clamp(min=1)
+        completion_mean = torch.where(batch.action, centred, 0.0).sum(-1) / batch.lengths.clamp(min=1)
         counted = ~batch.reward.isnan() & (batch.lengths > 0)
         weight = episode_weight(batch, counted)
-        mean, std = spread(each[counted], None if weight is None else weight[counted])
+        mean, std = spread(completion_mean[counted], None if weight is None else weight[counted])
         return torch.where(_tokens(batch) & (std > 0), (centred - mean) / (std + STD_FLOOR), 0.0)
-
-    def words(self) -> str:
-        return "move and scale the differences to mean 0 and spread 1 over the completions of the batch"
-
-    def symbols(self, centred: str) -> str:
-        return f"whiten_completions({centred})"

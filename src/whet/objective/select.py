@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -17,13 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Select(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Select(ComponentProtocol, Protocol):
+    """Which tokens of the collected batch carry gradient, or are tied."""
 
     def __call__(self, batch: TokenBatch) -> TokenBatch: ...
-
-    def words(self) -> str: ...
 
 
 def _share(name: str, number: float) -> None:
@@ -32,6 +29,8 @@ def _share(name: str, number: float) -> None:
 
 
 class AllTokens(Component):
+    """Every action carries gradient."""
+
     name: ClassVar[str] = "all"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
@@ -46,14 +45,12 @@ class Finished(Component):
 
     name: ClassVar[str] = "finished"
     needs: ClassVar[frozenset[str]] = frozenset({"finished"})
+    in_words: ClassVar[str] = "leave out completions that the token budget cut off"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         if batch.finished is None:
             raise ValueError("this choice needs `finished` and the batch has none")
         return replace(batch, action=batch.action & batch.finished[:, None])
-
-    def words(self) -> str:
-        return "leave out completions that the token budget cut off"
 
 
 class FinishedTurns(Component):
@@ -64,14 +61,12 @@ class FinishedTurns(Component):
 
     name: ClassVar[str] = "finished_turns"
     needs: ClassVar[frozenset[str]] = frozenset({"truncated"})
+    in_words: ClassVar[str] = "leave out turns that the token budget cut off"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         if batch.truncated is None:
             raise ValueError("this choice needs `truncated` and the batch has none")
         return replace(batch, action=batch.action & ~batch.truncated)
-
-    def words(self) -> str:
-        return "leave out turns that the token budget cut off"
 
 
 @dataclass(frozen=True)
@@ -84,6 +79,7 @@ class TopEntropy(Component):
     share: float = 0.2
     name: ClassVar[str] = "top_entropy"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+    in_words: ClassVar[str] = "learn from the {0.share:.0%} of tokens where the policy was least sure"
 
     def __post_init__(self) -> None:
         _share("share", self.share)
@@ -92,9 +88,6 @@ class TopEntropy(Component):
         if batch.entropy is None:
             raise ValueError("top_entropy needs entropy and the batch has none")
         return replace(batch, learns=_top(batch.entropy, batch.action, self.share))
-
-    def words(self) -> str:
-        return f"learn from the {self.share:.0%} of tokens where the policy was least sure"
 
 
 def _top(values: Tensor, action: Tensor, share: float) -> Tensor:
@@ -131,6 +124,7 @@ class ClipCovariance(Component):
     high: float = 5.0
     name: ClassVar[str] = "clip_covariance"
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
+    in_words: ClassVar[str] = "a random {0.share:g} of the tokens, those that cost most entropy, do not learn"
 
     def __post_init__(self) -> None:
         _share("share", self.share)
@@ -147,16 +141,13 @@ class ClipCovariance(Component):
         drawn = candidates & (lot <= lot[candidates].kthvalue(count).values)
         return replace(batch, learns=batch.action & ~drawn)
 
-    def words(self) -> str:
-        return f"a random {self.share:g} of the tokens, those that cost most entropy, do not learn"
-
 
 def lottery(batch: TokenBatch) -> Tensor:
     """A pseudo-random number for each token [N, T], from its completion's tokens, its position and nothing else."""
     position = torch.arange(1, batch.tokens.shape[1] + 1, device=batch.tokens.device) * 0x14057B7EF767814F
     # scrambled before they are summed: a plain weighted sum of small numbers is often the same for two completions
-    each = _scrambled((batch.tokens + 1) * 0x5851F42D4C957F2D + position)
-    completion = torch.where(batch.action, each, 0).sum(-1, keepdim=True)
+    mixed = _scrambled((batch.tokens + 1) * 0x5851F42D4C957F2D + position)
+    completion = torch.where(batch.action, mixed, 0).sum(-1, keepdim=True)
     return _scrambled(completion + position) & 0x7FFFFFFFFFFFFFFF
 
 
@@ -174,12 +165,10 @@ class TieCovariance(Component):
     share: float = 2e-3
     name: ClassVar[str] = "tie_covariance"
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
+    in_words: ClassVar[str] = "hold back only the {0.share:g} of tokens that cost most entropy"
 
     def __post_init__(self) -> None:
         _share("share", self.share)
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         return replace(batch, tied=_top(covariance(batch), batch.action, self.share))
-
-    def words(self) -> str:
-        return f"hold back only the {self.share:g} of tokens that cost most entropy"

@@ -5,32 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.types import TokenBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class RewardShape(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class RewardShape(ComponentProtocol, Protocol):
+    """The reward that is learned from, in place of the one that was scored."""
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 
 
 class AsScored(Component):
+    """R as it was scored."""
+
     name: ClassVar[str] = "none"
+    in_symbols: ClassVar[str] = ""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         return batch.reward
-
-    def symbols(self) -> str:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,7 @@ class SoftOverlong(Component):
     penalty: float = 1.0
     name: ClassVar[str] = "soft_overlong"
     needs: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
+    in_words: ClassVar[str] = "a completion in the last {0.tail:.0%} of the budget pays, up to {0.penalty:g} at its end"
 
     def __post_init__(self) -> None:
         if not 0 < self.tail <= 1 or self.penalty <= 0:
@@ -58,9 +56,6 @@ class SoftOverlong(Component):
         over = (batch.lengths.to(batch.reward.dtype) - (batch.max_new_tokens - tail)) / tail
         return batch.reward - self.penalty * over.clamp(0, 1)
 
-    def words(self) -> str:
-        return f"a completion in the last {self.tail:.0%} of the budget pays, up to {self.penalty:g} at its end"
-
     def symbols(self) -> str:
         return f"R -= {self.penalty:g} clip((n - {1 - self.tail:g} L) / ({self.tail:g} L), 0, 1)"
 
@@ -72,6 +67,8 @@ class LengthCost(Component):
     cost: float = 0.1
     name: ClassVar[str] = "length_cost"
     needs: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
+    in_words: ClassVar[str] = "a completion pays {0.cost:g} times its share of the budget"
+    in_symbols: ClassVar[str] = "R -= {0.cost:g} n / L"
 
     def __post_init__(self) -> None:
         if self.cost <= 0:
@@ -82,12 +79,6 @@ class LengthCost(Component):
             raise ValueError("length_cost needs max_new_tokens and the batch has none")
         return batch.reward - self.cost * batch.lengths.to(batch.reward.dtype) / batch.max_new_tokens
 
-    def words(self) -> str:
-        return f"a completion pays {self.cost:g} times its share of the budget"
-
-    def symbols(self) -> str:
-        return f"R -= {self.cost:g} n / L"
-
 
 @dataclass(frozen=True)
 class ClipReward(Component):
@@ -96,6 +87,8 @@ class ClipReward(Component):
     low: float = -1.0
     high: float = 1.0
     name: ClassVar[str] = "clip"
+    in_words: ClassVar[str] = "rewards are held within {0.low:g} to {0.high:g}"
+    in_symbols: ClassVar[str] = "R <- clip(R, {0.low:g}, {0.high:g})"
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
@@ -103,9 +96,3 @@ class ClipReward(Component):
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         return batch.reward.clamp(self.low, self.high)
-
-    def words(self) -> str:
-        return f"rewards are held within {self.low:g} to {self.high:g}"
-
-    def symbols(self) -> str:
-        return f"R <- clip(R, {self.low:g}, {self.high:g})"

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 class _Steps(TokenCredit):
+    """Scores of steps, standardised over all steps of the group."""
+
     sees_reward: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"step_reward"})
 
@@ -64,21 +66,19 @@ class StepSum(_Steps):
     """
 
     name: ClassVar[str] = "step_sum"
+    in_words: ClassVar[str] = "credit each token with the standardised scores of the steps from it on"
+    in_symbols: ClassVar[str] = "SUM_{{steps ending at or after t}} (r - mean_g(r)) / std_g(r)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return discounted_sum(self.standardised(self.step_scores(batch), batch), 1.0, batch.action)
-
-    def words(self) -> str:
-        return "credit each token with the standardised scores of the steps from it on"
-
-    def symbols(self) -> str:
-        return "SUM_{steps ending at or after t} (r - mean_g(r)) / std_g(r)"
 
 
 class StepMean(_Steps):
     """As step_sum, but the mean over those steps: |A| does not grow with the steps that remain. whet's variant."""
 
     name: ClassVar[str] = "step_mean"
+    in_words: ClassVar[str] = "credit each token with the mean standardised score of the steps from it on"
+    in_symbols: ClassVar[str] = "mean_{{steps ending at or after t}} (r - mean_g(r)) / std_g(r)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         scores = self.step_scores(batch)
@@ -86,17 +86,15 @@ class StepMean(_Steps):
         count = discounted_sum((~scores.isnan()).to(total.dtype), 1.0, batch.action)
         return total / count.clamp(min=1)
 
-    def words(self) -> str:
-        return "credit each token with the mean standardised score of the steps from it on"
-
-    def symbols(self) -> str:
-        return "mean_{steps ending at or after t} (r - mean_g(r)) / std_g(r)"
-
 
 class StepDelta(_Steps):
     """Each step earns p_j - p_(j-1) (p_0 = 0), standardised in the group; its tokens share it. whet's variant."""
 
     name: ClassVar[str] = "step_delta"
+    in_words: ClassVar[str] = (
+        "credit the tokens of a step with how much it changed the score, standardised in the group"
+    )
+    in_symbols: ClassVar[str] = "(p_j - p_(j-1)) standardised in the group"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         scores = self.step_scores(batch)
@@ -106,19 +104,13 @@ class StepDelta(_Steps):
         for t in range(scores.shape[1]):
             changes[:, t] = scores[:, t] - before
             before = torch.where(ends[:, t], scores[:, t], before)
-        each = self.standardised(changes, batch)
-        shifted = torch.zeros_like(each)
-        carried = torch.zeros_like(each[:, 0])
-        for t in range(each.shape[1] - 1, -1, -1):
-            carried = torch.where(ends[:, t], each[:, t], carried)
+        credit = self.standardised(changes, batch)
+        shifted = torch.zeros_like(credit)
+        carried = torch.zeros_like(credit[:, 0])
+        for t in range(credit.shape[1] - 1, -1, -1):
+            carried = torch.where(ends[:, t], credit[:, t], carried)
             shifted[:, t] = carried
         return torch.where(batch.action, shifted, 0.0)
-
-    def words(self) -> str:
-        return "credit the tokens of a step with how much it changed the score, standardised in the group"
-
-    def symbols(self) -> str:
-        return "(p_j - p_(j-1)) standardised in the group"
 
 
 def _turn_rewards(batch: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -134,10 +126,10 @@ def _turn_rewards(batch: TokenBatch) -> tuple[Tensor, Tensor]:
 
 def _returns(rewards: Tensor, gamma: float) -> Tensor:
     """[N, J]: SUM_{k >= j} gamma^(k-j) of the turns."""
-    found = rewards.clone()
+    returns = rewards.clone()
     for j in range(rewards.shape[1] - 2, -1, -1):
-        found[:, j] = found[:, j] + gamma * found[:, j + 1]
-    return found
+        returns[:, j] = returns[:, j] + gamma * returns[:, j + 1]
+    return returns
 
 
 def _on_turns(values: Tensor, batch: TokenBatch) -> Tensor:
@@ -156,8 +148,8 @@ def _turn_moments(values: Tensor, batch: TokenBatch, weight: Tensor | None) -> G
     """Of each column in each group, over the entries that are no NaN: each field [N, J]."""
     column = torch.arange(values.shape[1], device=values.device)
     key = group_index(batch.group)[0][:, None] * values.shape[1] + column
-    each = None if weight is None else weight[:, None].expand_as(values).flatten()
-    moments = group_moments(values.flatten(), key.flatten(), each)
+    counts = None if weight is None else weight[:, None].expand_as(values).flatten()
+    moments = group_moments(values.flatten(), key.flatten(), counts)
     return GroupMoments(*(getattr(moments, name).view_as(values) for name in ("count", "mean", "std", "constant")))
 
 
@@ -178,18 +170,28 @@ def _centred_by(values: Tensor, key: Tensor, batch: TokenBatch) -> Tensor:
     moments = group_moments(values[first], index, _on_tokens(episode_weight(batch), first))
     means = torch.zeros(len(unique), dtype=values.dtype, device=values.device).index_copy(0, index, moments.mean)
     lonely = torch.ones(len(unique), dtype=torch.bool, device=values.device).index_copy(0, index, moments.constant)
-    place = torch.searchsorted(unique, key[counted]).clamp(max=len(unique) - 1)
-    centred = torch.where(lonely[place], 0.0, values[counted] - means[place])
+    position = torch.searchsorted(unique, key[counted]).clamp(max=len(unique) - 1)
+    centred = torch.where(lonely[position], 0.0, values[counted] - means[position])
     return torch.zeros_like(values).masked_scatter(counted, centred)
 
 
-def _refuse_gamma(gamma: float) -> None:
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"baseline.gamma is {gamma}; give a share in [0, 1]")
+class _TurnCredit(TokenCredit):
+    """Turns of the trajectories of a group are compared; gamma discounts by turns."""
+
+    gamma: float
+    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(f"baseline.gamma is {self.gamma}; give a share in [0, 1]")
+
+    @property
+    def smallest_group(self) -> int:
+        return 2
 
 
 @dataclass(frozen=True)
-class TurnReturn(TokenCredit):
+class TurnReturn(_TurnCredit):
     """A_j = G_j - mean of the other trajectories' G_j, G_j = SUM_{k >= j} gamma^(k-j) r_k. Unbiased, gamma 1.
 
     A trajectory that ended before turn j stands in with the return of its last turn. So every trajectory has a say in
@@ -199,14 +201,10 @@ class TurnReturn(TokenCredit):
 
     gamma: float = 1.0
     name: ClassVar[str] = "turn_return"
-    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
-
-    def __post_init__(self) -> None:
-        _refuse_gamma(self.gamma)
-
-    @property
-    def smallest_group(self) -> int:
-        return 2
+    in_words: ClassVar[str] = (
+        "compare what each turn earned from it on with the other trajectories from that turn on, or from their last"
+    )
+    in_symbols: ClassVar[str] = "G_j - mean_{{g, not i}}(G_j), G_j = SUM_{{k >= j}} {0.gamma:g}^(k-j) r_k"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         rewards, last = _turn_rewards(batch)
@@ -220,21 +218,13 @@ class TurnReturn(TokenCredit):
         own = torch.where(counted, standing, 0.0)
         if weight is not None:
             index, count = episode_index(batch)
-            own = torch.stack([sums_by(index, count, each * weight)[index] for each in own.T], dim=1)
+            own = torch.stack([sums_by(index, count, turn * weight)[index] for turn in own.T], dim=1)
         others = (moments.count * moments.mean - own) / (moments.count - 1).clamp(min=1)
         return _on_turns(torch.where(moments.constant | ~counted, 0.0, returns - others), batch)
 
-    def words(self) -> str:
-        return (
-            "compare what each turn earned from it on with the other trajectories from that turn on, or from their last"
-        )
-
-    def symbols(self) -> str:
-        return f"G_j - mean_{{g, not i}}(G_j), G_j = SUM_{{k >= j}} {self.gamma:g}^(k-j) r_k"
-
 
 @dataclass(frozen=True)
-class TurnIndexRewards(TokenCredit):
+class TurnIndexRewards(_TurnCredit):
     """A_j = SUM_{k >= j} gamma^(k-j) (r_k - mean of r_k over the trajectories that reached turn k). BIASED.
 
     Normalising by turn index, as after Wei 2025 (2505.11821) and in verl#7244. A trajectory subtracts as many means as
@@ -244,14 +234,11 @@ class TurnIndexRewards(TokenCredit):
 
     gamma: float = 1.0
     name: ClassVar[str] = "turn_index_rewards"
-    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
-
-    def __post_init__(self) -> None:
-        _refuse_gamma(self.gamma)
-
-    @property
-    def smallest_group(self) -> int:
-        return 2
+    in_words: ClassVar[str] = (
+        "compare each turn's reward with the same turn of the others, then add up the turns from it on (biased: "
+        "every further turn costs what such turns earn on average)"
+    )
+    in_symbols: ClassVar[str] = "SUM_{{k >= j}} {0.gamma:g}^(k-j) (r_k - mean_g(r_k of turn k))"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         rewards, last = _turn_rewards(batch)
@@ -261,18 +248,9 @@ class TurnIndexRewards(TokenCredit):
         centred = torch.where(moments.constant | ~there, 0.0, rewards - moments.mean)
         return _on_turns(_returns(centred, self.gamma), batch)
 
-    def words(self) -> str:
-        return (
-            "compare each turn's reward with the same turn of the others, then add up the turns from it on (biased: "
-            "every further turn costs what such turns earn on average)"
-        )
-
-    def symbols(self) -> str:
-        return f"SUM_{{k >= j}} {self.gamma:g}^(k-j) (r_k - mean_g(r_k of turn k))"
-
 
 @dataclass(frozen=True)
-class AnchoredSteps(TokenCredit):
+class AnchoredSteps(_TurnCredit):
     """A = (R - mean_g R) + weight * (step return - mean over steps that start from the same state).
 
     Feng 2025 (2505.10978): states that several trajectories of a group pass through are compared step by step. A state
@@ -284,13 +262,8 @@ class AnchoredSteps(TokenCredit):
     gamma: float = 0.95
     name: ClassVar[str] = "anchored_steps"
     needs: ClassVar[frozenset[str]] = frozenset({"segment", "anchor"})
-
-    def __post_init__(self) -> None:
-        _refuse_gamma(self.gamma)
-
-    @property
-    def smallest_group(self) -> int:
-        return 2
+    in_words: ClassVar[str] = "compare each completion with its group, and each step with steps from the same state"
+    in_symbols: ClassVar[str] = "R - mean_g(R) + {0.weight:g} (return_j - mean over the same state)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.anchor is None:
@@ -302,9 +275,3 @@ class AnchoredSteps(TokenCredit):
         key = group_index(batch.group)[0][:, None] * (int(state.max()) + 1) + state
         steps = _centred_by(_segment_return(batch, self.gamma), key, batch)
         return on_actions(whole, batch) + self.weight * steps
-
-    def words(self) -> str:
-        return "compare each completion with its group, and each step with steps from the same state"
-
-    def symbols(self) -> str:
-        return f"R - mean_g(R) + {self.weight:g} (return_j - mean over the same state)"

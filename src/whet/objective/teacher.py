@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import BaselineRule, Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -43,15 +43,11 @@ class TeacherGap(_OfTeacher):
     """
 
     name: ClassVar[str] = "teacher_gap"
+    in_words: ClassVar[str] = "compare each token's log-probability with the teacher's"
+    in_symbols: ClassVar[str] = "log teacher(a_t) - log pi_old(a_t)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return teacher_gap(batch)
-
-    def words(self) -> str:
-        return "compare each token's log-probability with the teacher's"
-
-    def symbols(self) -> str:
-        return "log teacher(a_t) - log pi_old(a_t)"
 
 
 @dataclass(frozen=True)
@@ -64,6 +60,7 @@ class EarlyTeacherGap(_OfTeacher):
 
     gain: float = 0.5
     name: ClassVar[str] = "early_teacher_gap"
+    in_symbols: ClassVar[str] = "(1 + {0.gain:g} (1 - SUM_(s<t) |d_s| / SUM |d|)) d_t, d = log(teacher/pi_old)"
 
     def __post_init__(self) -> None:
         if not self.gain > 0:
@@ -82,9 +79,6 @@ class EarlyTeacherGap(_OfTeacher):
     def words(self) -> str:
         return f"compare each token with the teacher, the first disagreements up to {1 + self.gain:g} times"
 
-    def symbols(self) -> str:
-        return f"(1 + {self.gain:g} (1 - SUM_(s<t) |d_s| / SUM |d|)) d_t, d = log(teacher/pi_old)"
-
 
 class NoAdvantage(BaselineRule):
     """A = 0: nothing is learned from what was sampled, only from the terms beside it."""
@@ -92,20 +86,15 @@ class NoAdvantage(BaselineRule):
     per_token: ClassVar[bool] = True
     sees_reward: ClassVar[bool] = False
     name: ClassVar[str] = "none"
+    in_words: ClassVar[str] = "learn from no reward"
+    in_symbols: ClassVar[str] = "0"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return torch.zeros(batch.action.shape, dtype=batch.reward.dtype, device=batch.action.device)
 
-    def words(self) -> str:
-        return "learn from no reward"
 
-    def symbols(self) -> str:
-        return "0"
-
-
-class TeacherTerm(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class TeacherTerm(ComponentProtocol, Protocol):
+    """How far the policy is from a teacher's whole distribution at each action, and what that counts."""
 
     @property
     def weight(self) -> float: ...
@@ -118,8 +107,6 @@ class TeacherTerm(Protocol):
         """What a token's divergence counts, by how far the policy has moved since the batch was written: [N, T]."""
         ...
 
-    def words(self) -> str: ...
-
     def symbols(self) -> str: ...
 
 
@@ -127,6 +114,7 @@ class NoTeacher(Component):
     """No distribution is compared with a teacher's."""
 
     name: ClassVar[str] = "none"
+    in_symbols: ClassVar[str] = ""
 
     @property
     def weight(self) -> float:
@@ -137,9 +125,6 @@ class NoTeacher(Component):
 
     def factor(self, ratio: Tensor) -> Tensor:
         return torch.ones_like(ratio)
-
-    def symbols(self) -> str:
-        return ""
 
 
 class _Taught(NoTeacher):
@@ -172,15 +157,11 @@ class TeacherReverseKL(_Taught):
 
     strength: float = 1.0
     name: ClassVar[str] = "reverse_kl"
+    in_words: ClassVar[str] = "pull towards the teacher with {0.strength:g} times KL(policy, teacher) at each token"
+    in_symbols: ClassVar[str] = " - {0.strength:g} SUM_v pi_v log(pi_v/teacher_v)"
 
     def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
         return _kl(logp, teacher_logp)
-
-    def words(self) -> str:
-        return f"pull towards the teacher with {self.strength:g} times KL(policy, teacher) at each token"
-
-    def symbols(self) -> str:
-        return f" - {self.strength:g} SUM_v pi_v log(pi_v/teacher_v)"
 
 
 @dataclass(frozen=True)
@@ -192,15 +173,11 @@ class TeacherForwardKL(_Taught):
 
     strength: float = 1.0
     name: ClassVar[str] = "forward_kl"
+    in_words: ClassVar[str] = "pull towards the teacher with {0.strength:g} times KL(teacher, policy) at each token"
+    in_symbols: ClassVar[str] = " - {0.strength:g} SUM_v teacher_v log(teacher_v/pi_v)"
 
     def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
         return _kl(teacher_logp, logp)
-
-    def words(self) -> str:
-        return f"pull towards the teacher with {self.strength:g} times KL(teacher, policy) at each token"
-
-    def symbols(self) -> str:
-        return f" - {self.strength:g} SUM_v teacher_v log(teacher_v/pi_v)"
 
 
 @dataclass(frozen=True)
@@ -215,6 +192,10 @@ class JensenShannonToTeacher(_Taught):
     strength: float = 1.0
     beta: float = 0.5
     name: ClassVar[str] = "jsd"
+    in_words: ClassVar[str] = (
+        "pull towards the teacher with {0.strength:g} times the Jensen-Shannon divergence, beta {0.beta:g}"
+    )
+    in_symbols: ClassVar[str] = " - {0.strength:g} JSD_{0.beta:g}(pi, teacher)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,14 +209,6 @@ class JensenShannonToTeacher(_Taught):
         between = torch.logaddexp(teacher_logp + math.log(self.beta), logp + math.log1p(-self.beta))
         return self.beta * _kl(teacher_logp, between) + (1 - self.beta) * _kl(logp, between)
 
-    def words(self) -> str:
-        return (
-            f"pull towards the teacher with {self.strength:g} times the Jensen-Shannon divergence, beta {self.beta:g}"
-        )
-
-    def symbols(self) -> str:
-        return f" - {self.strength:g} JSD_{self.beta:g}(pi, teacher)"
-
 
 @dataclass(frozen=True)
 class CappedJensenShannon(JensenShannonToTeacher):
@@ -244,6 +217,7 @@ class CappedJensenShannon(JensenShannonToTeacher):
     ceiling: float = 2.0
     name: ClassVar[str] = "jsd_capped"
     needs: ClassVar[frozenset[str]] = frozenset({"teacher_divergence", "old_logp"})
+    in_symbols: ClassVar[str] = " - {0.strength:g} min(r, {0.ceiling:g}) JSD_{0.beta:g}(pi, teacher)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -255,6 +229,3 @@ class CappedJensenShannon(JensenShannonToTeacher):
 
     def words(self) -> str:
         return super().words() + f", each token by its ratio, up to {self.ceiling:g}"
-
-    def symbols(self) -> str:
-        return f" - {self.strength:g} min(r, {self.ceiling:g}) JSD_{self.beta:g}(pi, teacher)"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.types import Extras, TokenBatch, Totals
 
@@ -17,30 +17,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Entropy(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Entropy(ComponentProtocol, Protocol):
+    """The coefficient of the policy's entropy in J, and how it moves from step to step."""
 
     def coefficient(self, memory: Memory) -> float: ...
 
     def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory: ...
 
-    def words(self) -> str: ...
-
     def symbols(self) -> str: ...
 
 
 class NoBonus(Component):
+    """J has no entropy term."""
+
     name: ClassVar[str] = "none"
+    in_symbols: ClassVar[str] = ""
 
     def coefficient(self, memory: Memory) -> float:
         return 0.0
 
     def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
         return memory
-
-    def symbols(self) -> str:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,8 @@ class Bonus(NoBonus):
     weight: float = 0.01
     name: ClassVar[str] = "bonus"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy_gradient"})
+    in_words: ClassVar[str] = "reward the policy's entropy with {0.weight:g}"
+    in_symbols: ClassVar[str] = " + {0.weight:g} H"
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
@@ -57,12 +56,6 @@ class Bonus(NoBonus):
 
     def coefficient(self, memory: Memory) -> float:
         return self.weight
-
-    def words(self) -> str:
-        return f"reward the policy's entropy with {self.weight:g}"
-
-    def symbols(self) -> str:
-        return f" + {self.weight:g} H"
 
 
 @dataclass(frozen=True)
@@ -77,6 +70,10 @@ class BonusToTarget(NoBonus):
     most: float = 0.1
     name: ClassVar[str] = "bonus_to_target"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy_gradient"})
+    in_words: ClassVar[str] = (
+        "hold the policy's entropy at {0.target:g} nats or more by a bonus that is turned up as needed"
+    )
+    in_symbols: ClassVar[str] = " + c H"
 
     def __post_init__(self) -> None:
         if min(self.target, self.step, self.most) <= 0:
@@ -90,16 +87,9 @@ class BonusToTarget(NoBonus):
         now = memory.get("entropy_weight", 0.0) + (self.step if low else -self.step)
         return {**memory, "entropy_weight": min(max(now, 0.0), self.most), "entropy_low": float(low)}
 
-    def words(self) -> str:
-        return f"hold the policy's entropy at {self.target:g} nats or more by a bonus that is turned up as needed"
 
-    def symbols(self) -> str:
-        return " + c H"
-
-
-class Value(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Value(ComponentProtocol, Protocol):
+    """The critic's loss at each action."""
 
     @property
     def coefficient(self) -> float: ...
@@ -111,10 +101,10 @@ class Value(Protocol):
         """[N, T], for each action."""
         ...
 
-    def words(self) -> str: ...
-
 
 class NoCritic(Component):
+    """No critic is trained."""
+
     name: ClassVar[str] = "none"
 
     @property
@@ -178,9 +168,8 @@ class ClippedError(SquaredError):
         return super().words() + f", held within {self.width:g} of what it said before"
 
 
-class Imitate(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Imitate(ComponentProtocol, Protocol):
+    """What is imitated beside the policy's own term."""
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         """What is added to share * weight * A in front of logp: [N, T], 0 where it is not asked; None for nothing."""
@@ -203,8 +192,6 @@ class Imitate(Protocol):
         """What to remember after a step."""
         ...
 
-    def words(self) -> str: ...
-
     def symbols(self) -> str: ...
 
 
@@ -226,13 +213,13 @@ class _BesideTheRest(Component):
 
 
 class NoImitation(_BesideTheRest):
+    """Nothing is imitated."""
+
     name: ClassVar[str] = "none"
+    in_symbols: ClassVar[str] = ""
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         return None
-
-    def symbols(self) -> str:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -245,6 +232,8 @@ class ImitateRight(_BesideTheRest):
     weight: float = 0.1
     name: ClassVar[str] = "right_completions"
     needs: ClassVar[frozenset[str]] = frozenset({"parts"})
+    in_words: ClassVar[str] = "imitate right completions with {0.weight:g}"
+    in_symbols: ClassVar[str] = " + {0.weight:g}/M_right SUM_right log pi"
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
@@ -253,14 +242,8 @@ class ImitateRight(_BesideTheRest):
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         if batch.correct is None:
             raise ValueError("imitation of right completions needs the reward's parts and the batch has none")
-        each = self.weight / max(totals.correct_tokens, 1)
-        return (batch.action & batch.correct[:, None]).double() * each
-
-    def words(self) -> str:
-        return f"imitate right completions with {self.weight:g}"
-
-    def symbols(self) -> str:
-        return f" + {self.weight:g}/M_right SUM_right log pi"
+        per_token = self.weight / max(totals.correct_tokens, 1)
+        return (batch.action & batch.correct[:, None]).double() * per_token
 
 
 @dataclass(frozen=True)
@@ -274,6 +257,8 @@ class ImitateObserved(_BesideTheRest):
     weight: float = 0.05
     name: ClassVar[str] = "observed"
     needs: ClassVar[frozenset[str]] = frozenset({"observed"})
+    in_words: ClassVar[str] = "imitate what the environment wrote with {0.weight:g}"
+    in_symbols: ClassVar[str] = " + {0.weight:g}/M_observed SUM_observed log pi"
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
@@ -282,14 +267,8 @@ class ImitateObserved(_BesideTheRest):
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         if batch.observed is None:
             raise ValueError("imitation of what an environment wrote needs `observed` and the batch has none")
-        each = self.weight / max(totals.observed_tokens, 1)
-        return (batch.observed & ~batch.reward.isnan()[:, None]).double() * each
-
-    def words(self) -> str:
-        return f"imitate what the environment wrote with {self.weight:g}"
-
-    def symbols(self) -> str:
-        return f" + {self.weight:g}/M_observed SUM_observed log pi"
+        per_token = self.weight / max(totals.observed_tokens, 1)
+        return (batch.observed & ~batch.reward.isnan()[:, None]).double() * per_token
 
 
 @dataclass(frozen=True)
@@ -306,6 +285,7 @@ class ImitateDemonstrations(_BesideTheRest):
     decay: float = 0
     name: ClassVar[str] = "demonstrations"
     needs: ClassVar[frozenset[str]] = frozenset({"demonstrated"})
+    in_symbols: ClassVar[str] = " + {0.weight:g}/M_shown SUM_shown log pi"
 
     def __post_init__(self) -> None:
         if not (0 < self.weight < 1 and 0 < self.last < 1):
@@ -347,9 +327,6 @@ class ImitateDemonstrations(_BesideTheRest):
         then = f", then {self.last:g} after {self.decay:g} more" if self.decay else ""
         return f"give {self.weight:g} of the loss to demonstrations{first}{then}"
 
-    def symbols(self) -> str:
-        return f" + {self.weight:g}/M_shown SUM_shown log pi"
-
 
 class ImitateUnsure(ImitateDemonstrations):
     """The same with p (1 - p) in front of each token, p = pi(token) now and without gradient: phi of 2508.11408.
@@ -358,6 +335,7 @@ class ImitateUnsure(ImitateDemonstrations):
     """
 
     name: ClassVar[str] = "unsure_demonstrations"
+    in_symbols: ClassVar[str] = " + {0.weight:g}/M_shown SUM_shown p (1 - p) log pi"
 
     def doubt(self, logp: Tensor) -> Tensor | None:
         p = logp.detach().exp()
@@ -366,13 +344,9 @@ class ImitateUnsure(ImitateDemonstrations):
     def words(self) -> str:
         return super().words() + ", the more the less sure the policy is of a token"
 
-    def symbols(self) -> str:
-        return f" + {self.weight:g}/M_shown SUM_shown p (1 - p) log pi"
 
-
-class Smooth(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Smooth(ComponentProtocol, Protocol):
+    """Who else learns from a sampled token."""
 
     @property
     def num_top(self) -> int: ...
@@ -385,10 +359,10 @@ class Smooth(Protocol):
         """Which share of a token's pull goes to the likeliest tokens instead: [N, T]; None for nothing."""
         ...
 
-    def words(self) -> str: ...
-
 
 class NoSmoothing(Component):
+    """Only the sampled token learns."""
+
     name: ClassVar[str] = "none"
 
     @property
@@ -417,6 +391,7 @@ class TopK(Component):
     push: float = 1.1
     name: ClassVar[str] = "top_k"
     needs: ClassVar[frozenset[str]] = frozenset({"top_logp", "parts"})
+    in_words: ClassVar[str] = "where the policy was unsure, right completions lift its {0.top:g} likeliest tokens too"
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1 or self.top < 1 or not 0 <= self.quantile < 1 or self.push <= 0:
@@ -444,6 +419,3 @@ class TopK(Component):
             raise ValueError("top_k needs the reward's parts and the batch has none")
         right = self.forking(batch, extras) & batch.correct[:, None]
         return right.double() * self.share
-
-    def words(self) -> str:
-        return f"where the policy was unsure, right completions lift its {self.top:g} likeliest tokens too"

@@ -42,8 +42,8 @@ def weights(rule: Clip, ratios: Sequence[float], side: float, probability: float
     ratio = torch.ones(len(ratios), 1 + others, dtype=torch.float64)
     ratio[:, 0] = torch.tensor(ratios, dtype=torch.float64)
     logp = ratio.log() + math.log(probability)
-    found = rule(ratio, torch.full_like(ratio, side), torch.ones_like(ratio, dtype=torch.bool), logp)
-    return [float(each) for each in found[:, 0]]
+    rule_weights = rule(ratio, torch.full_like(ratio, side), torch.ones_like(ratio, dtype=torch.bool), logp)
+    return [float(weight) for weight in rule_weights[:, 0]]
 
 
 def clip_plot(name: str) -> str:
@@ -88,7 +88,7 @@ def clip_text(rule: Clip) -> str:
     high = min(high, _most(rule, 0.5))
     ratios = [low + (high - low) * (column + 0.5) / TEXT_COLUMNS for column in range(TEXT_COLUMNS)]
     sides = [weights(rule, ratios, side) for side, _ in SIDES]
-    bottom, top = _weight_range([value for each in sides for value in each])
+    bottom, top = _weight_range([value for values in sides for value in values])
 
     def line_of(weight: float) -> int:
         return TEXT_ROWS - round((weight - bottom) / (top - bottom) * TEXT_ROWS)
@@ -125,14 +125,14 @@ def write_texts() -> None:
 @remembered
 def looks_at_probability(rule: Clip) -> bool:
     """True when a token's weight depends on how likely it was."""
-    ratios = [0.02 * place for place in range(1, 54)]
+    ratios = [0.02 * number for number in range(1, 54)]
     return any(weights(rule, ratios, side, 0.05) != weights(rule, ratios, side, 0.9) for side, _ in SIDES)
 
 
 @remembered
 def looks_at_completion(rule: Clip) -> bool:
     """True when a token's weight depends on the other tokens of its completion."""
-    ratios = [0.02 * place for place in range(1, 100)]
+    ratios = [0.02 * number for number in range(1, 100)]
     return any(weights(rule, ratios, side, others=0) != weights(rule, ratios, side) for side, _ in SIDES)
 
 
@@ -141,7 +141,10 @@ def ratio_range(rule: Clip) -> tuple[float, float]:
     """Where a rule is worth looking at: 0 to 3, more where its band ends further out, near 1 where it is tiny."""
     chosen = PROBABILITIES if looks_at_probability(rule) else (0.5,)
     edges = [
-        edge for each in chosen for side, _ in SIDES for edge in _edges(rule, side, _probes(_most(rule, each)), each)
+        edge
+        for probability in chosen
+        for side, _ in SIDES
+        for edge in _edges(rule, side, _probes(_most(rule, probability)), probability)
     ]
     far = max((abs(edge - 1) for edge in edges), default=1.0)
     if far < 0.1:
@@ -164,17 +167,17 @@ def plot_name(objective: Objective) -> str:
 
 def write_plots(folder: str | Path) -> list[Path]:
     """Draw every picture into the folder, as NAME.svg."""
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
     written = []
     for name, rule in plotted().items():
-        written.append(place / f"{name}.svg")
+        written.append(path / f"{name}.svg")
         written[-1].write_text(rule_plot(rule), encoding="utf-8")
     return written
 
 
 def _situation(rule: Clip) -> str:
-    numbers = ", ".join(f"{each.name} {getattr(rule, each.name):g}" for each in fields(rule))  # type: ignore[arg-type]
+    numbers = ", ".join(f"{number.name} {getattr(rule, number.name):g}" for number in fields(rule))  # type: ignore[arg-type]
     completion = (
         f"the other {COMPLETION_TOKENS - 1} tokens of the completion at ratio 1" if looks_at_completion(rule) else ""
     )
@@ -212,7 +215,7 @@ def _stretches(
     step = (high - low) / steps
     # a ratio of 0 has no logarithm, and no token that was drawn has it; some rules are steep there
     first = [low] if low else [step * 0.1**power for power in range(9, 0, -1)]
-    grid = first + [low + step * place for place in range(1, steps + 1)]
+    grid = first + [low + step * number for number in range(1, steps + 1)]
     edges = [edge for edge in _edges(rule, side, grid, probability) if low < edge < high]
     stretches = []
     nudge = 1e-7 * (high - low)
@@ -231,15 +234,15 @@ def _edges(rule: Clip, side: float, grid: Sequence[float], probability: float) -
         values = weights(rule, ratios, side, probability)
         return [(value == 0, value == ratio) for value, ratio in zip(values, ratios, strict=True)]
 
-    known, found = kinds(grid), []
+    known, edges = kinds(grid), []
     for low, high, before, after in zip(grid, grid[1:], known, known[1:], strict=False):
         if before == after or not _lasting(before, after, low, high):
             continue
         while high - low > 1e-12 * max(1.0, high):
             middle = (low + high) / 2
             low, high = (middle, high) if kinds([middle])[0] == before else (low, middle)
-        found.append((low + high) / 2)
-    return found
+        edges.append((low + high) / 2)
+    return edges
 
 
 def _lasting(before: tuple[bool, bool], after: tuple[bool, bool], low: float, high: float) -> bool:
@@ -258,4 +261,4 @@ def _rounded_up(value: float) -> float:
     """The next of 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     steps = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0)
-    return next(round(each * power, 12) for each in steps if each * power >= value * (1 - 1e-9))
+    return next(round(multiple * power, 12) for multiple in steps if multiple * power >= value * (1 - 1e-9))

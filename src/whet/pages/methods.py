@@ -28,7 +28,7 @@ FAMILIES = {family.name: family for family in (POLICY, PREFERENCE)}
 def overview(kind: MethodKind, papers: bool = False) -> str:
     """What each method of a kind is for, a line each."""
     lines = [["method", "what it says" if kind == "reward_model" else "what it fixes", "paper"]]
-    lines += [[each.name, each.words or each.fixes, each.paper] for each in catalogue.methods(kind).values()]
+    lines += [[method.name, method.words or method.fixes, method.paper] for method in catalogue.methods(kind).values()]
     return aligned([line if papers else line[:2] for line in lines])
 
 
@@ -45,10 +45,10 @@ def component_table(kind: MethodKind, numbers: bool = True) -> str:
     """The components of each method of a kind; `also` holds the axes that few methods use."""
     main = [name for name, axis in catalogue.axes(kind).items() if axis.main]
     lines = [["method", *main, "also", "paper"]]
-    for each in catalogue.methods(kind).values():
-        shown = {axis: str(one) if numbers else one.name for axis, one in each.components.items()}
-        also = ", ".join(f"{axis} {shown[axis]}" for axis in unusual_axes(each))
-        lines.append([each.name, *(shown[axis] for axis in main), also, each.paper.split(",")[0]])
+    for method in catalogue.methods(kind).values():
+        shown = {axis: str(one) if numbers else one.name for axis, one in method.components.items()}
+        also = ", ".join(f"{axis} {shown[axis]}" for axis in unusual_axes(method))
+        lines.append([method.name, *(shown[axis] for axis in main), also, method.paper.split(",")[0]])
     return aligned(lines)
 
 
@@ -57,8 +57,8 @@ def axes_table(kind: MethodKind) -> str:
     lines = [["axis", "question", "components (their numbers)"], ["---"] * 3]
     for name, axis in catalogue.axes(kind).items():
         components = [
-            f"`{each.name}` ({', '.join(each.numbers)})" if each.numbers else f"`{each.name}`"
-            for each in axis.components.values()
+            f"`{component.name}` ({', '.join(component.numbers)})" if component.numbers else f"`{component.name}`"
+            for component in axis.components.values()
         ]
         lines.append([f"`{name}`", axis.question, ", ".join(components)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -115,7 +115,11 @@ def _explained(method: Method) -> list[str]:
     if method.words:
         lines += ["", f"says      {method.words}", f"data      {method.columns}"]
     if method.deviations:
-        lines += ["", "where the paper is silent, whet's choice", *(f"  - {each}" for each in method.deviations)]
+        lines += [
+            "",
+            "where the paper is silent, whet's choice",
+            *(f"  - {deviation}" for deviation in method.deviations),
+        ]
     if method.unverified:
         lines += ["", f"not verified against the paper: {method.unverified}"]
     return lines
@@ -135,12 +139,12 @@ def markdown_page(kind: MethodKind) -> str:
         "Generated from `src/whet/objective/presets/` by `python -m whet.pages.methods`; a test fails when it is stale."
     )
     parts = [title, "", note, "", component_table(kind), "", axes_table(kind), ""]
-    for each in catalogue.methods(kind).values():
-        parts += [f"## {each.title}", "", "```", explanation(each.name), "```", ""]
+    for method in catalogue.methods(kind).values():
+        parts += [f"## {method.title}", "", "```", explanation(method.name), "```", ""]
         if kind == "policy":
-            rule, usual = each.components["clip"].name, catalogue.axes(kind)["clip"].components
+            rule, usual = method.components["clip"].name, catalogue.axes(kind)["clip"].components
             # a rule with numbers of its own has a plot of its own
-            plot = rule if each.components["clip"] == usual[rule] else each.name
+            plot = rule if method.components["clip"] == usual[rule] else method.name
             parts += [f"![The weight of a token against its ratio under {rule}](images/clip/{plot}.svg)", ""]
     return "\n".join(parts)
 

@@ -17,30 +17,22 @@ class OnPolicy(ClipRule):
 
     name: ClassVar[str] = "on_policy"
     uses_ratio: ClassVar[bool] = False
+    in_words: ClassVar[str] = "weigh every token with 1: one update per batch, on the policy that wrote it"
+    in_symbols: ClassVar[str] = "A log pi"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return torch.ones_like(ratio)
-
-    def words(self) -> str:
-        return "weigh every token with 1: one update per batch, on the policy that wrote it"
-
-    def symbols(self) -> str:
-        return "A log pi"
 
 
 class Unclipped(ClipRule):
     """weight = r. The importance-sampled policy gradient itself; something else has to bound the move."""
 
     name: ClassVar[str] = "unclipped"
+    in_words: ClassVar[str] = "weigh a token with its ratio, whatever it is"
+    in_symbols: ClassVar[str] = "r A"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return ratio
-
-    def words(self) -> str:
-        return "weigh a token with its ratio, whatever it is"
-
-    def symbols(self) -> str:
-        return "r A"
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,8 @@ class Cap(ClipRule):
 
     ceiling: float = 5.0
     name: ClassVar[str] = "cap"
+    in_words: ClassVar[str] = "weigh a token with its ratio, at most {0.ceiling:g}; none is ever dropped"
+    in_symbols: ClassVar[str] = "sg[min(r, {0.ceiling:g})] A log pi"
 
     def __post_init__(self) -> None:
         if self.ceiling < 1:
@@ -59,12 +53,6 @@ class Cap(ClipRule):
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return ratio.clamp(max=self.ceiling)
-
-    def words(self) -> str:
-        return f"weigh a token with its ratio, at most {self.ceiling:g}; none is ever dropped"
-
-    def symbols(self) -> str:
-        return f"sg[min(r, {self.ceiling:g})] A log pi"
 
 
 class Tapered(ClipRule):
@@ -75,12 +63,8 @@ class Tapered(ClipRule):
     """
 
     name: ClassVar[str] = "tapered"
+    in_words: ClassVar[str] = "imitate what was better; let go of what was worse as its probability falls"
+    in_symbols: ClassVar[str] = "sg[1 if A >= 0 else min(r, 1)] A log pi"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return torch.where(advantage < 0, ratio.clamp(max=1.0), 1.0)
-
-    def words(self) -> str:
-        return "imitate what was better; let go of what was worse as its probability falls"
-
-    def symbols(self) -> str:
-        return "sg[1 if A >= 0 else min(r, 1)] A log pi"

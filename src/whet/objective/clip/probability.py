@@ -25,6 +25,9 @@ class ProbabilityBand(ClipRule):
     high: float = 0.28
     ceiling: float = 10.0
     name: ClassVar[str] = "probability_band"
+    in_words: ClassVar[str] = (
+        "stop learning from a token once its ratio left a band that is wider the rarer the token was"
+    )
 
     def __post_init__(self) -> None:
         if not (self.low > 0 and self.high > 0 and self.ceiling > 1):
@@ -50,9 +53,6 @@ class ProbabilityBand(ClipRule):
         single = torch.minimum(ratio * advantage, held * advantage)
         return torch.where(advantage < 0, torch.maximum(single, self.ceiling * advantage), single)
 
-    def words(self) -> str:
-        return "stop learning from a token once its ratio left a band that is wider the rarer the token was"
-
     def symbols(self) -> str:
         return (
             f"min(r A, clip(r, 1/2 + 1/2 sqrt(1 - {4 * self.low:g}/q), 1/2 + 1/2 sqrt(1 + {4 * self.high:g}/q)) A), "
@@ -71,6 +71,8 @@ class VariationMask(ClipRule):
     high: float = 0.15
     ceiling: float = 10000.0
     name: ClassVar[str] = "variation_mask"
+    in_words: ClassVar[str] = "stop learning from a token once its probability moved by {0.high:g} the way A pushes it"
+    in_symbols: ClassVar[str] = "[not (A > 0 and pi - mu > {0.high:g})] [not (A < 0 and mu - pi > {0.low:g})] r A"
 
     def __post_init__(self) -> None:
         if not (0 < self.low <= 1 and 0 < self.high <= 1 and self.ceiling >= 1):
@@ -80,12 +82,6 @@ class VariationMask(ClipRule):
         policy, sampler = _probabilities(ratio, logp)
         masked = pushed_out(policy - sampler, advantage, -self.low, self.high)
         return ratio.clamp(max=self.ceiling).masked_fill(masked, 0.0)
-
-    def words(self) -> str:
-        return f"stop learning from a token once its probability moved by {self.high:g} the way A pushes it"
-
-    def symbols(self) -> str:
-        return f"[not (A > 0 and pi - mu > {self.high:g})] [not (A < 0 and mu - pi > {self.low:g})] r A"
 
 
 @dataclass(frozen=True)
@@ -99,6 +95,8 @@ class DivergenceMask(ClipRule):
     limit: float = 0.05
     ceiling: float = 10000.0
     name: ClassVar[str] = "divergence_mask"
+    in_words: ClassVar[str] = "stop learning from a token once it diverged by {0.limit:g} nats the way A pushes it"
+    in_symbols: ClassVar[str] = "[not (KL(mu, pi) > {0.limit:g} nats, moved with A)] r A"
 
     def __post_init__(self) -> None:
         if self.limit <= 0 or self.ceiling < 1:
@@ -111,12 +109,6 @@ class DivergenceMask(ClipRule):
         divergence = -sampler * ratio.log() + (1 - sampler) * rest
         masked = pushed_out(ratio, advantage, 1, 1) & (divergence > self.limit)
         return ratio.clamp(max=self.ceiling).masked_fill(masked, 0.0)
-
-    def words(self) -> str:
-        return f"stop learning from a token once it diverged by {self.limit:g} nats the way A pushes it"
-
-    def symbols(self) -> str:
-        return f"[not (KL(mu, pi) > {self.limit:g} nats, moved with A)] r A"
 
 
 def _probabilities(ratio: Tensor, logp: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Clip(Protocol):
+class Clip(ComponentProtocol, Protocol):
     """What the loss asks of a clip rule."""
 
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
     uses_ratio: ClassVar[bool]
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor: ...
 
     def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 

@@ -22,6 +22,10 @@ class SoftGate(ClipRule):
     tau_positive: float = 1.0
     tau_negative: float = 1.05
     name: ClassVar[str] = "soft_gate"
+    in_words: ClassVar[str] = "fade a token out smoothly as its ratio leaves 1"
+    in_symbols: ClassVar[str] = (
+        "4/tau sigmoid(tau (r - 1)) A, tau = {0.tau_positive:g} if A > 0 else {0.tau_negative:g}"
+    )
 
     def __post_init__(self) -> None:
         if self.tau_positive <= 0 or self.tau_negative <= 0:
@@ -39,12 +43,6 @@ class SoftGate(ClipRule):
         share, tau = self._gate(ratio, advantage)
         return 4 / tau * share * advantage
 
-    def words(self) -> str:
-        return "fade a token out smoothly as its ratio leaves 1"
-
-    def symbols(self) -> str:
-        return f"4/tau sigmoid(tau (r - 1)) A, tau = {self.tau_positive:g} if A > 0 else {self.tau_negative:g}"
-
 
 @dataclass(frozen=True)
 class GeometricMean(ClipRule):
@@ -55,6 +53,10 @@ class GeometricMean(ClipRule):
 
     width: float = 0.4
     name: ClassVar[str] = "geometric_mean"
+    in_words: ClassVar[str] = (
+        "weigh a completion with the geometric mean of its ratios, log-ratios beyond {0.width:g} held"
+    )
+    in_symbols: ClassVar[str] = "A prod_t clip(r, e^-{0.width:g}, e^{0.width:g})^(1/n_i)"
 
     def __post_init__(self) -> None:
         if self.width <= 0:
@@ -77,12 +79,6 @@ class GeometricMean(ClipRule):
         clipped, _ = self._clipped(ratio, advantage)
         return self._mean(clipped, action) * advantage
 
-    def words(self) -> str:
-        return f"weigh a completion with the geometric mean of its ratios, log-ratios beyond {self.width:g} held"
-
-    def symbols(self) -> str:
-        return f"A prod_t clip(r, e^-{self.width:g}, e^{self.width:g})^(1/n_i)"
-
 
 @dataclass(frozen=True)
 class GammaGate(ClipRule):
@@ -97,6 +93,7 @@ class GammaGate(ClipRule):
     k_negative: float = 3.0
     lam_negative: float = 2.0
     name: ClassVar[str] = "gamma_gate"
+    in_words: ClassVar[str] = "fade a completion out as its probability leaves the sampler's, on both sides"
 
     def __post_init__(self) -> None:
         if min(self.k_positive, self.lam_positive, self.k_negative, self.lam_negative) <= 0:
@@ -107,9 +104,6 @@ class GammaGate(ClipRule):
         k = torch.full_like(ratio, self.k_negative).masked_fill(good, self.k_positive)
         lam = torch.full_like(ratio, self.lam_negative).masked_fill(good, self.lam_positive)
         return (k * ratio.log() + lam * (1 - ratio)).exp()
-
-    def words(self) -> str:
-        return "fade a completion out as its probability leaves the sampler's, on both sides"
 
     def symbols(self) -> str:
         return "sg[r^k exp(lam (1 - r))] A log pi, " + (

@@ -51,6 +51,10 @@ class MomentMask(StepClip):
 
     limit: float = 0.04
     name: ClassVar[str] = "moment_mask"
+    in_words: ClassVar[str] = (
+        "leave out the tokens that moved furthest until the rest have a mean squared log r of {0.limit:g}"
+    )
+    in_symbols: ClassVar[str] = "[kept: mean (log r)^2 <= {0.limit:g}] r A"
 
     def __post_init__(self) -> None:
         if not self.limit > 0:
@@ -65,12 +69,6 @@ class MomentMask(StepClip):
         dropped = torch.zeros_like(order, dtype=torch.bool)
         dropped[order] = mean[last] > self.limit
         return ratio.masked_scatter(away, torch.where(dropped, 0.0, ratio[away]))
-
-    def words(self) -> str:
-        return f"leave out the tokens that moved furthest until the rest have a mean squared log r of {self.limit:g}"
-
-    def symbols(self) -> str:
-        return f"[kept: mean (log r)^2 <= {self.limit:g}] r A"
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,11 @@ class BalancedBand(StepClip):
     step: float = 0.05
     target: float = 1.0
     name: ClassVar[str] = "balanced_band"
+    in_words: ClassVar[str] = "move the clip's band until what was better weighs as much as what was worse"
+    in_symbols: ClassVar[str] = (
+        "min(r A, clip(r, c_low, c_high) A), c_low in [{0.low:g}, {0.low_most:g}], c_high in [{0.high:g}, "
+        "{0.high_most:g}]"
+    )
 
     def __post_init__(self) -> None:
         if not (0 <= self.low < self.low_most <= 1 <= self.high < self.high_most and self.step > 0 < self.target):
@@ -116,15 +119,6 @@ class BalancedBand(StepClip):
         low, high = self.edges(torch.where(action, ratio, 1.0), torch.where(action, advantage, 0.0), counts)
         return PPOClip(1 - low, high - 1)(ratio, advantage, action, ratio)
 
-    def words(self) -> str:
-        return "move the clip's band until what was better weighs as much as what was worse"
-
-    def symbols(self) -> str:
-        return (
-            f"min(r A, clip(r, c_low, c_high) A), c_low in [{self.low:g}, {self.low_most:g}], "
-            f"c_high in [{self.high:g}, {self.high_most:g}]"
-        )
-
 
 @dataclass(frozen=True)
 class GroupSoftmax(StepClip):
@@ -137,6 +131,10 @@ class GroupSoftmax(StepClip):
     tau: float = 0.5
     name: ClassVar[str] = "group_softmax"
     whole_groups: ClassVar[bool] = True
+    in_words: ClassVar[str] = (
+        "weigh a completion by how far it lags behind the others of its group that were right, or wrong, too"
+    )
+    in_symbols: ClassVar[str] = "sg[(1 + n) e_i / (1 + SUM_j e_j)] A log pi, e = r^(-+1/{0.tau:g})"
 
     def __post_init__(self) -> None:
         if not self.tau > 0:
@@ -160,9 +158,3 @@ class GroupSoftmax(StepClip):
     def weight(self, ratio: Tensor, advantage: Tensor, action: Tensor, counts: Tensor) -> Tensor:
         pull = (-advantage.sign() * ratio.log() / self.tau).exp()
         return 2 * pull / (1 + pull)
-
-    def words(self) -> str:
-        return "weigh a completion by how far it lags behind the others of its group that were right, or wrong, too"
-
-    def symbols(self) -> str:
-        return f"sg[(1 + n) e_i / (1 + SUM_j e_j)] A log pi, e = r^(-+1/{self.tau:g})"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairBatch
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Anchor(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class Anchor(ComponentProtocol, Protocol):
+    """What the score of a single completion is compared with: one number per step, from sums over all of its rows."""
 
     def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
         """float64 [4]: sum and count over the good completions, sum and count over the others."""
@@ -28,32 +27,28 @@ class Anchor(Protocol):
 
     def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]: ...
 
-    def words(self) -> str: ...
-
     def symbols(self) -> str: ...
 
 
 def _sums(score: Tensor, batch: PairBatch) -> Tensor:
     counted = batch.counted[:, None]
-    found = []
+    sums = []
     for chosen in (counted & batch.good, counted & ~batch.good):
-        found += [torch.where(chosen, score.detach().double(), 0.0).sum(), chosen.sum().double()]
-    return torch.stack(found)
+        sums += [torch.where(chosen, score.detach().double(), 0.0).sum(), chosen.sum().double()]
+    return torch.stack(sums)
 
 
 class Zero(Component):
     """s as it is."""
 
     name: ClassVar[str] = "zero"
+    in_symbols: ClassVar[str] = ""
 
     def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
         return _sums(score, batch)
 
     def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
         return 0.0, memory
-
-    def symbols(self) -> str:
-        return ""
 
 
 class Mismatched(Component):
@@ -64,6 +59,10 @@ class Mismatched(Component):
 
     name: ClassVar[str] = "mismatched"
     needs: ClassVar[frozenset[str]] = frozenset({"mismatched_logp"})
+    in_words: ClassVar[str] = (
+        "completions are compared with how far the policy has strayed, estimated from mismatched pairs"
+    )
+    in_symbols: ClassVar[str] = "max(0, mean over mismatched pairs)"
 
     def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
         return _sums(score, batch)
@@ -71,12 +70,6 @@ class Mismatched(Component):
     def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
         good, num_good, bad, num_bad = sums.tolist()
         return max(0.0, (good + bad) / max(num_good + num_bad, 1)), memory
-
-    def words(self) -> str:
-        return "completions are compared with how far the policy has strayed, estimated from mismatched pairs"
-
-    def symbols(self) -> str:
-        return "max(0, mean over mismatched pairs)"
 
 
 @dataclass(frozen=True)
@@ -88,6 +81,8 @@ class AnchorRunningMean(Component):
 
     decay: float = 1.0
     name: ClassVar[str] = "running_mean"
+    in_words: ClassVar[str] = "completions are compared with the running mean of what completions are worth"
+    in_symbols: ClassVar[str] = "running mean of s"
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay <= 1:
@@ -103,9 +98,3 @@ class AnchorRunningMean(Component):
         if means:
             total, mass = self.decay * total + sum(means) / len(means), self.decay * mass + 1
         return total / mass if mass else 0.0, {**memory, "anchor_sum": total, "anchor_mass": mass}
-
-    def words(self) -> str:
-        return "completions are compared with the running mean of what completions are worth"
-
-    def symbols(self) -> str:
-        return "running mean of s"

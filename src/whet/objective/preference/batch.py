@@ -107,7 +107,7 @@ def pair_totals(batch: PairBatch) -> PairTotals:
             torch.where(counted & ~good, batch.lengths, 0).sum(),
         ]
     ).tolist()
-    return PairTotals(int(batch.counted.sum()) if batch.paired else 0, *(int(each) for each in counts))
+    return PairTotals(int(batch.counted.sum()) if batch.paired else 0, *(int(number) for number in counts))
 
 
 def summed(batch: PairBatch, values: Tensor) -> Tensor:
@@ -174,23 +174,23 @@ def mismatched_rows(group: Tensor) -> Tensor:
     Over the whole step, ranks included, and never a completion to the same prompt; -1 where all rows are of one prompt.
     """
     numbers = group.tolist()
-    count, found = len(numbers), [-1] * len(numbers)
+    count, partner = len(numbers), [-1] * len(numbers)
     following = -1
     for at in range(2 * count - 1, -1, -1):
         here, after = at % count, (at + 1) % count
         if numbers[after] != numbers[here]:
             following = after
         if at < count:
-            found[here] = following
-    return torch.tensor(found, dtype=torch.long, device=group.device)
+            partner[here] = following
+    return torch.tensor(partner, dtype=torch.long, device=group.device)
 
 
 def balanced_weights(num_desirable: int, num_undesirable: int) -> tuple[float, float]:
     """(lambda_D, lambda_U) with n_D lambda_D / (n_U lambda_U) in [1, 4/3]: the rarer class is raised just enough."""
     if not num_desirable or not num_undesirable:
-        given = "desirable" if num_desirable else "undesirable"
+        label = "desirable" if num_desirable else "undesirable"
         raise WhetError(
-            f"all {num_desirable + num_undesirable} labels are {given}; a loss on labelled completions needs both "
+            f"all {num_desirable + num_undesirable} labels are {label}; a loss on labelled completions needs both "
             "kinds: "
             f"add {'undesirable' if num_desirable else 'desirable'} completions"
         )

@@ -6,23 +6,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class PairContrast(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class PairContrast(ComponentProtocol, Protocol):
+    """The difference of the two scores of a pair, [B]."""
 
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor: ...
 
     def at(self, progress: float) -> PairContrast:
         """The contrast when this share of the run, in [0, 1], is done."""
         ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str:
         """In terms of s_w and s_l."""
@@ -33,15 +30,13 @@ class ScoreDifference(Component):
     """m = s_w - s_l."""
 
     name: ClassVar[str] = "difference"
+    in_symbols: ClassVar[str] = "s_w - s_l"
 
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return chosen - rejected
 
     def at(self, progress: float) -> ScoreDifference:
         return self
-
-    def symbols(self) -> str:
-        return "s_w - s_l"
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,7 @@ class Shifted(Component):
     factor: float = 0.95
     final: float = 0.95
     name: ClassVar[str] = "shifted"
+    in_symbols: ClassVar[str] = "s_w - {0.factor:g} s_l"
 
     def __post_init__(self) -> None:
         for name in ("factor", "final"):
@@ -70,9 +66,6 @@ class Shifted(Component):
         moving = f", moving to {self.final:g} by the end" if self.final != self.factor else ""
         return f"the rejected completion counts {self.factor:g}{moving}: less reason to push both down"
 
-    def symbols(self) -> str:
-        return f"s_w - {self.factor:g} s_l"
-
 
 @dataclass(frozen=True)
 class Protected(Component):
@@ -80,6 +73,10 @@ class Protected(Component):
 
     penalty: float = 50.0
     name: ClassVar[str] = "protected"
+    in_words: ClassVar[str] = (
+        "a chosen completion that is worth less than nothing costs {0.penalty:g} times what it lacks"
+    )
+    in_symbols: ClassVar[str] = "s_w - s_l - {0.penalty:g} max(0, -s_w)"
 
     def __post_init__(self) -> None:
         if not self.penalty > 0:
@@ -90,9 +87,3 @@ class Protected(Component):
 
     def at(self, progress: float) -> Protected:
         return self
-
-    def words(self) -> str:
-        return f"a chosen completion that is worth less than nothing costs {self.penalty:g} times what it lacks"
-
-    def symbols(self) -> str:
-        return f"s_w - s_l - {self.penalty:g} max(0, -s_w)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairCompletions, PairTotals
 
@@ -13,13 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ImitateGood(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class ImitateGood(ComponentProtocol, Protocol):
+    """What is added to the cost of a row for imitating its good completion."""
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str: ...
 
@@ -28,12 +25,10 @@ class NoPairImitation(Component):
     """Nothing."""
 
     name: ClassVar[str] = "none"
+    in_symbols: ClassVar[str] = ""
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return None
-
-    def symbols(self) -> str:
-        return ""
 
 
 def _refused(coefficient: float) -> None:
@@ -52,18 +47,14 @@ class Summed(Component):
 
     coefficient: float = 1.0
     name: ClassVar[str] = "summed"
+    in_words: ClassVar[str] = "imitate the chosen completion with {0.coefficient:g}, all of its tokens added"
+    in_symbols: ClassVar[str] = " - {0.coefficient:g} log pi(y_w)"
 
     def __post_init__(self) -> None:
         _refused(self.coefficient)
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable, 1) * _good(completions, completions.logp)
-
-    def words(self) -> str:
-        return f"imitate the chosen completion with {self.coefficient:g}, all of its tokens added"
-
-    def symbols(self) -> str:
-        return f" - {self.coefficient:g} log pi(y_w)"
 
 
 @dataclass(frozen=True)
@@ -72,18 +63,14 @@ class PerCompletion(Component):
 
     coefficient: float = 1.0
     name: ClassVar[str] = "per_completion"
+    in_words: ClassVar[str] = "imitate the chosen completion with {0.coefficient:g}, a token of it on average"
+    in_symbols: ClassVar[str] = " - {0.coefficient:g}/n_w log pi(y_w)"
 
     def __post_init__(self) -> None:
         _refused(self.coefficient)
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable, 1) * _good(completions, completions.mean_logp)
-
-    def words(self) -> str:
-        return f"imitate the chosen completion with {self.coefficient:g}, a token of it on average"
-
-    def symbols(self) -> str:
-        return f" - {self.coefficient:g}/n_w log pi(y_w)"
 
 
 @dataclass(frozen=True)
@@ -92,15 +79,11 @@ class PerToken(Component):
 
     coefficient: float = 1.0
     name: ClassVar[str] = "per_token"
+    in_words: ClassVar[str] = "imitate the chosen completions with {0.coefficient:g}, each token alike"
+    in_symbols: ClassVar[str] = " - {0.coefficient:g} (mean over the step's tokens of log pi(y_w))"
 
     def __post_init__(self) -> None:
         _refused(self.coefficient)
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable_tokens, 1) * _good(completions, completions.logp)
-
-    def words(self) -> str:
-        return f"imitate the chosen completions with {self.coefficient:g}, each token alike"
-
-    def symbols(self) -> str:
-        return f" - {self.coefficient:g} (mean over the step's tokens of log pi(y_w))"

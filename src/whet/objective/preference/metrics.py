@@ -30,21 +30,21 @@ def pair_sums(completions: PairCompletions, reward: Tensor, totals: PairTotals) 
     if batch.ref_logp is not None:
         watched["ratio"] = completions.log_ratio.detach()
     sides = {"chosen": (batch.good, totals.desirable), "rejected": (~batch.good, totals.undesirable)}
-    found = {
+    sums = {
         f"{side}_{name}": _total(values, batch.counted[:, None] & chosen, count)
         for name, values in watched.items()
         for side, (chosen, count) in sides.items()
     }
     if batch.ref_logp is not None:
         drift = watched["ratio"].abs()
-        found["drift"] = _total(drift, batch.counted[:, None], totals.desirable + totals.undesirable)
-    return found if not batch.paired else {**found, **_paired(completions, reward, totals)}
+        sums["drift"] = _total(drift, batch.counted[:, None], totals.desirable + totals.undesirable)
+    return sums if not batch.paired else {**sums, **_paired(completions, reward, totals)}
 
 
 def _paired(completions: PairCompletions, reward: Tensor, totals: PairTotals) -> dict[str, Tensor]:
     gap, longer = (values[:, 0] - values[:, 1] for values in (reward, completions.lengths))
     likelier = (completions.mean_logp[:, 0] - completions.mean_logp[:, 1]).detach()
-    each = {
+    means = {
         "margin": gap,
         "margin_square": gap.square(),
         # equal rewards are a coin's throw, so that a model that knows nothing is right half of the time
@@ -55,7 +55,7 @@ def _paired(completions: PairCompletions, reward: Tensor, totals: PairTotals) ->
         "chosen_is_longer": (longer > 0).to(gap.dtype),
         "alike": ((longer.abs() <= SAME_LENGTH) & (likelier.abs() < SAME_LOGP)).to(gap.dtype),
     }
-    return {name: _total(values, completions.batch.counted, totals.pairs) for name, values in each.items()}
+    return {name: _total(values, completions.batch.counted, totals.pairs) for name, values in means.items()}
 
 
 def _total(values: Tensor, chosen: Tensor, count: int) -> Tensor:

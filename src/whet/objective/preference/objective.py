@@ -84,14 +84,14 @@ class PairObjective:
         completions = completions_of(batch, logp, extras)
         scores = self._scores(completions, totals)
         cost = self.curve(scores) * self.curve.share(scores, totals)
-        each = cost.sum(-1) if cost.dim() == 2 else cost
+        row_cost = cost.sum(-1) if cost.dim() == 2 else cost
         imitated = self.imitate(completions, totals)
         if imitated is not None:
-            each = each + imitated
+            row_cost = row_cost + imitated
         for weight in (batch.weight, self.weigh(completions)):
-            each = each if weight is None else each * weight.to(each.dtype)
-        value = torch.where(batch.counted, each, 0.0).sum()
-        sums = pair_sums(completions, scores.each.detach() * self.curve.reward_unit, totals)
+            row_cost = row_cost if weight is None else row_cost * weight.to(row_cost.dtype)
+        value = torch.where(batch.counted, row_cost, 0.0).sum()
+        sums = pair_sums(completions, scores.score.detach() * self.curve.reward_unit, totals)
         return Loss(value, {"loss": value.detach(), **sums})
 
     def grad(
@@ -103,14 +103,14 @@ class PairObjective:
             raise ValueError(f"the method {self.name} also has a grad in rival_logp: differentiate its loss")
         with torch.enable_grad():
             leaf = logp.detach().requires_grad_()
-            found = self.loss(batch, leaf, totals, extras)
-            (gradient,) = torch.autograd.grad(found.value, leaf)
-        return gradient, Loss(found.value.detach(), found.sums)
+            loss = self.loss(batch, leaf, totals, extras)
+            (gradient,) = torch.autograd.grad(loss.value, leaf)
+        return gradient, Loss(loss.value.detach(), loss.sums)
 
     def _scores(self, completions: PairCompletions, totals: PairTotals) -> PairScores:
-        each = self.score(completions) - totals.anchor
-        contrasted = self.contrast(each[:, 0], each[:, 1]) if completions.batch.paired else None
-        return PairScores(each, contrasted, completions)
+        score = self.score(completions) - totals.anchor
+        contrasted = self.contrast(score[:, 0], score[:, 1]) if completions.batch.paired else None
+        return PairScores(score, contrasted, completions)
 
     def _refuse(self, batch: PairBatch) -> None:
         if "pairs" in self.needs() and not batch.paired:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairCompletions, PairTotals, summed
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class PairScores:
     """The completions' worth, in the method's own unit."""
 
-    each: Tensor  # [B, S], less the step's anchor
+    score: Tensor  # [B, S], less the step's anchor
     difference: Tensor | None  # [B], the contrast; None for single completions
     completions: PairCompletions
 
@@ -34,19 +34,19 @@ class PairScores:
     @property
     def margin(self) -> Tensor | float:
         """[B], in units of the reward."""
-        given = self.completions.batch.margin
-        return 0.0 if given is None else given.to(self.each.dtype)
+        margin = self.completions.batch.margin
+        return 0.0 if margin is None else margin.to(self.score.dtype)
 
     @property
     def preference(self) -> Tensor | float:
         """[B], the probability that the chosen completion is the better one."""
-        given = self.completions.batch.preference
-        return 1.0 if given is None else given.to(self.each.dtype)
+        preference = self.completions.batch.preference
+        return 1.0 if preference is None else preference.to(self.score.dtype)
 
 
-class CostCurve(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class CostCurve(ComponentProtocol, Protocol):
+    """What a pair costs, [B], or each completion by itself, [B, S]."""
+
     contrasts: ClassVar[bool]  # it looks at the contrast of a pair
     anchors: ClassVar[bool]  # it judges completions one by one, so that it matters what they are compared with
     takes: ClassVar[frozenset[str]]  # which of the batch's `margin` and `preference` it looks at
@@ -63,8 +63,6 @@ class CostCurve(Protocol):
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         """What each cost counts in the step's loss: as the costs, or one number for all."""
         ...
-
-    def words(self) -> str: ...
 
     def symbols(self, score: str, contrast: str) -> str: ...
 
@@ -144,6 +142,7 @@ class Unflipped(PairCurve):
     flipped: float = 0.1
     name: ClassVar[str] = "unflipped"
     takes: ClassVar[frozenset[str]] = frozenset({"margin"})
+    in_words: ClassVar[str] = "beta {0.beta:g}; unbiased when {0.flipped:.0%} of the labels are flipped"
 
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
@@ -154,9 +153,6 @@ class Unflipped(PairCurve):
         x = self.beta * scores.apart - scores.margin
         cost = -(1 - self.flipped) * functional.logsigmoid(x) + self.flipped * functional.logsigmoid(-x)
         return cost / (1 - 2 * self.flipped)
-
-    def words(self) -> str:
-        return f"beta {self.beta:g}; unbiased when {self.flipped:.0%} of the labels are flipped"
 
     def symbols(self, score: str, contrast: str) -> str:
         e = f"{self.flipped:g}"
@@ -191,6 +187,7 @@ class Hinge(PairCurve):
     delta: float = 1.0
     name: ClassVar[str] = "hinge"
     takes: ClassVar[frozenset[str]] = frozenset({"margin"})
+    in_symbols: ClassVar[str] = "max(0, {0.delta:g} - {0.beta:g} ({2}))"
 
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta, delta=self.delta)
@@ -201,9 +198,6 @@ class Hinge(PairCurve):
     def words(self) -> str:
         return f"a pair stops counting once it is {self.delta / self.beta:g} apart"
 
-    def symbols(self, score: str, contrast: str) -> str:
-        return f"max(0, {self.delta:g} - {self.beta:g} ({contrast}))"
-
 
 @dataclass(frozen=True)
 class Blend(PairCurve):
@@ -212,6 +206,8 @@ class Blend(PairCurve):
     beta: float = 0.05
     temperature: float = 0.05
     name: ClassVar[str] = "blend"
+    in_words: ClassVar[str] = "beta {0.beta:g}: logistic for wrong pairs, exponential for right ones"
+    in_symbols: ClassVar[str] = "(1-k)(-log sigma(x)) + k exp(-x), k = sigma(x/{0.temperature:g}), x = {0.beta:g} ({2})"
 
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta, temperature=self.temperature)
@@ -224,12 +220,6 @@ class Blend(PairCurve):
         # in one exponent: apart, a very wrong pair would be 0 times infinity
         return -torch.sigmoid(-turned) * functional.logsigmoid(x) + (functional.logsigmoid(turned) - x).exp()
 
-    def words(self) -> str:
-        return f"beta {self.beta:g}: logistic for wrong pairs, exponential for right ones"
-
-    def symbols(self, score: str, contrast: str) -> str:
-        return f"(1-k)(-log sigma(x)) + k exp(-x), k = sigma(x/{self.temperature:g}), x = {self.beta:g} ({contrast})"
-
 
 @dataclass(frozen=True)
 class Lowered(PairCurve):
@@ -237,18 +227,16 @@ class Lowered(PairCurve):
 
     beta: float = 0.1
     name: ClassVar[str] = "lowered"
+    in_words: ClassVar[str] = (
+        "beta {0.beta:g}; for chosen completions worse than the policy's own: both sink, the rejected faster"
+    )
+    in_symbols: ClassVar[str] = "sigma({0.beta:g} s_w) + 1 - sigma({0.beta:g} ({2}))"
 
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        return torch.sigmoid(self.beta * scores.each[:, 0]) + torch.sigmoid(-self.beta * scores.apart)
-
-    def words(self) -> str:
-        return f"beta {self.beta:g}; for chosen completions worse than the policy's own: both sink, the rejected faster"
-
-    def symbols(self, score: str, contrast: str) -> str:
-        return f"sigma({self.beta:g} s_w) + 1 - sigma({self.beta:g} ({contrast}))"
+        return torch.sigmoid(self.beta * scores.score[:, 0]) + torch.sigmoid(-self.beta * scores.apart)
 
 
 @dataclass(frozen=True)
@@ -262,6 +250,8 @@ class Rivals(PairCurve):
     name: ClassVar[str] = "rivals"
     needs: ClassVar[frozenset[str]] = frozenset({"pairs", "token_logp", "rival_logp"})
     contrasts: ClassVar[bool] = False
+    in_words: ClassVar[str] = "each rejected token is pushed below a likely rival ({0.coefficient:g})"
+    in_symbols: ClassVar[str] = "{0.coefficient:g}/n_l SUM_t -log sigma(log pi(rival_t) - log pi(y_l,t))"
 
     def __post_init__(self) -> None:
         positive("curve", coefficient=self.coefficient)
@@ -279,9 +269,3 @@ class Rivals(PairCurve):
         gap = torch.where(action, own - rival.to(own.dtype), 0.0)
         lost = summed(completions.batch, functional.softplus(gap))[:, 1] / completions.lengths[:, 1]
         return self.coefficient * lost
-
-    def words(self) -> str:
-        return f"each rejected token is pushed below a likely rival ({self.coefficient:g})"
-
-    def symbols(self, score: str, contrast: str) -> str:
-        return f"{self.coefficient:g}/n_l SUM_t -log sigma(log pi(rival_t) - log pi(y_l,t))"

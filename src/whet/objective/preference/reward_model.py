@@ -91,6 +91,8 @@ def reward_totals(batch: RankBatch | LabelBatch) -> RewardTotals:
 
 
 class RankCost(Protocol):
+    """What a ranking costs, [B], from the scores of its answers."""
+
     name: ClassVar[str]
 
     def __call__(self, batch: RankBatch, score: Tensor) -> Tensor: ...
@@ -108,21 +110,19 @@ class AllPairs(Component):
     """
 
     name: ClassVar[str] = "all_pairs"
+    in_words: ClassVar[str] = "every pair of answers to a prompt is compared, and their mean taken"
 
     def __call__(self, batch: RankBatch, score: Tensor) -> Tensor:
         better = batch.better
         apart = score[:, :, None] - score[:, None, :]
         if batch.margin is not None:
             apart = apart - batch.margin.to(score.dtype)
-        each = -functional.logsigmoid(apart)
+        pair_cost = -functional.logsigmoid(apart)
         if batch.preference is not None:
             certain = batch.preference.to(score.dtype)
-            each = certain * each - (1 - certain) * functional.logsigmoid(-apart)
-        cost = torch.where(better, each, 0.0).flatten(1).sum(-1)
+            pair_cost = certain * pair_cost - (1 - certain) * functional.logsigmoid(-apart)
+        cost = torch.where(better, pair_cost, 0.0).flatten(1).sum(-1)
         return cost / better.flatten(1).sum(-1).clamp(min=1)
-
-    def words(self) -> str:
-        return "every pair of answers to a prompt is compared, and their mean taken"
 
 
 class PlackettLuce(Component):
@@ -132,6 +132,7 @@ class PlackettLuce(Component):
     """
 
     name: ClassVar[str] = "plackett_luce"
+    in_words: ClassVar[str] = "the best answer is drawn first, then the best of the rest, and so on"
 
     def __call__(self, batch: RankBatch, score: Tensor) -> Tensor:
         if batch.margin is not None or batch.preference is not None:
@@ -143,9 +144,6 @@ class PlackettLuce(Component):
         there = batch.rank >= 0
         among = torch.where(batch.better | itself, score[:, None, :], -torch.inf).logsumexp(-1)
         return torch.where(there, among - score, 0.0).sum(-1)
-
-    def words(self) -> str:
-        return "the best answer is drawn first, then the best of the rest, and so on"
 
 
 @dataclass(frozen=True)
@@ -168,13 +166,13 @@ class RankLoss:
         exact = score if score.dtype == torch.float64 else score.float()
         # a place without an answer may hold anything
         exact = torch.where(batch.rank >= 0, exact, 0.0)
-        each, better = self.cost(batch, exact), batch.better
+        cost, better = self.cost(batch, exact), batch.better
         if self.centre:
             both = torch.where(better, (exact[:, :, None] + exact[:, None, :]).square(), 0.0).flatten(1).sum(-1)
-            each = each + self.centre * both / better.flatten(1).sum(-1).clamp(min=1)
+            cost = cost + self.centre * both / better.flatten(1).sum(-1).clamp(min=1)
         if batch.weight is not None:
-            each = each * batch.weight.to(each.dtype)
-        value = torch.where(batch.counted, each, 0.0).sum() / max(totals.rows, 1)
+            cost = cost * batch.weight.to(cost.dtype)
+        value = torch.where(batch.counted, cost, 0.0).sum() / max(totals.rows, 1)
         return Loss(value, {"loss": value.detach(), **self._sums(batch, exact.detach(), totals)})
 
     def _sums(self, batch: RankBatch, score: Tensor, totals: RewardTotals) -> dict[str, Tensor]:
@@ -183,11 +181,11 @@ class RankLoss:
         right = (apart > 0).to(score.dtype) + 0.5 * (apart == 0).to(score.dtype)
         answers = (batch.rank >= 0) & batch.counted[:, None]
         pairs = {"margin": apart, "accuracy": right, "confidence": torch.sigmoid(apart.abs())}
-        found = {name: torch.where(better, each, 0.0).sum() / max(totals.pairs, 1) for name, each in pairs.items()}
+        sums = {name: torch.where(better, values, 0.0).sum() / max(totals.pairs, 1) for name, values in pairs.items()}
         scores = {"score": score, "score_square": score.square()}
-        for name, each in scores.items():
-            found[name] = torch.where(answers, each, 0.0).sum() / max(totals.answers, 1)
-        return found
+        for name, values in scores.items():
+            sums[name] = torch.where(answers, values, 0.0).sum() / max(totals.answers, 1)
+        return sums
 
 
 @dataclass(frozen=True)
@@ -215,12 +213,12 @@ class LabelLoss:
         cost = functional.binary_cross_entropy_with_logits(
             exact, label, reduction="none", pos_weight=exact.new_tensor(self.positive_weight)
         )
-        each = torch.where(batch.judged, cost, 0.0).sum(-1)
+        row_cost = torch.where(batch.judged, cost, 0.0).sum(-1)
         if self.even_completions:
-            each = each / batch.judged.sum(-1).clamp(min=1)
+            row_cost = row_cost / batch.judged.sum(-1).clamp(min=1)
         if batch.weight is not None:
-            each = each * batch.weight.to(each.dtype)
-        value = each.sum() / max(totals.rows if self.even_completions else totals.labels, 1)
+            row_cost = row_cost * batch.weight.to(row_cost.dtype)
+        value = row_cost.sum() / max(totals.rows if self.even_completions else totals.labels, 1)
         said, truth = exact.detach() > 0, label > 0.5
         watched = {
             "accuracy": said == truth,
@@ -229,8 +227,8 @@ class LabelLoss:
             "squared_error": (torch.sigmoid(exact.detach()) - label).square(),
         }
         sums = {
-            name: torch.where(batch.judged, each.to(exact.dtype), 0.0).sum() / max(totals.labels, 1)
-            for name, each in watched.items()
+            name: torch.where(batch.judged, values.to(exact.dtype), 0.0).sum() / max(totals.labels, 1)
+            for name, values in watched.items()
         }
         return Loss(value, {"loss": value.detach(), **sums})
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairCompletions
 
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 LARGEST_EXPONENT = 40.0
 
 
-class CompletionScore(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class CompletionScore(ComponentProtocol, Protocol):
+    """What a completion is worth, [B, S], from its log-probabilities."""
 
     def __call__(self, completions: PairCompletions) -> Tensor: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str:
         """The score of a completion y, as it stands in a formula."""
@@ -38,15 +35,13 @@ class LogRatio(Component):
 
     name: ClassVar[str] = "log_ratio"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
+    in_words: ClassVar[str] = (
+        "a completion is worth how much likelier it is than under the reference; a larger beta ties it tighter"
+    )
+    in_symbols: ClassVar[str] = "log pi(y)/ref(y)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.log_ratio
-
-    def words(self) -> str:
-        return "a completion is worth how much likelier it is than under the reference; a larger beta ties it tighter"
-
-    def symbols(self) -> str:
-        return "log pi(y)/ref(y)"
 
 
 class MeanLogRatio(Component):
@@ -54,62 +49,48 @@ class MeanLogRatio(Component):
 
     name: ClassVar[str] = "mean_log_ratio"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
+    in_words: ClassVar[str] = "a completion is worth how much likelier a token of it is than under the reference"
+    in_symbols: ClassVar[str] = "1/n log pi(y)/ref(y)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.log_ratio / completions.lengths
-
-    def words(self) -> str:
-        return "a completion is worth how much likelier a token of it is than under the reference"
-
-    def symbols(self) -> str:
-        return "1/n log pi(y)/ref(y)"
 
 
 class LogLikelihood(Component):
     """s = log pi(y): a uniform reference. Xu 2024 (2401.08417)."""
 
     name: ClassVar[str] = "logp"
+    in_words: ClassVar[str] = "a completion is worth its log-probability; long ones are worth less"
+    in_symbols: ClassVar[str] = "log pi(y)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.logp
-
-    def words(self) -> str:
-        return "a completion is worth its log-probability; long ones are worth less"
-
-    def symbols(self) -> str:
-        return "log pi(y)"
 
 
 class MeanLogLikelihood(Component):
     """s = q = log pi(y) / n. Meng 2024 (2405.14734), equation 4 without beta."""
 
     name: ClassVar[str] = "mean_logp"
+    in_words: ClassVar[str] = (
+        "a completion is worth the mean log-probability of its tokens; nothing ties it to a reference"
+    )
+    in_symbols: ClassVar[str] = "1/n log pi(y)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.mean_logp
-
-    def words(self) -> str:
-        return "a completion is worth the mean log-probability of its tokens; nothing ties it to a reference"
-
-    def symbols(self) -> str:
-        return "1/n log pi(y)"
 
 
 class LogOdds(Component):
     """s = log p/(1-p), p = exp(q) the geometric mean of the tokens' probabilities. Hong 2024 (2403.07691)."""
 
     name: ClassVar[str] = "log_odds"
+    in_words: ClassVar[str] = "a completion is worth the log-odds of its mean token probability"
+    in_symbols: ClassVar[str] = "log p/(1-p), p = pi(y)^(1/n)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         # a completion the policy is sure of has infinite odds: the smallest step below probability 1 stands for it
         mean = completions.mean_logp.clamp(max=-torch.finfo(completions.logp.dtype).eps)
         return mean - torch.log(-torch.expm1(mean))
-
-    def words(self) -> str:
-        return "a completion is worth the log-odds of its mean token probability"
-
-    def symbols(self) -> str:
-        return "log p/(1-p), p = pi(y)^(1/n)"
 
 
 @dataclass(frozen=True)
@@ -118,16 +99,14 @@ class PowerReward(Component):
 
     alpha: float = 0.25
     name: ClassVar[str] = "power_reward"
+    in_words: ClassVar[str] = (
+        "a completion is worth a bent mean log-probability (alpha {0.alpha:g}): unlikely ones are pushed harder"
+    )
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         if self.alpha == 0:
             return completions.mean_logp
         return -torch.expm1((-self.alpha * completions.mean_logp).clamp(max=LARGEST_EXPONENT)) / self.alpha
-
-    def words(self) -> str:
-        return (
-            f"a completion is worth a bent mean log-probability (alpha {self.alpha:g}): unlikely ones are pushed harder"
-        )
 
     def symbols(self) -> str:
         return f"(1 - p^-{self.alpha:g})/{self.alpha:g}, p = pi(y)^(1/n)" if self.alpha else "1/n log pi(y)"
@@ -140,15 +119,11 @@ class WeighedEntropy(Component):
     """
 
     name: ClassVar[str] = "weighed_entropy"
+    in_words: ClassVar[str] = "a completion is worth its mean log-probability plus 1/n"
+    in_symbols: ClassVar[str] = "1/n (log pi(y) + 1)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return (completions.logp + 1) / completions.lengths
-
-    def words(self) -> str:
-        return "a completion is worth its mean log-probability plus 1/n"
-
-    def symbols(self) -> str:
-        return "1/n (log pi(y) + 1)"
 
 
 class ForwardKL(Component):
@@ -156,15 +131,11 @@ class ForwardKL(Component):
 
     name: ClassVar[str] = "forward_kl"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
+    in_words: ClassVar[str] = "tied to the reference by the forward KL: covers all it could say"
+    in_symbols: ClassVar[str] = "1 - ref(y)/pi(y)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return -torch.expm1((-completions.log_ratio).clamp(max=LARGEST_EXPONENT))
-
-    def words(self) -> str:
-        return "tied to the reference by the forward KL: covers all it could say"
-
-    def symbols(self) -> str:
-        return "1 - ref(y)/pi(y)"
 
 
 class JensenShannon(Component):
@@ -172,15 +143,13 @@ class JensenShannon(Component):
 
     name: ClassVar[str] = "jensen_shannon"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
+    in_words: ClassVar[str] = (
+        "tied to the reference by the Jensen-Shannon divergence: the worth of a completion is bounded above"
+    )
+    in_symbols: ClassVar[str] = "log 2 + log sigma(log pi(y)/ref(y))"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return math.log(2) + functional.logsigmoid(completions.log_ratio)
-
-    def words(self) -> str:
-        return "tied to the reference by the Jensen-Shannon divergence: the worth of a completion is bounded above"
-
-    def symbols(self) -> str:
-        return "log 2 + log sigma(log pi(y)/ref(y))"
 
 
 @dataclass(frozen=True)
@@ -193,15 +162,13 @@ class AlphaDivergence(Component):
     alpha: float = 0.5
     name: ClassVar[str] = "alpha_divergence"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
+    in_words: ClassVar[str] = "tied to the reference by the alpha divergence ({0.alpha:g})"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         power = self.alpha - 1
         if power == 0:
             return completions.log_ratio
         return torch.expm1((power * completions.log_ratio).clamp(max=LARGEST_EXPONENT)) / power
-
-    def words(self) -> str:
-        return f"tied to the reference by the alpha divergence ({self.alpha:g})"
 
     def symbols(self) -> str:
         return f"((pi(y)/ref(y))^{self.alpha - 1:g} - 1)/{self.alpha - 1:g}" if self.alpha != 1 else "log pi(y)/ref(y)"
@@ -217,6 +184,8 @@ class SharedLength(Component):
     tail: float = 0.5
     name: ClassVar[str] = "shared_length"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "token_logp", "pairs"})
+    in_words: ClassVar[str] = "tokens past the length of the shorter completion count {0.tail:g}"
+    in_symbols: ClassVar[str] = "SUM_t w_t log pi/ref, w = 1 up to min(n_w, n_l), {0.tail:g} after"
 
     def __post_init__(self) -> None:
         if not 0 <= self.tail <= 1:
@@ -229,9 +198,3 @@ class SharedLength(Component):
         shorter = completions.batch.lengths.amin(-1)[:, None, None]
         weight = torch.where(action.cumsum(-1) <= shorter, 1.0, self.tail).to(completions.logp.dtype)
         return completions.weighed(completions.token_logp, weight) - completions.weighed(reference, weight)
-
-    def words(self) -> str:
-        return f"tokens past the length of the shorter completion count {self.tail:g}"
-
-    def symbols(self) -> str:
-        return f"SUM_t w_t log pi/ref, w = 1 up to min(n_w, n_l), {self.tail:g} after"

@@ -37,7 +37,7 @@ class CompletionCurve(Component):
 
 def by_class(scores: PairScores, desirable: float, undesirable: float) -> Tensor:
     """[B, S]: one number for good completions, another for bad ones, in the precision of the scores."""
-    return scores.each.new_tensor([undesirable, desirable])[scores.completions.batch.good.long()]
+    return scores.score.new_tensor([undesirable, desirable])[scores.completions.batch.good.long()]
 
 
 def signed(values: Tensor, good: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Prospect(CompletionCurve):
         positive("curve", beta=self.beta, desirable=self.desirable, undesirable=self.undesirable)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        lost = torch.sigmoid(-self.beta * signed(scores.each, scores.completions.batch.good))
+        lost = torch.sigmoid(-self.beta * signed(scores.score, scores.completions.batch.good))
         return by_class(scores, self.desirable, self.undesirable) * lost
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
@@ -83,18 +83,14 @@ class Classified(CompletionCurve):
 
     beta: float = 0.1
     name: ClassVar[str] = "classified"
+    in_words: ClassVar[str] = "beta {0.beta:g}: tell good completions from bad ones, each by itself"
+    in_symbols: ClassVar[str] = "-log sigma({0.beta:g} s_w) - log sigma(-{0.beta:g} s_l)"
 
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        return -functional.logsigmoid(self.beta * signed(scores.each, scores.completions.batch.good))
-
-    def words(self) -> str:
-        return f"beta {self.beta:g}: tell good completions from bad ones, each by itself"
-
-    def symbols(self, score: str, contrast: str) -> str:
-        return f"-log sigma({self.beta:g} s_w) - log sigma(-{self.beta:g} s_l)"
+        return -functional.logsigmoid(self.beta * signed(scores.score, scores.completions.batch.good))
 
 
 @dataclass(frozen=True)
@@ -104,18 +100,16 @@ class Saturating(CompletionCurve):
 
     beta: float = 0.1
     name: ClassVar[str] = "saturating"
+    in_words: ClassVar[str] = (
+        "beta {0.beta:g}; for chosen completions better than the policy's own: they rise, the rejected sink"
+    )
+    in_symbols: ClassVar[str] = "1 - sigma({0.beta:g} s_w) + sigma({0.beta:g} s_l)"
 
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        return torch.sigmoid(-self.beta * signed(scores.each, scores.completions.batch.good))
-
-    def words(self) -> str:
-        return f"beta {self.beta:g}; for chosen completions better than the policy's own: they rise, the rejected sink"
-
-    def symbols(self, score: str, contrast: str) -> str:
-        return f"1 - sigma({self.beta:g} s_w) + sigma({self.beta:g} s_l)"
+        return torch.sigmoid(-self.beta * signed(scores.score, scores.completions.batch.good))
 
 
 @dataclass(frozen=True)
@@ -133,10 +127,10 @@ class Targets(CompletionCurve):
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        wins = torch.as_tensor(scores.preference, dtype=scores.each.dtype, device=scores.each.device)
+        wins = torch.as_tensor(scores.preference, dtype=scores.score.dtype, device=scores.score.device)
         half = (wins - 0.5) / self.beta
-        each = half[:, None] if half.dim() else half
-        return (scores.each - signed(each.expand_as(scores.each), scores.completions.batch.good)).square()
+        target = half[:, None] if half.dim() else half
+        return (scores.score - signed(target.expand_as(scores.score), scores.completions.batch.good)).square()
 
     def words(self) -> str:
         return f"good completions are drawn to {1 / (2 * self.beta):g}, bad ones to {-1 / (2 * self.beta):g}"
@@ -155,18 +149,18 @@ class NoiseContrast(CompletionCurve):
 
     beta: float = 0.01
     name: ClassVar[str] = "noise_contrast"
+    in_words: ClassVar[str] = (
+        "beta {0.beta:g}: the worth of each completion by itself, so that the chosen one does not sink"
+    )
 
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        reward = self.beta * scores.each
+        reward = self.beta * scores.score
         return -torch.where(
             scores.completions.batch.good, functional.logsigmoid(reward), 0.0
         ) - 0.5 * functional.logsigmoid(-reward)
-
-    def words(self) -> str:
-        return f"beta {self.beta:g}: the worth of each completion by itself, so that the chosen one does not sink"
 
     def symbols(self, score: str, contrast: str) -> str:
         b = f"{self.beta:g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component
+from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairCompletions, summed
 
@@ -13,13 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class PairWeight(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+class PairWeight(ComponentProtocol, Protocol):
+    """How much a row counts, [B], without gradient; None where all count alike."""
 
     def __call__(self, completions: PairCompletions) -> Tensor | None: ...
-
-    def words(self) -> str: ...
 
     def symbols(self) -> str:
         """The factor in front of a row's cost."""
@@ -30,12 +27,10 @@ class Alike(Component):
     """1."""
 
     name: ClassVar[str] = "alike"
+    in_symbols: ClassVar[str] = ""
 
     def __call__(self, completions: PairCompletions) -> Tensor | None:
         return None
-
-    def symbols(self) -> str:
-        return ""
 
 
 class OwnWords(Component):
@@ -46,22 +41,18 @@ class OwnWords(Component):
 
     name: ClassVar[str] = "own_words"
     needs: ClassVar[frozenset[str]] = frozenset({"log_square"})
+    in_words: ClassVar[str] = "pairs count by how likely the policy is to say such things itself"
+    in_symbols: ClassVar[str] = "w_w w_l, w = exp(mean_t(log pi_t - log SUM_v pi_v^2)), times "
 
     def __call__(self, completions: PairCompletions) -> Tensor | None:
         square = completions.extras.log_square
         if square is None:
             raise ValueError("own_words needs the log_square of the pass and got none")
         usual = summed(completions.batch, square.detach().to(completions.logp.dtype))
-        each = torch.where(
+        log_weight = torch.where(
             completions.batch.counted[:, None], (completions.logp.detach() - usual) / completions.lengths, 0.0
         )
-        return each.sum(-1).exp()
-
-    def words(self) -> str:
-        return "pairs count by how likely the policy is to say such things itself"
-
-    def symbols(self) -> str:
-        return "w_w w_l, w = exp(mean_t(log pi_t - log SUM_v pi_v^2)), times "
+        return log_weight.sum(-1).exp()
 
 
 @dataclass(frozen=True)
@@ -72,6 +63,8 @@ class MarginGate(Component):
     temperature: float = 1.0
     name: ClassVar[str] = "margin_gate"
     needs: ClassVar[frozenset[str]] = frozenset({"pairs"})
+    in_words: ClassVar[str] = "pairs that are far enough apart stop counting"
+    in_symbols: ClassVar[str] = "sigma(({0.bias:g} - log pi(y_w)/pi(y_l))/{0.temperature:g}) "
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -80,9 +73,3 @@ class MarginGate(Component):
     def __call__(self, completions: PairCompletions) -> Tensor | None:
         logp = completions.logp.detach()
         return torch.sigmoid((self.bias - (logp[:, 0] - logp[:, 1])) / self.temperature)
-
-    def words(self) -> str:
-        return "pairs that are far enough apart stop counting"
-
-    def symbols(self) -> str:
-        return f"sigma(({self.bias:g} - log pi(y_w)/pi(y_l))/{self.temperature:g}) "

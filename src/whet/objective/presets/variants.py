@@ -21,6 +21,7 @@ from whet.objective.clip import (
     SoftGate,
     Unclipped,
 )
+from whet.objective.entropic import EntropicGroup
 from whet.objective.kl import K1Immediate, NoKL
 from whet.objective.pass_at_k import PassAtK
 from whet.objective.policy import Objective
@@ -28,7 +29,6 @@ from whet.objective.presets.preset import Preset
 from whet.objective.ratio import SamplerTokenRatio, SegmentRatio, SequenceRatio, TokenRatio
 from whet.objective.scale import GroupMeanScale, GroupStd, NoScale, WhitenCompletions
 from whet.objective.terms import TopK
-from whet.objective.tilt import EntropicGroup
 
 GSPO = Preset(
     Objective("gspo", GroupMean(), GroupStd(), SequenceRatio(), PPOClip(3e-4, 4e-4), SequenceMean(), NoKL()),

@@ -52,9 +52,11 @@ class Situation:
 
     def __post_init__(self) -> None:
         for name, known in (("signal", SIGNALS), ("goal", GOALS)):
-            given = getattr(self, name)
-            if given not in known:
-                raise WhetError(f"{name} is {given!r}{did_you_mean(str(given), known)}; give one of {', '.join(known)}")
+            answer = getattr(self, name)
+            if answer not in known:
+                raise WhetError(
+                    f"{name} is {answer!r}{did_you_mean(str(answer), known)}; give one of {', '.join(known)}"
+                )
         numbers = {
             "model_billions (--model-size)": self.model_billions,
             "memory_gigabytes (--memory)": self.memory_gigabytes,
@@ -283,7 +285,8 @@ def advice(situation: Situation) -> Advice:
         best=rule.ranking[0],
         reasons=(rule.reason(situation), *_reasons(situation, rule.ranking, chosen)),
         alternatives=tuple(
-            Alternative(each, _title(each), rule.when.get(each, GUIDE[each][1]), each in available) for each in others
+            Alternative(method, _title(method), rule.when.get(method, GUIDE[method][1]), method in available)
+            for method in others
         ),
         warnings=(*_run_warnings(situation, chosen), *_data_warnings(situation, chosen)),
         memory=None if footprint is None else memory_estimate(footprint),
@@ -436,4 +439,4 @@ def _commands(situation: Situation, method: str) -> tuple[str, str | None]:
 
 
 def _set(command: str, settings: list[str]) -> str:
-    return " ".join([command, *(f"--set {each}" for each in settings)])
+    return " ".join([command, *(f"--set {setting}" for setting in settings)])

@@ -112,8 +112,8 @@ def ask(read: Callable[[str], str] | None = None, write: Callable[[str], None] =
 
 def _answer(question: Question, read: Callable[[str], str], write: Callable[[str], None]) -> Any:
     write(question.text)
-    for place, (words, _) in enumerate(question.choices, 1):
-        write(f"  {place}  {words}")
+    for number, (words, _) in enumerate(question.choices, 1):
+        write(f"  {number}  {words}")
     while True:
         text = read("  [1] " if question.choices else "  [not known] ").strip()
         if question.choices:
@@ -178,7 +178,7 @@ def _summary(situation: Situation) -> str:
 
 def _section(title: str, entries: tuple[str, ...] | list[str]) -> list[str]:
     wrapped = [
-        textwrap.fill(each, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
-        for each in entries
+        textwrap.fill(entry, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
+        for entry in entries
     ]
     return ["", title, *wrapped] if wrapped else []

@@ -30,6 +30,12 @@ class EntropicGroup(GroupBaseline):
 
     nats: float = math.log(2)
     name: ClassVar[str] = "entropic_group"
+    in_words: ClassVar[str] = (
+        "weigh each completion by exp(beta R) against the others of its group: the best count most"
+    )
+    in_symbols: ClassVar[str] = (
+        "e^(beta R) / mean_{{g, not i}}(e^(beta R)) - 1, KL(softmax(beta R), uniform) = {0.nats:.3g}"
+    )
 
     def __post_init__(self) -> None:
         if not self.nats > 0:
@@ -43,34 +49,28 @@ class EntropicGroup(GroupBaseline):
         index, count = group_index(batch.group)
         scored = ~batch.reward.isnan()
         weight = episode_weight(batch)
-        each = scored.double() if weight is None else weight.double()
+        counts = scored.double() if weight is None else weight.double()
         reward = torch.where(scored, batch.reward.double(), 0.0)
         least = torch.full((count,), -math.inf, dtype=torch.float64, device=reward.device)
         best = least.scatter_reduce(0, index, torch.where(scored, reward, -math.inf), "amax")
         below = torch.where(scored, reward - best[index], 0.0)  # at most 0: no power overflows
-        size = sums_by(index, count, each).clamp(min=1)
+        size = sums_by(index, count, counts).clamp(min=1)
 
         def spent(beta: Tensor) -> Tensor:
             """KL(softmax(beta R), uniform) of each group."""
             logit = beta[index] * below
-            total = sums_by(index, count, each * logit.exp()).clamp(min=1e-300)
-            share = each * logit.exp() / total[index]
+            total = sums_by(index, count, counts * logit.exp()).clamp(min=1e-300)
+            share = counts * logit.exp() / total[index]
             return sums_by(index, count, share * (logit - total.log()[index])) + size.log()
 
         beta = _solved(spent, torch.zeros(count, dtype=torch.float64, device=reward.device), self.nats)
         tilted = torch.where(scored, (beta[index] * below).exp(), 0.0)
         moments = group_moments(batch.reward, batch.group, weight)
-        others = sums_by(index, count, each * tilted)[index] - episode_mean(tilted, batch)
+        others = sums_by(index, count, counts * tilted)[index] - episode_mean(tilted, batch)
         others = others / (size[index] - 1).clamp(min=1)
         enough = scored & ~moments.constant & (size[index] > 2)
-        found = torch.where(enough, tilted / torch.where(enough, others, 1.0) - 1, 0.0)
-        return on_actions(found.to(batch.reward.dtype), batch)
-
-    def words(self) -> str:
-        return "weigh each completion by exp(beta R) against the others of its group: the best count most"
-
-    def symbols(self) -> str:
-        return f"e^(beta R) / mean_{{g, not i}}(e^(beta R)) - 1, KL(softmax(beta R), uniform) = {self.nats:.3g}"
+        advantage = torch.where(enough, tilted / torch.where(enough, others, 1.0) - 1, 0.0)
+        return on_actions(advantage.to(batch.reward.dtype), batch)
 
 
 def _solved(spent: Callable[[Tensor], Tensor], zero: Tensor, nats: float) -> Tensor:
