@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -70,6 +71,7 @@ def finished(*words: str, folder: Path | None = None, **environment: str) -> Com
 def _obey(words: tuple[str, ...], folder: str, environment: dict[str, str], output: str, errors: str) -> None:
     """Run one command in the forked process, which ends as the command does."""
     os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
     sys.path[:0] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
     for number, place in ((1, output), (2, errors)):
         file = os.open(place, os.O_WRONLY | os.O_CREAT)

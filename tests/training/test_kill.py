@@ -13,7 +13,7 @@ import pytest
 from tests.support.commands import finished, started
 from whet.record import read_metrics
 
-METHODS = ["grpo", pytest.param("reinforce", marks=pytest.mark.slow), "ppo", "sft"]
+METHODS = ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reinforce", "ppo", "sft"))]
 STEPS = 8
 
 
