@@ -1,6 +1,7 @@
 """What the README shows is what happens."""
 
 import re
+import runpy
 from pathlib import Path
 
 from whet.settings.methods.catalogue import methods
@@ -24,7 +25,9 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
     assert len([line for line in block.splitlines() if line.strip()]) <= 10
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+    program = tmp_path / "example.py"
+    program.write_text(block)
+    runpy.run_path(str(program), run_name="__main__")
     printed = capsys.readouterr().out
     before, after = (float(number) for number in re.findall(r"'reward': (-?[\d.]+)", printed)[:2])
     assert after > before + 0.3 and 0 <= float(printed.splitlines()[-1]) <= 1
