@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import tempfile
@@ -18,7 +19,7 @@ _FORK.set_forkserver_preload(["tests.support.warm_start"])
 
 
 class Command:
-    """A running `whet WORDS`."""
+    """A running `whet WORDS`, or `python WORDS` where the first word is a script."""
 
     def __init__(self, words: tuple[str, ...], folder: Path | None = None, **environment: str) -> None:
         self._notes = tempfile.TemporaryDirectory()
@@ -79,6 +80,10 @@ def _obey(words: tuple[str, ...], folder: str, environment: dict[str, str], outp
         os.close(file)
     os.chdir(folder)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    if words[0].endswith(".py"):
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
+        return
     sys.argv = ["whet", *words]
     from whet.cli import main
 
