@@ -1,4 +1,4 @@
-"""What every test leaves as it found it, and what this session collected."""
+"""What every test leaves as it found it, what this session collected, and the run that its tests share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.collection import note_collected
+from tests.support.shared_runs import made_once, train_imitator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -15,6 +16,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @pytest.hookimpl(tryfirst=True)  # before markers deselect anything
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     note_collected(config, items)
+
+
+@pytest.fixture(scope="session")
+def imitator(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a finished SFT run of the built-in model."""
+    return str(made_once(tmp_path_factory, "sft", train_imitator))
 
 
 @pytest.fixture(autouse=True)

@@ -224,6 +224,13 @@ def test_paths_in_the_docs_exist():
     assert not (found := missing_paths(ROOT)), "\n".join(found)
 
 
+def test_ci_runs_the_readmes_commands_in_its_order():
+    shown = list(dict.fromkeys(re.findall(r"^make [\w-]+", (ROOT / "README.md").read_text(), re.M)))
+    run = re.findall(r"^make [\w-]+", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert run[0] == "make demo" and run[-1] == "make test"
+    assert [command for command in shown if command in run] == run, "README.md shows others, or in another order"
+
+
 def test_settings_in_the_docs_resolve():
     assert not (found := wrong_settings(ROOT, resolve_config)), "\n".join(found)
 

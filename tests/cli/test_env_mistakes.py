@@ -390,14 +390,14 @@ def test_a_real_mcp_server_that_fails_in_the_middle_of_a_run(
         "sampling.engine=calling",
     ]
     limits = ["--set", "env.tool_seconds=3", "--set", "env.step_seconds=60", "--set", "env.max_tokens=100000"]
-    less = ["--steps", "1", "--set", "env.instructions=false", "--set", "sampling.engine=calling"]
+    less = ["--steps", "1", "--set", "env.instructions=false", "--set", "batch.prompts_per_step=1"]
     code, out, err = command(capsys, monkeypatch, "train", "grpo", *words, *RUN, *limits, *less, "--folder", "run")
     assert code == 0, (out, err)
     samples = [json.loads(line) for line in (folder / "run" / "samples.jsonl").read_text().splitlines()]
     for sample in samples:
         results = [turn["text"] for turn in sample["turns"] if turn["role"] not in ("prompt", "assistant")]
         assert results == ["fine", text], sample
-    assert len(samples) == 4 and counted(folder, "tool_calls") == 8 and counted(folder, count) == 4
+    assert len(samples) == 2 and counted(folder, "tool_calls") == 4 and counted(folder, count) == 2
 
 
 @pytest.mark.parametrize("words", [["eval", "whetstone"], ["sample", "whetstone"]])

@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-import whet
 from whet import cli
 
 FEW = ["--set", "eval.prompts=12", "--set", "model.threads=1"]
@@ -30,15 +29,6 @@ def eval_(capsys, *words):
     return code, out, err
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A model that answers otherwise than the built-in one."""
-    folder = tmp_path_factory.mktemp("runs") / "sft"
-    settings = {"data": {"count": 256}, "eval": {"prompts": 0}, "model": {"threads": 1}, "batch": {"rows_per_step": 64}}
-    whet.train("sft", steps=12, folder=str(folder), config=settings, console=False)
-    return str(folder)
-
-
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -52,8 +42,8 @@ def test_one_model_has_its_metrics_with_intervals(capsys, tmp_path):
     assert len((tmp_path / "eval.jsonl").read_text().splitlines()) == 12 and not list(tmp_path.glob("*.part"))
 
 
-def test_models_are_compared_on_the_same_prompts(capsys, tmp_path, trained):
-    words = ["whetstone", trained, "--data", "task:arithmetic", "--samples", "4", *FEW]
+def test_models_are_compared_on_the_same_prompts(capsys, tmp_path, imitator):
+    words = ["whetstone", imitator, "--data", "task:arithmetic", "--samples", "4", *FEW]
     code, out, _ = eval_(capsys, *words, "--html", "page.html", "--out", "both", "--json")
     assert code == 0
     found = json.loads(out)
@@ -86,10 +76,10 @@ def test_several_tasks_each_with_its_own_reward(capsys):
     assert "accuracy" not in found and not found["pairs"]
 
 
-def test_three_pairs_are_corrected(capsys, trained, tmp_path):
+def test_three_pairs_are_corrected(capsys, imitator, tmp_path):
     other = tmp_path / "copy"
-    other.symlink_to(trained)
-    words = ["whetstone", trained, str(other), "--data", "task:arithmetic", *FEW]
+    other.symlink_to(imitator)
+    words = ["whetstone", imitator, str(other), "--data", "task:arithmetic", *FEW]
     code, out, _ = eval_(capsys, *words, "--json")
     tests = json.loads(out)["pairs"]["task:arithmetic"]
     assert code == 0 and len(tests) == 3 and all(each["test"] == "McNemar" for each in tests)
@@ -233,10 +223,10 @@ def test_a_mistake_is_one_line_with_its_fix(capsys, tmp_path, case):
     assert code == 2 and out == "" and err.count("\n") == 1 and fix in err, err
 
 
-def test_models_that_were_asked_different_prompts_are_refused(capsys, trained, tmp_path):
+def test_models_that_were_asked_different_prompts_are_refused(capsys, imitator, tmp_path):
     """A run brings its own number of held-out prompts."""
     other = tmp_path / "other"
-    shutil.copytree(trained, other, symlinks=True)
+    shutil.copytree(imitator, other, symlinks=True)
     text = (other / "config.toml").read_text()
     (other / "config.toml").write_text(re.sub(r"(\[eval\][^\[]*?prompts = )0", r"\g<1>6", text))
     code, _, err = eval_(capsys, "whetstone", str(other), "--set", "model.threads=1")

@@ -11,7 +11,7 @@ FUSED, PACKED, PADDED = (
 STEP, BUFFERS, CACHE = "fused decoder", "the model's own layers on whet's buffers", "the model's own forward and cache"
 ONE_LENGTH, NO_CACHE = f"{CACHE}, prompts of one length", "the model's own forward over whole rows, without a cache"
 
-# what whet does with them; the others are tried with the slow tests
+# what whet does with them
 COMMON = {
     **dict.fromkeys(("llama", "llama yarn", "mistral", "mistral full", "ministral", "cwm", "olmo2"), (FUSED, STEP)),
     **dict.fromkeys(("qwen2", "qwen2 full", "qwen3", "seed_oss", "granite"), (FUSED, STEP)),
@@ -25,7 +25,15 @@ COMMON = {
 }
 
 
-@pytest.mark.parametrize("family", COMMON)
+# tried with the slow tests, as every family that is not named here: another one is computed as it is
+SLOW = {
+    *("llama yarn", "mistral full", "ministral", "cwm", "qwen2 full", "seed_oss"),
+    *("ministral3", "smollm3", "granite multipliers", "helium", "ernie4_5", "arcee", "apertus", "stablelm"),
+    *("gemma", "hunyuan_v1_dense", "falcon_h1"),
+}
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in COMMON])
 def test_a_common_family_is_right_beyond_its_window(family):
     found = gaps_of(family)
     assert found.right, found
@@ -35,16 +43,9 @@ def test_a_common_family_is_right_beyond_its_window(family):
 
 @pytest.mark.slow
 def test_every_other_family_is_right_too():
-    wrong = []
-    for family in families():
-        if family not in COMMON:
-            try:
-                gaps = gaps_of(family)
-            except Exception as error:
-                wrong.append(f"{family}: {type(error).__name__}: {error}")
-            else:
-                wrong += [] if gaps.right else [f"{family}: {gaps}"]
-    assert not wrong, "\n".join(wrong)
+    gaps = [gaps_of(family) for family in families() if family not in COMMON]
+    wrong = [str(each) for each in gaps if not each.right]
+    assert len(gaps) > 50 and not wrong, "\n".join(wrong)
 
 
 def test_a_wrong_window_is_found(monkeypatch):

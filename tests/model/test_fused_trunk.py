@@ -50,19 +50,20 @@ def gradients(states, lm, batch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("recompute", ["none", "wide", "layers"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_states_and_gradients_are_the_models_own(family, recompute, dtype):
+def test_states_and_gradients_are_the_models_own(family, dtype):
     lm = causal_lm(model_of(family), dtype)
     assert fused_works(lm)
     batch = shared_prefix_batch(*trial_rows(97, lm.device))
     theirs, their_grads = gradients(shared_prefix_states, lm, batch)
-    ours, our_grads = gradients(fused_states, replace(lm, recompute=recompute), batch)
     exact = dtype == torch.float32
-    assert (ours - theirs).norm() <= (1e-6 if exact else 1e-2) * theirs.norm()
-    assert our_grads.keys() == their_grads.keys() and len(our_grads) > 20
-    for name, grad in their_grads.items():
-        assert (our_grads[name] - grad).norm() <= (2e-5 if exact else 5e-2) * grad.norm(), name
+    for recompute in ("none", "wide", "layers"):
+        ours, our_grads = gradients(fused_states, replace(lm, recompute=recompute), batch)
+        assert (ours - theirs).norm() <= (1e-6 if exact else 1e-2) * theirs.norm(), recompute
+        assert our_grads.keys() == their_grads.keys() and len(our_grads) > 20
+        for name, grad in their_grads.items():
+            gap = (our_grads[name] - grad).norm() / grad.norm()
+            assert gap <= (2e-5 if exact else 5e-2), (recompute, name)
 
 
 def test_pieces_have_the_gradients_autograd_finds():

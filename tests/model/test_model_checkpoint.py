@@ -313,6 +313,7 @@ print(len(complete_checkpoints(folder)))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_only_whole_checkpoints(tmp_path: Path, folder: Path, llama: Any) -> None:
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()

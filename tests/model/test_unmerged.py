@@ -102,21 +102,21 @@ def test_gradients_are_those_of_the_plain_sum_in_double_precision(family: str, e
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("recompute", ["none", "wide", "layers"])
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
-def test_the_written_out_layers_find_the_same(family: str, recompute: Any, dtype: torch.dtype) -> None:
+def test_the_written_out_layers_find_the_same(family: str, dtype: torch.dtype) -> None:
     model = adapted(model_of(family, dtype))
-    lm = replace(causal_lm(model, dtype), recompute=recompute)
+    lm = causal_lm(model, dtype)
     assert not lm.whole and fused_works(lm), fused_refusal(lm)
     expected, grads = naive_grads(family, weights_of, adapter_factors(model))
-    states = fused_states(lm, shared_prefix_batch(*rows()))
     near, near_grads = (1e-5, 1e-4) if dtype == torch.float32 else (2e-2, 8e-2)
-    assert (states - expected).norm() <= near * expected.norm()
-    found = grads_of(model, states)
-    assert found.keys() == grads.keys()
-    for name, grad in grads.items():
-        assert found[name].dtype == torch.float32
-        assert (found[name] - grad).norm() <= near_grads * grad.norm(), name
+    for recompute in ("none", "wide", "layers"):
+        states = fused_states(replace(lm, recompute=recompute), shared_prefix_batch(*rows()))
+        assert (states - expected).norm() <= near * expected.norm(), recompute
+        ours = grads_of(model, states)
+        assert ours.keys() == grads.keys()
+        for name, grad in grads.items():
+            assert ours[name].dtype == torch.float32
+            assert (ours[name] - grad).norm() <= near_grads * grad.norm(), (recompute, name)
 
 
 def test_the_modules_own_path_agrees_and_some_matrices_may_go_without() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -91,6 +92,12 @@ def from_scratch(engine, requests, sampling):
     return written
 
 
+@cache
+def plainly_written(family, fast):
+    """What many ways of writing are held against, written once."""
+    return from_scratch(engine_of(model_of(family), fast=fast), requests_of(), Sampling(max_new_tokens=14))
+
+
 def through(session, requests, release=True, delay=0):
     """The same through a session; an answer comes `delay` looks later, for some conversations twice that."""
     written = [[] for _ in requests]
@@ -152,7 +159,7 @@ PATHS = [
 def test_a_session_writes_what_each_turn_from_scratch_would(family, path, delay, monkeypatch):
     """Groups, ragged turns, ends, answers that come at once or late; the log-probabilities are the trainer's too."""
     sampling, model = Sampling(max_new_tokens=14), model_of(family)
-    expected = from_scratch(engine_of(model, fast=False), requests_of(), sampling)
+    expected = plainly_written(family, fast=False)
     engine = by_path(family, path, monkeypatch)
     with engine.session(sampling, SHAPE) as session:
         assert isinstance(session, Session)
@@ -207,7 +214,7 @@ def pairs(turns):
 def test_fewer_rows_than_conversations(path, rows, delay, monkeypatch):
     """New ones wait, or take the row of one that waits for its answer; that is read anew, and nothing else changes."""
     sampling = Sampling(max_new_tokens=14)
-    expected = from_scratch(engine_of(model_of("llama")), requests_of(), sampling)
+    expected = plainly_written("llama", fast=True)
     by_path("llama", path, monkeypatch)
     with engine_of(model_of("llama"), rows_per_batch=rows).session(sampling, SHAPE) as session:
         assert_equal(through(session, requests_of(), delay=delay), expected)
@@ -217,7 +224,7 @@ def test_fewer_rows_than_conversations(path, rows, delay, monkeypatch):
 
 def test_conversations_that_nobody_releases_make_room_when_it_is_needed():
     sampling, requests = Sampling(max_new_tokens=14), requests_of()
-    expected = from_scratch(engine_of(model_of("llama")), requests, sampling)
+    expected = plainly_written("llama", fast=True)
     with engine_of(model_of("llama"), rows_per_batch=4).session(sampling, SHAPE) as session:
         assert_equal(through(session, requests, release=False), expected)
         assert session.counts.evicted > session.counts.recomputed
@@ -234,24 +241,32 @@ class RunsAhead(BufferBackend):
         self.num_slots = self.slots or self.num_slots
 
 
+@cache
+def stopped():
+    """A sampling that stops by texts and tokens, and what it writes."""
+    plain = Sampling(14, temperature=2.0, top_k=30, keeps_support=True)
+    engine = engine_of(model_of("llama"))
+    free = [turn for turns in from_scratch(engine, requests_of(), plain) for turn in turns]
+    long = [tokens for sample in free if len(tokens := sample.tokens[sample.action].tolist()) > 8]
+    sampling = replace(plain, stop=(Letters().decode(long[0][5:7]), "~~"), stop_tokens=(tuple(long[-1][3:5]), (9,)))
+    expected = from_scratch(engine, requests_of(), sampling)
+    stops = {sample.stop for turns in expected for sample in turns}
+    assert stops == {StopReason.END, StopReason.LENGTH, StopReason.TEXT}
+    return sampling, expected
+
+
 @pytest.mark.parametrize("path", ["rows", "fused"])
 @pytest.mark.parametrize(("steps", "behind"), [(1, 1), (4, 0), (4, 1), (9, 1)])
 @pytest.mark.parametrize("rows", [3, 16])
 def test_stops_and_supports_on_a_device_that_runs_ahead(path, steps, behind, rows, monkeypatch):
     """Texts and sequences of tokens are noticed late: what was drawn behind them leaves nothing in the row."""
-    plain = Sampling(14, temperature=2.0, top_k=30, keeps_support=True)
-    model = model_of("llama")
-    free = [turn for turns in from_scratch(engine_of(model), requests_of(), plain) for turn in turns]
-    long = [tokens for sample in free if len(tokens := sample.tokens[sample.action].tolist()) > 8]
-    sampling = replace(plain, stop=(Letters().decode(long[0][5:7]), "~~"), stop_tokens=(tuple(long[-1][3:5]), (9,)))
-    expected = from_scratch(engine_of(model), requests_of(), sampling)
-    stops = {sample.stop for turns in expected for sample in turns}
-    assert stops == {StopReason.END, StopReason.LENGTH, StopReason.TEXT}
+    sampling, expected = stopped()
     backend = type("Backend", (RunsAhead,), {"steps": steps, "behind": behind, "slots": 3})
     monkeypatch.setattr(torch_engine, "BufferBackend", backend)
     by_path("llama", path, monkeypatch)
+    engine = engine_of(model_of("llama"), rows_per_batch=rows)
     for delay in (0, 2):
-        with engine_of(model, rows_per_batch=rows).session(sampling, SHAPE) as session:
+        with engine.session(sampling, SHAPE) as session:
             found = through(session, requests_of(), delay=delay)
         assert_equal(found, expected)
         for mine, theirs in zip(found, expected, strict=True):

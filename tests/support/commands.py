@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +19,7 @@ _FORK.set_forkserver_preload(["tests.support.warm_start"])
 
 
 class Command:
-    """A running `whet WORDS`."""
+    """A running `whet WORDS`, or `python WORDS` where the first word is a script."""
 
     def __init__(self, words: tuple[str, ...], folder: Path | None = None, **environment: str) -> None:
         self._notes = tempfile.TemporaryDirectory()
@@ -70,6 +72,7 @@ def finished(*words: str, folder: Path | None = None, **environment: str) -> Com
 def _obey(words: tuple[str, ...], folder: str, environment: dict[str, str], output: str, errors: str) -> None:
     """Run one command in the forked process, which ends as the command does."""
     os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
     sys.path[:0] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
     for number, place in ((1, output), (2, errors)):
         file = os.open(place, os.O_WRONLY | os.O_CREAT)
@@ -77,6 +80,10 @@ def _obey(words: tuple[str, ...], folder: str, environment: dict[str, str], outp
         os.close(file)
     os.chdir(folder)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    if words[0].endswith(".py"):
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
+        return
     sys.argv = ["whet", *words]
     from whet.cli import main
 

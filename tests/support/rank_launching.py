@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.rank_processes import free_port, run_ranks
 from whet.training.distributed.launch import rank_environment
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])
 
 
 def start_ranks(
@@ -54,12 +47,7 @@ def run_calls(size: int, calls: Sequence[Sequence[Any]], folder: Path, seconds: 
     """Calls of the Python interface on `size` ranks; all of them must come to their end."""
     file = folder / "calls.json"
     file.write_text(json.dumps(calls))
-    ranks = start_ranks(size, [sys.executable, str(HERE / "ranked_runs.py"), str(file)], folder)
-    try:
-        codes = [rank.wait(seconds) for rank in ranks]
-    finally:
-        end(ranks)
-    assert codes == [0] * size, "\n".join(said(folder, rank) for rank in range(size))
+    run_ranks(size, "ranked_runs.py", str(file), folder=folder, seconds=seconds)
 
 
 def end(ranks: Sequence[subprocess.Popen[str]]) -> None:

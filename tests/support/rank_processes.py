@@ -1,49 +1,36 @@
-"""Ranks as processes of their own, for tests."""
+"""Ranks as processes of their own, for tests: forked from one that has imported whet."""
 
 from __future__ import annotations
 
-import os
+import signal
 import socket
-import subprocess
-import sys
+import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.commands import Command, started
+from whet.training.distributed.launch import rank_environment
+
+HERE = Path(__file__).parent
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
 
 
-def run_ranks(size: int, script: str, *arguments: str, seconds: float = 600) -> None:
+def run_ranks(size: int, script: str, *arguments: str, folder: Path | None = None, seconds: float = 600) -> None:
     """Run `tests/support/SCRIPT` as so many ranks; an error has what the ranks wrote."""
-    port = str(free_port())
-    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(Path(__file__).parent / script), *arguments],
-            env={
-                **os.environ,
-                **meeting,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+    port, until = free_port(), time.monotonic() + seconds
+    ranks: list[Command] = []
+    for rank in range(size):
+        environment = {**rank_environment(rank, size, "127.0.0.1", port, rank, size), "OMP_NUM_THREADS": "1"}
+        ranks.append(started(str(HERE / script), *arguments, folder=folder, **environment))
     try:
-        said = [rank.communicate(timeout=seconds)[0] for rank in ranks]
+        codes = [rank.wait(max(1.0, until - time.monotonic())) for rank in ranks]
     finally:
         for rank in ranks:
-            rank.kill()
-            rank.wait()
-    failed = [
-        (number, text[-3000:]) for number, (rank, text) in enumerate(zip(ranks, said, strict=True)) if rank.returncode
-    ]
+            if rank.poll() is None:
+                rank.send_signal(signal.SIGKILL)
+    failed = [(number, (rank.stdout + rank.stderr)[-3000:]) for number, rank in enumerate(ranks) if codes[number]]
     assert not failed, failed

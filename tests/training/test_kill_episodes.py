@@ -6,11 +6,15 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.commands import finished
 
 ENVIRONMENT = '''
 import itertools, os, signal
 from pathlib import Path
+
+import pytest
 
 CALLS = itertools.count(1)
 
@@ -50,6 +54,7 @@ def left_behind(folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_killed_within_a_batch_of_episodes_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "echo.py").write_text(ENVIRONMENT)
     whole = finished(*COMMAND, "--folder", "whole", folder=tmp_path)

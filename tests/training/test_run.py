@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import whet
+from tests.support.commands import started
 from whet import cli
 from whet.model.checkpoint import complete_checkpoints, load_checkpoint, verify_checkpoint
 from whet.record.log import RunRecorder, read_metrics, read_samples, read_summary
@@ -287,22 +287,10 @@ def small_arguments(folder, *words):
     return ["train", "reinforce", "--folder", str(folder), *(w for each in settings for w in ("--set", each)), *words]
 
 
-def start(*words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "whet", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-    )
-
-
 def wait_until(process, happened, seconds=120):
     deadline = time.monotonic() + seconds
     while not happened():
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.stderr
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.02)
 
@@ -400,7 +388,7 @@ def test_a_folder_that_is_no_run(monkeypatch, capsys, tmp_path):
 
 def test_control_c_ends_with_130_and_a_second_process_is_kept_out(tmp_path):
     folder = tmp_path / "run"
-    process = start(*small_arguments(folder, "--steps", "5000", "--set", "eval.prompts=0"))
+    process = started(*small_arguments(folder, "--steps", "5000", "--set", "eval.prompts=0"))
     try:
         wait_until(process, lambda: len(read_metrics(folder)) >= 3)
         for attempt in (
@@ -411,12 +399,12 @@ def test_control_c_ends_with_130_and_a_second_process_is_kept_out(tmp_path):
                 attempt()
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        process.wait(60)
     finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+    assert process.returncode == 130, process.stderr
+    assert "Traceback" not in process.stderr
     summary = read_summary(folder)
     step = saved_steps(folder)[-1]
     assert summary["status"] == "interrupted"
@@ -435,19 +423,19 @@ def test_a_second_control_c_does_not_wait_for_the_step(tmp_path):
         "    return 0.0\n"
     )
     words = ["--reward", f"{reward}:slow", "--set", "eval.prompts=0", "--set", "reward.timeout=100"]
-    process = start(*small_arguments(tmp_path / "run", *words))
+    process = started(*small_arguments(tmp_path / "run", *words))
     try:
         wait_until(process, reward.with_suffix(".called").exists)
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        process.wait(20)
     finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+    assert process.returncode == 130, process.stderr
+    assert "Traceback" not in process.stderr
     assert not (tmp_path / "run").exists()  # its first step was not done: there is nothing to resume
 
 

@@ -132,6 +132,7 @@ def test_a_finished_evaluation_leaves_nothing_to_go_on_from(tmp_path):
     assert first == second and first[2] == []
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on_to_the_same_bytes(tmp_path):
     words = ("eval", "whetstone", "--samples", "8", "--chunk", "2", "--json", "--set", "eval.prompts=24", "--set",
              "model.threads=1", "--out", "e.jsonl")  # fmt: skip

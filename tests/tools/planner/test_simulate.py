@@ -115,9 +115,9 @@ def test_layouts_of_a_cluster_are_compared():
     assert record["sync"]["bytes"] == 2 * NAMED["qwen2.5-1.5b"].weights and len(record["layouts"]) == 4
     assert found.layouts[2].simulated.tokens_per_second > found.layouts[1].simulated.tokens_per_second
     # the same load per device on more of them is the same work, in a part of the cluster
-    more = cluster_plan(replace(work, prompts_per_step=1024), devices("256xH100"), Wishes(steps=3))
-    rate = more.layouts[2].simulated.tokens_per_second / found.layouts[2].simulated.tokens_per_second
-    assert rate == pytest.approx(32, rel=0.35)
+    more = cluster_plan(replace(work, prompts_per_step=256), devices("64xH100"), Wishes(steps=3))
+    rate = more.layouts[2].found.tokens_per_second / found.layouts[2].found.tokens_per_second
+    assert rate == pytest.approx(8, rel=0.35)
     for broken, wishes, line in (
         (replace(work, draws=False, method="x"), Wishes(), "draws no completions"),
         (work, Wishes(engines=8), "leave no device to train on"),

@@ -56,6 +56,7 @@ def num_lines(folder: Path) -> int:
     return len((folder / "run" / "metrics.jsonl").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_and_a_signal_to_one_rank_stops_all_at_one_step(tmp_path):
     ranks = start_ranks(2, COMMAND, tmp_path)
     try:

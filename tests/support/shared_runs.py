@@ -1,0 +1,32 @@
+"""Finished runs that many tests read and none changes: made once per session, whichever worker needs one first."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def made_once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` of this session; other workers wait while the first one makes it."""
+    base = temporary.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared" / name
+    folder.parent.mkdir(exist_ok=True)
+    done = folder.with_suffix(".done")
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            make(folder)
+            done.touch()
+    return folder
+
+
+def train_imitator(folder: Path) -> None:
+    """SFT on the built-in task, until the model answers otherwise than the built-in one."""
+    import whet
+
+    settings = {"data": {"count": 256}, "eval": {"prompts": 0}, "model": {"threads": 1}, "batch": {"rows_per_step": 64}}
+    whet.train("sft", steps=12, folder=str(folder), config=settings, console=False)
