@@ -123,8 +123,8 @@ def _spread(region: Region, ends: Sequence[MathValue]) -> list[bool]:
 def _plain(region: Region) -> Region:
     """The region without ends at which nothing changes."""
     ends, inside = [], [region.inside[0]]
-    for place, end in enumerate(region.ends):
-        below, at, above = region.inside[2 * place : 2 * place + 3]
+    for number_of_end, end in enumerate(region.ends):
+        below, at, above = region.inside[2 * number_of_end : 2 * number_of_end + 3]
         if not below == at == above:
             ends.append(end)
             inside += [at, above]
