@@ -70,10 +70,11 @@ def verdict(gold: str, answer: str, rule: Comparison = EXACT) -> bool | None:
 
 def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
     """Whether the answer's value is the gold one. `Unreadable` where it cannot be computed."""
-    gold, answer = _unnamed(gold, answer)
-    both = (gold, answer)
     if isinstance(gold, Number | Expression) and isinstance(answer, Number | Expression):
         return _same_formula(gold, answer, rule)
+    both = _unnamed(gold, answer)
+    if both[0] is not gold or both[1] is not answer:
+        return same(*both, rule)
     if any(isinstance(value, Region) for value in both):
         return _same_region(gold, answer, rule)
     if isinstance(gold, Relation) and isinstance(answer, Relation):
