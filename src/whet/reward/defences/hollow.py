@@ -89,6 +89,7 @@ def hollow_answer(prompt: Prompt, completion: str, *, kind: Kind = "penalty") ->
 
 
 def is_hollow(mark: str) -> bool:
+    """True for a mark that holds nothing, a placeholder or a forged verdict."""
     shown = re.sub(r"\\[,;!: ]|\\(?:text|mathrm|phantom|hspace)\s*\{[\s~]*\}|[\s~{}$*`]|\u200b|\u00a0", "", mark)
     if len(mark) > LONGEST_MARK:
         return not shown

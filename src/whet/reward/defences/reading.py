@@ -25,6 +25,7 @@ LAST_MARK = re.compile(r"\\(?:boxed|fbox)\b|<answer>|####|\banswer(?:\*\*)?\s*(?
 
 
 def word_set(text: str) -> frozenset[str]:
+    """The words of a text, each once."""
     return frozenset(text.split())
 
 
@@ -68,6 +69,7 @@ def prose(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
+    """Words in lower case, without figures."""
     return [word.casefold() for word in WORD.findall(without_marks(text))]
 
 

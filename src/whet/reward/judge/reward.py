@@ -72,6 +72,7 @@ class Judge:
 
     @property
     def name(self) -> str:
+        """What its scores are reported under."""
         return self.settings.name
 
     @property

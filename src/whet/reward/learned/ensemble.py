@@ -31,6 +31,7 @@ def aggregated(scores: Sequence[float], how: Aggregate) -> float:
 
 
 def check_choice(given: str, choices: Any, what: str) -> None:
+    """Refuse a value that is none of the choices."""
     if given not in get_args(choices):
         raise WhetError(f"{what} is {given!r}; give one of {', '.join(get_args(choices))}")
 
@@ -43,6 +44,7 @@ class LengthFit:
     center: float = 0.0
 
     def without_length(self, score: float, length: int) -> float:
+        """A score less what its length alone earned."""
         return score - self.slope * (length - self.center)
 
 

@@ -69,6 +69,7 @@ class EnsembleReward(Generic[Settings]):
 
     @property
     def name(self) -> str:
+        """What the scores are reported under."""
         return self.settings.name
 
     @property

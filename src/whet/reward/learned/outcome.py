@@ -85,6 +85,7 @@ class Learned(EnsembleReward[LearnedSettings]):
 
     @property
     def deterministic(self) -> bool:
+        """False where a score depends on the completions before it."""
         return self.settings.length_fit != RUNNING
 
     @property
@@ -141,6 +142,7 @@ class Learned(EnsembleReward[LearnedSettings]):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved `state`."""
         if state:
             self._seen.extend((score, length, group) for score, length, group in state["seen"])
             self._call, self._fit = state["call"], LengthFit(*state["fit"])

@@ -40,6 +40,8 @@ class TooLarge(Unreadable):
 
 
 class Token(NamedTuple):
+    """One piece of a text."""
+
     kind: str  # number, word, command, text, or the sign itself
     text: str
     spaced: bool  # white space stands before it
@@ -200,6 +202,7 @@ def depths(tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
 
 
 def text_of(tokens: Sequence[Token]) -> str:
+    """The tokens as one text."""
     return "".join((" " if token.spaced else "") + token.text for token in tokens).strip()
 
 
@@ -462,6 +465,7 @@ def _repeating(text: str) -> Fraction:
 
 @functools.lru_cache(maxsize=4096)
 def symbols_of(formula: Formula) -> frozenset[str]:
+    """The names of the symbols in a formula."""
     if formula[0] == "symbol":
         return frozenset((formula[1],))
     if formula[0] in ("number", "constant"):

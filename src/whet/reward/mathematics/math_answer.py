@@ -50,6 +50,7 @@ class GoldAnswer:
 
     @property
     def is_foreign(self) -> bool:
+        """True where only math-verify may read it."""
         return self.value is None and not self.unread
 
 

@@ -138,6 +138,8 @@ SHORTHAND = {"mph": "mile per hour", "kph": "kilometer per hour", "km/hr": "km/h
 
 @dataclass(frozen=True)
 class Quantity:
+    """One number as a text says it."""
+
     value: Fraction  # as written: 40 for "40%", 5 for "5 dozen"
     percent: bool
     unit: str  # in lower case, "" where none is given

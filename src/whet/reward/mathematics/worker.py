@@ -23,6 +23,7 @@ LONGEST_EXTRACT = 300  # characters of an answer found in running text
 
 
 def main(descriptor: int) -> None:
+    """A worker's whole run: jobs from the descriptor until its other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with contextlib.suppress(OSError, ValueError):  # not every system has such limits

@@ -41,6 +41,7 @@ Load = Callable[[str, Any], Any]
 
 
 def refuse(value: Any) -> list[Any]:
+    """An `Export` without handles: what is no plain value cannot travel."""
     raise NotPlain(f"a {type(value).__name__} cannot be carried")
 
 

@@ -274,6 +274,7 @@ def reward_table(folder: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def title_of(parts: Sequence[RewardPart]) -> str:
+    """The weighted parts in one line."""
     return " + ".join(f"{_weight_text(part)} x {part.name}" for part in parts)
 
 
