@@ -8,7 +8,7 @@ from typing import Literal
 from whet.data.gold import boxed
 from whet.reward.answer import tagged
 from whet.reward.repetition import UNSPACED, without_marks
-from whet.types import WhetError
+from whet.types import Prompt, WhetError
 
 Kind = Literal["penalty", "gate"]
 
@@ -42,6 +42,11 @@ def defence_score(suspicion: float, kind: Kind) -> float:
     if kind not in ("penalty", "gate"):
         raise WhetError(f"a defence of kind {kind!r} is asked for; give penalty (0 to -1) or gate (1 to 0)")
     return 1.0 - suspicion if kind == "gate" else 0.0 - suspicion
+
+
+def whole_prompt(prompt: Prompt) -> str:
+    """Everything the model was told, the system message included: it may ask for a mark."""
+    return "\n".join([prompt.text or "", *(str(message.get("content", "")) for message in prompt.messages)])
 
 
 def thinking(completion: str) -> str:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from whet.reward.defences.persuasion import SENTENCE, concepts_in, whole_prompt
-from whet.reward.defences.reading import FENCED, Kind, content_stems, defence_score, prose
+from whet.reward.defences.persuasion import SENTENCE, concepts_in
+from whet.reward.defences.reading import FENCED, Kind, content_stems, defence_score, prose, whole_prompt
 from whet.reward.repetition import without_marks
 from whet.types import Prompt
 
