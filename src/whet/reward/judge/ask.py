@@ -18,7 +18,7 @@ from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable
 from whet.protocols import Engine
 from whet.reward.failure import one_line
 from whet.reward.judge.cache import JudgeBudget
-from whet.reward.judge.settings import JudgeSettings
+from whet.reward.judge.judge_settings import JudgeSettings
 from whet.types import Message, Request, Sampling, WhetError
 
 CHARACTERS_PER_TOKEN = 4  # where the other side does not count

@@ -14,6 +14,7 @@ from whet.reward.answer import after_thinking
 from whet.reward.failure import EXCERPT, PartialFailure, RewardFailure, one_line
 from whet.reward.judge.ask import AnswerSource, Ask, Callee, Endpoint, JudgeAnswer, Trouble
 from whet.reward.judge.cache import AnswerCache, JudgeBudget, question_key
+from whet.reward.judge.judge_settings import JudgeSettings
 from whet.reward.judge.questions import (
     JudgeQuestion,
     Messages,
@@ -22,7 +23,6 @@ from whet.reward.judge.questions import (
     repeated_question,
 )
 from whet.reward.judge.rubric import Rubric, rubric_from
-from whet.reward.judge.settings import JudgeSettings
 from whet.reward.judge.verdict import PairVerdict, preference_in, rubric_scores_in, verdict_schema
 from whet.reward.unscorable import unscorable
 from whet.types import Prompt, Sample, WhetError

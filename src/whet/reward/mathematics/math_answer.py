@@ -1,7 +1,8 @@
 """The reward for a mathematically equal answer.
 
-`value` reads and compares almost all answers, in this process and in bounded time. What only math-verify knows
-(integrals, sums over matrices, answers in running text) goes to the processes of `pool`, which can be killed.
+`read_value` and `same_value` read and compare almost all answers, in this process and in bounded time. What only
+math-verify knows (integrals, sums over matrices, answers in running text) goes to the processes of `verifier_pool`,
+which can be killed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Literal
 
 from whet.data.gold import boxed
 from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, tagged
-from whet.reward.mathematics.compare import Comparison, verdict
 from whet.reward.mathematics.formula import Unreadable
-from whet.reward.mathematics.pool import GOLD_SECONDS, POOL, MathJob, MathResult
+from whet.reward.mathematics.math_value import MathValue
 from whet.reward.mathematics.quantity import changes_value, quantity
-from whet.reward.mathematics.reading import read_value
-from whet.reward.mathematics.value import MathValue
+from whet.reward.mathematics.read_value import read_value
+from whet.reward.mathematics.same_value import Comparison, verdict
+from whet.reward.mathematics.verifier_pool import GOLD_SECONDS, POOL, MathJob, MathResult
 from whet.reward.unscorable import unscorable
 from whet.types import Prompt, WhetError
 

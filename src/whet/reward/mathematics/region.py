@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from whet.reward.mathematics.formula import Formula, Unreadable, context, exact_value, substituted, symbols_of, value_at
-from whet.reward.mathematics.value import (
+from whet.reward.mathematics.math_value import (
     Expression,
     Group,
     MathValue,

@@ -40,7 +40,7 @@ import sys, types
 for name, folder in zip(("whet", "whet.reward"), sys.argv[2:]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from whet.reward.mathematics.worker import main
+from whet.reward.mathematics.verifier_worker import main
 main(int(sys.argv[1]))
 """
 
@@ -49,7 +49,7 @@ main(int(sys.argv[1]))
 class MathJob:
     """What a worker is asked to do."""
 
-    kind: str  # of `worker.JOBS`
+    kind: str  # of `verifier_worker.JOBS`
     arguments: tuple[Any, ...]
     seconds: float = SECONDS
 

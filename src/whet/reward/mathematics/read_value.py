@@ -17,6 +17,19 @@ from whet.reward.mathematics.formula import (
     text_of,
     tokens_of,
 )
+from whet.reward.mathematics.math_value import (
+    Based,
+    Clock,
+    Expression,
+    Group,
+    MathValue,
+    Name,
+    Number,
+    Region,
+    Relation,
+    is_constant,
+    number,
+)
 from whet.reward.mathematics.quantity import (
     agreement,
     counted_unit,
@@ -35,19 +48,6 @@ from whet.reward.mathematics.region import (
     of_absolute,
     of_linear,
     region_of,
-)
-from whet.reward.mathematics.value import (
-    Based,
-    Clock,
-    Expression,
-    Group,
-    MathValue,
-    Name,
-    Number,
-    Region,
-    Relation,
-    is_constant,
-    number,
 )
 
 MOST_MEMBERS = 60

@@ -24,10 +24,7 @@ from whet.reward.mathematics.formula import (
     symbols_of,
     value_at,
 )
-from whet.reward.mathematics.quantity import Quantity, agreement, stands_for
-from whet.reward.mathematics.reading import MOST_MEMBERS, TURNED, read_value
-from whet.reward.mathematics.region import region_of
-from whet.reward.mathematics.value import (
+from whet.reward.mathematics.math_value import (
     Based,
     Clock,
     Expression,
@@ -41,6 +38,9 @@ from whet.reward.mathematics.value import (
     infinite,
     number,
 )
+from whet.reward.mathematics.quantity import Quantity, agreement, stands_for
+from whet.reward.mathematics.read_value import MOST_MEMBERS, TURNED, read_value
+from whet.reward.mathematics.region import region_of
 
 DIGITS_AGREE = 1e-40  # relative
 

@@ -1,4 +1,4 @@
-"""One process that runs math-verify, for `pool`. It imports neither torch nor the rest of whet.
+"""One process that runs math-verify, for `verifier_pool`. It imports neither torch nor the rest of whet.
 
 Each message is a JSON list, each answer a JSON value. A job has a limit of CPU time,
 kept by the kernel: code that looks at no signals ends with the process, and the pool starts another. The process also
@@ -67,8 +67,8 @@ def compare(gold: str, answer: str, relations_as_sets: bool) -> bool | None:
 
 
 def verdicts(pairs: list[list[Any]], tolerance: float, relations_as_sets: bool) -> list[bool | None]:
-    """`compare.verdict` on each (gold, answer, question)."""
-    from whet.reward.mathematics.compare import Comparison, verdict
+    """`same_value.verdict` on each (gold, answer, question)."""
+    from whet.reward.mathematics.same_value import Comparison, verdict
 
     return [
         verdict(gold, answer, Comparison(tolerance, relations_as_sets, question)) for gold, answer, question in pairs
