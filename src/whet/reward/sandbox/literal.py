@@ -141,8 +141,9 @@ def _opened(item: Any, export: Export, shared: Mapping[str, type] | None) -> tup
     for kind, tag, write, _ in SCALARS:
         if isinstance(item, kind):
             return "x", [tag, write(item)]
-    if isinstance(item, type) and getattr(builtins, str(item.__name__), None) is item:
-        return "x", ["y", str(item.__name__)]
+    if isinstance(item, type):
+        name = str(item.__name__)
+        return "x", (["y", name] if getattr(builtins, name, None) is item else export(item))
     kind = type(item)
     if shared is not None and shared.get(kind.__name__) is kind:
         return f"o{kind.__name__}", [each for pair in vars(item).items() for each in pair]
