@@ -366,15 +366,6 @@ class AssertionRecorder(ast.NodeTransformer):
         self.num_tries -= 1
         return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        return self._visit_scope(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
-        return self._visit_scope(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        return self._visit_scope(node)
-
     def _visit_scope(self, node: suite.Function | ast.ClassDef) -> Any:
         tries, self.num_tries = self.num_tries, 0
         self.num_inside += 1
@@ -386,6 +377,8 @@ class AssertionRecorder(ast.NodeTransformer):
             node.decorator_list.insert(0, ast.Name("__test__", ast.Load()))
             ast.fix_missing_locations(node)
         return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _visit_scope
 
 
 def _within(context: str, node: ast.stmt) -> ast.stmt:
