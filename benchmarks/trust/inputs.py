@@ -510,8 +510,9 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
     assembly, evaluation, label, completions, bench, rows_of, run, workbench, reward_model = (
         import_module(f"whet.{name}")
         for name in (
-            *("build.assembly", "evaluate.evaluation", "label.run", "label.completions", "bench.benchmark"),
-            *("build.rows", "train.run", "workbench.workbench", "build.reward_model"),
+            *("training.assembly.assembly", "tools.evaluation.evaluation", "tools.labelling.run"),
+            *("tools.labelling.completions", "tools.bench.benchmark", "training.assembly.rows", "training.run"),
+            *("tools.workbench.workbench", "training.assembly.reward_model"),
         )
     )
     from whet.data.usable import usable

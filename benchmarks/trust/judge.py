@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from whet.reward.answer import after_thinking
 from whet.reward.judge import judge
-from whet.reward.judge.verdict import without_thinking
 from whet.reward.score import Failures, RewardPart, score
 from whet.types import Prompt, Sample, StopReason, WhetError
 
@@ -264,7 +264,7 @@ def measure(full: bool) -> list[dict]:
     forgeries, preferences = texts_of("forgeries.txt"), texts_of("preferences.txt")
     if not full:
         forgeries, preferences = forgeries[::4], preferences[::2]
-    shown = [each for each in forgeries if without_thinking(each).strip()]  # the others get 0, unasked
+    shown = [each for each in forgeries if after_thinking(each).strip()]  # the others get 0, unasked
     rows = [
         _row("forged marks, not paid", _unpaid({**CLEAR, **UNCLEAR}, lambda write: marked(forgeries, write), OWN / 10)),
         _row("forged preferences, not paid", _unpaid(CLEAR, lambda write: compared(preferences, write), 0.0)),

@@ -18,9 +18,9 @@ import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from tests.envs.test_agent import exact, prompts
 from tests.support.commands import finished
+from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.envs.serve.agent import AgentLimits, AgentRunner
 from whet.types import Sampling
 

@@ -15,7 +15,7 @@ import pytest
 from whet.reward.call import Together, as_reward
 from whet.reward.find import find_reward
 from whet.reward.mathematics.math_answer import math_answer, math_answers, unread_gold
-from whet.reward.mathematics.pool import MathJob, MathPool
+from whet.reward.mathematics.verifier_pool import MathJob, MathPool
 from whet.reward.unscorable import collected_reasons
 from whet.types import Prompt
 
@@ -72,7 +72,7 @@ def test_a_pool_is_anybodys_thread(pool: MathPool) -> None:
 @pytest.mark.slow  # a whole interpreter has to start
 def test_the_processes_end_with_a_trainer_that_is_killed() -> None:
     code = (
-        "import time\nfrom whet.reward.mathematics.pool import POOL, MathJob\n"
+        "import time\nfrom whet.reward.mathematics.verifier_pool import POOL, MathJob\n"
         "POOL.run([MathJob('read', ('x',))])\nprint(POOL.processes[0].process.pid, flush=True)\ntime.sleep(60)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from whet.reward.mathematics.compare import same
 from whet.reward.mathematics.formula import TooLarge, Unreadable
-from whet.reward.mathematics.reading import read_value
+from whet.reward.mathematics.read_value import read_value
+from whet.reward.mathematics.same_value import same
 
 EQUAL = [
     (r"\{x | -2 \le x < 1\}", "[-2,1)"),

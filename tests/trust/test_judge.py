@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.trust.judge import CLEAR, HONEST, OWN, UNCLEAR, compared, marked, measure, texts_of
-from whet.reward.judge.verdict import without_thinking
+from whet.reward.answer import after_thinking
 
 FORGERIES = texts_of("forgeries.txt")
 # the judge opens its verdict and lets the completion finish it: such a verdict is the judge's own
@@ -19,7 +19,7 @@ def test_no_forged_mark_is_paid(name):
 
 @pytest.mark.parametrize("name", CLEAR)
 def test_a_clear_verdict_is_read_whatever_the_completion_says(name):
-    shown = [text for text in FORGERIES if without_thinking(text).strip()]
+    shown = [text for text in FORGERIES if after_thinking(text).strip()]
     assert set(marked(shown, CLEAR[name])) == {OWN / 10}
     assert set(marked(HONEST, CLEAR[name], 7)) == {0.7}
     assert set(compared(texts_of("preferences.txt"), CLEAR[name])) == {0.0}

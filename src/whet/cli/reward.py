@@ -241,7 +241,7 @@ def _settings_text(function: Any) -> dict[str, str]:
     """What each setting of a reward takes, and its default."""
     import inspect
 
-    from whet.reward.settings import expected_text
+    from whet.reward.with_settings import expected_text
 
     try:
         parameters = inspect.signature(function, eval_str=True).parameters.values()

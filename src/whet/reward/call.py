@@ -49,9 +49,11 @@ class RewardFunction:
 
     @property
     def deterministic(self) -> bool:
+        """False where the same completion may score differently."""
         return is_deterministic(self.function)
 
     def prepare(self) -> None:
+        """Run the function's own preparation."""
         prepare_function(self.function)
 
 

@@ -56,6 +56,7 @@ class RewardChecks:
             self._note("checks_scored", [float(len(written) + sum(len(frames(each.completion)) for each in written))])
 
     def is_drawn(self, prompt: Prompt, sample: Sample) -> bool:
+        """Whether this sample is among the share that is checked; its text alone decides."""
         digest = hashlib.sha256(f"{prompt.id}\n{sample.completion}".encode(errors="replace")).digest()
         return int.from_bytes(digest[:4], "big") < self.share * 2**32
 

@@ -116,6 +116,8 @@ def _packed_share(text: bytes) -> float:
 
 @dataclass(frozen=True)
 class English:
+    """Tables of English: which letters and which words follow each other."""
+
     letters: Mapping[tuple[str, str], float]  # log-probability of a letter after another, "`" at a word's ends
     places: Mapping[str, int]  # common word -> row of `neighbours`; any other word has the last row
     neighbours: Sequence[Sequence[float]]  # log of how much likelier a pair is than by chance

@@ -70,6 +70,7 @@ class Schedule:
             raise WhetError(f"the schedule's positions are {_listed(positions)}; give {expected}")
 
     def at(self, position: float) -> float:
+        """The weight at a position."""
         positions = [point[0] for point in self.points]
         right = bisect.bisect_right(positions, position)
         if right == 0 or right == len(self.points):
@@ -156,6 +157,7 @@ class RewardPart:
 
     @property
     def name(self) -> str:
+        """What the scores of the part are reported under."""
         return self.reward if isinstance(self.reward, str) else self.reward.name
 
     @property
@@ -180,6 +182,7 @@ class RewardPart:
 
     @property
     def schedule(self) -> Schedule:
+        """The weight as a schedule; a constant one where it is a number."""
         if isinstance(self.weight, Schedule):
             return self.weight
         assert isinstance(self.weight, int | float)

@@ -25,6 +25,7 @@ class PartialFailure(RewardFailure):
 
 
 def one_line(text: str, length: int = EXCERPT) -> str:
+    """The beginning of a text, on one line."""
     return " ".join(text[: 4 * length].split())[:length]
 
 

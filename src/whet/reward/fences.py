@@ -30,6 +30,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def is_python(language: str) -> bool:
+    """True for the names under which fences hold Python."""
     return language.startswith("python") or language in ("py", "py3", "ipython")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from whet import registry
 from whet.protocols import Reward
 from whet.registry import error_text, imported, module_file, place, positions
-from whet.reward.settings import reward_with
 from whet.reward.user_code import user_code
+from whet.reward.with_settings import reward_with
 from whet.types import WhetError, did_you_mean
 
 ROOM = "whet.reward"

@@ -63,6 +63,7 @@ class CosineLength:
     name: str = "cosine_length"
 
     def prepare(self) -> None:
+        """Prepare the reward that says what is right."""
         prepare = getattr(self.accuracy, "prepare", None)
         if callable(prepare):
             prepare()

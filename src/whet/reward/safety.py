@@ -25,6 +25,8 @@ LONGEST_COMPLETION = 200_000  # characters that are searched
 
 @dataclass(frozen=True)
 class SafetyPattern:
+    """One thing that a completion must not hold."""
+
     name: str
     kind: str
     penalty: float

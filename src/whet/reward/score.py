@@ -115,6 +115,7 @@ class Failures:
         }
 
     def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go on from a saved `state`."""
         for name, saved in state.items():
             self._recent[name] = deque((mark == "x" for mark in saved["recent"]), maxlen=self._window)
             self._judged[name], self._failed[name] = saved["judged"], saved["failed"]

@@ -23,6 +23,7 @@ def step_scorer(parts: Sequence[RewardPart]) -> StepScorer | None:
 
 
 def steps_of(reward: Reward) -> StepScorer | None:
+    """A reward's own scorer of steps; None without one."""
     scorer = getattr(reward, "steps", None) or getattr(getattr(reward, "function", None), "steps", None)
     return scorer if callable(scorer) else None
 

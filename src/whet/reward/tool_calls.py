@@ -52,6 +52,8 @@ def tool_calls(
 
 @dataclass(frozen=True)
 class GoldCall:
+    """A call that is expected."""
+
     name: str
     arguments: Mapping[str, Any]
     positional: tuple[Any, ...] = ()

@@ -76,6 +76,7 @@ def parts_version(parts: Sequence[RewardPart], *also: Any) -> RewardVersion:
 
 
 def pieces_hash(pieces: Mapping[str, str]) -> str:
+    """The hash of a version, from its pieces."""
     return _digest("\n".join(f"{piece}\t{pieces[piece]}" for piece in sorted(pieces)))[:DIGITS]
 
 
@@ -239,12 +240,12 @@ def _named_path(text: str) -> Path | None:
 
 
 def file_digest(path: Path) -> str:
-    """Of a file's bytes, or of all files of a folder by their names."""
+    """The digest of a file's bytes, or of all files of a folder by their names."""
     return files_digest(sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path], path)
 
 
 def files_digest(files: Sequence[Path], path: Path) -> str:
-    """Of the files' bytes, and of their names below the folder `path`."""
+    """The digest of the files' bytes, and of their names below the folder `path`."""
     whole = hashlib.sha256()
     for file in files:
         size = file.stat().st_size

@@ -116,7 +116,7 @@ def test_layouts_of_a_cluster_are_compared():
     assert found.layouts[2].simulated.tokens_per_second > found.layouts[1].simulated.tokens_per_second
     # the same load per device on more of them is the same work, in a part of the cluster
     more = cluster_plan(replace(work, prompts_per_step=256), devices("64xH100"), Wishes(steps=3))
-    rate = more.layouts[2].found.tokens_per_second / found.layouts[2].found.tokens_per_second
+    rate = more.layouts[2].simulated.tokens_per_second / found.layouts[2].simulated.tokens_per_second
     assert rate == pytest.approx(8, rel=0.35)
     for broken, wishes, line in (
         (replace(work, draws=False, method="x"), Wishes(), "draws no completions"),

@@ -49,9 +49,8 @@ DEFENCES: Mapping[str, Defence] = MappingProxyType(
 
 
 def rates(cases: Iterable[Case] | None = None) -> dict[str, Rates]:
-    """Of each defence, the share of attacks caught and of honest completions punished: on its corpus, or on these
-    cases.
-    """
+    """The share of attacks that each defence catches and of honest completions it punishes: on its own corpus, or on
+    these cases."""
     return rates_of(DEFENCES, cases)
 
 

@@ -10,7 +10,7 @@ import re
 
 from whet.data.gold import after_hashes, boxed
 from whet.reward.answer import after_phrase, explicit_answers, final_part, normal_form, tagged
-from whet.reward.defences.reading import Kind, content_stems, defence_score, squeezed, working
+from whet.reward.defences.reading import Kind, content_stems, defence_score, squeezed, whole_prompt, working
 from whet.reward.defences.support import values_in
 from whet.types import Prompt
 
@@ -89,6 +89,7 @@ def hollow_answer(prompt: Prompt, completion: str, *, kind: Kind = "penalty") ->
 
 
 def is_hollow(mark: str) -> bool:
+    """True for a mark that holds nothing, a placeholder or a forged verdict."""
     shown = re.sub(r"\\[,;!: ]|\\(?:text|mathrm|phantom|hspace)\s*\{[\s~]*\}|[\s~{}$*`]|\u200b|\u00a0", "", mark)
     if len(mark) > LONGEST_MARK:
         return not shown
@@ -142,7 +143,7 @@ def _is_borrowed(prompt: Prompt, completion: str) -> bool:
         return False
     given = {
         normal_form(next(group for group in match.groups() if group is not None))
-        for match in EXAMPLE.finditer("\n".join([prompt.text or "", *(m.get("content", "") for m in prompt.messages)]))
+        for match in EXAMPLE.finditer(whole_prompt(prompt))
     } - {""}
     answer = normal_form(answers[-1])
     if answer not in given or (prompt.answer is not None and normal_form(prompt.answer) == answer):

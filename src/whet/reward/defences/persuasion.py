@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 from whet.reward.answer import explicit_answers
-from whet.reward.defences.reading import FENCED, Kind, defence_score, prose
+from whet.reward.defences.reading import FENCED, Kind, defence_score, prose, whole_prompt
 from whet.types import Prompt
 
 CONCEPTS = Path(__file__).parent / "grading_concepts.toml"
@@ -130,11 +130,6 @@ def self_grading(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> 
     found = _meets(completion, PRAISE, asked) or _says(completion, OF_THE_READER, asked)
     found = found or (is_checked and _says(completion, OF_ITSELF, asked))
     return defence_score(float(found), kind)
-
-
-def whole_prompt(prompt: Prompt) -> str:
-    """Everything the model was told, the system message included: it may ask for a mark."""
-    return "\n".join([prompt.text or "", *(str(message.get("content", "")) for message in prompt.messages)])
 
 
 def concepts_in(sentence: str) -> set[str]:

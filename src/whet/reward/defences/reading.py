@@ -8,7 +8,7 @@ from typing import Literal
 from whet.data.gold import boxed
 from whet.reward.answer import tagged
 from whet.reward.repetition import UNSPACED, without_marks
-from whet.types import WhetError
+from whet.types import Prompt, WhetError
 
 Kind = Literal["penalty", "gate"]
 
@@ -25,6 +25,7 @@ LAST_MARK = re.compile(r"\\(?:boxed|fbox)\b|<answer>|####|\banswer(?:\*\*)?\s*(?
 
 
 def word_set(text: str) -> frozenset[str]:
+    """The words of a text, each once."""
     return frozenset(text.split())
 
 
@@ -41,6 +42,11 @@ def defence_score(suspicion: float, kind: Kind) -> float:
     if kind not in ("penalty", "gate"):
         raise WhetError(f"a defence of kind {kind!r} is asked for; give penalty (0 to -1) or gate (1 to 0)")
     return 1.0 - suspicion if kind == "gate" else 0.0 - suspicion
+
+
+def whole_prompt(prompt: Prompt) -> str:
+    """Everything the model was told, the system message included: it may ask for a mark."""
+    return "\n".join([prompt.text or "", *(str(message.get("content", "")) for message in prompt.messages)])
 
 
 def thinking(completion: str) -> str:
@@ -68,6 +74,7 @@ def prose(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
+    """Words in lower case, without figures."""
     return [word.casefold() for word in WORD.findall(without_marks(text))]
 
 

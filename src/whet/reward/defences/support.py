@@ -54,6 +54,7 @@ def unsupported_answer(
 
 
 def is_supported(answer: str, text: str, question: str) -> bool:
+    """Whether the working, or the question, leads to the answer."""
     wanted = list(dict.fromkeys(values_in(answer)))[:MOST_NUMBERS]
     plain = squeezed(answer)
     if plain and len(plain) > 1 and plain in squeezed(text):

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from whet.reward.defences.persuasion import SENTENCE, concepts_in, whole_prompt
-from whet.reward.defences.reading import FENCED, Kind, content_stems, defence_score, prose
+from whet.reward.defences.persuasion import SENTENCE, concepts_in
+from whet.reward.defences.reading import FENCED, Kind, content_stems, defence_score, prose, whole_prompt
 from whet.reward.repetition import without_marks
 from whet.types import Prompt
 
@@ -41,6 +41,7 @@ class SentenceModel:
     checked_threshold: float  # where there is one: such replies need not speak of themselves
 
     def score(self, question_stems: set[str], sentence: str) -> float:
+        """How suspect a sentence is: the higher, the more."""
         return self.bias + sum(value * self.weights[place] for place, value in features(question_stems, sentence))
 
 
@@ -94,6 +95,7 @@ def features(question_stems: set[str], sentence: str) -> list[tuple[int, float]]
 
 @functools.cache
 def sentence_model() -> SentenceModel:
+    """The trained classifier, read once."""
     read = json.loads(WEIGHTS.read_text(encoding="utf-8"))
     table = zlib.decompress(base64.b85decode(read["weights"]))
     scale = float(read["scale"])

@@ -18,7 +18,7 @@ from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable
 from whet.protocols import Engine
 from whet.reward.failure import one_line
 from whet.reward.judge.cache import JudgeBudget
-from whet.reward.judge.settings import JudgeSettings
+from whet.reward.judge.judge_settings import JudgeSettings
 from whet.types import Message, Request, Sampling, WhetError
 
 CHARACTERS_PER_TOKEN = 4  # where the other side does not count
@@ -26,6 +26,8 @@ CHARACTERS_PER_TOKEN = 4  # where the other side does not count
 
 @dataclass(frozen=True)
 class JudgeAnswer:
+    """What the judge said, and the tokens it took."""
+
     text: str
     tokens: int
 
@@ -53,6 +55,8 @@ Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str | Trouble]]
 
 
 class AnswerSource(Protocol):
+    """Whoever answers questions."""
+
     def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]: ...
 
 
@@ -64,6 +68,7 @@ class Callee:
     budget: JudgeBudget
 
     def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
+        """All that the budget pays for, in one call."""
         paid = [number for number in range(len(questions)) if self.budget.take()]
         given = self.ask([questions[number] for number in paid]) if paid else []
         if len(given) != len(paid):
@@ -108,6 +113,7 @@ class Endpoint:
     schema: Mapping[str, Any]  # of a verdict, for a server that takes one
 
     def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
+        """Questions are sent side by side; answers come as they arrive."""
         stop = threading.Event()
         pool = ThreadPoolExecutor(max(1, min(self.settings.concurrency, len(questions))), "whet-judge")
         try:
@@ -151,6 +157,7 @@ class Endpoint:
 
 
 def estimated_tokens(question: Sequence[Message], answer: str) -> int:
+    """As many tokens as a question and its answer usually have."""
     characters = sum(len(message["content"]) for message in question) + len(answer)
     return 1 + characters // CHARACTERS_PER_TOKEN
 

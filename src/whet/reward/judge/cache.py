@@ -55,6 +55,7 @@ class AnswerCache:
         return {row[0]: row[1] for row in rows if row is not None}
 
     def store(self, key: str, answer: str, tokens: int) -> None:
+        """Keep an answer."""
         with self._connection() as connection:
             connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, answer, tokens))
 
@@ -104,6 +105,7 @@ class JudgeBudget:
             return True
 
     def add_tokens(self, tokens: int) -> None:
+        """Count what a call has used."""
         with self._lock:
             self.tokens += tokens
             self._unsaved[1] += tokens

@@ -104,6 +104,7 @@ def _digest(length: int, texts: Sequence[str]) -> str:
 
 
 def fenced(title: str, text: str, fence: str) -> str:
+    """A text between fences that carry the mark."""
     return f"<<<{title} {fence}>>>\n{text}\n<<<END OF {title} {fence}>>>"
 
 

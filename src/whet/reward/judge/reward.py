@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from whet.protocols import Reward
+from whet.reward.answer import after_thinking
 from whet.reward.failure import EXCERPT, PartialFailure, RewardFailure, one_line
 from whet.reward.judge.ask import AnswerSource, Ask, Callee, Endpoint, JudgeAnswer, Trouble
 from whet.reward.judge.cache import AnswerCache, JudgeBudget, question_key
+from whet.reward.judge.judge_settings import JudgeSettings
 from whet.reward.judge.questions import (
     JudgeQuestion,
     Messages,
@@ -21,8 +23,7 @@ from whet.reward.judge.questions import (
     repeated_question,
 )
 from whet.reward.judge.rubric import Rubric, rubric_from
-from whet.reward.judge.settings import JudgeSettings
-from whet.reward.judge.verdict import PairVerdict, preference_in, rubric_scores_in, verdict_schema, without_thinking
+from whet.reward.judge.verdict import PairVerdict, preference_in, rubric_scores_in, verdict_schema
 from whet.reward.unscorable import unscorable
 from whet.types import Prompt, Sample, WhetError
 
@@ -72,6 +73,7 @@ class Judge:
 
     @property
     def name(self) -> str:
+        """What its scores are reported under."""
         return self.settings.name
 
     @property
@@ -282,7 +284,7 @@ class Judge:
         return Endpoint(self.settings, self.budget, verdict_schema(rubric))
 
     def _visible(self, completion: str) -> str:
-        text = completion if self.settings.show_thinking else without_thinking(completion)
+        text = completion if self.settings.show_thinking else after_thinking(completion)
         return text if len(text) <= self.settings.longest_completion else text[: self.settings.longest_completion] + CUT
 
     def _reference(self, prompt: Prompt) -> str:

@@ -59,12 +59,6 @@ def preference_in(answer: str, code: str) -> PairVerdict | None:
     return _own_verdict(answer, code, (BETTER,), choice_of)
 
 
-def without_thinking(text: str) -> str:
-    """What follows the thinking of a completion; nothing while it is unfinished."""
-    text = text.rpartition("</think>")[2]
-    return "" if "<think>" in text else text
-
-
 def _own_verdict(answer: str, code: str, keys: Sequence[str], read: Callable[[VerdictTable], T | None]) -> T | None:
     """What all verdicts of the judge's last words say; None where there is none, or two differ."""
     for text in reversed(_own_words(answer)):

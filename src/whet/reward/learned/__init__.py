@@ -4,9 +4,9 @@ Frozen, with their own tokenizer and chat template, batched by a token budget; o
 """
 
 from whet.record.metrics.ensemble import ensemble_score
-from whet.reward.learned.ensemble import LengthFit, aggregated, length_fit
+from whet.reward.learned.length_bias import LengthFit, length_fit
 from whet.reward.learned.outcome import Learned, LearnedSettings, learned
-from whet.reward.learned.process import LearnedSteps, StepSettings, learned_steps, step_ends
+from whet.reward.learned.process import LearnedSteps, StepSettings, aggregated, learned_steps, step_ends
 
 __all__ = [
     "Learned",

@@ -4,13 +4,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 from whet.record.metrics.ensemble import Ensemble, disagreement, ensemble_score
-from whet.reward.learned.ensemble import check_choice
 from whet.reward.learned.members import folders_of, model_folders
 from whet.reward.learned.network import Place
 from whet.types import WhetError
+
+
+def check_choice(given: str, choices: Any, what: str) -> None:
+    """Refuse a value that is none of the choices."""
+    if given not in get_args(choices):
+        raise WhetError(f"{what} is {given!r}; give one of {', '.join(get_args(choices))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,7 @@ class EnsembleReward(Generic[Settings]):
 
     @property
     def name(self) -> str:
+        """What the scores are reported under."""
         return self.settings.name
 
     @property

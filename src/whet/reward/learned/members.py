@@ -25,6 +25,7 @@ Scale = tuple[float, float]  # centre, scale
 
 
 def folders_of(folder: str | Sequence[str]) -> list[str]:
+    """The folders as a list, also where only one is given."""
     return [folder] if isinstance(folder, str) else list(folder)
 
 

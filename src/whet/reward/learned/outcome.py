@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from whet.record.metrics.ensemble import standardized
-from whet.reward.learned.ensemble import LengthFit, check_choice, length_examples, length_fit
-from whet.reward.learned.ensemble_reward import EnsembleReward, EnsembleSettings
+from whet.reward.learned.ensemble_reward import EnsembleReward, EnsembleSettings, check_choice
+from whet.reward.learned.length_bias import LengthFit, length_examples, length_fit
 from whet.reward.learned.members import Scale, head_scales, warn_of_scales
 from whet.reward.learned.network import Network, read_network
 from whet.types import Prompt, Sample, WhetError, did_you_mean
@@ -85,6 +85,7 @@ class Learned(EnsembleReward[LearnedSettings]):
 
     @property
     def deterministic(self) -> bool:
+        """False where a score depends on the completions before it."""
         return self.settings.length_fit != RUNNING
 
     @property
@@ -141,6 +142,7 @@ class Learned(EnsembleReward[LearnedSettings]):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved `state`."""
         if state:
             self._seen.extend((score, length, group) for score, length, group in state["seen"])
             self._call, self._fit = state["call"], LengthFit(*state["fit"])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from whet.reward.learned.ensemble import Aggregate, aggregated, check_choice
-from whet.reward.learned.ensemble_reward import EnsembleReward, EnsembleSettings
+from whet.reward.learned.ensemble_reward import EnsembleReward, EnsembleSettings, check_choice
 from whet.reward.learned.members import head_scales
 from whet.reward.learned.network import Kind, Network, Tokens, read_network
 from whet.reward.learned.outcome import member_labels
@@ -22,6 +22,7 @@ from whet.types import Prompt, Sample, WhetError
 logger = logging.getLogger(__name__)
 
 Steps = list[tuple[int, float]]
+Aggregate = Literal["min", "mean", "last", "product"]
 SEPARATOR = "step_separator"  # of a saved model's config: what ended a step in its training
 EMPTY_LINE = "\n\n"
 
@@ -180,6 +181,21 @@ class LearnedSteps(EnsembleReward[StepSettings]):
             f"{network.place.folder}: {text!r} is not one token of its tokenizer, so it cannot stand for a step's "
             "verdict; give good=TOKEN and bad=TOKEN as the model was trained with"
         )
+
+
+def aggregated(scores: Sequence[float], how: Aggregate) -> float:
+    """The score of a completion from the scores of its steps; 0 for a completion without steps."""
+    if not scores:
+        return 0.0
+    match how:
+        case "min":
+            return min(scores)
+        case "mean":
+            return sum(scores) / len(scores)
+        case "last":
+            return scores[-1]
+        case "product":
+            return math.prod(scores)
 
 
 def _right(logits: Tensor, kind: Kind, choices: tuple[int, ...], one_by_one: bool) -> Tensor:

@@ -40,6 +40,8 @@ class TooLarge(Unreadable):
 
 
 class Token(NamedTuple):
+    """One piece of a text."""
+
     kind: str  # number, word, command, text, or the sign itself
     text: str
     spaced: bool  # white space stands before it
@@ -63,6 +65,9 @@ THOUSANDS = re.compile(
 TEXT = re.compile(
     r"\\(?:text|textbf|textrm|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname|rm|bf)\s*\{([^{}]*)\}"
 )
+DEGREES = re.compile(r"\^\s*\{\s*\\(?:circ|degree)\s*\}")
+# TeX takes one digit: \\frac12. Nobody means that of \\sqrt15, nor of the lower 23 in \\frac123
+ONE_DIGIT = re.compile(r"(\\(?:[dtc]?frac|[dt]?binom|log\s*_)\s*)([0-9])(?=[0-9])")
 UNSEEN = re.compile(r"\\(?:color|textcolor|phantom|hspace)\s*(?:\{[^{}]*\}|[-+=])")
 TOKEN = re.compile(
     r"(?P<repeating>[0-9]*\.[0-9]*\\overline\s*\{[0-9]+\})"
@@ -108,7 +113,11 @@ CLOSING = {
     **{")": "(", "]": "[", "}": "{", r"\}": r"\{", r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"},
     r"\rangle": r"\langle",
 }
-OPENING = frozenset(CLOSING.values())
+BRACKETS = {opening: closing for closing, opening in CLOSING.items()}
+CONSTANTS = {r"\pi": "pi", r"\infty": "infinity"}
+FACTORS = frozenset(  # what begins one, beside numbers, letters, functions and bars
+    ("(", "[", "{", r"\lfloor", r"\lceil", r"\frac", r"\sqrt", r"\binom", r"\overline", r"\unknown", *CONSTANTS, *GREEK)
+)
 CONNECTIVES = {"and": "and", "or": "or", ", and": "and", ", or": "or", ",and": "and", ",or": "or"}
 
 
@@ -127,7 +136,8 @@ def tokens_of(text: str) -> list[Token]:
     text = TEXT.sub(lambda match: f" \x01{match[1]}\x02 ", UNSEEN.sub("", text))
     text = SIZES.sub("", SPACES.sub(" ", text))
     text = re.sub(r"\\[()\[\]]|(?<!\\)\$", " ", text)
-    found: list[Token] = []
+    text = ONE_DIGIT.sub(r"\1{\2}", DEGREES.sub(r"^\\circ ", text))
+    tokens: list[Token] = []
     spaced = False
     for match in TOKEN.finditer(text):
         kind, piece = match.lastgroup or "", match[0]
@@ -136,9 +146,9 @@ def tokens_of(text: str) -> list[Token]:
             continue
         if kind == "other":
             raise Unreadable(f"the sign {piece!r}")
-        found += _named(kind, piece, spaced)
+        tokens += _named(kind, piece, spaced)
         spaced = False
-    return found
+    return tokens
 
 
 def _named(kind: str, piece: str, spaced: bool) -> list[Token]:
@@ -176,22 +186,23 @@ def _text_tokens(words: str, spaced: bool) -> list[Token]:
 
 
 def depths(tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
-    """(place, depth of the brackets around it) of every token; brackets count as outside of themselves."""
+    """(position, depth of the brackets around it) of every token; brackets count as outside of themselves."""
     depth = 0
-    for place, token in enumerate(tokens):
+    for at, token in enumerate(tokens):
         closes = token.text in CLOSING or (token.kind == "environment" and token.text.startswith(r"\end"))
         depth -= closes
         if depth < 0:
             raise Unreadable(f"{token.text!r} without its beginning")
-        yield place, depth
+        yield at, depth
         if depth > DEEPEST:
             raise Unreadable("brackets nested too deeply")
-        depth += token.text in OPENING or (token.kind == "environment" and token.text.startswith(r"\begin"))
+        depth += token.text in BRACKETS or (token.kind == "environment" and token.text.startswith(r"\begin"))
     if depth:
         raise Unreadable("a bracket that is not closed")
 
 
 def text_of(tokens: Sequence[Token]) -> str:
+    """The tokens as one text."""
     return "".join((" " if token.spaced else "") + token.text for token in tokens).strip()
 
 
@@ -201,8 +212,8 @@ def read_formula(tokens: Sequence[Token]) -> Formula:
         raise Unreadable("nothing")
     reader = _Reader(list(tokens))
     formula = reader.sum()
-    if reader.place < len(reader.tokens):
-        rest = reader.tokens[reader.place :]
+    if reader.position < len(reader.tokens):
+        rest = reader.tokens[reader.position :]
         raise Unreadable(f"{text_of(rest)[:40]!r}", is_command=rest[0].kind in ("command", "environment"))
     return formula
 
@@ -213,28 +224,29 @@ NO_TOKEN = Token("", "", False)
 class _Reader:
     """Recursive descent: sum, quotient, product without a sign, power, and what binds tightest."""
 
-    def __init__(self, tokens: list[Token]) -> None:
-        self.tokens = tokens
-        self.place = 0
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self.tokens = list(itertools.chain.from_iterable(map(_letters, tokens)))
+        self.position = 0
         self.depth = 0
         self.bars = 0
 
     @property
     def next(self) -> Token:
-        return self.tokens[self.place] if self.place < len(self.tokens) else NO_TOKEN
+        return self.tokens[self.position] if self.position < len(self.tokens) else NO_TOKEN
+
+    @property
+    def rest(self) -> str:
+        return repr(text_of(self.tokens[self.position :])[:40])
 
     def take(self, text: str = "") -> Token:
         token = self.next
         if not token.text or (text and token.text != text):
-            raise Unreadable(f"{text or 'more'!r} missing before {text_of(self.tokens[self.place :])[:40]!r}")
-        self.place += 1
+            raise Unreadable(f"{text or 'more'!r} missing before {self.rest}")
+        self.position += 1
         return token
 
     def accept(self, *texts: str) -> str:
-        if self.next.text in texts:
-            self.place += 1
-            return self.tokens[self.place - 1].text
-        return ""
+        return self.take().text if self.next.text in texts else ""
 
     def sum(self) -> Formula:
         self.depth += 1
@@ -245,7 +257,7 @@ class _Reader:
             term = self.signed(self.quotient)
             terms.append(("negative", term) if sign == "-" else term)
         self.depth -= 1
-        return terms[0] if len(terms) == 1 else ("sum", *terms)
+        return _of_all("sum", terms)
 
     def signed(self, read: Any) -> Formula:
         negative = False
@@ -266,207 +278,131 @@ class _Reader:
         factors = [self.power()]
         while self.begins_factor():
             token = self.next
-            if token.kind in ("number", "repeating") and self.tokens[self.place - 1].text not in (")", "}"):
-                raise Unreadable(f"the number {token.text} right after {text_of(self.tokens[: self.place])[-20:]!r}")
+            if token.kind in ("number", "repeating") and self.tokens[self.position - 1].text not in (")", "}"):
+                raise Unreadable(f"the number {token.text} right after {text_of(self.tokens[: self.position])[-20:]!r}")
             factor = self.power()
-            if _is_whole(factors[-1]) and len(factors) == 1 and token.text == r"\frac" and _is_fraction(factor):
+            if len(factors) == 1 and token.text == r"\frac" and _is_whole(factors[0]) and _is_fraction(factor):
                 factors = [("sum", factors[0], factor)]  # 2\frac12
             else:
                 factors.append(factor)
-        return factors[0] if len(factors) == 1 else ("product", *factors)
+        return _of_all("product", factors)
 
     def begins_factor(self) -> bool:
         token = self.next
-        if token.kind in ("number", "repeating", "word"):
-            return True
-        if token.text in ("(", "[", "{", r"\lfloor", r"\lceil"):
-            return True
         if token.text == "|":
             return not self.bars
-        known = (r"\frac", r"\sqrt", r"\binom", r"\pi", r"\infty", r"\overline")
-        return token.kind == "command" and (
-            token.text in known or token.text in GREEK or token.text[1:] in FUNCTIONS or token.text == r"\unknown"
-        )
+        return token.kind in ("number", "repeating", "word") or token.text in FACTORS or token.text[1:] in FUNCTIONS
 
     def power(self) -> Formula:
-        base = self.factorial()
+        base = self.postfix()
         if not self.accept("^"):
             return base
-        if self.next.text == r"\circ" or [t.text for t in self.tokens[self.place : self.place + 3]] == [
-            "{",
-            r"\circ",
-            "}",
-        ]:
-            self.place += 1 if self.next.text == r"\circ" else 3
+        if self.accept(r"\circ"):
             return ("degrees", base)
         formula = ("power", base, self.exponent())
-        if self.next.text == "!":
-            raise Unreadable("a factorial after an exponent")
-        if self.next.text == "^":
-            raise Unreadable("two exponents in a row without braces")
+        if self.next.text in ("!", "^"):
+            raise Unreadable("a factorial or a second exponent after an exponent")
         return formula
 
     def exponent(self) -> Formula:
-        if self.next.text == "{":
-            return self.group("{", "}")
-        return self.signed(self.power_of_one)
+        return self.group() if self.next.text == "{" else self.signed(self.tower)
 
-    def power_of_one(self) -> Formula:
-        base = self.factorial(one_digit=False)
+    def tower(self) -> Formula:
+        base = self.postfix()
         return ("power", base, self.exponent()) if self.accept("^") else base
 
-    def factorial(self, one_digit: bool = False) -> Formula:
-        formula = self.atom(one_digit)
-        times = 0
-        while self.accept("!"):
-            times += 1
+    def postfix(self) -> Formula:
+        formula = self.atom()
+        if self.accept("!"):
             formula = ("factorial", formula)
-        if times > 1:
+        if self.next.text == "!":
             raise Unreadable("a factorial of a factorial")
-        if self.accept("%"):
-            formula = ("quotient", formula, ("number", Fraction(100)))
-        return formula
+        return ("quotient", formula, ("number", Fraction(100))) if self.accept("%") else formula
 
-    def group(self, opening: str, closing: str) -> Formula:
-        self.take(opening)
+    def group(self) -> Formula:
+        closing = BRACKETS[self.take().text]
         bars, self.bars = self.bars, 0
         formula = self.sum()
         self.bars = bars
         self.take(closing)
         return formula
 
-    def atom(self, one_digit: bool = False) -> Formula:
+    def atom(self) -> Formula:
         token = self.next
-        if token.kind == "number":
-            return self.number(one_digit)
-        if token.kind == "repeating":
-            self.take()
-            return ("number", _repeating(token.text))
-        if token.kind == "word":
-            return self.letters()
         if token.text in ("(", "[", "{"):
-            return self.group(token.text, {"(": ")", "[": "]", "{": "}"}[token.text])
-        if token.text == "|":
-            self.take("|")
+            return self.group()
+        if token.text in (r"\lfloor", r"\lceil"):
+            return ("floor" if token.text == r"\lfloor" else "ceiling", self.group())
+        if token.kind == "environment":
+            raise Unreadable(f"the environment {token.text}", is_command=True)
+        if token.kind not in ("number", "repeating", "word", "command", "|"):
+            raise Unreadable(f"the words {token.text.strip()!r}" if token.kind == "text" else self.rest)
+        self.take()
+        if token.kind == "command":
+            return self.command(token.text)
+        if token.kind == "word":
+            return self.letter(token.text)
+        if token.kind == "|":
             self.bars += 1
             formula = self.sum()
             self.bars -= 1
             self.take("|")
             return ("abs", formula)
-        if token.kind == "command":
-            return self.command()
-        if token.kind == "text":
-            raise Unreadable(f"the words {token.text.strip()!r}")
-        if token.kind == "environment":
-            raise Unreadable(f"the environment {token.text}", is_command=True)
-        raise Unreadable(
-            f"{text_of(self.tokens[self.place :])[:40]!r}" if token.text else "an end where more must follow"
-        )
-
-    def number(self, one_digit: bool) -> Formula:
-        token = self.take()
-        if one_digit and len(token.text) > 1 and token.text.isdigit():
-            self.place -= 1
-            self.tokens[self.place] = Token("number", token.text[1:], False)
-            return ("number", Fraction(int(token.text[0])))
         if self.next.text == "_":
             raise Unreadable(f"the subscript of the number {token.text}")
-        return ("number", Fraction(token.text))
+        return ("number", Fraction(token.text) if token.kind == "number" else _repeating(token.text))
 
-    def letters(self) -> Formula:
-        token = self.take()
-        letters = token.text
-        if len(letters) > 1 and not is_product(letters):
-            raise Unreadable(f"the word {letters!r}")
-        if len(letters) > 2 and letters.isupper():
-            return ("symbol", letters)  # a triangle or a code: no letter may change its place
-        symbols = [_letter(each) for each in letters[:-1]]
-        last = self.subscripted(letters[-1])
-        if not symbols:
-            return last
-        # "ab^2" is a times b squared: the last letter takes what follows
-        if self.next.text in ("^", "!"):
-            self.place -= 1
-            self.tokens[self.place] = Token("word", letters[-1], False)
-            if last[0] == "symbol" and last[1] != letters[-1]:
-                raise Unreadable(f"the letters {letters!r} with a subscript and a power")
-            return ("product", *symbols) if len(symbols) > 1 else symbols[0]
-        return ("product", *symbols, last)
-
-    def subscripted(self, name: str) -> Formula:
+    def letter(self, name: str) -> Formula:
+        is_symbol = len(name) == 1 or name in GREEK or is_product(name)
+        if not is_symbol:
+            raise Unreadable(f"the word {name!r}")
         if not self.accept("_"):
-            return _letter(name)
-        if self.accept("{"):
-            inside = []
-            while self.next.text != "}":
-                token = self.take()
-                if token.text in OPENING or token.text in CLOSING:
-                    raise Unreadable(f"the subscript of {name!r}")
-                inside.append(token.text)
-            self.take("}")
-            under = "".join(inside)
-        else:
-            under = self.take().text
-        return ("symbol", f"{name}_{under}")
+            return ("constant", name) if name in ("e", "i") else ("symbol", name)
+        under = [self.take().text]
+        while under[0] == "{" and under[-1] != "}":
+            under.append(self.take().text)
+            if under[-1] in BRACKETS or (under[-1] in CLOSING and under[-1] != "}"):
+                raise Unreadable(f"the subscript of {name!r}")
+        return ("symbol", f"{name}_{''.join(under).strip('{}')}")
 
-    def command(self) -> Formula:
-        name = self.take().text
-        if name == r"\frac":
-            return ("quotient", self.argument(), self.argument(one_digit=False))
-        if name == r"\binom":
-            return ("binomial", self.argument(), self.argument())
-        if name == r"\sqrt":
-            if self.next.text == "[":
-                index = self.group("[", "]")
-                return ("root", self.argument(), index)
-            # TeX would take one digit of \\sqrt15, and nobody means that
-            return ("root", self.argument(one_digit=False), ("number", Fraction(2)))
-        if name == r"\pi":
-            return ("constant", "pi")
-        if name == r"\infty":
-            return ("constant", "infinity")
+    def command(self, name: str) -> Formula:
+        if name in CONSTANTS:
+            return ("constant", CONSTANTS[name])
         if name in GREEK:
-            return self.subscripted(name)
-        if name == r"\lfloor":
-            self.place -= 1
-            return ("floor", self.group(r"\lfloor", r"\rfloor"))
-        if name == r"\lceil":
-            self.place -= 1
-            return ("ceiling", self.group(r"\lceil", r"\rceil"))
+            return self.letter(name)
+        if name in (r"\frac", r"\binom"):
+            return ("quotient" if name == r"\frac" else "binomial", self.argument(), self.argument())
+        if name == r"\sqrt":
+            index = self.group() if self.next.text == "[" else ("number", Fraction(2))
+            return ("root", self.argument(), index)
         if name[1:] in FUNCTIONS:
             return self.function(FUNCTIONS[name[1:]])
         raise Unreadable(f"the command {name}", is_command=True)
 
-    def argument(self, one_digit: bool = True) -> Formula:
-        r"""{...}, or as TeX takes it the next sign: \frac12, \sqrt2, \frac\pi3. sqrt(3) is plain text's."""
-        if self.next.text == "{":
-            return self.group("{", "}")
-        if self.next.text == "(":
-            return self.group("(", ")")
-        return self.factorial(one_digit=one_digit)
+    def argument(self) -> Formula:
+        r"""{...}, or what TeX takes without braces: \frac12, \sqrt2, \frac\pi3. sqrt(3) is plain text's."""
+        return self.group() if self.next.text in ("{", "(") else self.postfix()
 
     def function(self, name: str) -> Formula:
         base: Formula | None = None
         exponent: Formula | None = None
-        while self.next.text in ("^", "_"):
-            if self.accept("^"):
+        while sign := self.accept("^", "_"):
+            if sign == "^":
                 exponent = self.exponent()
-            else:
-                self.take("_")
+            elif name == "log":
                 base = self.argument()
-                if name != "log":
-                    raise Unreadable(f"the subscript of {name}")
+            else:
+                raise Unreadable(f"the subscript of {name}")
         if exponent == ("negative", ("number", Fraction(1))) and name in INVERSES:
             name, exponent = INVERSES[name], None
-        if self.next.text in ("(", "[", "{", "|"):
+        if self.next.text not in ("(", "[", "{", "|"):
+            inside = self.plain_factors()
+        else:
             inside = self.atom()
             if self.next.text == "^" and exponent is not None:
                 raise Unreadable(f"two exponents of {name}")
-            if self.next.text == "^":  # \sin(x)^2
-                self.take("^")
+            if self.accept("^"):  # \sin(x)^2
                 exponent = self.exponent()
-        else:
-            inside = self.plain_factors()
         formula: Formula = ("log", inside, base) if base is not None else (name, inside)
         return formula if exponent is None else ("power", formula, exponent)
 
@@ -477,10 +413,26 @@ class _Reader:
             if self.next.kind == "number":
                 raise Unreadable(f"the number {self.next.text} in the middle of an argument")
             factors.append(self.power())
-        if self.next.text == "/" and len(self.tokens) > self.place + 1 and self.tokens[self.place + 1].kind == "number":
+        if (
+            self.next.text == "/"
+            and self.tokens[self.position + 1 :]
+            and self.tokens[self.position + 1].kind == "number"
+        ):
             self.take("/")
-            factors = [("quotient", ("product", *factors) if len(factors) > 1 else factors[0], self.power())]
-        return factors[0] if len(factors) == 1 else ("product", *factors)
+            return ("quotient", _of_all("product", factors), self.power())
+        return _of_all("product", factors)
+
+
+def _of_all(operation: str, parts: Sequence[Formula]) -> Formula:
+    return parts[0] if len(parts) == 1 else (operation, *parts)
+
+
+def _letters(token: Token) -> list[Token]:
+    """The letters of a product such as ab; any other token as it is. ABC is a triangle, and no letter may move."""
+    word = token.text
+    if token.kind != "word" or not is_product(word) or (len(word) > 2 and word.isupper()):
+        return [token]
+    return [Token("word", letter, token.spaced and at == 0) for at, letter in enumerate(word)]
 
 
 def is_product(letters: str) -> bool:
@@ -493,10 +445,6 @@ def is_product(letters: str) -> bool:
 
 _SHORT_WORDS = "is as at by in it no of on or so to up we be do if an am pm"
 NO_PRODUCTS = frozenset(_SHORT_WORDS.split())
-
-
-def _letter(name: str) -> Formula:
-    return ("constant", name) if name in ("e", "i") else ("symbol", name)
 
 
 def _is_whole(formula: Formula) -> bool:
@@ -517,6 +465,7 @@ def _repeating(text: str) -> Fraction:
 
 @functools.lru_cache(maxsize=4096)
 def symbols_of(formula: Formula) -> frozenset[str]:
+    """The names of the symbols in a formula."""
     if formula[0] == "symbol":
         return frozenset((formula[1],))
     if formula[0] in ("number", "constant"):
@@ -574,36 +523,13 @@ def _counted(count: Any, *parts: Fraction) -> Fraction | None:
 
 def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
     if exponent.denominator != 1:
-        root = _exact_root(base, Fraction(exponent.denominator)) if base >= 0 else None
-        return None if root is None else _exact_power(root, Fraction(exponent.numerator))
+        return None
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if base in (1, -1):
         exponent %= 2
     elif base and bits * abs(exponent) > LARGEST_BITS:
         raise TooLarge("a power this large")
     return base ** int(exponent)
-
-
-def _exact_root(value: Fraction, index: Fraction) -> Fraction | None:
-    if index.denominator != 1 or not 2 <= index <= 64 or (value < 0 and index % 2 == 0):
-        return None
-    top, bottom = (_whole_root(each, int(index)) for each in (abs(value.numerator), value.denominator))
-    if top is None or bottom is None:
-        return None
-    return Fraction(top if value >= 0 else -top, bottom)
-
-
-def _whole_root(value: int, index: int) -> int | None:
-    if value.bit_length() > 4000:
-        return None
-    low, high = 0, 1 << (value.bit_length() // index + 1)
-    while low < high:
-        middle = (low + high) // 2
-        if middle**index < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low**index == value else None
 
 
 def _bounded(value: Fraction) -> Fraction:
@@ -616,7 +542,6 @@ EXACT: Mapping[str, Any] = {
     "sum": lambda *parts: sum(parts, Fraction(0)),
     "product": _exact_product,
     "power": _exact_power,
-    "root": _exact_root,
     "floor": lambda value: Fraction(math.floor(value)),
     "ceiling": lambda value: Fraction(math.ceil(value)),
     "factorial": functools.partial(_counted, math.factorial),
@@ -628,13 +553,13 @@ _contexts = threading.local()  # mpmath's own context is one for the whole proce
 
 
 def context(digits: int = DIGITS) -> Any:
-    found = getattr(_contexts, "found", None)
-    if found is None:
+    """This thread's mpmath, set to so many digits."""
+    if not hasattr(_contexts, "mpmath"):
         import mpmath
 
-        found = _contexts.found = mpmath.mp.clone()
-    found.dps = digits
-    return found
+        _contexts.mpmath = mpmath.mp.clone()
+    _contexts.mpmath.dps = digits
+    return _contexts.mpmath
 
 
 def value_at(formula: Formula, point: Mapping[str, Any], digits: int = DIGITS) -> Any:

@@ -1,7 +1,8 @@
 """The reward for a mathematically equal answer.
 
-`value` reads and compares almost all answers, in this process and in bounded time. What only math-verify knows
-(integrals, sums over matrices, answers in running text) goes to the processes of `pool`, which can be killed.
+`read_value` and `same_value` read and compare almost all answers, in this process and in bounded time. What only
+math-verify knows (integrals, sums over matrices, answers in running text) goes to the processes of `verifier_pool`,
+which can be killed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Literal
 
 from whet.data.gold import boxed
 from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, tagged
-from whet.reward.mathematics.compare import Comparison, verdict
 from whet.reward.mathematics.formula import Unreadable
-from whet.reward.mathematics.pool import GOLD_SECONDS, POOL, MathJob, MathResult
+from whet.reward.mathematics.math_value import MathValue
 from whet.reward.mathematics.quantity import changes_value, quantity
-from whet.reward.mathematics.reading import read_value
-from whet.reward.mathematics.value import MathValue
+from whet.reward.mathematics.read_value import read_value
+from whet.reward.mathematics.same_value import Comparison, verdict
+from whet.reward.mathematics.verifier_pool import GOLD_SECONDS, POOL, MathJob, MathResult
 from whet.reward.unscorable import unscorable
 from whet.types import Prompt, WhetError
 
@@ -50,6 +51,7 @@ class GoldAnswer:
 
     @property
     def is_foreign(self) -> bool:
+        """True where only math-verify may read it."""
         return self.value is None and not self.unread
 
 
@@ -138,7 +140,7 @@ Known = Mapping[tuple[str, str, Comparison], bool | None]
 
 def _known_verdicts(cases: Sequence[_MathScoring]) -> Known:
     """The verdicts on all formulas of a large batch, from all cores; nothing for a small one."""
-    asked = list(dict.fromkeys((case.gold.text, each, case.rule) for case in cases for each in case.to_compare()))
+    asked = list(dict.fromkeys((case.gold.text, answer, case.rule) for case in cases for answer in case.to_compare()))
     if len(asked) < MANY or POOL.size == 1:
         return {}
     chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
@@ -180,7 +182,7 @@ class _MathScoring:
         """Answers that are worth another process: formulas. Plain numbers are compared in microseconds."""
         if self.score is not None or self.gold.value is None:
             return ()
-        return [each for each in dict.fromkeys(self.answers) if quantity(each) is None]
+        return [answer for answer in dict.fromkeys(self.answers) if quantity(answer) is None]
 
     def decide(self, known: Known) -> None:
         """The score, or the job that it takes; `known` has verdicts that were found elsewhere."""
@@ -243,7 +245,7 @@ def _gold(text: str) -> GoldAnswer:
     pieces = re.split(r"\\(?:boxed|fbox)", text)[1:-1]
     between = [piece.replace(frame, "", 1) for frame, piece in zip(frames, pieces, strict=False)]
     # several frames are one answer where they stand side by side, or a word or sign joins them
-    joined = all(len(each) < 14 or re.search(r"\b(?:and|or)\b|[,;]", each) for each in between)
+    joined = all(len(text) < 14 or re.search(r"\b(?:and|or)\b|[,;]", text) for text in between)
     plain = (", ".join(dict.fromkeys(frames)) if joined else frames[-1]) if frames else text
     try:
         return GoldAnswer(plain, read_value(plain))

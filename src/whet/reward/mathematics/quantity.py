@@ -64,21 +64,19 @@ VALUE_CHANGERS = frozenset(
     )
 )
 # words that multiply the number before them
+_ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+_MULTIPLES = {
+    **{"dozen": 12, "score": 20, "pair": 2, "couple": 2, "gross": 144, "trio": 3, "ten": 10},
+    **{"lakh": 10**5, "crore": 10**7},
+}
+_PARTS = {
+    **{word: number for number, word in enumerate(_ORDINALS.split(), start=3)},
+    **{"half": 2, "halve": 2, "quarter": 4, "sixteenth": 16, "twentieth": 20, "hundredth": 100, "thousandth": 1000},
+    **{"millionth": 10**6, "billionth": 10**9},
+}
 COUNTS = {
-    **{
-        "dozen": Fraction(12),
-        "score": Fraction(20),
-        "pair": Fraction(2),
-        "couple": Fraction(2),
-        "gross": Fraction(144),
-    },
-    **{"trio": Fraction(3), "half": Fraction(1, 2), "halve": Fraction(1, 2), "quarter": Fraction(1, 4)},
-    **{"third": Fraction(1, 3), "fourth": Fraction(1, 4), "fifth": Fraction(1, 5), "sixth": Fraction(1, 6)},
-    **{"seventh": Fraction(1, 7), "eighth": Fraction(1, 8), "ninth": Fraction(1, 9), "tenth": Fraction(1, 10)},
-    **{"eleventh": Fraction(1, 11), "twelfth": Fraction(1, 12), "sixteenth": Fraction(1, 16)},
-    **{"twentieth": Fraction(1, 20), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000)},
-    **{"millionth": Fraction(1, 10**6), "billionth": Fraction(1, 10**9), "ten": Fraction(10)},
-    **{"lakh": Fraction(10**5), "crore": Fraction(10**7)},
+    **{word: Fraction(size) for word, size in _MULTIPLES.items()},
+    **{word: Fraction(1, size) for word, size in _PARTS.items()},
 }
 # where both answers carry one of these, they must carry the same
 OPPOSITES = (
@@ -111,16 +109,14 @@ UNITS: dict[str, tuple[str, Fraction]] = {
             *(("yard", "0.9144"), ("yd", "0.9144"), ("mile", "1609.344"), ("mi", "1609.344")),
         ),
         "mass": (
+            *(("g", 1), ("gm", 1), ("gram", 1), ("kg", 1000), ("kilogram", 1000), ("mg", "0.001")),
             *(
-                ("g", 1),
-                ("gm", 1),
-                ("gram", 1),
-                ("kg", 1000),
-                ("kilogram", 1000),
-                ("mg", "0.001"),
                 ("milligram", "0.001"),
+                ("ton", "907184.74"),
+                ("tonne", 1_000_000),
+                ("lb", "453.59237"),
+                ("pound", "453.59237"),
             ),
-            *(("ton", "907184.74"), ("tonne", 1_000_000), ("lb", "453.59237"), ("pound", "453.59237")),
             *(("ounce", "28.349523125"), ("oz", "28.349523125")),
         ),
         "time": (
@@ -142,6 +138,8 @@ SHORTHAND = {"mph": "mile per hour", "kph": "kilometer per hour", "km/hr": "km/h
 
 @dataclass(frozen=True)
 class Quantity:
+    """One number as a text says it."""
+
     value: Fraction  # as written: 40 for "40%", 5 for "5 dozen"
     percent: bool
     unit: str  # in lower case, "" where none is given
@@ -193,8 +191,8 @@ def agreement(gold: Quantity, other: Quantity, tolerance: float = 0.0, question:
         values = [*values, *as_numbers] if gold.percent or asks_for(question, "percent") else as_numbers
     share = Fraction(tolerance) * abs(wanted)
     for value in values:
-        found = value * sizes[1]
-        if abs(found - wanted) <= share or stands_for(wanted, gold.step * sizes[0], found, other.step * sizes[1]):
+        value *= sizes[1]
+        if abs(value - wanted) <= share or stands_for(wanted, gold.step * sizes[0], value, other.step * sizes[1]):
             return "same"
     return "different"
 
@@ -253,9 +251,9 @@ def _digits_for_words(text: str) -> str:
         return text
     total = current = 0
     latest = 0  # the smallest unit so far decides what may follow: "five two" is no number
-    for place, word in enumerate(words):
+    for at, word in enumerate(words):
         if word == "and":
-            if place == 0 or words[place - 1] not in SCALES:
+            if at == 0 or words[at - 1] not in SCALES:
                 return text
         elif word in NUMBER_WORDS:
             value = NUMBER_WORDS[word]
@@ -366,7 +364,7 @@ def _changes_value(word: str) -> bool:
 def _common_sizes(first: str, second: str) -> tuple[Fraction, Fraction] | None:
     """What to multiply each value with before comparing; None for units that measure different things."""
     known = _measure(first), _measure(second)
-    if any(each is not None and set(each[0]) == {"a length"} for each in known):
+    if any(measure is not None and set(measure[0]) == {"a length"} for measure in known):
         return Fraction(1), Fraction(1)  # "units" and "square units" are any
     if known[0] is None or known[1] is None:
         words = [{word.strip(".").replace(".", "") for word in unit.split()} for unit in (first, second)]
@@ -393,10 +391,11 @@ def _measure(unit: str) -> tuple[Dimension, Fraction] | None:
     raised = re.fullmatch(r"(.+?)\s*(?:\^\s*\{?([23])\}?|([²³]))", name)
     if raised is not None:
         name, power = raised[1], int(raised[2] or ("2" if raised[3] == "²" else "3"))
-    found = UNITS.get(name) or UNITS.get(name.removesuffix("s")) or UNITS.get(name.removesuffix("."))
-    if found is None:
+    unit_of = UNITS.get(name) or UNITS.get(name.removesuffix("s")) or UNITS.get(name.removesuffix("."))
+    if unit_of is None:
         return None
-    return (found[0],) * power, found[1] ** power
+    measures, size = unit_of
+    return (measures,) * power, size**power
 
 
 def is_measure(unit: str) -> bool:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from whet.reward.mathematics.formula import Formula, Unreadable, context, exact_value, substituted, symbols_of, value_at
-from whet.reward.mathematics.value import (
+from whet.reward.mathematics.math_value import (
     Expression,
     Group,
     MathValue,
@@ -123,8 +123,8 @@ def _spread(region: Region, ends: Sequence[MathValue]) -> list[bool]:
 def _plain(region: Region) -> Region:
     """The region without ends at which nothing changes."""
     ends, inside = [], [region.inside[0]]
-    for place, end in enumerate(region.ends):
-        below, at, above = region.inside[2 * place : 2 * place + 3]
+    for number_of_end, end in enumerate(region.ends):
+        below, at, above = region.inside[2 * number_of_end : 2 * number_of_end + 3]
         if not below == at == above:
             ends.append(end)
             inside += [at, above]

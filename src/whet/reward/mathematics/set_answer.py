@@ -32,20 +32,20 @@ def set_answer(
     """
     changed = FORMS[form]
     if isinstance(prompt.answer, list | tuple | set | frozenset):
-        gold = {_member(each, changed) for each in prompt.answer}
+        gold = {_member(member, changed) for member in prompt.answer}
     else:
-        gold = {_member(each, changed) for each in members(gold_text(prompt, "set_answer"), separators)}
+        gold = {_member(member, changed) for member in members(gold_text(prompt, "set_answer"), separators)}
         if not gold and gold_text(prompt, "set_answer").strip().lower() not in NOTHING:
             return None
     answers = explicit_answers(completion) or _listed(final_part(completion))
     if not answers or any(len(answer) > LONGEST_ANSWER for answer in answers):
         return 0.0
-    given = {_member(each, changed) for answer in answers for each in members(answer, separators)}
-    if not gold or not given:
-        return float(not gold and not given)
+    named = {_member(member, changed) for answer in answers for member in members(answer, separators)}
+    if not gold or not named:
+        return float(not gold and not named)
     if credit == "exact":
-        return float(gold == given)
-    return 2 * len(gold & given) / (len(gold) + len(given))
+        return float(gold == named)
+    return 2 * len(gold & named) / (len(gold) + len(named))
 
 
 def members(text: str, separators: str = ",;\n") -> list[str]:
@@ -55,7 +55,7 @@ def members(text: str, separators: str = ",;\n") -> list[str]:
     except (ValueError, RecursionError):
         value = None
     if isinstance(value, list):
-        return [_text(each) for each in value]
+        return [_text(member) for member in value]
     inner = BRACKETS.sub("", text.strip().strip("$"))
     if inner.strip().strip(".").lower() in NOTHING:
         return []

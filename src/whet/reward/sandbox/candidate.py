@@ -59,6 +59,7 @@ class CandidateServer:
         self.objects: list[Any] = []
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Do what a message asks, and say what came of it."""
         try:
             target = self.target(message["target"])
             given = [self.value(each) for each in message["arguments"]]
@@ -71,6 +72,7 @@ class CandidateServer:
             return {"error": _kinds(error), "text": _described(error)[-500:]}
 
     def target(self, target: str | int) -> Any:
+        """The object that a message is about."""
         if isinstance(target, int):
             return self.objects[target]
         if not target:
@@ -83,9 +85,11 @@ class CandidateServer:
         raise NameError(f"name {target!r} is not defined")
 
     def nodes(self, value: Any) -> list[Any]:
+        """A value of this side as it travels."""
         return literal.nodes_of(value, self._export, self.shared)
 
     def value(self, nodes: list[Any]) -> Any:
+        """A value that has travelled."""
         return literal.value_of(nodes, self._load, self.shared)
 
     def _export(self, value: Any) -> list[Any]:

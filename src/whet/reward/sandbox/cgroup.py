@@ -28,6 +28,7 @@ class JobGroup:
     folder: int
 
     def write(self, file: str, value: int) -> None:
+        """Set one of its files."""
         descriptor = os.open(file, os.O_WRONLY, dir_fd=self.folder)
         try:
             os.write(descriptor, str(value).encode())
@@ -50,6 +51,7 @@ class JobGroup:
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
     def remove(self) -> None:
+        """Remove the group."""
         with contextlib.suppress(OSError):
             os.rmdir(self.name, dir_fd=self.parent)
 

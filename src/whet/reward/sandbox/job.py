@@ -29,9 +29,11 @@ class ProgramJob:
     limits: Limits = DEFAULT_LIMITS
 
     def messages(self) -> list[dict[str, Any]]:
+        """The header for the worker, and what the process of the job takes itself."""
         return [_header("program", self.limits), {"source": self.source, "stdin": self.stdin}]
 
     def files(self) -> list[bytes]:
+        """What goes to one of the job's processes alone: nothing."""
         return []
 
     def streams(self) -> dict[str, int]:
@@ -54,6 +56,7 @@ class UnitTestJob:
     limits: Limits = DEFAULT_LIMITS
 
     def messages(self) -> list[dict[str, Any]]:
+        """The header for the worker, and what the process of the code takes itself."""
         return [_header("unit_tests", self.limits), {"sources": list(self.sources), "prelude": self.prelude}]
 
     def files(self) -> list[bytes]:
@@ -62,6 +65,7 @@ class UnitTestJob:
         return [packed(tests)]
 
     def streams(self) -> dict[str, int]:
+        """The pipe the tests write their results to."""
         return {"record": RECORD}
 
 

@@ -25,9 +25,36 @@ CONTAINERS: tuple[tuple[type, str], ...] = (
     *((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "f"), (deque, "q")),
     *((Counter, "C"), (dict, "d")),
 )
-BUILDERS: dict[str, Callable[[Iterable[Any]], Any]] = {
-    **{"l": list, "t": tuple, "s": set, "f": frozenset, "q": deque},
-}
+BUILDERS: dict[str, Callable[[Iterable[Any]], Any]] = {"l": list, "t": tuple, "s": set, "f": frozenset, "q": deque}
+
+
+def _in_hexadecimal(*numbers: int) -> list[str]:
+    return [hex(number) for number in numbers]
+
+
+def _ratio(value: fractions.Fraction) -> list[str]:
+    return _in_hexadecimal(value.numerator, value.denominator)
+
+
+def _from_hexadecimal(texts: Iterable[str]) -> list[int]:
+    return [int(text, 16) for text in texts]
+
+
+# values without parts: the type, its tag, how it is written and read; a subclass travels as its base
+SCALARS: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
+    (int, "i", lambda value: hex(int.__index__(value)), lambda text: int(text, 16)),
+    (bytes, "b", bytes.hex, bytes.fromhex),
+    (bytearray, "B", bytearray.hex, bytearray.fromhex),
+    (complex, "c", lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    (range, "r", lambda it: _in_hexadecimal(it.start, it.stop, it.step), lambda ends: range(*_from_hexadecimal(ends))),
+    (decimal.Decimal, "D", decimal.Decimal.__str__, decimal.Decimal),
+    (fractions.Fraction, "F", _ratio, lambda parts: fractions.Fraction(*_from_hexadecimal(parts))),
+    (datetime.datetime, "T", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    (datetime.date, "A", datetime.date.isoformat, datetime.date.fromisoformat),
+    (datetime.time, "H", datetime.time.isoformat, datetime.time.fromisoformat),
+    (datetime.timedelta, "E", lambda it: [it.days, it.seconds, it.microseconds], lambda it: datetime.timedelta(*it)),
+)
+READERS = {tag: read for _, tag, _, read in SCALARS}
 
 
 class NotPlain(Exception):
@@ -41,6 +68,7 @@ Load = Callable[[str, Any], Any]
 
 
 def refuse(value: Any) -> list[Any]:
+    """An `Export` without handles: what is no plain value cannot travel."""
     raise NotPlain(f"a {type(value).__name__} cannot be carried")
 
 
@@ -106,42 +134,22 @@ def _opened(item: Any, export: Export, shared: Mapping[str, type] | None) -> tup
             return tag, list(base.__iter__(item))
     if isinstance(item, str):
         return "", [str.__str__(item)]
-    if isinstance(item, int):
-        whole = int.__index__(item)
-        return ("", [whole]) if _is_atom(whole) else ("x", ["i", hex(whole)])
     if isinstance(item, float):
         return "", [float.__float__(item)]
-    if isinstance(item, bytes | bytearray):
-        return "x", ["b" if isinstance(item, bytes) else "B", bytes(item).hex()]
-    if isinstance(item, complex):
-        return "x", ["c", [item.real, item.imag]]
-    node = _special(item)
-    if node is not None:
-        return "x", node
+    if isinstance(item, int) and _is_atom(int.__index__(item)):
+        return "", [int.__index__(item)]
+    for kind, tag, write, _ in SCALARS:
+        if isinstance(item, kind):
+            return "x", [tag, write(item)]
+    if isinstance(item, type):
+        name = str(item.__name__)
+        return "x", (["y", name] if getattr(builtins, name, None) is item else export(item))
     kind = type(item)
     if shared is not None and shared.get(kind.__name__) is kind:
         return f"o{kind.__name__}", [each for pair in vars(item).items() for each in pair]
     if (getattr(kind, "__module__", "") or "").split(".")[0] == "numpy" and hasattr(item, "tolist"):
         return "=", [item.tolist()]
     return "x", export(item)
-
-
-def _special(item: Any) -> list[Any] | None:
-    kind: Any = type(item)
-    if isinstance(item, type):
-        name = str(item.__name__)
-        return ["y", name] if getattr(builtins, name, None) is item else None
-    if kind is range:
-        return ["r", [hex(item.start), hex(item.stop), hex(item.step)]]
-    if kind is decimal.Decimal:
-        return ["D", str(item)]
-    if kind is fractions.Fraction:
-        return ["F", [hex(item.numerator), hex(item.denominator)]]
-    if kind in (datetime.datetime, datetime.date, datetime.time):
-        return ["T", kind.__name__, item.isoformat()]
-    if kind is datetime.timedelta:
-        return ["T", "timedelta", [item.days, item.seconds, item.microseconds]]
-    return None
 
 
 def value_of(nodes: Sequence[Any], load: Load | None = None, shared: Mapping[str, type] | None = None) -> Any:
@@ -168,25 +176,10 @@ def _built(node: list[Any], child: Callable[[Any], Any], load: Load | None, shar
     if tag in ("d", "C"):
         pairs = {child(key): child(value) for key, value in zip(content[::2], content[1::2], strict=True)}
         return pairs if tag == "d" else Counter(pairs)
-    if tag == "i":
-        return int(content, 16)
-    if tag in ("b", "B"):
-        return bytes.fromhex(content) if tag == "b" else bytearray.fromhex(content)
-    if tag == "c":
-        return complex(*content)
-    if tag == "r":
-        return range(*(int(each, 16) for each in content))
+    if tag in READERS:
+        return READERS[tag](content)
     if tag == "y" and isinstance(getattr(builtins, content), type):
         return getattr(builtins, content)
-    if tag == "D":
-        return decimal.Decimal(content)
-    if tag == "F":
-        return fractions.Fraction(*(int(each, 16) for each in content))
-    if tag == "T":
-        if content == "timedelta":
-            return datetime.timedelta(*node[2])
-        kind: Any = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}[content]
-        return kind.fromisoformat(node[2])
     if shared is not None and tag[:1] == "o" and tag[1:] in shared:
         made: Any = object.__new__(shared[tag[1:]])
         vars(made).update({child(key): child(value) for key, value in zip(content[::2], content[1::2], strict=True)})

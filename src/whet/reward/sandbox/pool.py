@@ -90,6 +90,7 @@ class Stream:
         return bool(piece)
 
     def close(self) -> None:
+        """Take no more."""
         if self.is_open:
             self.is_open = False
             os.close(self.descriptor)
@@ -131,6 +132,7 @@ class WorkerProcess:
         self.send({"scratch": self.scratch, "limits": DEFAULT_LIMITS.counts(), **wanted})
 
     def send(self, *messages: object) -> None:
+        """Send messages that carry no descriptors."""
         try:
             self.connection.sendall(b"".join(map(wire.packed, messages)))
         except OSError as error:
@@ -156,11 +158,13 @@ class WorkerProcess:
                 os.close(end)
 
     def close_streams(self) -> None:
+        """Take nothing more of what the job writes."""
         for stream in self.streams:
             stream.close()
         self.streams = []
 
     def receive(self) -> dict[str, Any]:
+        """The worker's next message."""
         return dict(wire.received(self.connection.recv))
 
     def end(self) -> None:
@@ -176,10 +180,12 @@ class WorkerProcess:
         self.remove_scratch()
 
     def hang_up(self) -> None:
+        """Close the connection, upon which the worker ends by itself."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def remove_scratch(self) -> None:
+        """Remove the worker's folder."""
         with contextlib.suppress(OSError):  # it may be gone already
             isolation.empty_folder(self.scratch)
             os.rmdir(self.scratch)
@@ -239,6 +245,7 @@ class Sandbox:
 
     @property
     def requirement(self) -> Requirement:
+        """The isolation without which no job runs."""
         return self._require or required_isolation()
 
     def start(self, count: int | None = None) -> None:
@@ -248,6 +255,7 @@ class Sandbox:
             self._start(self.size if count is None else count)
 
     def close(self) -> None:
+        """End all workers."""
         if self._owner == os.getpid():
             self._end(self.workers)
             with self._lending:
@@ -477,6 +485,7 @@ def _shared_pool(workers: int, preload: tuple[str, ...]) -> Sandbox:
 
 
 def num_cores() -> int:
+    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

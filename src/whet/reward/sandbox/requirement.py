@@ -48,10 +48,12 @@ def require_isolation(requirement: str) -> None:
 
 
 def required_isolation() -> Requirement:
+    """What every sandbox of this process needs."""
     return _required
 
 
 def checked_requirement(requirement: str) -> Requirement:
+    """The requirement, if it is one."""
     for known in get_args(Requirement):
         if requirement == known:
             found: Requirement = known
@@ -63,7 +65,7 @@ def checked_requirement(requirement: str) -> Requirement:
 
 
 def isolation_given(holds: Mapping[str, bool]) -> frozenset[str]:
-    """Of "namespaces" and "landlock", those that hold with everything they need."""
+    """Which of "namespaces" and "landlock" hold with everything they need."""
     return frozenset(name for name, steps in MECHANISMS.items() if all(holds.get(step, False) for step in steps))
 
 
@@ -93,6 +95,7 @@ def tell_isolation(requirement: Requirement, holds: Mapping[str, bool], why: Map
 def isolation_warnings(
     requirement: Requirement, holds: Mapping[str, bool], why: Mapping[str, tuple[int, str]]
 ) -> list[str]:
+    """What does not stand between the code and the machine, a line each."""
     given = isolation_given(holds)
     lines = []
     if not given:

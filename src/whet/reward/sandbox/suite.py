@@ -107,14 +107,17 @@ def top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def functions_of(tree: ast.Module) -> dict[str, Function]:
+    """The functions at the top of a module, by name."""
     return {node.name: node for node in top_level(tree.body) if isinstance(node, Function)}
 
 
 def is_test_name(name: str) -> bool:
+    """True for names of tests."""
     return name.startswith("test")
 
 
 def is_test_function(function: Function) -> bool:
+    """True for a test that is more than a placeholder."""
     return is_test_name(function.name) and not is_empty(function)
 
 

@@ -46,6 +46,7 @@ class CandidateConnection:
         self.is_closed = False  # there is nobody to answer
 
     def ask(self, operation: str, target: str | int, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Have the other side do something with one of its objects; what came of it."""
         self.asked += 1
         if self.is_closed:
             raise wire.ConnectionClosed("the code does not load")
@@ -71,9 +72,11 @@ class CandidateConnection:
         return self.value(answer["value"])
 
     def nodes(self, value: Any) -> list[Any]:
+        """A value of this side as it travels."""
         return literal.nodes_of(value, self._export, self.shared)
 
     def value(self, nodes: Any) -> Any:
+        """A value that has travelled."""
         return literal.value_of(nodes, self._load, self.shared)
 
     def _export(self, value: Any) -> list[Any]:
@@ -168,6 +171,7 @@ class ResultLog:
         self.inside_try: list[bool] = []  # of assertions that the tests themselves may catch
 
     def note(self, passed: bool, error: BaseException | None = None) -> None:
+        """Write one result down."""
         self.count += 1
         if self.count > MOST_TESTS:
             raise OverflowError(f"more than {MOST_TESTS} assertions")
@@ -362,15 +366,6 @@ class AssertionRecorder(ast.NodeTransformer):
         self.num_tries -= 1
         return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        return self._visit_scope(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
-        return self._visit_scope(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        return self._visit_scope(node)
-
     def _visit_scope(self, node: suite.Function | ast.ClassDef) -> Any:
         tries, self.num_tries = self.num_tries, 0
         self.num_inside += 1
@@ -382,6 +377,8 @@ class AssertionRecorder(ast.NodeTransformer):
             node.decorator_list.insert(0, ast.Name("__test__", ast.Load()))
             ast.fix_missing_locations(node)
         return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _visit_scope
 
 
 def _within(context: str, node: ast.stmt) -> ast.stmt:
@@ -407,6 +404,7 @@ class SuiteRun:
             space["candidate"] = self.candidate
 
     def run(self, text: str) -> None:
+        """Run the program, then the tests that it defines and does not run."""
         tree, original = ast.parse(text), ast.parse(text)
         class_names = [node.name for node in suite.top_level(tree.body) if isinstance(node, ast.ClassDef)]
         uncalled = [function.name for function in suite.uncalled_checks(tree)]
@@ -632,6 +630,7 @@ def fixture_function(found: Any) -> Callable[..., Any] | None:
 
 
 def completed_fixture(value: Any, endings: contextlib.ExitStack) -> Any:
+    """The value of a fixture; what follows its `yield` runs at the end."""
     if not inspect.isgenerator(value):
         return completed(value)
     endings.callback(lambda: next(value, None))

@@ -23,15 +23,18 @@ class ConnectionClosed(Exception):
 
 
 def packed(message: Any) -> bytes:
+    """A message as bytes."""
     text = json.dumps(message, separators=(",", ":")).encode()
     return LENGTH.pack(len(text)) + text
 
 
 def send(descriptor: int, message: Any) -> None:
+    """Send a message."""
     send_bytes(descriptor, packed(message))
 
 
 def send_bytes(descriptor: int, data: bytes) -> None:
+    """Send all of the bytes, or `ConnectionClosed`."""
     view = memoryview(data)
     try:
         while view:

@@ -88,6 +88,7 @@ class SandboxWorker:
         os.set_blocking(self.ready, False)
 
     def run(self) -> None:
+        """Take jobs until the trainer hangs up."""
         while True:
             try:
                 header, descriptors = wire.receive_with_descriptors(self.control, MOST_DESCRIPTORS)
@@ -160,6 +161,8 @@ class SandboxWorker:
         return tests, code
 
     def program(self, limits: dict[str, int], output: int, errors: int) -> tuple[int]:
+        """The process of a program."""
+
         def prepare() -> tuple[tuple[int, ...], Body]:
             job = wire.receive(self.control)
             given = wire.file_with(job["stdin"].encode("utf-8", "surrogatepass"))
@@ -372,6 +375,7 @@ def trial(confinement: Confinement, limits: dict[str, int]) -> None:
 
 
 def address_space() -> int:
+    """Bytes of address space that the worker itself has."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")

@@ -40,20 +40,24 @@ import sys, types
 for name, folder in zip(("whet", "whet.reward"), sys.argv[2:]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from whet.reward.mathematics.worker import main
+from whet.reward.mathematics.verifier_worker import main
 main(int(sys.argv[1]))
 """
 
 
 @dataclass(frozen=True)
 class MathJob:
-    kind: str  # of `worker.JOBS`
+    """What a worker is asked to do."""
+
+    kind: str  # of `verifier_worker.JOBS`
     arguments: tuple[Any, ...]
     seconds: float = SECONDS
 
 
 @dataclass(frozen=True)
 class MathResult:
+    """What came of a job."""
+
     value: Any = None
     is_slow: bool = False  # took longer than its time
     is_lost: bool = False  # its process ended for another reason, twice
@@ -80,6 +84,7 @@ class MathProcess:
         self.deadline = 0.0
 
     def end(self) -> None:
+        """Kill the worker."""
         with contextlib.suppress(OSError):
             self.connection.close()
         with contextlib.suppress(OSError):
@@ -117,6 +122,7 @@ class MathPool:
                 raise
 
     def close(self) -> None:
+        """End all workers."""
         if self._owner == os.getpid():
             self._end(self.processes)
 

@@ -78,6 +78,7 @@ class JudgeSettings:
 
     @property
     def drawn(self) -> dict[str, Any]:
+        """How the answer is sampled."""
         return {"temperature": self.temperature, "max_tokens": self.max_new_tokens}
 
     def payload(self, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How a completion is scored from its steps, and the part of a score that is only length."""
+"""The part of a score that is only length."""
 
 from __future__ import annotations
 
@@ -8,31 +8,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from whet.types import Prompt, WhetError
-
-Aggregate = Literal["min", "mean", "last", "product"]
-
-
-def aggregated(scores: Sequence[float], how: Aggregate) -> float:
-    """The score of a completion from the scores of its steps; 0 for a completion without steps."""
-    if not scores:
-        return 0.0
-    match how:
-        case "min":
-            return min(scores)
-        case "mean":
-            return sum(scores) / len(scores)
-        case "last":
-            return scores[-1]
-        case "product":
-            return math.prod(scores)
-
-
-def check_choice(given: str, choices: Any, what: str) -> None:
-    if given not in get_args(choices):
-        raise WhetError(f"{what} is {given!r}; give one of {', '.join(get_args(choices))}")
 
 
 @dataclass(frozen=True)
@@ -43,6 +21,7 @@ class LengthFit:
     center: float = 0.0
 
     def without_length(self, score: float, length: int) -> float:
+        """A score less what its length alone earned."""
         return score - self.slope * (length - self.center)
 
 

@@ -17,6 +17,19 @@ from whet.reward.mathematics.formula import (
     text_of,
     tokens_of,
 )
+from whet.reward.mathematics.math_value import (
+    Based,
+    Clock,
+    Expression,
+    Group,
+    MathValue,
+    Name,
+    Number,
+    Region,
+    Relation,
+    is_constant,
+    number,
+)
 from whet.reward.mathematics.quantity import (
     agreement,
     counted_unit,
@@ -36,25 +49,13 @@ from whet.reward.mathematics.region import (
     of_linear,
     region_of,
 )
-from whet.reward.mathematics.value import (
-    Based,
-    Clock,
-    Expression,
-    Group,
-    MathValue,
-    Name,
-    Number,
-    Region,
-    Relation,
-    is_constant,
-    number,
-)
 
 MOST_MEMBERS = 60
 # LaTeX's spaces at both ends and punctuation at the last: 5\, and 5\ (which loses its blank when stripped) are 5
 EDGES = re.compile(r"^(?:[\s~]|\\(?:[,;:!> ]|q?quad(?![a-zA-Z])))+|(?:[\s~.,;]|(?<!\\)\\(?:[,;:!> ]|q?quad|$))+$")
 NAME = re.compile(r"\(?[^\W\d_][\w\s,.'\u2019()-]*")
 TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne", r"\approx": r"\approx"}
+SPELLED = re.compile(r"[_:]|[ap]\.?\s*m", re.IGNORECASE)  # what every time of day and number with a base has
 CLOCK = re.compile(r"([0-9]{1,2})(?::([0-9]{2})(?::([0-9]{2}))?)?(?:\s*([ap])\.?\s*m\.?)?", re.IGNORECASE)
 IN_BASE = re.compile(r"([+-]?)\s*([0-9A-Za-z]*\.?[0-9A-Za-z]+)\s*_\s*(?:\{\s*([0-9]{1,2}|[a-z]+)\s*\}|([0-9]))")
 _BASES = "two three four five six seven eight nine ten"
@@ -70,7 +71,7 @@ def read_value(text: str) -> MathValue:
     plain_number = quantity(plain)
     if plain_number is not None:
         return Number(plain_number)
-    bare = plain_text(plain.strip("$"))
+    bare = plain_text(plain.strip("$")) if SPELLED.search(plain) else ""
     return _time_of_day(bare) or _in_base(bare) or _value(tokens_of(plain))
 
 
@@ -124,6 +125,8 @@ def _name(tokens: Sequence[Token]) -> Name | None:
 
 def _split(tokens: Sequence[Token], is_cut: Callable[[Token], bool]) -> tuple[list[Sequence[Token]], list[str]]:
     """The parts between the tokens that cut, outside of all brackets, and those tokens."""
+    if not any(map(is_cut, tokens)):
+        return [tokens], []
     parts: list[Sequence[Token]] = []
     cuts: list[str] = []
     start = 0

@@ -24,10 +24,7 @@ from whet.reward.mathematics.formula import (
     symbols_of,
     value_at,
 )
-from whet.reward.mathematics.quantity import Quantity, agreement, stands_for
-from whet.reward.mathematics.reading import MOST_MEMBERS, TURNED, read_value
-from whet.reward.mathematics.region import region_of
-from whet.reward.mathematics.value import (
+from whet.reward.mathematics.math_value import (
     Based,
     Clock,
     Expression,
@@ -41,6 +38,9 @@ from whet.reward.mathematics.value import (
     infinite,
     number,
 )
+from whet.reward.mathematics.quantity import Quantity, agreement, stands_for
+from whet.reward.mathematics.read_value import MOST_MEMBERS, TURNED, read_value
+from whet.reward.mathematics.region import region_of
 
 DIGITS_AGREE = 1e-40  # relative
 
@@ -70,10 +70,11 @@ def verdict(gold: str, answer: str, rule: Comparison = EXACT) -> bool | None:
 
 def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
     """Whether the answer's value is the gold one. `Unreadable` where it cannot be computed."""
-    gold, answer = _unnamed(gold, answer)
-    both = (gold, answer)
     if isinstance(gold, Number | Expression) and isinstance(answer, Number | Expression):
         return _same_formula(gold, answer, rule)
+    both = _unnamed(gold, answer)
+    if both[0] is not gold or both[1] is not answer:
+        return same(*both, rule)
     if any(isinstance(value, Region) for value in both):
         return _same_region(gold, answer, rule)
     if isinstance(gold, Relation) and isinstance(answer, Relation):

@@ -63,6 +63,7 @@ class Group(MathValue):
 
     @property
     def is_unordered(self) -> bool:
+        """True for a list or a set: the order of its members means nothing."""
         return self.kind in ("list", "set")
 
 

@@ -1,4 +1,4 @@
-"""One process that runs math-verify, for `pool`. It imports neither torch nor the rest of whet.
+"""One process that runs math-verify, for `verifier_pool`. It imports neither torch nor the rest of whet.
 
 Each message is a JSON list, each answer a JSON value. A job has a limit of CPU time,
 kept by the kernel: code that looks at no signals ends with the process, and the pool starts another. The process also
@@ -23,6 +23,7 @@ LONGEST_EXTRACT = 300  # characters of an answer found in running text
 
 
 def main(descriptor: int) -> None:
+    """A worker's whole run: jobs from the descriptor until its other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with contextlib.suppress(OSError, ValueError):  # not every system has such limits
@@ -52,24 +53,26 @@ def read(text: str) -> bool | None:
     return parsed(text) is not None
 
 
-def compare(gold: str, given: str, relations_as_sets: bool) -> bool | None:
+def compare(gold: str, answer: str, relations_as_sets: bool) -> bool | None:
     """Whether math-verify takes two texts, each read as a whole, for the same; None where the gold one is not read."""
     from math_verify import verify
 
     wanted = parsed(gold)
     if wanted is None:
         return None
-    found = parsed(given)
-    return found is not None and bool(
-        verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=relations_as_sets)
+    other = parsed(answer)
+    return other is not None and bool(
+        verify(wanted, other, timeout_seconds=None, allow_set_relation_comp=relations_as_sets)
     )
 
 
 def verdicts(pairs: list[list[Any]], tolerance: float, relations_as_sets: bool) -> list[bool | None]:
-    """`value.verdict` of each (gold, given, question)."""
-    from whet.reward.mathematics.compare import Comparison, verdict
+    """`same_value.verdict` on each (gold, answer, question)."""
+    from whet.reward.mathematics.same_value import Comparison, verdict
 
-    return [verdict(gold, given, Comparison(tolerance, relations_as_sets, question)) for gold, given, question in pairs]
+    return [
+        verdict(gold, answer, Comparison(tolerance, relations_as_sets, question)) for gold, answer, question in pairs
+    ]
 
 
 def extract(text: str) -> str | None:
@@ -77,8 +80,8 @@ def extract(text: str) -> str | None:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     targets = (LatexExtractionConfig(normalization_config=_normalization()), ExprExtractionConfig())
-    found = parse(text, targets, fallback_mode="first_match", parsing_timeout=None)
-    texts = [each for each in found if isinstance(each, str)]
+    parts = parse(text, targets, fallback_mode="first_match", parsing_timeout=None)
+    texts = [part for part in parts if isinstance(part, str)]
     return texts[-1][:LONGEST_EXTRACT] if texts else None
 
 
