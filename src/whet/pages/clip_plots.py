@@ -43,7 +43,7 @@ def weights(rule: Clip, ratios: Sequence[float], side: float, probability: float
     ratio[:, 0] = torch.tensor(ratios, dtype=torch.float64)
     logp = ratio.log() + math.log(probability)
     found = rule(ratio, torch.full_like(ratio, side), torch.ones_like(ratio, dtype=torch.bool), logp)
-    return [float(each) for each in found[:, 0]]
+    return [float(weight) for weight in found[:, 0]]
 
 
 def clip_plot(name: str) -> str:
@@ -161,7 +161,7 @@ def write_plots(folder: str | Path) -> list[Path]:
 
 
 def _situation(rule: Clip) -> str:
-    numbers = ", ".join(f"{each.name} {getattr(rule, each.name):g}" for each in fields(rule))  # type: ignore[arg-type]
+    numbers = ", ".join(f"{setting.name} {getattr(rule, setting.name):g}" for setting in fields(rule))  # type: ignore[arg-type]
     completion = (
         f"the other {COMPLETION_TOKENS - 1} tokens of the completion at ratio 1" if looks_at_completion(rule) else ""
     )
@@ -245,4 +245,4 @@ def _rounded_up(value: float) -> float:
     """The next of 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     steps = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0)
-    return next(round(each * power, 12) for each in steps if each * power >= value * (1 - 1e-9))
+    return next(round(step * power, 12) for step in steps if step * power >= value * (1 - 1e-9))

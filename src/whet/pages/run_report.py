@@ -153,7 +153,11 @@ def tiles(run: RunRecord) -> list[Tile]:
 
 def evaluation_section(run: RunRecord) -> dict[str, Any] | None:
     """First and last evaluation side by side, calibration and length; None where at most one metric was taken."""
-    main = [each for each in run.evals if each.name == run.evals[0].name and plain_metrics(each.result)]
+    main = [
+        evaluation
+        for evaluation in run.evals
+        if evaluation.name == run.evals[0].name and plain_metrics(evaluation.result)
+    ]
     if not main or len(plain_metrics(main[-1].result)) < 2:
         return None
     first, last = main[0], main[-1]
@@ -278,6 +282,7 @@ def setting_text(value: Any) -> str:
 
 
 def sample_columns(run: RunRecord) -> list[tuple[str, list[TextCard]]]:
+    """The best and the worst sample of the first and of the last recorded step."""
     if not run.first_samples:
         return []
     ends = [("First step", run.first_samples)]
@@ -287,6 +292,7 @@ def sample_columns(run: RunRecord) -> list[tuple[str, list[TextCard]]]:
 
 
 def best_and_worst(samples: Sequence[Mapping[str, Any]]) -> list[TextCard]:
+    """The best and the worst of some samples, or one where they are alike."""
     scored = [sample for sample in samples if sample.get("reward") is not None]
     if not scored:
         return [sample_card("Not scored", samples[0])]
@@ -318,6 +324,7 @@ def sample_card(rank: str, sample: Mapping[str, Any]) -> TextCard:
 
 
 def count_table(totals: StepTotals) -> PageTable | None:
+    """What the run counted; None where it counted nothing."""
     counts, num_steps = totals.counts, totals.num_steps
     if not counts:
         return None

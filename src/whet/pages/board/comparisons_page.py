@@ -18,6 +18,8 @@ UNREADABLE = "compare.json cannot be read: it is damaged, being written, or of a
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
+    """The pages of comparisons."""
+
     def page(request: BoardRequest) -> BoardResponse:
         folder = board.find(request.path["run"], COMPARISON)
         runs = [board.glance(each) for each in board.found().values() if each.kind == RUN and each.parent == folder.id]

@@ -156,7 +156,7 @@ class Experiment:
             "question": self.question,
             "see": self.see,
             "papers": [list(each) for each in self.papers],
-            "controls": [_control_record(each) for each in self.controls],
+            "controls": [_control_record(control) for control in self.controls],
             "compared": dict(self.compared),
             "plays": self.plays,
             "shared": list(self.shared),
@@ -204,8 +204,8 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
 
 def _short_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     series = [
-        {name: rounded(value, PLACE_DIGITS if name == "x" else DIGITS) for name, value in each.items()}
-        for each in spec["series"]
+        {name: rounded(value, PLACE_DIGITS if name == "x" else DIGITS) for name, value in trace.items()}
+        for trace in spec["series"]
     ]
     return {**spec, "series": series}
 
