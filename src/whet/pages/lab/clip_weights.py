@@ -122,6 +122,7 @@ def _controls() -> tuple[LabControl, ...]:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     return Experiment(
         "clip",
         "Clip rules",

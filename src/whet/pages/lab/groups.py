@@ -157,6 +157,7 @@ def _named(names: list[str]) -> tuple[tuple[str, str], ...]:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     return Experiment(
         "groups",
         "Groups and advantages",

@@ -145,6 +145,7 @@ def _table(settings: LabSettings) -> LabTable:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     return Experiment(
         "gae",
         "GAE",
