@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from whet.pages.chart_specs import QUIET, ChartSeries, ChartSpec, Point, reaches, smoothed
+from whet.pages.chart_specs import QUIET, ChartSeries, Point, reaches, smoothed
 from whet.record.text import number, percent, quantity
 
 SMALL, WIDE, NARROW = (340, 168), (1060, 270), (340, 210)
@@ -389,7 +389,7 @@ TOP, BOTTOM, LEFT, RIGHT, BETWEEN, LETTER = 30, 44, 46, 18, 40, 6.3
 
 
 def figure_file(
-    panels: Sequence[ChartSpec],
+    panels: Sequence[Mapping[str, Any]],
     title: str = "",
     subtitle: str = "",
     size: tuple[int, int] = (520, 250),
@@ -476,7 +476,7 @@ def _figure_style() -> str:
 FIGURE_STYLE = _figure_style()
 
 
-def _file_legend(panels: Sequence[ChartSpec], y: int, most: float) -> tuple[str, int]:
+def _file_legend(panels: Sequence[Mapping[str, Any]], y: int, most: float) -> tuple[str, int]:
     """The names beside their strokes, in as many lines as they need, and where the last line is."""
     named = {trace["name"]: trace for panel in panels for trace in panel["series"]}
     parts, x = [], 18.0
@@ -491,7 +491,7 @@ def _file_legend(panels: Sequence[ChartSpec], y: int, most: float) -> tuple[str,
     return "".join(parts), y
 
 
-def _panel(spec: ChartSpec, corner: tuple[float, float], size: tuple[int, int], first: bool) -> str:
+def _panel(spec: Mapping[str, Any], corner: tuple[float, float], size: tuple[int, int], first: bool) -> str:
     (left, top), (wide, high) = corner, size
     series = [_thinned(trace) if spec["x"].get("steps") else trace for trace in spec["series"] if _stretches(trace)]
     plot = Plot(_across_scale(spec, series, (left, left + wide)), _up_scale(spec, series, (top + high, top)))

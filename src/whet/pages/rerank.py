@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import comb
-from typing import Any
 
 from whet.pages.chart_specs import cost_chart, cost_line
 from whet.pages.render import Figure, PageTable, render
@@ -33,11 +32,6 @@ class Reranking:
     def drawn_votes(self) -> bool:
         """True where weighted votes looked at some subsets only."""
         return any(comb(self.samples, n) > MOST_SUBSETS for n in sizes(self.samples))
-
-
-def reranking_record(reranking: Reranking) -> dict[str, Any]:
-    """As JSON."""
-    return asdict(reranking)
 
 
 def reranking_text(reranking: Reranking) -> str:

@@ -132,8 +132,8 @@ def tiles(run: RunRecord) -> list[Tile]:
         values = [value for step in run.steps if (value := metric.measure(step)) is not None and math.isfinite(value)]
         if values and metric.name not in ("tokens_per_second", "learning_rate", "gradient_norm"):
             prefix = "training " if run.kind.name != RL and metric in run.kind.main else ""
-            before, after = (metric_text(metric.name, values[end]) for end in (0, -1))
-            row.append(Tile(f"{prefix}{(metric.title or metric.label).lower()}", after, before))
+            first, last = (metric_text(metric.name, values[end]) for end in (0, -1))
+            row.append(Tile(f"{prefix}{(metric.title or metric.label).lower()}", last, first))
     total = int(run.summary.get("total_steps") or 0)
     row.append(Tile("steps", str(run.num_steps), after=f"of {total}" if total > run.num_steps else ""))
     wall = run.wall_seconds()
@@ -220,8 +220,9 @@ def phases(run: RunRecord) -> list[LegendEntry]:
     for phase, took in spent:
         share = took / total
         tone = f"s{PHASE_TONES.get(phase, 7)}"
-        bar = {"start": f"{start:.5f}", "share": f"{share:.5f}"}
-        entries.append(LegendEntry(label(phase), tone, duration(took), percent(share), **bar))
+        entries.append(
+            LegendEntry(label(phase), tone, duration(took), percent(share), start=f"{start:.5f}", share=f"{share:.5f}")
+        )
         start += share
     return entries
 
