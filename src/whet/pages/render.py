@@ -154,8 +154,8 @@ def script_policy(script: str) -> str:
 
 
 def prepare_board() -> None:
-    """Compile the board's templates, which takes longer than filling them in."""
-    for path in sorted(OF_BOARD.glob("*.html")):
+    """Compile the templates, which takes longer than filling them in."""
+    for path in (*TEMPLATES.glob("*.html"), *OF_BOARD.glob("*.html")):
         _environment().get_template(path.name)
 
 
