@@ -1,9 +1,11 @@
 """The lines over n of a pool, what they cost, and the page that draws them."""
 
+from dataclasses import asdict
+
 import pytest
 
 from whet.pages.chart_svg import cost_scale
-from whet.pages.rerank import Reranking, reranking_page, reranking_record, reranking_text
+from whet.pages.rerank import Reranking, reranking_page, reranking_text
 from whet.record.metrics.reranking import Pool, RerankerScores, choice_curves, search_result
 
 POOLS = [
@@ -65,7 +67,7 @@ def test_the_page_has_a_figure_a_scorer_and_every_number():
 
 def test_a_reward_is_shown_as_a_number_and_the_record_is_complete():
     assert "0.375 (0.250 to 0.500)" in reranking_text(found(measure="reward"))
-    record = reranking_record(found())
+    record = asdict(found())
     assert record["lines"][1]["values_by_n"][2] == {
         **{"n": 4, "value": 1.0, "low": 1.0, "high": 1.0},
         **{"written": 27.0, "read": 134.0},

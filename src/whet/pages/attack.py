@@ -52,28 +52,29 @@ class Attack:
     @property
     def holes(self) -> tuple[StrategyResult, ...]:
         """Strategies that were paid more than honest wrong completions, the most successful first."""
-        return tuple(sorted((each for each in self.results if each.paid), key=lambda each: -len(each.paid)))
+        return tuple(sorted((result for result in self.results if result.paid), key=lambda each: -len(each.paid)))
 
     @property
     def tried(self) -> int:
-        return sum(each.tried for each in self.results)
+        """How many completions were scored."""
+        return sum(result.tried for result in self.results)
 
     @property
     def paid(self) -> int:
-        return sum(len(each.paid) for each in self.results)
+        """How many of them were paid more than an honest one."""
+        return sum(len(result.paid) for result in self.results)
 
 
 def attack_text(attack: Attack) -> str:
     """The table of strategies, with an example of each that was paid."""
-    wrong = fmean(each.wrong for each in attack.prompts)
-    right = [each.right for each in attack.prompts if each.right is not None]
+    wrong = fmean(prompt.wrong for prompt in attack.prompts)
+    right = [prompt.right for prompt in attack.prompts if prompt.right is not None]
     pays = f"an honest wrong completion is paid {wrong:.3g}" + (f", a right one {fmean(right):.3g}" if right else "")
     lines = [f"{attack.title}  on {attack.source}, {len(attack.prompts)} prompts: {pays}", ""]
-    width = max(len(each.name) for each in attack.results)
-    lines += [
-        f"  {'PAID' if each.paid else 'held'}  {each.name:{width}}  {len(each.paid):>4} of {each.tried:<4}  {each.kind}"
-        for each in attack.results
-    ]
+    width = max(len(result.name) for result in attack.results)
+    for result in attack.results:
+        state, paid = "PAID" if result.paid else "held", len(result.paid)
+        lines.append(f"  {state}  {result.name:{width}}  {paid:>4} of {result.tried:<4}  {result.kind}")
     for each in attack.holes:
         example = max(each.paid, key=lambda paid: paid.reward - paid.honest_reward)
         lines += [
@@ -99,12 +100,17 @@ def attack_record(attack: Attack) -> dict[str, Any]:
     return {
         "reward": attack.title,
         "data": attack.source,
-        "prompts": [asdict(each) for each in attack.prompts],
+        "prompts": [asdict(prompt) for prompt in attack.prompts],
         "tried": attack.tried,
         "paid": attack.paid,
         "strategies": [
-            {"name": each.name, "kind": each.kind, "tried": each.tried, "paid": [asdict(paid) for paid in each.paid]}
-            for each in attack.results
+            {
+                "name": result.name,
+                "kind": result.kind,
+                "tried": result.tried,
+                "paid": [asdict(paid) for paid in result.paid],
+            }
+            for result in attack.results
         ],
         "failures": list(attack.failures),
     }

@@ -78,7 +78,7 @@ def chart(
     across = {"label": x, "log": False, "steps": True} if isinstance(x, str) else dict(x)
     up = {"label": y, "log": log} if isinstance(y, str) else dict(y)
     up |= {"min": 0, "max": 1} if unit else {}
-    return {"x": across, "y": up, "series": [dict(each) for each in series], "smooth": smooth, **more}
+    return {"x": across, "y": up, "series": [dict(trace) for trace in series], "smooth": smooth, **more}
 
 
 def cost_line(name: str, points: Sequence[tuple[float, Any, str]], tone: int, **look: Any) -> ChartSeries:
@@ -99,10 +99,10 @@ def cost_line(name: str, points: Sequence[tuple[float, Any, str]], tone: int, **
 
 def cost_chart(series: Sequence[ChartSeries], is_share: bool, marked: bool = False) -> ChartSpec:
     """Values with their intervals against the logarithm of what they cost; `marked`: each cost carries a label."""
-    values = [end for each in series for key in ("y", "low", "high") for end in each.get(key, ()) if end is not None]
+    values = [end for trace in series for key in ("y", "low", "high") for end in trace.get(key, ()) if end is not None]
     across: dict[str, Any] = {"label": "cost", "log": True}
     if marked:
-        across["ticks"] = sorted({x for each in series for x in each["x"]})
+        across["ticks"] = sorted({x for trace in series for x in trace["x"]})
     unit = is_share and max(values) > 0.5
     return chart(series, x=across, unit=unit, smooth=False, named=True, size=(460, 250))
 

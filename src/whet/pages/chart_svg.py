@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from whet.pages.chart_specs import QUIET, ChartSeries, ChartSpec, Point, reaches, smoothed
+from whet.pages.chart_specs import QUIET, ChartSeries, Point, reaches, smoothed
 from whet.record.text import number, percent, quantity
 
 SMALL, WIDE, NARROW = (340, 168), (1060, 270), (340, 210)
@@ -49,6 +49,7 @@ class Plot:
     up: AxisScale
 
     def at(self, x: float, y: float) -> str:
+        """A point in pixels, as paths write it."""
         return f"{self.across(x):.1f} {self.up(y):.1f}"
 
     def path(self, points: Sequence[Point], style: str) -> str:
@@ -57,6 +58,7 @@ class Plot:
         return f'<path class="{style}" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in pixels)}"/>'
 
     def dot(self, point: Point, style: str, radius: float, title: str) -> str:
+        """A circle that shows a title when pointed at."""
         end = f"><title>{escape(title)}</title></circle>" if title else "/>"
         x, y = self.across(point[0]), self.up(point[1])
         return f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"{end}'
@@ -117,7 +119,7 @@ def chart_svg(spec: Mapping[str, Any], label: str, size: tuple[int, int] = SMALL
     if "intervals" in spec:
         height = 40 + 40 * len(spec["intervals"])
         return _svg(label, _intervals(spec, 460, height), (460, height))
-    series = [_thinned(each) if spec["x"].get("steps") else each for each in spec["series"] if _stretches(each)]
+    series = [_thinned(trace) if spec["x"].get("steps") else trace for trace in spec["series"] if _stretches(trace)]
     if not series:
         return ""
     width, height = spec.get("size") or size
@@ -126,7 +128,7 @@ def chart_svg(spec: Mapping[str, Any], label: str, size: tuple[int, int] = SMALL
     across = _across_scale(spec, series, (10 + 6.4 * max(map(len, texts)), width - 8))
     plot = Plot(across, up)
     parts = [_axes(plot, texts, _texts(across, spec["x"]), (width, height))]
-    parts += [plot.series(each, bool(spec.get("smooth"))) for each in series]
+    parts += [plot.series(trace, bool(spec.get("smooth"))) for trace in series]
     if spec["x"].get("steps"):
         parts.append(_strips(series, across, height - 22, spec["x"]["label"]))
     return _svg(label, parts, (width, height))
@@ -170,7 +172,7 @@ def _up_scale(spec: Mapping[str, Any], series: Sequence[ChartSeries], pixels: tu
         most = max(3, abs(pixels[1] - pixels[0]) // 44)
         marks = axis.get("ticks") or (UNIT_TICKS if unit else ticks(axis["min"], axis["max"], most))
         return AxisScale(axis["min"], axis["max"], *pixels, ticks=tuple(marks))
-    values = [v for each in series for key in ("y", "low", "high") for v in each.get(key) or () if v is not None]
+    values = [v for trace in series for key in ("y", "low", "high") for v in trace.get(key) or () if v is not None]
     if axis.get("log"):
         return log_scale([value for value in values if value > 0], pixels)
     return value_scale(values, pixels)
@@ -181,7 +183,7 @@ def _across_scale(spec: Mapping[str, Any], series: Sequence[ChartSeries], pixels
     if axis.get("min") is not None and axis.get("max") is not None:
         marks = axis.get("ticks") or ticks(axis["min"], axis["max"], max(3, (pixels[1] - pixels[0]) // 90))
         return AxisScale(axis["min"], axis["max"], *pixels, ticks=tuple(marks))
-    values = [x for each in series for x in each["x"] if x is not None]
+    values = [x for trace in series for x in trace["x"] if x is not None]
     if axis.get("log"):
         scale = cost_scale(min(values), max(values), (pixels[0] + 6, pixels[1] - 6))
         return replace(scale, ticks=tuple(axis["ticks"])) if axis.get("ticks") else scale
@@ -339,10 +341,10 @@ def _axes(plot: Plot, texts: Sequence[str], names: Sequence[str], size: tuple[in
 def _strips(series: Sequence[ChartSeries], across: AxisScale, bottom: float, label: str) -> str:
     """An invisible column per step, or stretch of steps, that shows its values when pointed at."""
     texts_at: dict[float, list[str]] = {}
-    for each in series:
-        for stretch in _stretches(each):
+    for trace in series:
+        for stretch in _stretches(trace):
             for step, value in stretch:
-                texts_at.setdefault(step, []).append(f"{each['name']} {number(value)}")
+                texts_at.setdefault(step, []).append(f"{trace['name']} {number(value)}")
     steps = sorted(texts_at)
     xs = [across(step) for step in steps]
     edges = [across.start, *((a + b) / 2 for a, b in pairwise(xs)), across.stop]
@@ -387,7 +389,7 @@ TOP, BOTTOM, LEFT, RIGHT, BETWEEN, LETTER = 30, 44, 46, 18, 40, 6.3
 
 
 def figure_file(
-    panels: Sequence[ChartSpec],
+    panels: Sequence[Mapping[str, Any]],
     title: str = "",
     subtitle: str = "",
     size: tuple[int, int] = (520, 250),
@@ -474,9 +476,9 @@ def _figure_style() -> str:
 FIGURE_STYLE = _figure_style()
 
 
-def _file_legend(panels: Sequence[ChartSpec], y: int, most: float) -> tuple[str, int]:
+def _file_legend(panels: Sequence[Mapping[str, Any]], y: int, most: float) -> tuple[str, int]:
     """The names beside their strokes, in as many lines as they need, and where the last line is."""
-    named = {each["name"]: each for panel in panels for each in panel["series"]}
+    named = {trace["name"]: trace for panel in panels for trace in panel["series"]}
     parts, x = [], 18.0
     for name, series in named.items():
         taken = 28 + LETTER * len(name)
@@ -489,9 +491,9 @@ def _file_legend(panels: Sequence[ChartSpec], y: int, most: float) -> tuple[str,
     return "".join(parts), y
 
 
-def _panel(spec: ChartSpec, corner: tuple[float, float], size: tuple[int, int], first: bool) -> str:
+def _panel(spec: Mapping[str, Any], corner: tuple[float, float], size: tuple[int, int], first: bool) -> str:
     (left, top), (wide, high) = corner, size
-    series = [_thinned(each) if spec["x"].get("steps") else each for each in spec["series"] if _stretches(each)]
+    series = [_thinned(trace) if spec["x"].get("steps") else trace for trace in spec["series"] if _stretches(trace)]
     plot = Plot(_across_scale(spec, series, (left, left + wide)), _up_scale(spec, series, (top + high, top)))
     parts, limit = [], spec.get("limit")
     if limit and limit["x"] < plot.across.high:
@@ -513,7 +515,7 @@ def _panel(spec: ChartSpec, corner: tuple[float, float], size: tuple[int, int], 
     parts.append(f'<path class="axis" d="M{left} {top + high}h{wide}"/>')
     for guide in spec.get("lines") or ():
         parts.append(f'<path class="guide" d="M{plot.across(guide["x"]):.1f} {top}v{high}"/>')
-    parts += [plot.series(each, bool(spec.get("smooth"))) for each in series]
+    parts += [plot.series(trace, bool(spec.get("smooth"))) for trace in series]
     if first:
         parts.append(f'<text x="{left - 28}" y="{top - 12}">{escape(spec["y"]["label"])}</text>')
     if spec.get("title"):

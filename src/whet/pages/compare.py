@@ -83,6 +83,7 @@ class Estimate:
 
     @property
     def mean(self) -> float | None:
+        """Over the seeds; None without a run."""
         return fmean(self.values) if self.values else None
 
     @property
@@ -96,6 +97,7 @@ class Estimate:
         return share_interval(self.values[0], self.eval_size) if self.eval_size and len(self.values) == 1 else None
 
     def text(self, name: str) -> str:
+        """The mean with its spread, or with its interval where there is one run."""
         spread = "" if self.spread is None else f" ± {metric_text(name, self.spread)}"
         if self.interval is not None:
             spread = f" ({' to '.join(metric_text(name, end) for end in self.interval)})"
@@ -126,6 +128,7 @@ class Standing:
 
     @property
     def words(self) -> str:
+        """As the table says it."""
         return self.relation.format(self.best) + (f" ({self.detail})" if self.detail else "")
 
 
@@ -172,6 +175,7 @@ def compared_by(row: MethodRow, name: str | None) -> Estimate:
 
 
 def best_row(table: Sequence[MethodRow], name: str | None) -> MethodRow | None:
+    """The method that the others are compared with; None where nothing was measured."""
     rows_with_values = [row for row in table if compared_by(row, name).values]
     choose = min if name in LOWER_IS_BETTER else max
     return choose(rows_with_values, key=lambda row: compared_by(row, name).mean or 0.0) if rows_with_values else None
@@ -229,6 +233,7 @@ def standing(
 
 
 def p_text(p: float) -> str:
+    """A p value as text."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 

@@ -91,7 +91,7 @@ def reward_figure(comparison: MethodComparison) -> Figure | None:
     series = reward_bands(comparison)
     if not series:
         return None
-    calm = ", smoothed" if any(len(each["x"]) >= LEAST_SMOOTHED for each in series) else ""
+    calm = ", smoothed" if any(len(trace["x"]) >= LEAST_SMOOTHED for trace in series) else ""
     seeds = "mean over seeds, band from the lowest to the highest" if len(comparison.seeds) > 1 else "one seed"
     spec = chart(series, smooth=False, named=True, height=320)
     return Figure("Mean reward", f"by step; {seeds}{calm}", spec, is_wide=True)

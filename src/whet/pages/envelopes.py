@@ -20,6 +20,8 @@ Floats = np.ndarray
 
 @dataclass
 class Column:
+    """The extremes, sums and counts of a column by stretch."""
+
     low: Floats
     high: Floats
     total: Floats
@@ -55,6 +57,7 @@ class Envelopes:
 
     @property
     def names(self) -> list[str]:
+        """The columns, in the order they first appear."""
         return list(self._columns)
 
     def add(self, steps: Sequence[float], places: Sequence[int], rows: Sequence[Mapping[str, float]]) -> None:

@@ -45,7 +45,7 @@ def eval_page(report: EvalReport, command: str = "") -> str:
 
 def _verdict(report: EvalReport, task: str) -> str:
     evals = report.of(task)
-    names = short_names([each.model for each in evals])
+    names = short_names([evaluation.model for evaluation in evals])
     head = f"{task}: " if len(report.tasks) > 1 else ""
     texts = [
         f"{name} {estimate_text(each.summary.value, each.summary.measure == 'accuracy')}"
@@ -96,14 +96,14 @@ def interval_figure(title: str, about: str, rows: Sequence[tuple[str, IntervalEs
 
 def _figures(evals: Sequence[ModelEval]) -> list[Figure]:
     is_share = evals[0].summary.measure == "accuracy"
-    names = short_names([each.model for each in evals])
+    names = short_names([evaluation.model for evaluation in evals])
     rows = [(name, each.summary.value) for name, each in zip(names, evals, strict=True)]
     for name, each in zip(names, evals, strict=True):
         rows += [(f"{name}: {label}", value) for label, value in each.summary.tasks.items()]
     figures = [interval_figure(evals[0].summary.measure.capitalize(), "of one completion", rows, is_share)]
     for title, about, letter, points in (
-        ("pass@k", "any of k is right", "k", [each.summary.pass_at for each in evals]),
-        ("Majority of n", "the answer given most", "n", [each.summary.votes for each in evals]),
+        ("pass@k", "any of k is right", "k", [evaluation.summary.pass_at for evaluation in evals]),
+        ("Majority of n", "the answer given most", "n", [evaluation.summary.votes for evaluation in evals]),
     ):
         series = [
             cost_line(name, [(at.n, at, f"{name}, {letter} = {at.n}: {estimate_text(at)}") for at in row], tone)
@@ -121,8 +121,10 @@ def _budgets(evals: Sequence[ModelEval], is_share: bool) -> list[Figure]:
         return estimate_text(estimate, is_share)
 
     series = []
-    has_forced = any(point.way == FORCED for each in evals for point in each.summary.budgets)
-    for tone, (name, each) in enumerate(zip(short_names([each.model for each in evals]), evals, strict=True)):
+    has_forced = any(point.way == FORCED for evaluation in evals for point in evaluation.summary.budgets)
+    for tone, (name, each) in enumerate(
+        zip(short_names([evaluation.model for evaluation in evals]), evals, strict=True)
+    ):
         for way in (CUT, FORCED):
             points = [
                 (at.budget, at, f"{name}, {way} at {at.budget}, {number(at.tokens)} tokens written: {text(at)}")
@@ -140,7 +142,7 @@ def _budgets(evals: Sequence[ModelEval], is_share: bool) -> list[Figure]:
 
 
 def _calibrations(evals: Sequence[ModelEval]) -> list[Figure]:
-    names = short_names([each.model for each in evals])
+    names = short_names([evaluation.model for evaluation in evals])
     figures = []
     for way, about in (("votes", "share of the votes"), ("tokens", "probability of the tokens")):
         models = [
@@ -158,7 +160,7 @@ def _calibrations(evals: Sequence[ModelEval]) -> list[Figure]:
 def _best_of(evals: Sequence[ModelEval]) -> list[Figure]:
     """One figure per model that was reranked: its scorers over n."""
     figures = []
-    for name, each in zip(short_names([each.model for each in evals]), evals, strict=True):
+    for name, each in zip(short_names([evaluation.model for evaluation in evals]), evals, strict=True):
         if each.reranking is None:
             continue
         is_share = each.reranking.measure == "accuracy"

@@ -39,21 +39,24 @@ class EvalReport:
 
     @property
     def tasks(self) -> list[str]:
-        return list(dict.fromkeys(each.task for each in self.evals))
+        """In the order they were evaluated."""
+        return list(dict.fromkeys(evaluation.task for evaluation in self.evals))
 
     @property
     def models(self) -> list[str]:
-        return list(dict.fromkeys(each.model for each in self.evals))
+        """In the order they were evaluated."""
+        return list(dict.fromkeys(evaluation.model for evaluation in self.evals))
 
     def of(self, task: str) -> list[ModelEval]:
-        return [each for each in self.evals if each.task == task]
+        """Every model on one task."""
+        return [evaluation for evaluation in self.evals if evaluation.task == task]
 
 
 def eval_record(report: EvalReport) -> dict[str, Any]:
     """As JSON; the metrics of a single model on a single task stand at the top as well."""
     only = report.evals[0] if len(report.evals) == 1 else None
     record: dict[str, Any] = dict(only.metrics) if only else {}
-    record["evals"] = [_eval_record(each) for each in report.evals]
+    record["evals"] = [_eval_record(evaluation) for evaluation in report.evals]
     record["pairs"] = {task: [asdict(test) for test in tests] for task, tests in report.pairs.items()}
     if only is not None and only.reranking is not None:
         record["rerank"] = asdict(only.reranking)
@@ -91,6 +94,7 @@ def eval_text(report: EvalReport) -> str:
 
 
 def evals_summary(evals: Sequence[ModelEval]) -> str:
+    """How many prompts and completions, and how they were drawn."""
     first = evals[0]
     how = f"at temperature {first.temperature:g}" if first.temperature else "greedy"
     return (
@@ -151,6 +155,7 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
 
 
 def estimate_text(estimate: IntervalEstimate | None, is_share: bool = True) -> str:
+    """A value with its interval; a share in percent."""
     if estimate is None:
         return ABSENT
     if not is_share:
@@ -162,39 +167,47 @@ def estimate_text(estimate: IntervalEstimate | None, is_share: bool = True) -> s
 
 def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:
     """A row per model; a column only where some model has it."""
-    names = short_names([each.model for each in evals])
+    names = short_names([evaluation.model for evaluation in evals])
     measure = evals[0].summary.measure
     columns: list[tuple[str, list[str]]] = [
-        (measure, [estimate_text(each.summary.value, each.summary.measure == "accuracy") for each in evals])
+        (
+            measure,
+            [estimate_text(evaluation.summary.value, evaluation.summary.measure == "accuracy") for evaluation in evals],
+        )
     ]
 
     def add(name: str, texts: Sequence[str]) -> None:
         if any(text != ABSENT for text in texts):
             columns.append((name, list(texts)))
 
-    for label in dict.fromkeys(name for each in evals for name in each.summary.tasks):
+    for label in dict.fromkeys(name for evaluation in evals for name in evaluation.summary.tasks):
         is_share = measure == "accuracy"
-        add(label, [estimate_text(each.summary.tasks.get(label), is_share) for each in evals])
+        add(label, [estimate_text(evaluation.summary.tasks.get(label), is_share) for evaluation in evals])
     samples = evals[0].summary.samples
     add(
-        f"pass@{samples}", [estimate_text(each.summary.pass_at[-1] if each.summary.pass_at else None) for each in evals]
+        f"pass@{samples}",
+        [estimate_text(evaluation.summary.pass_at[-1] if evaluation.summary.pass_at else None) for evaluation in evals],
     )
     add(
-        f"majority@{samples}", [estimate_text(each.summary.votes[-1] if each.summary.votes else None) for each in evals]
+        f"majority@{samples}",
+        [estimate_text(evaluation.summary.votes[-1] if evaluation.summary.votes else None) for evaluation in evals],
     )
-    add("tokens", [number(each.summary.lengths.mean) for each in evals])
-    add("truncated", [percent(each.summary.lengths.truncated.value) for each in evals])
-    add("answered", [percent(each.summary.answered.value) if each.summary.answered else ABSENT for each in evals])
+    add("tokens", [number(evaluation.summary.lengths.mean) for evaluation in evals])
+    add("truncated", [percent(evaluation.summary.lengths.truncated.value) for evaluation in evals])
+    add(
+        "answered",
+        [percent(evaluation.summary.answered.value) if evaluation.summary.answered else ABSENT for evaluation in evals],
+    )
     for way in ("votes", "tokens"):
         add(
             f"ECE ({way})",
             [
-                percent(each.summary.calibration[way].error) if way in each.summary.calibration else ABSENT
-                for each in evals
+                percent(evaluation.summary.calibration[way].error) if way in evaluation.summary.calibration else ABSENT
+                for evaluation in evals
             ],
         )
-    for label in dict.fromkeys(name for each in evals for name in each.summary.refusals):
-        add(f"refused {label}".strip(), [estimate_text(each.summary.refusals.get(label)) for each in evals])
+    for label in dict.fromkeys(name for evaluation in evals for name in evaluation.summary.refusals):
+        add(f"refused {label}".strip(), [estimate_text(evaluation.summary.refusals.get(label)) for evaluation in evals])
     rows = [["model", *(name for name, _ in columns)]]
     rows += [[name, *(texts[place] for _, texts in columns)] for place, name in enumerate(names)]
     return rows
@@ -202,11 +215,11 @@ def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:
 
 def curve_tables(evals: Sequence[ModelEval]) -> dict[str, list[list[str]]]:
     """Every curve as numbers, by its title."""
-    names = short_names([each.model for each in evals])
+    names = short_names([evaluation.model for evaluation in evals])
     tables: dict[str, list[list[str]]] = {}
     for title, head, points in (
-        ("pass@k", "k = ", [each.summary.pass_at for each in evals]),
-        ("majority of n", "n = ", [each.summary.votes for each in evals]),
+        ("pass@k", "k = ", [evaluation.summary.pass_at for evaluation in evals]),
+        ("majority of n", "n = ", [evaluation.summary.votes for evaluation in evals]),
     ):
         if any(points):
             counts = [point.n for point in next(row for row in points if row)]
@@ -216,7 +229,7 @@ def curve_tables(evals: Sequence[ModelEval]) -> dict[str, list[list[str]]]:
             ]
             tables[title] = rows
     for way, title in (("cut", "completions cut at a budget"), (FORCED, "thoughts forced to a budget")):
-        by_model = [[point for point in each.summary.budgets if point.way == way] for each in evals]
+        by_model = [[point for point in evaluation.summary.budgets if point.way == way] for evaluation in evals]
         if any(by_model):
             is_share = evals[0].summary.measure == "accuracy"
             rows = [["", *(f"{point.budget} tokens" for point in next(row for row in by_model if row))]]
@@ -229,6 +242,7 @@ def curve_tables(evals: Sequence[ModelEval]) -> dict[str, list[list[str]]]:
 
 
 def pair_text(test: PairedTest, tests: int) -> str:
+    """One model against another, in a sentence."""
     first, second = short_names([test.first, test.second])
     verdict = "no difference shown"
     p = test.corrected_p
@@ -248,6 +262,7 @@ def points(share: float) -> str:
 
 
 def p_text(p: float) -> str:
+    """A p value as text."""
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 

@@ -118,7 +118,7 @@ def _panel_svg(group: str, results: Sequence[ProxyResult], base: str) -> str:
     if not mine:
         return ""
     if group in ("kl", "ensemble"):  # beside what they are to improve, of the same seeds
-        seeds = {each.seed for result in mine for each in result.curves}
+        seeds = {line.seed for result in mine for line in result.curves}
         bare = [_of_seeds(result, seeds) for result in results if result.group == "rl" and result.name == base]
         mine = [*bare, *mine]
     fitted = [result.law for result in mine if result.law is not None and result.law.fits] if group in LAWS else []

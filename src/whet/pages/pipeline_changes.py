@@ -38,10 +38,12 @@ class SetChange:
 
     @property
     def is_sure(self) -> bool:
+        """Whether the change is more than noise."""
         return self.test.p is not None and self.test.p < SURE
 
     @property
     def text(self) -> str:
+        """The change in words."""
         test = self.test
         where = "" if self.set == ALL else f" on {self.set}"
         return (
@@ -81,14 +83,14 @@ def _drawn(row: Mapping[str, Any]) -> list[float]:
 
 def compared(policies: Sequence[MeasuredPolicy]) -> list[tuple[MeasuredPolicy, MeasuredPolicy]]:
     """Which policy is held against which earlier one."""
-    named = {each.name: each for each in policies}
+    named = {policy.name: policy for policy in policies}
     pairs = [(named.get(two.against) if two.against else one, two) for one, two in pairwise(policies)]
     return [(one, two) for one, two in pairs if one is not None]
 
 
 def branched(policies: Sequence[MeasuredPolicy]) -> str:
     """Where stages branch: each policy against the one it began as, all eval prompts together; empty elsewhere."""
-    if not any(each.against for each in policies):
+    if not any(policy.against for policy in policies):
         return ""
     texts = []
     for one, two in compared(policies):
@@ -105,8 +107,8 @@ def branched(policies: Sequence[MeasuredPolicy]) -> str:
 
 def fallen(policies: Sequence[MeasuredPolicy]) -> list[str]:
     """What got worse from one stage to the next, in words; only what is more than noise."""
-    changes = [each for one, two in compared(policies) for each in set_changes(one, two)]
-    return [each.text for each in changes if each.is_sure and each.test.difference < 0]
+    changes = [change for one, two in compared(policies) for change in set_changes(one, two)]
+    return [change.text for change in changes if change.is_sure and change.test.difference < 0]
 
 
 def lost_prompts(policies: Sequence[MeasuredPolicy]) -> list[dict[str, Any]]:
@@ -114,7 +116,7 @@ def lost_prompts(policies: Sequence[MeasuredPolicy]) -> list[dict[str, Any]]:
     if len(policies) < 2:
         return []
     last, found = policies[-1], []
-    named = [each for each in policies[:-1] if each.name == last.against] if last.against else policies[:-1]
+    named = [policy for policy in policies[:-1] if policy.name == last.against] if last.against else policies[:-1]
     for name, row in last.rows.items():
         earlier = next((each for each in reversed(named) if each.rows.get(name, {}).get("right") == 1), None)
         if row.get("right") == 0 and earlier is not None:
@@ -135,16 +137,16 @@ def side_by_side(policies: Sequence[MeasuredPolicy]) -> list[dict[str, Any]]:
     """The completions of every policy to the same few prompts: first those whose outcome changed."""
     if not policies:
         return []
-    shared = [name for name in policies[0].rows if all(name in each.rows for each in policies)]
-    changed = [name for name in shared if len({each.rows[name].get("right") for each in policies}) > 1]
+    shared = [name for name in policies[0].rows if all(name in policy.rows for policy in policies)]
+    changed = [name for name in shared if len({policy.rows[name].get("right") for policy in policies}) > 1]
     chosen = [*changed[: MOST_SHOWN - 1], *(name for name in shared if name not in changed)][:MOST_SHOWN]
     return [
         {
             "prompt": question(policies[0].rows[name]),
             "answer": str(policies[0].rows[name].get("answer")),
             "written": [
-                (each.label, _mark(each.rows[name].get("right")), _cut(each.rows[name]["completion"]))
-                for each in policies
+                (policy.label, _mark(policy.rows[name].get("right")), _cut(policy.rows[name]["completion"]))
+                for policy in policies
             ],
         }
         for name in chosen

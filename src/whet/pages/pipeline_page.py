@@ -32,6 +32,7 @@ def write_pipeline_page(folder: Path, summary: PipelineSummary) -> Path:
 
 
 def pipeline_html(summary: PipelineSummary) -> str:
+    """The page as a file of its own."""
     return render_live("pipeline.html", **pipeline_values(summary))
 
 
@@ -54,7 +55,7 @@ def pipeline_values(summary: PipelineSummary) -> dict[str, Any]:
         "lost": _lost(summary),
         "written": side_by_side(summary.policies),
         "comparisons": [_comparison(stage) for stage in summary.stages if stage.table],
-        "samples": [each for stage in summary.stages for each in stage.samples],
+        "samples": [sample for stage in summary.stages for sample in stage.samples],
         "stages": [_stage(stage) for stage in summary.stages],
         "counted": [
             (stage.name, [(words(name), quantity(count)) for name, count in stage.counts.items()])

@@ -36,11 +36,14 @@ class StageSummary:
 
     @property
     def is_done(self) -> bool:
+        """Whether the stage came to its end."""
         return self.seconds is not None
 
 
 @dataclass(frozen=True)
 class PipelineSummary:
+    """A pipeline: its stages, and what their evals measured."""
+
     name: str
     about: str
     status: str  # finished, interrupted, failed
@@ -60,7 +63,7 @@ def summary_from(record: Mapping[str, Any]) -> PipelineSummary:
     """What `summary_record` wrote; fields that a newer version added are left out."""
 
     def known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {each.name: values[each.name] for each in fields(kind) if each.name in values}
+        return {part.name: values[part.name] for part in fields(kind) if part.name in values}
 
     stages = []
     for values in record["stages"]:
@@ -164,7 +167,7 @@ def comparison_lines(summary: PipelineSummary) -> list[str]:
     lines: list[str] = []
     for stage in summary.stages:
         if stage.table:
-            lines += ["", *aligned(stage.table), *(f"- {each}" for each in stage.findings)]
+            lines += ["", *aligned(stage.table), *(f"- {finding}" for finding in stage.findings)]
     return lines
 
 

@@ -76,17 +76,17 @@ class Figure:
     @property
     def legend(self) -> list[LegendEntry]:
         """The series by name with their last values; of a single one the caption says enough."""
-        series = [each for each in self.spec.get("series", ()) if each["name"] and each["x"]]
+        series = [trace for trace in self.spec.get("series", ()) if trace["name"] and trace["x"]]
         if len(series) < 2 and not self.spec.get("named"):
             return []
         return [
             LegendEntry(
-                each["name"],
-                f"s{each['tone']}",
-                each["value"] if "value" in each else number((each.get("own") or each["y"])[-1]),
-                dashed=bool(each.get("dashed")),
+                trace["name"],
+                f"s{trace['tone']}",
+                trace["value"] if "value" in trace else number((trace.get("own") or trace["y"])[-1]),
+                dashed=bool(trace.get("dashed")),
             )
-            for each in series
+            for trace in series
         ]
 
 
@@ -154,8 +154,8 @@ def script_policy(script: str) -> str:
 
 
 def prepare_board() -> None:
-    """Compile the board's templates, which takes longer than filling them in."""
-    for path in sorted(OF_BOARD.glob("*.html")):
+    """Compile the templates, which takes longer than filling them in."""
+    for path in (*TEMPLATES.glob("*.html"), *OF_BOARD.glob("*.html")):
         _environment().get_template(path.name)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import comb
-from typing import Any
 
 from whet.pages.chart_specs import cost_chart, cost_line
 from whet.pages.render import Figure, PageTable, render
@@ -35,11 +34,6 @@ class Reranking:
         return any(comb(self.samples, n) > MOST_SUBSETS for n in sizes(self.samples))
 
 
-def reranking_record(reranking: Reranking) -> dict[str, Any]:
-    """As JSON."""
-    return asdict(reranking)
-
-
 def reranking_text(reranking: Reranking) -> str:
     """A table of lines over n with intervals, and the searches below it."""
     unit = " in %" if reranking.measure == "accuracy" else ""
@@ -49,8 +43,8 @@ def reranking_text(reranking: Reranking) -> str:
         "",
     ]
     lines += aligned(value_rows(reranking))
-    for each in reranking.searches:
-        lines += ["", *search_text(each, reranking)]
+    for search in reranking.searches:
+        lines += ["", *search_text(search, reranking)]
     return "\n".join(lines)
 
 
@@ -113,7 +107,7 @@ def reranking_page(reranking: Reranking) -> str:
         measure=reranking.measure,
         unit=" in %" if reranking.measure == "accuracy" else "",
         counts=[value.n for value in reranking.lines[0].values_by_n],
-        searches=[f"{'. '.join(search_text(each, reranking))}." for each in reranking.searches],
+        searches=[f"{'. '.join(search_text(search, reranking))}." for search in reranking.searches],
         table=PageTable(head, tuple(body)),
         foot=f"{reranking.num_prompts} prompts, {reranking.samples} completions each at temperature "
         f"{reranking.temperature:g}. Every number is the mean over all ways to draw n of the "
@@ -140,7 +134,7 @@ def _figure(scorer: str, reranking: Reranking) -> Figure:
     drawn = [(curve, place % TONES, curve.aggregate or curve.way) for place, curve in enumerate(mine)]
     drawn += [(curve, COMPARED_WITH[curve.way], curve.way) for curve in reranking.lines if curve.way in COMPARED_WITH]
     tones = {curve.aggregate: place % TONES for place, curve in enumerate(mine)}
-    searches = [each for each in reranking.searches if each.scorer == scorer]
+    searches = [search for search in reranking.searches if search.scorer == scorer]
     series = [
         cost_line(
             label,
@@ -151,8 +145,10 @@ def _figure(scorer: str, reranking: Reranking) -> Figure:
         for curve, tone, label in drawn
     ]
     series += [
-        cost_line("", [_costed(each.search, "search", reranking.measure)], tones.get(each.aggregate, 0), diamond=True)
-        for each in searches
+        cost_line(
+            "", [_costed(search.search, "search", reranking.measure)], tones.get(search.aggregate, 0), diamond=True
+        )
+        for search in searches
     ]
     about = "best of n by the aggregate of its steps" if mine[0].aggregate else ""
     about += ", and the search over steps (diamond)" if searches else ""

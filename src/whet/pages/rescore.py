@@ -34,6 +34,7 @@ class RescoredSample:
 
     @property
     def difference(self) -> float | None:
+        """New less old; None where either could not score it."""
         return None if self.old is None or self.new is None else self.new - self.old
 
 
@@ -94,9 +95,11 @@ class Rescore:
         return [group for group in self.groups() if is_flat(_olds(group)) and not is_flat(_news(group))]
 
     def lost_spread(self) -> list[list[RescoredSample]]:
+        """Groups that taught something under the old reward and would not under the new one."""
         return [group for group in self.groups() if not is_flat(_olds(group)) and is_flat(_news(group))]
 
     def largest(self, count: int = SHOWN) -> list[RescoredSample]:
+        """The samples whose score changes most."""
         changed = [row for row in self.compared if row.difference]
         return sorted(changed, key=lambda row: -abs(row.difference or 0.0))[:count]
 
@@ -147,7 +150,7 @@ def rescore_text(rescore: Rescore) -> str:
         f"{rescore.run}: {len(rescore.rows)} saved samples, none trained on again",
         f"old  {rescore.old_title}  {rescore.old_hash}",
         f"new  {rescore.new_title}  {rescore.new_hash}",
-        *(f"  {each}" for each in (*rescore.changed, *rescore.notes)),
+        *(f"  {text}" for text in (*rescore.changed, *rescore.notes)),
         "",
         f"{'mean':16} {'old':>8} {'new':>8}",
         *(f"  {name:14} {number(old):>8} {number(new):>8}" for name, (old, new) in rescore.part_means().items()),
@@ -215,6 +218,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def write_rescore_page(path: Path | str, rescore: Rescore) -> Path:
+    """Write the page of a comparison."""
     return write_page(path, rescore_page(rescore))
 
 
@@ -245,6 +249,7 @@ def rescore_page(rescore: Rescore) -> str:
 
 
 def rescore_figure(rescore: Rescore) -> Figure | None:
+    """Both rewards by step; None where no sample was scored by both."""
     steps = rescore.by_step()
     if not steps:
         return None
@@ -257,6 +262,7 @@ def rescore_figure(rescore: Rescore) -> Figure | None:
 
 
 def rescored_card(row: RescoredSample) -> TextCard:
+    """A sample with both of its scores."""
     names = dict.fromkeys((*row.old_parts, *row.new_parts))
     chips = tuple((name, f"{number(row.old_parts.get(name))} → {number(row.new_parts.get(name))}") for name in names)
     texts = [("Prompt", row.question), ("Completion", row.completion), ("Gold answer", row.answer)]

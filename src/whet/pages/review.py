@@ -71,6 +71,7 @@ class Review:
         pass
 
     def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        """Set answers aside where a review is due."""
         if is_review_due(report.step, self._last_step, self._plan.every):
             rows = review_rows(report.step, samples, self._plan.count, self._plan.seed, self._reward_hash)
             if not rows:

@@ -80,21 +80,21 @@ class DryRun:
     @property
     def columns(self) -> dict[str, list[float | None]]:
         """Scores of the total and of each part, in the order of the samples."""
-        columns: dict[str, list[float | None]] = {TOTAL: [each.total for each in self.scored]}
-        return columns | {part.name: [each.parts.get(part.name) for each in self.scored] for part in self.parts}
+        columns: dict[str, list[float | None]] = {TOTAL: [answer.total for answer in self.scored]}
+        return columns | {part.name: [answer.parts.get(part.name) for answer in self.scored] for part in self.parts}
 
     @property
     def gold(self) -> list[ScoredAnswer]:
         """Answers that the first part must give 1; none where its scores do not say what is right."""
         if not self.parts[0].says_right:
             return []
-        return [each for each in self.scored if each.kind in GOLD]
+        return [answer for answer in self.scored if answer.kind in GOLD]
 
     @property
     def gold_misses(self) -> list[ScoredAnswer]:
         """Gold answers that the first part, the one that says whether a completion is right, does not give 1."""
         first = self.parts[0].name
-        return [each for each in self.gold if each.parts.get(first) is not None and each.parts[first] != 1]
+        return [answer for answer in self.gold if answer.parts.get(first) is not None and answer.parts[first] != 1]
 
     @property
     def pairs(self) -> list[tuple[ScoredAnswer, ScoredAnswer]]:
@@ -113,14 +113,17 @@ class DryRun:
 
     @property
     def unscorable(self) -> list[ScoredAnswer]:
-        return [each for each in self.scored if each.total is None and not each.failures]
+        """Answers that no part failed on and that have no score."""
+        return [answer for answer in self.scored if answer.total is None and not answer.failures]
 
     @property
     def failed(self) -> list[ScoredAnswer]:
-        return [each for each in self.scored if each.failures]
+        """Answers that a part failed on."""
+        return [answer for answer in self.scored if answer.failures]
 
     @property
     def slowest(self) -> list[ScoredAnswer]:
+        """The answers that took longest."""
         return sorted(self.scored, key=lambda each: -each.seconds)[:SHOWN]
 
     def never_vary(self) -> list[str]:
@@ -135,41 +138,43 @@ class DryRun:
 
     def with_length(self) -> list[tuple[str, float | None, float | None]]:
         """(part, Pearson, Spearman) of each part's scores with the length of the completions."""
-        lengths: list[float | None] = [float(each.tokens) for each in self.scored]
+        lengths: list[float | None] = [float(answer.tokens) for answer in self.scored]
         return [
             (name, *correlations({"tokens of it": lengths, name: scores})[0][2:])  # no reward can be called that
             for name, scores in self.shown_columns().items()
         ]
 
     def with_each_other(self) -> list[tuple[str, str, float | None, float | None]]:
+        """(part, part, Pearson, Spearman) of every pair of parts."""
         return correlations({name: scores for name, scores in self.columns.items() if name != TOTAL})
 
     def gold_rate(self) -> float | None:
+        """The share of gold answers that score 1; None where none could be judged."""
         first = self.parts[0].name
-        scored = [each for each in self.gold if each.parts.get(first) is not None]
+        scored = [answer for answer in self.gold if answer.parts.get(first) is not None]
         return 1 - len(self.gold_misses) / len(scored) if scored else None
 
     @property
     def controls_passed(self) -> list[ScoredAnswer]:
         """Wrong controls that the first part gives full marks."""
-        return [each for each in self.controls if (each.parts.get(self.parts[0].name) or 0.0) >= 1]
+        return [answer for answer in self.controls if (answer.parts.get(self.parts[0].name) or 0.0) >= 1]
 
     def control_kinds(self) -> dict[str, tuple[int, int]]:
         """kind -> (passed, judged) of the wrong controls."""
         first, passed = self.parts[0].name, self.controls_passed
-        judged = [each for each in self.controls if each.parts.get(first) is not None]
+        judged = [answer for answer in self.controls if answer.parts.get(first) is not None]
         return {
-            kind: (sum(each.kind == kind for each in passed), sum(each.kind == kind for each in judged))
-            for kind in dict.fromkeys(each.kind for each in self.controls)
+            kind: (sum(answer.kind == kind for answer in passed), sum(answer.kind == kind for answer in judged))
+            for kind in dict.fromkeys(answer.kind for answer in self.controls)
         }
 
     def troubles(self) -> list[str]:
         """What makes the reward unfit as it is, in words; [] for a sound one."""
         unsteady = {part.name for part in self.parts if not part.deterministic}
-        broken = [each for each in self.differences or () if each.part not in unsteady]
+        broken = [difference for difference in self.differences or () if difference.part not in unsteady]
         troubles = []
         if self.scored and len(self.unscorable) == len(self.scored):
-            reasons = list(dict.fromkeys(each.reason for each in self.unscorable if each.reason))
+            reasons = list(dict.fromkeys(answer.reason for answer in self.unscorable if answer.reason))
             troubles.append(f"every sample is unscorable{': ' if reasons else ''}{'; '.join(reasons[:2])}")
         blind = [
             (kind, judged) for kind, (passed, judged) in self.control_kinds().items() if judged and passed == judged
@@ -180,7 +185,7 @@ class DryRun:
                 f"wrong completions score 1 on every prompt ({kinds}): it cannot tell right from wrong; "
                 "where it is not meant to, give --no-controls"
             )
-        failed = [*self.failed, *(each for each in self.controls if each.failures)]
+        failed = [*self.failed, *(answer for answer in self.controls if answer.failures)]
         if failed:
             troubles.append(f"it fails on {len(failed)} samples")
         if self.gold_misses:
@@ -209,7 +214,7 @@ def dry_run_record(test: DryRun) -> dict[str, Any]:
                 "hash": part.hash,
                 "deterministic": part.deterministic,
                 "distribution": distribution(_finite(test.columns[part.name])),
-                "histogram": [list(each) for each in histogram(_finite(test.columns[part.name]))],
+                "histogram": [list(column) for column in histogram(_finite(test.columns[part.name]))],
             }
             for part in test.parts
         },
@@ -217,21 +222,24 @@ def dry_run_record(test: DryRun) -> dict[str, Any]:
         "gold": {
             "samples": len(test.gold),
             "rate": test.gold_rate(),
-            "misses": [_brief(each) for each in test.gold_misses],
+            "misses": [_brief(answer) for answer in test.gold_misses],
         },
         "pairs": {"count": len(test.pairs), "in_order": test.pairs_in_order()},
         "controls": {
             "kinds": {kind: list(counts) for kind, counts in test.control_kinds().items()},
-            "passed": [_brief(each) for each in test.controls_passed],
+            "passed": [_brief(answer) for answer in test.controls_passed],
         },
-        "unscorable": [_brief(each) | {"reason": each.reason} for each in test.unscorable],
-        "failures": [_brief(each) | {"failures": dict(each.failures)} for each in test.failed],
-        "slowest": [_brief(each) | {"seconds": each.seconds} for each in test.slowest],
+        "unscorable": [_brief(answer) | {"reason": answer.reason} for answer in test.unscorable],
+        "failures": [_brief(answer) | {"failures": dict(answer.failures)} for answer in test.failed],
+        "slowest": [_brief(answer) | {"seconds": answer.seconds} for answer in test.slowest],
         "never_vary": test.never_vary(),
         "with_length": [list(each) for each in test.with_length()],
         "with_each_other": [list(each) for each in test.with_each_other()],
         "deterministic": None if test.differences is None else not test.differences,
-        "differences": [[each.where, each.part, each.first, each.second] for each in test.differences or ()],
+        "differences": [
+            [difference.where, difference.part, difference.first, difference.second]
+            for difference in test.differences or ()
+        ],
         "sound": test.is_sound(),
         "troubles": test.troubles(),
         "pieces": dict(test.pieces),
@@ -250,14 +258,17 @@ def dry_run_text(test: DryRun, most: int = SHOWN) -> str:
     lines += ["", *_gold_lines(test, most), *_control_lines(test, most), *_pair_lines(test)]
     for title, answers in (("unscorable", test.unscorable), ("failed", test.failed)):
         lines.append(f"{title:14} {len(answers)} of {len(test.scored)}")
-        lines += [f"  {each.where}: {_why(each)}" for each in answers[:most]]
+        lines += [f"  {answer.where}: {_why(answer)}" for answer in answers[:most]]
         lines += [f"  and {len(answers) - most} more"] if len(answers) > most else []
     lines.append(f"{'never vary':14} {', '.join(test.never_vary()) or 'none'}")
     lines += _steady_lines(test, most)
     lines += ["", *_correlation_lines(test), "", "slowest"]
-    lines += [f"  {duration(each.seconds):>8}  {each.where}  {shortened(each.completion, 60)}" for each in test.slowest]
+    lines += [
+        f"  {duration(answer.seconds):>8}  {answer.where}  {shortened(answer.completion, 60)}"
+        for answer in test.slowest
+    ]
     troubles = test.troubles()
-    lines += ["", f"{'sound':14} {'no' if troubles else 'yes'}", *(f"  {each}" for each in troubles)]
+    lines += ["", f"{'sound':14} {'no' if troubles else 'yes'}", *(f"  {text}" for text in troubles)]
     return "\n".join(lines)
 
 
@@ -291,7 +302,7 @@ def _gold_lines(test: DryRun, most: int) -> list[str]:
     if not test.gold:
         return []
     first, misses = test.parts[0].name, test.gold_misses
-    scored = sum(each.parts.get(first) is not None for each in test.gold)
+    scored = sum(answer.parts.get(first) is not None for answer in test.gold)
     lines = [f"{'gold = 1':14} {percent(test.gold_rate())}: {scored - len(misses)} of {scored} by {first}"]
     lines += [
         f"  {each.where} ({each.kind}): {number(each.parts[first])} for {shortened(each.answer, 40)}"
@@ -309,7 +320,9 @@ def _control_lines(test: DryRun, most: int) -> list[str]:
     if not judged:
         return [f"{'wrong < 1':14} unknown: no wrong control could be judged ({', '.join(kinds)})"]
     lines = [f"{'wrong < 1':14} {percent(1 - len(passed) / judged)}: {counts}"]
-    lines += [f"  {each.where} ({each.kind}): 1 for {shortened(each.completion, 60)!r}" for each in passed[:most]]
+    lines += [
+        f"  {answer.where} ({answer.kind}): 1 for {shortened(answer.completion, 60)!r}" for answer in passed[:most]
+    ]
     return lines + ([f"  and {len(passed) - most} more"] if len(passed) > most else [])
 
 
@@ -329,8 +342,8 @@ def _steady_lines(test: DryRun, most: int) -> list[str]:
         return [f"{'deterministic':14} yes, scored twice{stated_text}"]
     lines = [f"{'deterministic':14} no: {len(test.differences)} scores differ the second time{stated_text}"]
     return lines + [
-        f"  {each.where}: {each.part} {_score(each.first)}, then {_score(each.second)}"
-        for each in test.differences[:most]
+        f"  {difference.where}: {difference.part} {_score(difference.first)}, then {_score(difference.second)}"
+        for difference in test.differences[:most]
     ]
 
 
@@ -382,6 +395,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def write_dry_run_page(path: Path | str, test: DryRun) -> Path:
+    """Write the page of a dry run."""
     return write_page(path, dry_run_page(test))
 
 
@@ -396,7 +410,10 @@ def dry_run_page(test: DryRun) -> str:
     )
     differences = None
     if test.differences:
-        rows = [(each.where, each.part, number(each.first), number(each.second)) for each in test.differences]
+        rows = [
+            (difference.where, difference.part, number(difference.first), number(difference.second))
+            for difference in test.differences
+        ]
         differences = PageTable(("", "part", "first", "second"), tuple(rows[:MOST_ROWS]))
     return render(
         "reward_dry_run.html",
@@ -423,6 +440,7 @@ def dry_run_page(test: DryRun) -> str:
 
 
 def dry_run_verdict(test: DryRun) -> str:
+    """The dry run in a few sentences."""
     sentences = [f"{trouble[0].upper()}{trouble[1:]}." for trouble in test.troubles()[:2]]
     rate = test.gold_rate()
     if rate is not None:
@@ -443,7 +461,8 @@ def dry_run_verdict(test: DryRun) -> str:
 
 
 def dry_run_tiles(test: DryRun) -> list[Tile]:
-    totals = [each.total for each in test.scored if each.total is not None]
+    """Its headline numbers."""
+    totals = [answer.total for answer in test.scored if answer.total is not None]
     steady = "not checked" if test.differences is None else "no" if test.differences else "yes"
     return [
         Tile("samples", f"{len(test.scored):,}"),
@@ -457,7 +476,7 @@ def dry_run_tiles(test: DryRun) -> list[Tile]:
 
 
 def distribution_figures(test: DryRun) -> list[Figure]:
-    """Of each part a histogram, and its scores against the length of the completions."""
+    """A histogram of each part, and its scores against the length of the completions."""
     figures = []
     together = {name: values for name, *values in test.with_length()}
     for tone, (name, scores) in enumerate(test.shown_columns().items()):
@@ -483,23 +502,25 @@ def distribution_figures(test: DryRun) -> list[Figure]:
 
 
 def correlation_text(value: float | None) -> str:
+    """A correlation with its sign."""
     return "-" if value is None else f"{value:+.2f}"
 
 
 def answer_table(rows: Sequence[ScoredAnswer], test: DryRun) -> dict[str, Any]:
+    """The first of some answers, with what each part gave them."""
     return {
         "count": len(rows),
         "more": max(0, len(rows) - MOST_ROWS),
         "rows": [
             {
-                "where": each.where,
-                "kind": each.kind,
-                "scores": [number(each.parts.get(part.name)) for part in test.parts],
-                "time": duration(each.seconds),
-                "gold": shortened(each.answer, 120),
-                "completion": shortened(each.completion, 300),
-                "failures": list(each.failures.values()),
+                "where": row.where,
+                "kind": row.kind,
+                "scores": [number(row.parts.get(part.name)) for part in test.parts],
+                "time": duration(row.seconds),
+                "gold": shortened(row.answer, 120),
+                "completion": shortened(row.completion, 300),
+                "failures": list(row.failures.values()),
             }
-            for each in rows[:MOST_ROWS]
+            for row in rows[:MOST_ROWS]
         ],
     }

@@ -254,9 +254,9 @@ def _stacked(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[Cha
 def held_out_lines(evals: Sequence[EvalRecord], metric: str) -> list[ChartSeries]:
     """A line per eval set: the metric at the steps at which it was measured."""
     by_name: dict[str, list[tuple[float, float]]] = {}
-    for each in evals:
-        value = each.result.get(metric)
+    for evaluation in evals:
+        value = evaluation.result.get(metric)
         if value is not None and math.isfinite(value):
-            name = words(metric) if each.name in ("eval", "held_out") else f"{each.name} {words(metric)}"
-            by_name.setdefault(f"held-out {name}", []).append((float(each.step), value))
+            name = words(metric) if evaluation.name in ("eval", "held_out") else f"{evaluation.name} {words(metric)}"
+            by_name.setdefault(f"held-out {name}", []).append((float(evaluation.step), value))
     return [line(name, points, 2 * index, marked=True) for index, (name, points) in enumerate(by_name.items())]

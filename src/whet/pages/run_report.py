@@ -133,8 +133,8 @@ def tiles(run: RunRecord) -> list[Tile]:
         values = [value for step in run.steps if (value := metric.measure(step)) is not None and math.isfinite(value)]
         if values and metric.name not in ("tokens_per_second", "learning_rate", "gradient_norm"):
             prefix = "training " if run.kind.name != RL and metric in run.kind.main else ""
-            before, after = (metric_text(metric.name, values[end]) for end in (0, -1))
-            row.append(Tile(f"{prefix}{(metric.title or metric.label).lower()}", after, before))
+            first, last = (metric_text(metric.name, values[end]) for end in (0, -1))
+            row.append(Tile(f"{prefix}{(metric.title or metric.label).lower()}", last, first))
     total = int(run.summary.get("total_steps") or 0)
     row.append(Tile("steps", str(run.num_steps), after=f"of {total}" if total > run.num_steps else ""))
     wall = run.wall_seconds()
@@ -154,7 +154,11 @@ def tiles(run: RunRecord) -> list[Tile]:
 
 def evaluation_section(run: RunRecord) -> dict[str, Any] | None:
     """First and last evaluation side by side, calibration and length; None where at most one metric was taken."""
-    main = [each for each in run.evals if each.name == run.evals[0].name and plain_metrics(each.result)]
+    main = [
+        evaluation
+        for evaluation in run.evals
+        if evaluation.name == run.evals[0].name and plain_metrics(evaluation.result)
+    ]
     if not main or len(plain_metrics(main[-1].result)) < 2:
         return None
     first, last = main[0], main[-1]
@@ -217,8 +221,9 @@ def phases(run: RunRecord) -> list[LegendEntry]:
     for phase, took in spent:
         share = took / total
         tone = f"s{PHASE_TONES.get(phase, 7)}"
-        bar = {"start": f"{start:.5f}", "share": f"{share:.5f}"}
-        entries.append(LegendEntry(label(phase), tone, duration(took), percent(share), **bar))
+        entries.append(
+            LegendEntry(label(phase), tone, duration(took), percent(share), start=f"{start:.5f}", share=f"{share:.5f}")
+        )
         start += share
     return entries
 
@@ -279,6 +284,7 @@ def setting_text(value: Any) -> str:
 
 
 def sample_columns(run: RunRecord) -> list[tuple[str, list[TextCard]]]:
+    """The best and the worst sample of the first and of the last recorded step."""
     if not run.first_samples:
         return []
     ends = [("First step", run.first_samples)]
@@ -288,6 +294,7 @@ def sample_columns(run: RunRecord) -> list[tuple[str, list[TextCard]]]:
 
 
 def best_and_worst(samples: Sequence[Mapping[str, Any]]) -> list[TextCard]:
+    """The best and the worst of some samples, or one where they are alike."""
     scored = [sample for sample in samples if sample.get("reward") is not None]
     if not scored:
         return [sample_card("Not scored", samples[0])]
@@ -319,6 +326,7 @@ def sample_card(rank: str, sample: Mapping[str, Any]) -> TextCard:
 
 
 def count_table(totals: StepTotals) -> PageTable | None:
+    """What the run counted; None where it counted nothing."""
     counts, num_steps = totals.counts, totals.num_steps
     if not counts:
         return None

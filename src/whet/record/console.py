@@ -77,6 +77,7 @@ class Console:
         self.close()
 
     def started(self, summary: Mapping[str, Any]) -> None:
+        """Print what is about to run, and begin the display on a terminal."""
         self._total = int(summary.get("total_steps") or 0)
         self._stepped_at = time.monotonic()
         self._print(header(summary))
@@ -87,6 +88,7 @@ class Console:
             atexit.register(self.close)
 
     def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        """Show a step."""
         now = time.monotonic()
         self._intervals.append(now - self._stepped_at)
         self._stepped_at, self._report = now, report
@@ -106,6 +108,7 @@ class Console:
                 self._write(f"  health: {text}")
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+        """Show an evaluation."""
         metrics = plain_metrics(result)
         main = headline(metrics, self._kind.evals if self._kind is not None else ())
         if main is None:
@@ -117,6 +120,7 @@ class Console:
             self._write(f"{which} at step {step}  {values}  ({duration(seconds)})")
 
     def finished(self, summary: Mapping[str, Any]) -> None:
+        """Print what the run came to."""
         self.close()
         self._print(closing(summary, self._unicode))
 
@@ -178,7 +182,7 @@ def step_values(report: StepReport, with_main: bool = False) -> list[tuple[str, 
     """The few numbers of a step worth watching in this kind of run; those that were not measured are left out."""
     kind = kind_of([report])
     cells: tuple[StepMetric, ...] = (*(kind.main if with_main else ()), *kind.line)
-    values = ((each, each.measure(report)) for each in cells)
+    values = ((metric, metric.measure(report)) for metric in cells)
     return [(each.label, metric_text(each.name, value)) for each, value in values if value is not None]
 
 

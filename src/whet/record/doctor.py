@@ -65,6 +65,7 @@ class DoctorReport:
 
     @property
     def is_healthy(self) -> bool:
+        """Whether no problem holds."""
         return not self.problems
 
     def values(self) -> dict[str, Any]:
@@ -75,7 +76,7 @@ class DoctorReport:
             "healthy": self.is_healthy,
             "problems": [_span_values(span, self) for span in self.problems],
             "over": [{"name": span.finding.name, "first": span.first, "last": span.last} for span in self.over],
-            "notes": [{"name": each.name, "sentence": each.sentence} for each in self.notes],
+            "notes": [{"name": finding.name, "sentence": finding.sentence} for finding in self.notes],
             "looked_at": list(self.looked_at),
             "not_seen": {name: list(missing) for name, missing in self.not_seen.items()},
             "damage": list(self.damage),
@@ -107,7 +108,7 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
     held = {span.finding.name: span for span in finding_spans(steps, dtype, recorded, settings, evals)}
     now = findings(steps, dtype, settings, evals)
     problems = []
-    for each in (each for each in now if each.is_problem):
+    for each in (finding for finding in now if finding.is_problem):
         span = held.pop(each.name, None)
         first, count = (span.first, span.num_steps) if span else since_when(each.name, steps, dtype, settings, evals)
         problems.append(FindingSpan(each, first, steps[-1].step, count, True))
@@ -124,7 +125,7 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
         _whole(summary.get("total_steps")),
         tuple(problems),
         tuple(span for span in held.values() if span.finding.is_problem),
-        tuple(each for each in now if not each.is_problem),
+        tuple(finding for finding in now if not finding.is_problem),
         tuple(name for name, absent in missing.items() if not absent),
         {name: absent for name, absent in missing.items() if absent},
         tuple(damage),

@@ -51,6 +51,7 @@ class ReviewAgreement:
 
     @property
     def share(self) -> float:
+        """The share of marked samples on which both agree; NaN where nothing is marked."""
         return self.agreed / self.marked if self.marked else math.nan
 
 
@@ -72,8 +73,8 @@ def append_marks(folder: Path | str, marks: Sequence[SampleMark]) -> None:
     """Add what was said. A line that a crash tore is cut first; a link is not followed."""
     path = Path(folder) / MARKS_LOG
     lines = [
-        json.dumps({"id": each.id, "mark": each.mark, "note": each.note, "at": round(time.time(), 3)}) + "\n"
-        for each in marks
+        json.dumps({"id": mark.id, "mark": mark.mark, "note": mark.note, "at": round(time.time(), 3)}) + "\n"
+        for mark in marks
     ]
     if not lines:
         return

@@ -36,5 +36,6 @@ def sample_row(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sample_reward(line: Mapping[str, Any]) -> float | None:
+    """The reward of a line of samples.jsonl; None where it could not be scored."""
     reward = line.get("reward")
     return None if reward is None else float(reward)

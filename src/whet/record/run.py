@@ -70,14 +70,17 @@ class RunRecord:
 
     @property
     def status(self) -> str:
+        """As run.json has it; running where it says nothing."""
         return str(self.summary.get("status") or "running")
 
     @property
     def title(self) -> str:
+        """The title of the run, or the name of its folder."""
         return str(self.summary.get("title") or self.folder.name or "run")
 
     @property
     def kind(self) -> RunKind:
+        """The kind of run, known by what its steps report."""
         return kind_of(self.steps)
 
     @property
@@ -87,6 +90,7 @@ class RunRecord:
 
     @property
     def dtype(self) -> str:
+        """The type of its weights."""
         return str((self.summary.get("facts") or {}).get("dtype", "float32"))
 
     @property
@@ -120,12 +124,14 @@ class RunRecord:
         return {**phases, "evaluate": evaluating} if evaluating else phases
 
     def wall_seconds(self) -> float:
+        """From its start to its end, or the sum of its phases where the end is not known."""
         started, finished = self.summary.get("started"), self.summary.get("finished")
         if started is not None and finished is not None and finished >= started:
             return float(finished) - float(started)
         return sum(self.seconds().values())
 
     def tokens(self) -> int:
+        """Generated, or trained on where nothing is generated."""
         return int(self.summary.get("tokens") or self.totals.counts.get("tokens", 0))
 
     def gain(self) -> tuple[str, float | None, float | None] | None:
@@ -162,7 +168,7 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
         folder,
         summary,
         config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
-        tuple(step_reports([parsed_line(*each) for each in kept.items()])),
+        tuple(step_reports([parsed_line(*line) for line in kept.items()])),
         tuple(eval_records(evals)),
         first,
         last,

@@ -16,10 +16,12 @@ Measure = Callable[[StepReport], float | None]
 
 
 def metric(name: str) -> Measure:
+    """A metric of the step by its name."""
     return lambda step: step.metrics.get(name)
 
 
 def reward_part(name: str) -> Measure:
+    """The mean of a part of the reward."""
     return lambda step: step.reward.get(name)
 
 
@@ -30,6 +32,7 @@ def speed(step: StepReport) -> float | None:
 
 
 def truncated(step: StepReport) -> float | None:
+    """The share of completions that ran out of tokens."""
     samples = step.counts.get("samples", 0)
     return step.counts["truncated"] / samples if samples and "truncated" in step.counts else None
 
@@ -53,10 +56,12 @@ def per_sample(name: str) -> Measure:
 
 
 def gradient_norm(step: StepReport) -> float | None:
+    """Before clipping, also in a log of 0.1."""
     return step.metrics.get("gradient_norm", step.metrics.get("grad_norm"))
 
 
 def spent(step: StepReport) -> float | None:
+    """Completions drawn for the step, those that were left out included."""
     return step.counts.get("samples_spent")
 
 

@@ -40,6 +40,7 @@ def number(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
+    """A share in percent with one decimal."""
     return ABSENT if share is None or not math.isfinite(share) else f"{100 * share:.1f}%"
 
 
@@ -65,6 +66,7 @@ def memory_text(size: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
+    """Seconds as people read them."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return ABSENT
     if seconds < 10:
@@ -115,6 +117,7 @@ def headline(values: Mapping[str, Any], preferred: Sequence[str] = ACCURACY_NAME
 
 
 def label(phase: str) -> str:
+    """A phase as it is read."""
     return "start-up" if phase in ("start_up", "startup", "start") else phase.replace("_", " ")
 
 

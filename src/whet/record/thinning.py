@@ -24,6 +24,7 @@ class ThinnedLog(Generic[Item]):
         self.num_items = 0  # in the whole log
 
     def append(self, item: Item) -> None:
+        """Add one; some between the first and the last ones may go."""
         self.num_items += 1
         if len(self._first) < self._num_first:
             self._first.append(item)
@@ -40,4 +41,5 @@ class ThinnedLog(Generic[Item]):
             self._between = [each for each in self._between if each[0] % self._distance == 0]
 
     def items(self) -> list[Item]:
+        """What is left, in order."""
         return [*self._first, *(item for _, item in self._between), *self._last]

@@ -42,7 +42,7 @@ class RecordedToken:
 
 
 def token_lines(step: int, samples: Sequence[Sample], settings: TokenSettings) -> list[dict[str, Any]]:
-    """Of a step's recorded samples in order; none of those that say nothing of their training."""
+    """A line for each recorded sample of a step, in order; none for those that say nothing of their training."""
     firsts = [_first_action(sample) if sample.trace is not None else None for sample in samples]
     traced = [place for place, first in enumerate(firsts) if first is not None]
     lengths = [len(samples[place].tokens) - (firsts[place] or 0) for place in traced]

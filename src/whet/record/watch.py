@@ -111,24 +111,24 @@ def _progress(frame: WatchFrame, width: int, unicode: bool) -> list[Text]:
 
 def _pace(steps: Sequence[StepReport]) -> float | None:
     """Seconds of a step, by the last ones."""
-    took = [sum(each.seconds.values()) for each in steps[-STEPS_FOR_PACE:]]
-    finite = [each for each in took if math.isfinite(each) and each > 0]
+    took = [sum(step.seconds.values()) for step in steps[-STEPS_FOR_PACE:]]
+    finite = [value for value in took if math.isfinite(value) and value > 0]
     return sum(finite) / len(finite) if finite else None
 
 
 def _curves(run: RunRecord, unicode: bool) -> list[Text]:
     blocks = BLOCKS if unicode else ASCII_BLOCKS
     shown: list[StepMetric] = [*run.kind.main, *run.kind.line]
-    names = max((len(each.label) for each in shown), default=0)
+    names = max((len(metric.label) for metric in shown), default=0)
     lines = []
-    for each in shown:
-        values = [value for step in run.steps if (value := each.measure(step)) is not None and math.isfinite(value)]
+    for metric in shown:
+        values = [value for step in run.steps if (value := metric.measure(step)) is not None and math.isfinite(value)]
         if values:
-            curve, newest = sparkline(values, TRACE, blocks), metric_text(each.name, values[-1])
-            before = f"  from {metric_text(each.name, values[0])}" if len(values) > 1 else ""
+            curve, newest = sparkline(values, TRACE, blocks), metric_text(metric.name, values[-1])
+            before = f"  from {metric_text(metric.name, values[0])}" if len(values) > 1 else ""
             lines.append(
                 Text.assemble(
-                    (f"{each.label:<{names}}  ", "dim"),
+                    (f"{metric.label:<{names}}  ", "dim"),
                     (f"{curve:<{TRACE}}  ", "green"),
                     (newest, "bold"),
                     (before, "dim"),
@@ -141,7 +141,7 @@ def _evaluation(run: RunRecord, width: int) -> list[Text]:
     if not run.evals:
         return []
     last = run.evals[-1]
-    first = next((each for each in run.evals if each.name == last.name), last)
+    first = next((evaluation for evaluation in run.evals if evaluation.name == last.name), last)
     values = []
     for name, value in plain_metrics(last.result).items():
         before = first.result.get(name)

@@ -64,6 +64,7 @@ class BoardAccess:
         return f"whet_board_{self.port}"
 
     def check_host(self, headers: Mapping[str, str]) -> None:
+        """A refusal where a request names another machine than this one."""
         host = host_of(headers.get("host", "")).lower()
         if is_loopback(host):
             return
@@ -93,6 +94,7 @@ class BoardAccess:
             raise Refusal(401, "writing needs the token that `whet board` printed, as X-Whet-Token")
 
     def is_token(self, given: str) -> bool:
+        """Whether a text is the token of this board."""
         return hmac.compare_digest(_digest(given), _digest(self.token))
 
 

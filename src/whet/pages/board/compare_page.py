@@ -37,6 +37,8 @@ FIRST_CHARTS = (
 
 @dataclass(frozen=True)
 class ComparedRun:
+    """A run that was chosen, and what is known of it."""
+
     id: str
     name: str
     reader: RunReader
@@ -50,6 +52,8 @@ class ComparedRun:
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
+    """The pages of runs side by side."""
+
     def page(request: BoardRequest) -> BoardResponse:
         runs = _chosen(board, request)
         values: dict[str, Any] = {
@@ -87,7 +91,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
 
 
 def _chosen(board: Board, request: BoardRequest) -> list[ComparedRun]:
-    ids = list(dict.fromkeys(each for each in request.query.get("runs", "").split(",") if each))[:MOST_COMPARED]
+    ids = list(dict.fromkeys(run for run in request.query.get("runs", "").split(",") if run))[:MOST_COMPARED]
     found = [(board.find(each, RUN), board.reader(each)) for each in ids]
     return [
         ComparedRun(each.id, each.place, reader, reader.view(), flattened(reader.settings())) for each, reader in found
@@ -116,7 +120,7 @@ def group_names(groups: Sequence[Sequence[ComparedRun]]) -> list[str]:
         first = group[0].settings
         parts = [str(first.get("method", ""))] if "method" in differing else []
         parts += [f"{name}={setting_text(first.get(name))}" for name in differing if name != "method"][: 2 - len(parts)]
-        name = ", ".join(each for each in parts if each) or group[0].name
+        name = ", ".join(part for part in parts if part) or group[0].name
         names.append(f"{name} ({len(group)} seeds)" if len(group) > 1 else name)
     if len(set(names)) < len(names):
         return [f"{group[0].name} ({len(group)} seeds)" if len(group) > 1 else group[0].name for group in groups]
@@ -134,7 +138,7 @@ def compared_chart(
         if curves:
             look: dict[str, Any] = {"name": name, "tone": tone % NUM_TONES, "dashed": tone >= NUM_TONES}
             lines.append(look | {"marked": is_eval} | (banded(curves) if len(curves) > 1 else _points(curves[0])))
-    values = [value for each in lines for value in each["y"] if value is not None]
+    values = [value for line in lines for value in line["y"] if value is not None]
     if not values:
         return None
     log = not is_eval and reaches(values)
@@ -153,7 +157,9 @@ def _points(curve: Sequence[tuple[float, float]]) -> dict[str, Any]:
 def _curve(run: ComparedRun, key: str, start: float | None, end: float | None, most: int) -> list[tuple[float, float]]:
     if key == "evals":
         gain = run.view.record.gain()
-        found = [(each.step, each.result.get(gain[0])) for each in run.view.record.evals] if gain else []
+        found = (
+            [(evaluation.step, evaluation.result.get(gain[0])) for evaluation in run.view.record.evals] if gain else []
+        )
         return [(float(x), y) for x, y in found if y is not None and math.isfinite(y)]
     points = run.reader.points([key], start, end, most)[key]
     return [(x, y) for x, y in zip(points.x, points.y, strict=True) if y is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from posixpath import normpath
 from typing import Any
 
 from whet.pages.board.files import file_state, read_small
@@ -18,13 +19,16 @@ UNREADABLE = "compare.json cannot be read: it is damaged, being written, or of a
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
+    """The pages of comparisons."""
+
     def page(request: BoardRequest) -> BoardResponse:
         folder = board.find(request.path["run"], COMPARISON)
-        runs = [board.glance(each) for each in board.found().values() if each.kind == RUN and each.parent == folder.id]
-        addresses = {run.place: f"/run/{run.id}" for run in runs}
+        all_runs = [each for each in board.found().values() if each.kind == RUN]
+        runs = [board.glance(each) for each in all_runs if each.parent == folder.id]
+        addresses = {each.place: f"/run/{each.id}" for each in all_runs}
         shown = comparison_page_values(
             read_comparison(folder) or MethodComparison((), (), ()),
-            lambda run: addresses.get(f"{folder.place}/{run.folder}".removeprefix("./"), ""),
+            lambda run: addresses.get(normpath(f"{folder.place}/{run.folder}"), ""),
         )
         if not shown["rows"]:
             shown |= {"status": "damaged", "verdict": UNREADABLE, "notes": []}

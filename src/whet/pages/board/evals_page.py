@@ -41,17 +41,19 @@ class ListedEval:
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
+    """The page of evaluations."""
+
     def page(request: BoardRequest) -> BoardResponse:
         found = list(board.look().values())
         listed: list[ListedEval] = []
         damaged: list[str] = []
-        for each in found:
-            if each.kind == EVALUATION:
-                evals = read_evals(each)
+        for folder in found:
+            if folder.kind == EVALUATION:
+                evals = read_evals(folder)
                 listed += evals or ()
-                damaged += [each.place] if evals is None else []
+                damaged += [folder.place] if evals is None else []
         listed.sort(key=lambda each: (each.task, -each.measured))
-        runs = [row for each in found if each.kind == RUN if (row := run_row(each)) is not None]
+        runs = [row for folder in found if folder.kind == RUN if (row := run_row(folder)) is not None]
         tasks = [(task, [e for e in listed if e.task == task]) for task in dict.fromkeys(e.task for e in listed)]
         return board.page(
             "eval.html",
@@ -75,7 +77,9 @@ def read_evals(found: FoundFolder) -> list[ListedEval] | None:
     content, state = read_small(path), file_state(path)
     try:
         record = json.loads(content or b"")
-        return [_listed(each, found.place, state.changed / 1e9 if state else 0.0) for each in record["evals"]]
+        return [
+            _listed(evaluation, found.place, state.changed / 1e9 if state else 0.0) for evaluation in record["evals"]
+        ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
@@ -100,16 +104,16 @@ def section(task: str, evals: list[ListedEval]) -> dict[str, Any]:
     """A task: a figure of the newest, and a table of all."""
     rows = tuple(
         (
-            each.model,
-            each.measure,
-            estimate_text(each.estimate, each.measure == "accuracy"),
-            str(each.prompts),
-            str(each.samples),
-            f"{each.temperature:g}",
-            time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.measured)),
-            each.place,
+            evaluation.model,
+            evaluation.measure,
+            estimate_text(evaluation.estimate, evaluation.measure == "accuracy"),
+            str(evaluation.prompts),
+            str(evaluation.samples),
+            f"{evaluation.temperature:g}",
+            time.strftime("%Y-%m-%d %H:%M", time.gmtime(evaluation.measured)),
+            evaluation.place,
         )
-        for each in evals
+        for evaluation in evals
     )
     head = ("model", "measure", "value (95% interval)", "prompts", "completions each", "temperature", "UTC", "folder")
     tables = [("", PageTable(head, rows))]
@@ -117,7 +121,9 @@ def section(task: str, evals: list[ListedEval]) -> dict[str, Any]:
 
 
 def _figures(task: str, evals: list[ListedEval]) -> list[Figure]:
-    drawn = [each for each in evals if all(math.isfinite(getattr(each.estimate, end)) for end in ENDS)]
+    drawn = [
+        evaluation for evaluation in evals if all(math.isfinite(getattr(evaluation.estimate, end)) for end in ENDS)
+    ]
     drawn = [each for each in drawn if each.measure == drawn[0].measure][:MOST_BARS]
     if len(drawn) < 2:
         return []

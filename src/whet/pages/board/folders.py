@@ -32,6 +32,7 @@ class FoundFolder:
 
     @property
     def name(self) -> str:
+        """The name of the folder itself."""
         return self.path.name or str(self.path)
 
     @property
@@ -41,14 +42,15 @@ class FoundFolder:
 
 
 def folder_id(kind: str, place: str) -> str:
+    """The opaque id of what lies at a place."""
     return hashlib.sha256(f"{kind}\n{place}".encode("utf-8", "surrogateescape")).hexdigest()[:14]
 
 
 def found_folders(root: Path) -> dict[str, FoundFolder]:
     """Everything below the root, by id, in the order of its place."""
     found: dict[str, FoundFolder] = {}
-    for each in _walk(root):
-        found[each.id] = each
+    for folder in _walk(root):
+        found[folder.id] = folder
         if len(found) >= MOST_FOUND:
             break
     return found

@@ -51,6 +51,7 @@ def signature(folder: Path) -> tuple[FileState | None, ...]:
 
 
 def run_glance(found: FoundFolder) -> RunGlance:
+    """Read what a list says of a run."""
     reader = RunReader(found.path)
     summary, remark = reader.summary()
     settings = reader.settings()

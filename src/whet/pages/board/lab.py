@@ -17,11 +17,13 @@ _one_at_a_time = threading.Lock()
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
+    """The page of the lab, and its tables."""
+
     def page(request: BoardRequest) -> BoardResponse:
         return board.page("lab.html", title="The lab", here="/lab", experiments=_experiments(), api=API)
 
     def listed(request: BoardRequest) -> BoardResponse:
-        return json_response([each.record() for each in _experiments()])
+        return json_response([experiment.record() for experiment in _experiments()])
 
     def table(request: BoardRequest) -> BoardResponse:
         from whet.pages.lab.experiments import experiment_named

@@ -23,6 +23,8 @@ NOT_YET = (
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
+    """The pages of pipelines."""
+
     def page(request: BoardRequest) -> BoardResponse:
         folder = board.find(request.path["run"], PIPELINE)
         runs = [each for each in board.look().values() if each.kind == RUN and each.parent == folder.id]

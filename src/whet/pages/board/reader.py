@@ -166,6 +166,7 @@ class RunReader:
     # looking
 
     def view(self) -> RunView:
+        """The run as it is now."""
         with self._lock:
             state, (summary, problem) = self._state(), self.summary()
             steps, status = tuple(state.kept.items()), self.status()
@@ -195,6 +196,7 @@ class RunReader:
             return {name: envelopes.points(name, start, end, most) for name in names}
 
     def last_values(self, name: str, count: int) -> list[float]:
+        """The last values of a column, at most so many."""
         with self._lock:
             return self._state().envelopes.last_values(name, count)
 

@@ -53,6 +53,8 @@ def _rows_of(folder: Path, states: tuple[FileState | None, ...]) -> Rows:
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
+    """The review of a run, and the marks that are posted."""
+
     def page(request: BoardRequest) -> BoardResponse:
         run = board.find(request.path["run"], RUN)
         rows = stored_rows(run.path)

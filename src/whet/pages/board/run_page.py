@@ -22,6 +22,8 @@ MOST_POINTS = 4000
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
+    """The page of a run, and what its charts ask for."""
+
     def page(request: BoardRequest) -> BoardResponse:
         run = board.find(request.path["run"], RUN)
         reader = board.reader(run.id)

@@ -16,6 +16,8 @@ SPARK_WIDTH, SPARK_HEIGHT = 96, 26
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
+    """The list of runs."""
+
     def page(request: BoardRequest) -> BoardResponse:
         runs = board.runs()
         found = board.found().values()
@@ -28,11 +30,11 @@ def add_routes(app: BoardApp, board: Board) -> None:
             verdict=runs_verdict(runs),
             groups=grouped(runs[:MOST_RUNS]),
             num_left_out=max(0, len(runs) - MOST_RUNS),
-            above=[each for each in found if each.kind in (PIPELINE, COMPARISON)],
+            above=[folder for folder in found if folder.kind in (PIPELINE, COMPARISON)],
         )
 
     def listed(request: BoardRequest) -> BoardResponse:
-        runs = {each.id: asdict(each) for each in board.runs()}
+        runs = {run.id: asdict(run) for run in board.runs()}
         found = board.found().values()
         others = [{"id": f.id, "kind": f.kind, "place": f.place, "parent": f.parent} for f in found if f.kind != RUN]
         return json_response({"runs": list(runs.values()), "others": others})
@@ -42,6 +44,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
 
 
 def runs_verdict(runs: Sequence[RunGlance]) -> str:
+    """How many runs there are in which state."""
     if not runs:
         return ""
     counts = {status: sum(run.status == status for run in runs) for status in dict.fromkeys(run.status for run in runs)}
@@ -60,6 +63,7 @@ def grouped(runs: Sequence[RunGlance]) -> list[dict[str, Any]]:
 
 
 def row(run: RunGlance) -> dict[str, Any]:
+    """A run as the list shows it."""
     share = min(1.0, run.step / run.total_steps) if run.total_steps else 0.0
     return {
         "run": run,

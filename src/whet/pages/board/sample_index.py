@@ -58,7 +58,7 @@ class SampleIndex:
 
     @property
     def share_read(self) -> float:
-        """Of the log's bytes, from 0 to 1."""
+        """The share of the log's bytes that was read."""
         return min(1.0, self._log.position / size) if (size := self._log.size) else 1.0
 
     @property
@@ -105,6 +105,7 @@ class SampleIndex:
             }
 
     def prompt_names(self) -> list[str]:
+        """Ids of prompts, in the order they first appear."""
         with self._lock:
             return list(self._names)
 
@@ -114,6 +115,7 @@ class SampleIndex:
             return list(self._stop_codes)
 
     def part_names(self) -> list[str]:
+        """Parts of the reward, in the order they first appear."""
         with self._lock:
             return sorted(self._parts)
 

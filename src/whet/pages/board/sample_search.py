@@ -55,6 +55,7 @@ class FoundSamples:
 
     @property
     def is_complete(self) -> bool:
+        """Whether everything was looked through."""
         return self.looked_through == self.to_look_through
 
 
@@ -112,8 +113,9 @@ class _Lines:
 
 
 def searched_texts(line: Mapping[str, Any]) -> list[str]:
+    """The texts of a sample that a search looks into."""
     turns = line.get("turns")
-    spoken = [each.get("text") for each in turns if isinstance(each, dict)] if isinstance(turns, list) else []
+    spoken = [turn.get("text") for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
     return [each for each in (line.get("question"), line.get("completion"), *spoken) if isinstance(each, str)]
 
 
@@ -126,6 +128,7 @@ class SampleFinder:
         self._lock = threading.Lock()
 
     def find(self, query: SampleQuery, seconds: float = 0.6) -> FoundSamples:
+        """The samples that fit a query, as far as they were found within so many seconds."""
         until = time.monotonic() + seconds
         columns = {name: np.array(each) for name, each in self._index.columns().items()}
         total = len(columns["step"])

@@ -48,6 +48,8 @@ finder_of = lru_cache(maxsize=16)(SampleFinder)  # one for each index; it rememb
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
+    """The samples of a run, one of them, and its tokens."""
+
     def asked(request: BoardRequest) -> tuple[FoundFolder, SampleIndex, SampleQuery, FoundSamples]:
         run = board.find(request.path["run"], RUN)
         index = board.samples(run.id)
@@ -136,7 +138,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
         if found is None:
             return json_response({"pieces": [], "why": "no tokens of this sample were recorded (report.tokens)"})
         turns = line.get("turns")
-        roles = [str(each.get("role")) for each in turns if isinstance(each, dict)] if isinstance(turns, list) else []
+        roles = [str(turn.get("role")) for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
         values = token_values(found)
         values["pieces"] = [visible(piece) for piece in values["pieces"]]
         return json_response({**values, "roles": roles})

@@ -47,9 +47,11 @@ class BoardServer:
 
     @property
     def address(self) -> str:
+        """Where the board answers."""
         return self._server.address
 
     def start(self) -> None:
+        """Answer from now on."""
         app = BoardApp(self.access)
         app.get("/static/{digest}/{name}", serve_asset)
         for family in FAMILIES:
@@ -60,6 +62,7 @@ class BoardServer:
         self._server.start(app.made())
 
     def stop(self) -> None:
+        """Answer no more; open streams end first."""
         self.board.watcher.stop()  # its streams end by themselves
         until = time.monotonic() + STREAM_SECONDS
         while self.board.watcher.num_listeners > 0 and time.monotonic() < until:

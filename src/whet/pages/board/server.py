@@ -95,6 +95,8 @@ class BoardRequest:
 
 @dataclass(frozen=True)
 class BoardResponse:
+    """What a handler returns."""
+
     body: str | bytes
     kind: str = "text/html; charset=utf-8"
     status: int = 200
@@ -142,6 +144,8 @@ class BoardApp:
         self._routes.append((path, answer, "GET"))
 
     def made(self) -> Any:
+        """The application that a server runs."""
+
         async def unknown(request: Any, error: Any = None) -> Any:
             as_json = request.url.path.startswith("/api/")
             return _sent(refused(Refusal(404, "there is no such page on this board"), as_json))
@@ -201,6 +205,7 @@ def _sent(answer: BoardResponse) -> Any:
 
 
 def refused(refusal: Refusal, as_json: bool = False) -> BoardResponse:
+    """A refusal as a page or as JSON."""
     if as_json:
         return json_response({"error": refusal.text}, refusal.status)
     title = {401: "The token is missing", 403: "Not from there", 404: "Not found"}.get(refusal.status, "Not possible")
@@ -300,7 +305,7 @@ class Board:
 
     def runs(self) -> list[RunGlance]:
         """Every run, the newest first."""
-        found = [self.glance(each) for each in self.look().values() if each.kind == RUN]
+        found = [self.glance(folder) for folder in self.look().values() if folder.kind == RUN]
         return sorted(found, key=lambda run: (-run.started, run.place))
 
     def page(self, template: str, **values: Any) -> BoardResponse:
@@ -310,13 +315,13 @@ class Board:
     def _states(self) -> dict[str, dict[str, Any]]:
         """What each run is like, for the watcher."""
         states = {}
-        for each in self.look().values():
-            if each.kind == RUN:
-                glance = self.glance(each)
-                states[each.id] = {"status": glance.status, "step": glance.step, "size": glance.size}
+        for folder in self.look().values():
+            if folder.kind == RUN:
+                glance = self.glance(folder)
+                states[folder.id] = {"status": glance.status, "step": glance.step, "size": glance.size}
             else:
-                changed = file_state(each.path / CHANGING.get(each.kind, SIGNS[each.kind]))
-                states[each.id] = {"status": each.kind, "size": changed.changed if changed else 0}
+                changed = file_state(folder.path / CHANGING.get(folder.kind, SIGNS[folder.kind]))
+                states[folder.id] = {"status": folder.kind, "size": changed.changed if changed else 0}
         return states
 
     def _read_on(self, seconds: float) -> bool:
@@ -353,6 +358,7 @@ def asset_address(name: str) -> str:
 
 
 def serve_asset(request: BoardRequest) -> BoardResponse:
+    """A script, a style sheet or a picture of the board."""
     name = request.path["name"]
     if name not in _assets() or request.path["digest"] != _digest_of(name):
         raise Refusal(404, "there is no such file on this board")

@@ -80,9 +80,9 @@ def token_values(line: dict[str, Any]) -> dict[str, Any]:
     tokens = recorded_tokens(line)
     turns = line.get("turns")
     return {
-        "pieces": [each.piece for each in tokens],
-        "action": [each.is_action for each in tokens],
-        **{name: [getattr(each, name) for each in tokens] for name in VALUES},
+        "pieces": [token.piece for token in tokens],
+        "action": [token.is_action for token in tokens],
+        **{name: [getattr(token, name) for token in tokens] for name in VALUES},
         "turns": turns if isinstance(turns, list) else [],
         "left_out": line.get("left_out", 0),
     }

@@ -44,10 +44,12 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        """Look from now on, in a thread."""
         self._thread = threading.Thread(target=self._run, name="whet-board-watcher", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        """Look no more; streams end."""
         self._stopping.set()
         self._wanted.set()
         if self._thread is not None:
@@ -79,7 +81,9 @@ class Watcher:
     def since(self, number: int) -> list[BoardChange]:
         """What changed after a number, the oldest first; of each run only the last change."""
         with self._lock:
-            return sorted((each for each in self._changes.values() if each.number > number), key=lambda c: c.number)
+            return sorted(
+                (change for change in self._changes.values() if change.number > number), key=lambda c: c.number
+            )
 
     async def events(self, last: int | None = None) -> AsyncIterator[str]:
         """Server-sent events for one client: first the number it begins with, then every change."""

@@ -302,6 +302,7 @@ def _table(settings: LabSettings) -> LabTable:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     methods = offered()
     options = tuple((name, title(PRESETS[name].objective)) for name in methods)
     plain, other = _defaults(methods)

@@ -44,13 +44,13 @@ def rule_sliders(name: str) -> list[Slider]:
     kind: Any = AXES["clip"][name]
     usual = kind()
     choices = {}
-    for each in fields(usual):
-        own = float(getattr(usual, each.name))
-        used = {float(getattr(clip, each.name)) for clip in _used() if clip.name == name}
-        wanted = [value for value in _by_interest(own, used) if _taken(kind, {each.name: value})]
+    for setting in fields(usual):
+        own = float(getattr(usual, setting.name))
+        used = {float(getattr(clip, setting.name)) for clip in _used() if clip.name == name}
+        wanted = [value for value in _by_interest(own, used) if _taken(kind, {setting.name: value})]
         seen = _seen(usual)
-        if any(_seen(kind(**{each.name: value})) != seen for value in {min(wanted), max(wanted)} - {own}):
-            choices[each.name] = (own, wanted)
+        if any(_seen(kind(**{setting.name: value})) != seen for value in {min(wanted), max(wanted)} - {own}):
+            choices[setting.name] = (own, wanted)
     most = MOST_VALUES.get(len(choices), 2)
     return [
         Slider(f"{name}.{each}", each, tuple(sorted(wanted[:most])), own, log=True, when={"rule": (name,)})
@@ -73,7 +73,7 @@ def _used() -> list[Any]:
 def _by_interest(own: float, used: set[float]) -> list[float]:
     """The rule's own number, those of methods nearest to it, then multiples, without repetition."""
     found = [own, *sorted(used, key=lambda each: abs(each - own))[:4], *(own * factor for factor in FACTORS)]
-    return list(dict.fromkeys(float(f"{each:.4g}") for each in found))
+    return list(dict.fromkeys(float(f"{value:.4g}") for value in found))
 
 
 def _seen(rule: Clip) -> tuple[float, ...]:
@@ -122,6 +122,7 @@ def _controls() -> tuple[LabControl, ...]:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     return Experiment(
         "clip",
         "Clip rules",

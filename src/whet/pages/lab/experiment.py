@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from whet.pages.chart_specs import ChartSeries, ChartSpec, chart, curve
 from whet.types import WhetError, did_you_mean
 
 LabSettings = Mapping[str, float | str]
@@ -30,9 +31,11 @@ class Slider:
 
     @property
     def span(self) -> tuple[float, float]:
+        """The smallest and the largest number that the board takes."""
         return self.reach or (self.values[0], self.values[-1])
 
     def read(self, text: str) -> float:
+        """The number that a text stands for; a mistake names the fix."""
         low, high = self.span
         try:
             number = float(text)
@@ -46,6 +49,7 @@ class Slider:
 
     @property
     def choices(self) -> tuple[float | str, ...]:
+        """What the static page offers."""
         return self.values
 
 
@@ -60,6 +64,7 @@ class Selector:
     when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def read(self, text: str) -> str:
+        """The option that a text names; a mistake names the fix."""
         if text not in self.choices:
             known = ", ".join(str(each) for each in self.choices)
             raise WhetError(f"{self.name} is {text[:40]!r}{did_you_mean(text[:40], known.split(', '))}; give {known}")
@@ -67,6 +72,7 @@ class Selector:
 
     @property
     def choices(self) -> tuple[float | str, ...]:
+        """What the static page offers."""
         return tuple(value for value, _ in self.options)
 
 
@@ -107,6 +113,8 @@ class LabTable:
 
 @dataclass(frozen=True)
 class Experiment:
+    """A question, its controls, and the table that answers it."""
+
     name: str  # of its address
     title: str
     question: str
@@ -156,7 +164,7 @@ class Experiment:
             "question": self.question,
             "see": self.see,
             "papers": [list(each) for each in self.papers],
-            "controls": [_control_record(each) for each in self.controls],
+            "controls": [_control_record(control) for control in self.controls],
             "compared": dict(self.compared),
             "plays": self.plays,
             "shared": list(self.shared),
@@ -187,6 +195,7 @@ def _control_record(control: LabControl) -> dict[str, Any]:
 
 
 def number(settings: LabSettings, name: str) -> float:
+    """A setting of a slider."""
     return float(settings[name])
 
 
@@ -204,8 +213,8 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
 
 def _short_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     series = [
-        {name: rounded(value, PLACE_DIGITS if name == "x" else DIGITS) for name, value in each.items()}
-        for each in spec["series"]
+        {name: rounded(value, PLACE_DIGITS if name == "x" else DIGITS) for name, value in trace.items()}
+        for trace in spec["series"]
     ]
     return {**spec, "series": series}
 
@@ -215,19 +224,12 @@ def line(
     x: Sequence[float],
     y: Sequence[float | None],
     tone: int,
-    dashed: bool = False,
-    marked: bool = False,
     band: tuple[Sequence[float | None], Sequence[float | None]] | None = None,
-) -> dict[str, Any]:
-    """One series of a chart."""
-    series: dict[str, Any] = {"name": name, "tone": tone % 8, "x": list(x), "y": list(y)}
-    if dashed:
-        series["dashed"] = True
-    if marked:
-        series["marked"] = True
-    if band is not None:
-        series["low"], series["high"] = list(band[0]), list(band[1])
-    return series
+    **look: bool,
+) -> ChartSeries:
+    """One series of a chart; `look` is that of `chart_specs.line`."""
+    low, high = (list(edge) for edge in band) if band is not None else (None, None)
+    return curve(name, (), tone, **look, x=list(x), y=list(y), low=low, high=high)
 
 
 def chart_spec(
@@ -242,17 +244,19 @@ def chart_spec(
     steps: bool = False,
     lines: Sequence[Mapping[str, Any]] = (),
     height: int = 260,
-) -> dict[str, Any]:
+) -> ChartSpec:
     """A chart as the pages draw it."""
-    return {
-        "x": {"label": x_label, "log": x_log, "steps": steps},
-        "y": {"label": y_label, "log": y_log, "min": y_range[0], "max": y_range[1], "percent": percent},
-        "series": list(series),
-        "smooth": False,
-        "lines": list(lines),
-        "height": height,
-    }
+    low, high = y_range
+    return chart(
+        series,
+        x={"label": x_label, "log": x_log, "steps": steps},
+        y={"label": y_label, "log": y_log, "min": low, "max": high, "percent": percent},
+        smooth=False,
+        lines=list(lines),
+        height=height,
+    )
 
 
 def evenly(low: float, high: float, count: int) -> list[float]:
-    return [low + (high - low) * place / (count - 1) for place in range(count)]
+    """So many numbers from `low` to `high`, equally far apart."""
+    return [low + (high - low) * index / (count - 1) for index in range(count)]

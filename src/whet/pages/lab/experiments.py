@@ -23,11 +23,13 @@ MODULES = (groups, clip_weights, rare_token, ratio_noise, shares, kl_estimates, 
 
 @cache
 def experiments() -> tuple[Experiment, ...]:
+    """All of them, in the order of the page."""
     return tuple(module.experiment() for module in MODULES)
 
 
 def experiment_named(name: str) -> Experiment:
-    found = {each.name: each for each in experiments()}
+    """The experiment of that name; an error that names the nearest where there is none."""
+    found = {experiment.name: experiment for experiment in experiments()}
     if name not in found:
         raise WhetError(
             f"no experiment is called {name[:40]!r}{did_you_mean(name[:40], found)}; give {', '.join(found)}"

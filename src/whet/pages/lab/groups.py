@@ -139,7 +139,7 @@ def _rate_spec(size: int, by_count: list[tuple[float, ...]]) -> dict[str, Any]:
         ]
 
     signal = expected([float(any(abs(value) > NOISE for value in each)) for each in by_count])
-    strength = expected([sum(abs(each) for each in group) / size for group in by_count])
+    strength = expected([sum(abs(member) for member in group) / size for group in by_count])
     series = [line("groups with a signal", RATES, signal, 2), line("mean |A|", RATES, strength, 0)]
     return chart_spec("success rate of the prompt", "", series, y_range=(0, None))
 
@@ -157,6 +157,7 @@ def _named(names: list[str]) -> tuple[tuple[str, str], ...]:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     return Experiment(
         "groups",
         "Groups and advantages",

@@ -144,6 +144,7 @@ def _estimate(name: str) -> list[float]:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     return Experiment(
         "kl",
         "k1, k2, k3",

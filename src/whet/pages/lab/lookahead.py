@@ -75,7 +75,7 @@ def estimates(batch: TokenBatch, lam: float, gamma: float) -> Tensor:
 
 
 def bias_and_scatter(batch: TokenBatch, lam: float, gamma: float) -> tuple[float, float]:
-    """Of the first token: how wrong the advantage of a good choice over a bad one is on average, and how much an
+    """How wrong, for the first token, the advantage of a good choice over a bad one is on average, and how much an
     advantage scatters around its mean.
 
     The truth is what the choice adds to the chance of the reward. What both choices share moves no gradient.
@@ -124,7 +124,7 @@ def _table(settings: LabSettings) -> LabTable:
         )
         for each, tone in ends
     ]
-    said, truth = (each.value[0].tolist() for each in (batch, episodes(0.0, tokens)) if each.value is not None)
+    said, truth = (played.value[0].tolist() for played in (batch, episodes(0.0, tokens)) if played.value is not None)
     critic = [line("the critic", places, said, 3), line("the truth", places, truth, 7, dashed=True)]
     best = min(zip(total, LAMBDAS, strict=True))[1]
     return LabTable(
@@ -145,6 +145,7 @@ def _table(settings: LabSettings) -> LabTable:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     return Experiment(
         "gae",
         "GAE",

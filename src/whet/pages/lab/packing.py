@@ -55,9 +55,9 @@ def packed(experiments: Iterable[Experiment], said: Callable[[str], None] = lamb
 def _packed_chart(chart: Mapping[str, Any], columns: ValuePool, frames: ValuePool, charts: ValuePool) -> int:
     numbers = []
     series = []
-    for each in chart["spec"]["series"]:
-        numbers += [columns.number(each[name]) for name in COLUMNS if name in each]
-        series.append({name: None if name in COLUMNS else value for name, value in each.items()})
+    for trace in chart["spec"]["series"]:
+        numbers += [columns.number(trace[name]) for name in COLUMNS if name in trace]
+        series.append({name: None if name in COLUMNS else value for name, value in trace.items()})
     frame = frames.number({**chart, "spec": {**chart["spec"], "series": series}})
     return charts.number([frame, *numbers])
 
@@ -69,9 +69,9 @@ def unpacked(record: Mapping[str, Any], table: Sequence[int]) -> dict[str, Any]:
         frame, *numbers = record["charts"][number]
         wanted = iter(numbers)
         chart = json.loads(json.dumps(record["frames"][frame]))
-        for each in chart["spec"]["series"]:
+        for trace in chart["spec"]["series"]:
             for name in COLUMNS:
-                if name in each:
-                    each[name] = record["columns"][next(wanted)]
+                if name in trace:
+                    trace[name] = record["columns"][next(wanted)]
         charts.append(chart)
     return {"charts": charts, **record["notes"][table[0]]}

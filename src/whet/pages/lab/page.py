@@ -44,6 +44,7 @@ def written_tables(page: str) -> Mapping[str, Any]:
 
 
 def write_static_page(path: Path, said: Callable[[str], None] = lambda _: None) -> Path:
+    """Compute every table and write the page."""
     return write_page(path, static_page(packed(experiments(), said)))
 
 

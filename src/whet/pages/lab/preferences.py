@@ -118,6 +118,7 @@ def _feasible(margin: float, split: str, rejected_tokens: int) -> bool:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     methods = drawn_methods()
     options = tuple((name, title(PAIR_PRESETS[name].objective)) for name in methods)
     second = next(name for name in methods if PAIR_PRESETS[name].objective.curve.name == "hinge")

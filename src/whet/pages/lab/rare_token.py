@@ -115,6 +115,7 @@ def _until(probability: tuple[float, ...]) -> str:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     return Experiment(
         "rare",
         "A rare token and the upper edge",

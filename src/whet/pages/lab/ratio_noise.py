@@ -85,6 +85,7 @@ def _asked(kind: Any) -> bool:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     return Experiment(
         "noise",
         "Noise of the ratios",

@@ -135,6 +135,7 @@ def usable() -> list[str]:
 
 
 def experiment() -> Experiment:
+    """What the lab shows of it."""
     return Experiment(
         "bias",
         "Length and difficulty bias",
