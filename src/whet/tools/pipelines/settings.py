@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import tomli_w
 from pydantic import BeforeValidator, Field
@@ -22,11 +22,7 @@ from whet.settings.sections import (
     Section,
     Temperature,
 )
-from whet.tools.pipelines.stages import Stage
 from whet.types import WhetError
-
-if TYPE_CHECKING:
-    from whet.tools.pipelines.library.entry import StageEntry
 
 TRAIN_KEYS = "any key of `whet config METHOD` that the pipeline does not set itself"
 MACHINE_KEYS = frozenset({"device", "threads"})  # of the model: where it runs, not what comes out
@@ -103,12 +99,12 @@ class PipelineSettings(Section):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`stages(settings)` gives entries of the library or stages of its own; it refuses settings that cannot work."""
+    """What `whet pipeline NAME` runs."""
 
     name: str
     about: str  # one line for the list
     settings: type[PipelineSettings]
-    stages: Callable[[Any], Sequence[StageEntry | Stage]]
+    stages: Callable[[Any], Sequence[Any]]  # settings -> StageEntry or Stage each; refuses settings that cannot work
 
 
 def without_reward(settings: PipelineSettings) -> dict[str, str]:
