@@ -20,6 +20,7 @@ from whet.record.text import metric_text, plain_metrics
 from whet.settings.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
 from whet.settings.run_folder import CONFIG, next_free_folder, read_config
 from whet.tools.pipelines.stages import write_atomically
+from whet.tools.studies.comparison import named_settings
 from whet.types import WhetError
 
 VALUES = "ensemble.json"
@@ -56,7 +57,7 @@ def train_ensemble(
         )
     refuse_ranks("an ensemble")
     place = Path(folder) if folder else next_free_folder(f"{method}-seeds")
-    values = merged(config or {}, _named(settings))
+    values = merged(config or {}, named_settings(settings))
     first = int(values.pop("seed", 0))
     members = [_member(method, values, place, first + number) for number in range(seeds)]
     for number, member in enumerate(members, 1):
@@ -100,17 +101,6 @@ def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
         for row in zip(*scores, strict=True)
     ]
     return members_metrics(held_out, together)
-
-
-def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values; what is given by its name is put where the config has it."""
-    given = {key: value for key, value in settings.items() if value is not None}
-    for section, key in (("model", "name"), ("data", "source")):
-        if isinstance(given.get(section), str):
-            given[section] = {key: given[section]}
-    if isinstance(given.get("reward"), list):
-        given["reward"] = {"parts": [{"reward": each} for each in given["reward"]]}
-    return given
 
 
 def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> RewardModelConfig:
