@@ -210,12 +210,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tools.studies": (
         "types",
         "settings",
-        "objective",
         "data",
         "model",
         "record",
         "reward",
-        "rollout",
         "training",
         "training.assembly",
         "pages",

@@ -101,7 +101,7 @@ def test_a_branch_is_compared_with_where_it_began_and_not_with_its_neighbour():
 
 
 def test_all_ways_run_for_about_the_same_arithmetic(tmp_path):
-    reward = Path(__file__).with_name("always_right.py")
+    reward = Path(__file__).parents[2] / "support" / "always_right.py"
     assert reward.is_file()
     tiny = {**TINY, "reward": {"parts": [{"reward": f"{reward}:always_right"}]}}
     ran = run_pipeline("distill", {**tiny, "folder": str(tmp_path / "run")})

@@ -33,7 +33,7 @@ from whet.tools.pipelines.settings import PipelineSettings
 # an untrained judge is silent and contradicts itself: scores and winners are given in its place
 SCORED_BY = "whet.tools.pipelines.library.self_judging.score_in"
 COMBINED_BY = "whet.tools.pipelines.library.judging.combine_orders"
-JUDGING = {"question": "short", "times": 2, "max_new_tokens": 12}
+JUDGE = {"question": "short", "times": 2, "max_new_tokens": 12, "examples": 4, "eval_prompts": 2}
 ASKED = {"question": "short", "settings": {"attempts": 1, "max_new_tokens": 4}}
 
 
@@ -95,11 +95,11 @@ def stages(port):
             PrincipledPairsEntry(name="reasoned", completions="drawn", reason=True, reason_tokens=4),
             ConstitutionExamplesEntry(name="examples", count=4),
             RevisionsEntry(name="revisions", count=6, critiques=2, critique_tokens=8),
-            SelfExamplesEntry(name="self-examples", answering=4, judging=4),
-            SelfJudgeEvalEntry(name="judge0", count=2, **JUDGING),
-            SelfScoredPairsEntry(name="round1", number=1, count=6, completions=4, anchor=anchor, **JUDGING),
-            SelfScoredPairsEntry(name="round2", number=2, count=6, completions=4, anchor=anchor, **JUDGING),
-            CollapseEntry(name="collapse", count=2, pairs=("round1",), judges=("judge0",), **JUDGING),
+            SelfExamplesEntry(name="self-examples", teach={"count": 4}, judge=JUDGE),
+            SelfJudgeEvalEntry(name="judge0", judge=JUDGE),
+            SelfScoredPairsEntry(name="round1", number=1, count=6, completions=4, anchor=anchor, judge=JUDGE),
+            SelfScoredPairsEntry(name="round2", number=2, count=6, completions=4, anchor=anchor, judge=JUDGE),
+            CollapseEntry(name="collapse", pairs=("round1",), judges=("judge0",), judge=JUDGE),
         ],
     )
 

@@ -16,6 +16,7 @@ from whet.tools.pipelines.library import (
     PairsEntry,
     PreferenceEntry,
     RejectionEntry,
+    RewardModelEntry,
     RLEntry,
     SampleEntry,
     SFTEntry,
@@ -318,3 +319,18 @@ def test_a_teacher_with_a_short_context_does_not_stop_a_plan():
     # on a GPU every training of a pipeline is planned, for prompts of a length that nobody knows yet
     config = resolved("opd", {"teacher": {"name": "whetstone"}})
     assert training_seconds(config, 2, devices("1xH200")) > 0
+
+
+def test_a_reward_model_without_held_out_pairs_is_trained_and_not_measured(tmp_path):
+    pairs, nothing = tmp_path / "pairs.jsonl", tmp_path / "nothing.jsonl"
+    pairs.write_text("".join(json.dumps({"prompt": f"{at}", "chosen": "a", "rejected": "b"}) + "\n" for at in range(4)))
+    nothing.write_text("")
+    entry = RewardModelEntry(
+        name="scorer", data=str(pairs), held_out=str(nothing), seed_offset=7, train={"batch": {"rows_per_step": 4}}
+    )
+    (stage,) = compose(settings(model={"threads": 1}), [entry])
+    (tmp_path / "stage").mkdir()
+    result = stage.work(tmp_path / "stage", {})
+    assert result["steps"] == 1 and "accuracy" not in result["metrics"] and "held-out" not in result["summary"]
+    config = (tmp_path / "stage" / "run" / "config.toml").read_text()
+    assert "seed = 7" in config and "nothing.jsonl" not in config

@@ -232,8 +232,10 @@ def test_the_first_method_sets_the_budget_and_pairs_are_passed_over_no_more_than
 
 
 def test_the_memory_of_all_four_models_is_said():
-    stages = {stage.name: stage.about for stage in composed("rlhf", model={"name": "smollm2", "device": "cpu"})}
-    told = stages["ppo-train"].partition("moments: ")[2].partition(";")[0]
+    stages = {
+        stage.name: stage.plan.cost.note for stage in composed("rlhf", model={"name": "smollm2", "device": "cpu"})
+    }
+    told = stages["ppo-train"].partition("moments of ")[2]
     assert [word.split(" ")[0] for word in told.split(", ")] == ["policy", "reference", "critic", "reward"]
     assert "policy 2.15 GB" in told  # 134.5M weights x 16 bytes: weights, gradients, two moments
     assert "critic" not in stages["grpo-train"] and "reward model" not in stages["dpo-train"]

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from whet.reward.sections import RewardSection
-from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
-from whet.settings.sections import Section, Table, Temperature
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 from whet.tools.pipelines.iterative_dpo import RoundSettings
 from whet.tools.pipelines.library import SFTEntry, StageEntry
 from whet.tools.pipelines.library.evaluation import evals
@@ -18,36 +17,11 @@ from whet.tools.pipelines.library.self_judging import (
     CollapseEntry,
     SelfExamplesEntry,
     SelfJudgeEvalEntry,
+    SelfJudgeSection,
     SelfScoredPairsEntry,
+    TeachSection,
 )
-from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline, is_scored, without_reward
-
-
-class TeachSection(Section):
-    """The first training: to answer."""
-
-    count: int = Field(1024, ge=0, le=MOST_ROWS, description="demonstrations of a task that keep it answering; 0: none")
-    share_worked: float = Field(0.35, ge=0, le=1, description="of those, the share that shows its working")
-    file: str = Field("", description="demonstrations of your own, with prompt and completion")
-    train: Table = Field({}, description=f"of this first training: {TRAIN_KEYS}")
-
-
-class SelfJudgeSection(Section):
-    """How the policy judges itself."""
-
-    question: Literal["rubric", "short"] = Field(
-        "rubric", description="how the policy is asked for a score: by a rubric of 0 to 5, or as the task teaches it"
-    )
-    times: int = Field(3, ge=1, le=MOST_REPEATS, description="that each completion is judged; the mean counts")
-    temperature: Temperature = Field(0.7, description="of judging")
-    max_new_tokens: int = Field(200, ge=1, le=MOST_TOKENS, description="of a judgment: a reason, then the score")
-    examples: int = Field(
-        512, ge=0, le=MOST_ROWS, description="prompts of a task whose completions teach judging; 0: it is not taught"
-    )
-    file: str = Field("", description="demonstrations of judging of your own, whose completions end in 'Score: k'")
-    eval_prompts: int = Field(
-        64, ge=0, le=MOST_ROWS, description="held-out prompts of a task that the judge is evaluated on in every round"
-    )
+from whet.tools.pipelines.settings import Pipeline, is_scored, without_reward
 
 
 class SelfRewardingSettings(RoundSettings):
@@ -85,34 +59,26 @@ class SelfRewardingSettings(RoundSettings):
 def self_rewarding_entries(settings: SelfRewardingSettings) -> list[StageEntry]:
     """The first policy that judges itself; then rounds of own pairs, training, eval, and a check for collapse."""
     judge, teach, is_task = settings.judge, settings.teach, settings.data.parsed_source.is_task
-    asked = judge.model_dump(include={"question", "times", "temperature", "max_new_tokens"})
     entries: list[StageEntry] = []
     model = ""
     if (is_task and (judge.examples or teach.count)) or teach.file or judge.file:
-        examples = SelfExamplesEntry(
-            name="examples",
-            answering=teach.count if is_task else 0,
-            share_worked=teach.share_worked,
-            answering_file=teach.file,
-            judging=judge.examples if is_task else 0,
-            judging_file=judge.file,
-        )
+        examples = SelfExamplesEntry(name="examples", teach=teach, judge=judge)
         model = "teach"
         entries += [examples, SFTEntry(name=model, data=examples.name, epochs=0, train=teach.train)]
     measured = evals(settings, "eval0", model)
-    first = SelfJudgeEvalEntry(name="judge0", model=model, count=judge.eval_prompts, **asked)
+    first = SelfJudgeEvalEntry(name="judge0", model=model, judge=judge)
     entries += [*measured, first]
     pairs, judges, evaluated = [], [first.name], [entry.name for entry in measured]
     for number in range(1, settings.rounds + 1):
         scored = SelfScoredPairsEntry(
             name=f"round{number}-pairs",
             model=model,
+            judge=judge,
             number=number,
             count=settings.prompts_per_round,
             completions=settings.completions,
             anchor=settings.anchor,
             anchor_weight=settings.anchor_weight,
-            **asked,
         )
         training = settings.training(number, model)
         model = training.name
@@ -122,12 +88,11 @@ def self_rewarding_entries(settings: SelfRewardingSettings) -> list[StageEntry]:
         check = CollapseEntry(
             name=f"round{number}-collapse",
             model=model,
-            count=judge.eval_prompts,
+            judge=judge,
             pairs=tuple(pairs),
             judges=tuple(judges),
             evals=tuple(evaluated),
             stop=settings.stop,
-            **asked,
         )
         judges.append(check.name)
         entries += [scored, training, *measured, check]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import tomli_w
 from pydantic import BeforeValidator, Field
@@ -16,13 +16,9 @@ from whet.rollout.sections import SamplingSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_STEPS
 from whet.settings.layers import merged, validated
 from whet.settings.sections import Section, Temperature
-from whet.tools.pipelines.stages import Stage
 from whet.training.config import EvaluationConfig, idle_data_keys, origin_of
 from whet.training.sections import EvalSection
 from whet.types import WhetError
-
-if TYPE_CHECKING:
-    from whet.tools.pipelines.library.entry import StageEntry
 
 TRAIN_KEYS = "any key of `whet config METHOD` that the pipeline does not set itself"
 MACHINE_KEYS = frozenset({"device", "threads"})  # of the model: where it runs, not what comes out
@@ -99,12 +95,12 @@ class PipelineSettings(Section):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`stages(settings)` gives entries of the library or stages of its own; it refuses settings that cannot work."""
+    """What `whet pipeline NAME` runs."""
 
     name: str
     about: str  # one line for the list
     settings: type[PipelineSettings]
-    stages: Callable[[Any], Sequence[StageEntry | Stage]]
+    stages: Callable[[Any], Sequence[Any]]  # settings -> StageEntry or Stage each; refuses settings that cannot work
 
 
 def without_reward(settings: PipelineSettings) -> dict[str, str]:

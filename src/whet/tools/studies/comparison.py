@@ -27,6 +27,7 @@ from whet.record.run_folder import CONFIG, next_free_folder
 from whet.record.text import duration, headline, metric_text
 from whet.settings.layers import flattened, merged, read_toml
 from whet.tools.pipelines.progress import ProgressLine, print_line
+from whet.tools.pipelines.stages import write_atomically
 from whet.training.config import Config, PolicyConfig, config_class, differing_keys, resolved
 from whet.training.saved_config import read_config
 from whet.types import WhetError
@@ -89,6 +90,9 @@ def compare(
     refuse_ranks("a comparison")
     base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
     names, layer = chosen_methods(methods), merged(named_settings(base), named_settings(settings))
+    for key, flag in OWN_KEYS.items():
+        if key in layer:
+            raise WhetError(f"{key}={layer[key]!r} cannot be set for a comparison: it differs by run; use {flag}")
     if seeds < 1:
         raise WhetError(f"seeds is {seeds}; give 1 or more, 3 to say anything about noise")
     place = Path(folder) if folder else next_free_folder("compare")
@@ -132,10 +136,7 @@ def chosen_methods(methods: str | Sequence[str]) -> tuple[str, ...]:
 
 def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Nested config values; a model, data source or reward given by its name is put where the config has it."""
-    layer = dict(settings)
-    for key, flag in OWN_KEYS.items():
-        if key in layer:
-            raise WhetError(f"{key}={layer[key]!r} cannot be set for a comparison: it differs by run; use {flag}")
+    layer = {key: value for key, value in settings.items() if value is not None}
     for section, key in (("model", "name"), ("data", "source")):
         if isinstance(layer.get(section), str):
             layer[section] = {key: layer[section]}
@@ -143,7 +144,7 @@ def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if reward is not None and not isinstance(reward, Mapping):
         listed = [reward] if isinstance(reward, str) or callable(reward) else list(reward)
         if not all(isinstance(each, str) for each in listed):
-            raise WhetError("reward: a comparison finds rewards again by name; give a built-in one or file.py:function")
+            raise WhetError("reward: every run finds it again by its name; give a built-in one or file.py:function")
         layer["reward"] = {"parts": [{"reward": each} for each in listed]}
     return layer
 
@@ -372,9 +373,8 @@ def write_comparison(folder: Path, comparison: MethodComparison) -> Path:
     shown = replace(comparison, results=linked)
     values = dumps(comparison_values(shown), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     for name, text in ((VALUES, values), (PAGE, compare_page(shown))):
-        partial = folder / f".{name}"
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        os.replace(partial, folder / name)
+        # a lone half of a surrogate pair in a completion is no reason to lose the page
+        write_atomically(folder / name, text.encode(errors="replace").decode())
     return folder / PAGE
 
 

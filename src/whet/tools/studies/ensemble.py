@@ -20,6 +20,7 @@ from whet.record.run_folder import CONFIG, next_free_folder
 from whet.record.text import metric_text, plain_metrics
 from whet.settings.layers import merged
 from whet.tools.pipelines.stages import write_atomically
+from whet.tools.studies.comparison import named_settings
 from whet.training.config import RewardModelConfig, config_class, differing_keys, resolved
 from whet.training.saved_config import read_config
 from whet.types import WhetError
@@ -58,7 +59,7 @@ def train_ensemble(
         )
     refuse_ranks("an ensemble")
     place = Path(folder) if folder else next_free_folder(f"{method}-seeds")
-    values = merged(config or {}, _named(settings))
+    values = merged(config or {}, named_settings(settings))
     first = int(values.pop("seed", 0))
     members = [_member(method, values, place, first + number) for number in range(seeds)]
     for number, member in enumerate(members, 1):
@@ -102,17 +103,6 @@ def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
         for row in zip(*scores, strict=True)
     ]
     return members_metrics(held_out, together)
-
-
-def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values; what is given by its name is put where the config has it."""
-    given = {key: value for key, value in settings.items() if value is not None}
-    for section, key in (("model", "name"), ("data", "source")):
-        if isinstance(given.get(section), str):
-            given[section] = {key: given[section]}
-    if isinstance(given.get("reward"), list):
-        given["reward"] = {"parts": [{"reward": each} for each in given["reward"]]}
-    return given
 
 
 def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> RewardModelConfig:

@@ -89,6 +89,7 @@ class MatchedEntry(RLEntry):
     """Training on the student's own completions, for about the arithmetic that learning from traces took."""
 
     kind: ClassVar[str] = "matched_rl"
+    unplanned: ClassVar[frozenset[str]] = frozenset({"student", "traces", "imitation"})
 
     teacher: str = Field("", description="the stage or model that grades tokens, where the method has a teacher")
     student: str = Field(description="the stage that made the student")

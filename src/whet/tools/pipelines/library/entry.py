@@ -115,6 +115,7 @@ class StageEntry(Section):
     gives: ClassVar[tuple[Output, ...]]
     uses: ClassVar[tuple[str, ...]] = ()  # shared settings that its outcome depends on
     learns: ClassVar[bool] = False  # from the rows it reads, which must not hold eval prompts
+    unplanned: ClassVar[frozenset[str]] = frozenset()  # inputs that the plan does not name
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name"})  # fields that its outcome does not depend on
 
     name: str = Field(pattern=NAMES, max_length=60, description="of the stage; others refer to it")
@@ -176,7 +177,7 @@ class StageEntry(Section):
             reads=tuple(dict.fromkeys(each.stage for each in inputs.values() if each.stage)),
             inputs=digests,
             plan=StagePlan(
-                {key: each.planned for key, each in inputs.items()},
+                {key: each.planned for key, each in inputs.items() if key not in self.unplanned},
                 OUTPUT_FILES.get(self.gives[0], self.gives[0]),
                 self.cost(settings, inputs),
             ),

@@ -58,6 +58,7 @@ class JudgedEntry(StageEntry):
     kind: ClassVar[str] = "judged"
     gives: ClassVar[tuple[Output, ...]] = ("metrics",)
     uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "data", "eval")
+    unplanned: ClassVar[frozenset[str]] = frozenset({"start", JUDGE, REWARD_MODEL, "against", "pairs", "cost of"})
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name", "who", "number"})
 
     policy: str = Field("", description="the stage or model that is judged; empty: the pipeline's model")

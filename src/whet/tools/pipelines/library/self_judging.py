@@ -13,7 +13,7 @@ from pydantic import Field
 from whet.record.text import count_of, percent
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
-from whet.settings.sections import Temperature
+from whet.settings.sections import Section, Table, Temperature
 from whet.tools.pipelines.library.collapse import (
     CollapseSignals,
     collapse_signals,
@@ -51,11 +51,45 @@ from whet.tools.pipelines.library.self_scores import (
     self_scored_pairs,
     short_score_question,
 )
-from whet.tools.pipelines.settings import PipelineSettings, answer_reward, can_evaluate, is_scored, sampling_config
+from whet.tools.pipelines.settings import (
+    TRAIN_KEYS,
+    PipelineSettings,
+    answer_reward,
+    can_evaluate,
+    is_scored,
+    sampling_config,
+)
 from whet.tools.pipelines.stages import StageCost, stage_result
 from whet.types import Prompt, Sampling
 
 JUDGED, JUDGE_EVAL = "judged.jsonl", "judge_eval.jsonl"
+
+
+class TeachSection(Section):
+    """The first training: to answer."""
+
+    count: int = Field(1024, ge=0, le=MOST_ROWS, description="demonstrations of a task that keep it answering; 0: none")
+    share_worked: float = Field(0.35, ge=0, le=1, description="of those, the share that shows its working")
+    file: str = Field("", description="demonstrations of your own, with prompt and completion")
+    train: Table = Field({}, description=f"of this first training: {TRAIN_KEYS}")
+
+
+class SelfJudgeSection(Section):
+    """How the policy judges itself."""
+
+    question: Literal["rubric", "short"] = Field(
+        "rubric", description="how the policy is asked for a score: by a rubric of 0 to 5, or as the task teaches it"
+    )
+    times: int = Field(3, ge=1, le=MOST_REPEATS, description="that each completion is judged; the mean counts")
+    temperature: Temperature = Field(0.7, description="of judging")
+    max_new_tokens: int = Field(200, ge=1, le=MOST_TOKENS, description="of a judgment: a reason, then the score")
+    examples: int = Field(
+        512, ge=0, le=MOST_ROWS, description="prompts of a task whose completions teach judging; 0: it is not taught"
+    )
+    file: str = Field("", description="demonstrations of judging of your own, whose completions end in 'Score: k'")
+    eval_prompts: int = Field(
+        64, ge=0, le=MOST_ROWS, description="held-out prompts of a task that the judge is evaluated on in every round"
+    )
 
 
 class SelfExamplesEntry(StageEntry):
@@ -66,15 +100,12 @@ class SelfExamplesEntry(StageEntry):
     uses: ClassVar[tuple[str, ...]] = ("seed", "data")
     learns: ClassVar[bool] = True
 
-    answering: int = Field(0, ge=0, le=MOST_ROWS, description="demonstrations of a task")
-    share_worked: float = Field(0.35, ge=0, le=1, description="of those, the share that shows its working")
-    answering_file: str = Field("", description="demonstrations with prompt and completion")
-    judging: int = Field(0, ge=0, le=MOST_ROWS, description="prompts of a task whose completions teach judging")
-    judging_file: str = Field("", description="demonstrations of judging, whose completions end in 'Score: k'")
+    teach: TeachSection = Field(description="of answering")
+    judge: SelfJudgeSection = Field(description="of judging")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        files = {"answering": self.answering_file, "judging": self.judging_file}
-        return {key: composition.rows(self, f"{key}_file", file) for key, file in files.items() if file}
+        files = {"teach": self.teach.file, "judge": self.judge.file}
+        return {key: composition.rows(self, f"{key}.file", file) for key, file in files.items() if file}
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         return "examples of answering and of judging"
@@ -91,18 +122,18 @@ class SelfExamplesEntry(StageEntry):
         seed = run.settings.seed + EXAMPLE_SEED
         shown = task_rows(
             run.settings,
-            self.answering,
-            lambda task, count, level: demonstrations(task, count, seed, level, self.share_worked),
+            self.teach.count,
+            lambda task, count, level: demonstrations(task, count, seed, level, self.teach.share_worked),
         )
         reviewed = task_rows(
             run.settings,
-            self.judging,
+            self.judge.examples,
             lambda task, count, level: reviewed_completions(task, "train", count, seed, level),
         )
-        answering = [{**prompt_row(row.prompt), "completion": row.completion} for row in shown] + read("answering")
+        answering = [{**prompt_row(row.prompt), "completion": row.completion} for row in shown] + read("teach")
         judging = [
             judge_example(row.prompt, row.completion, row.quality, row.reason) for row in reviewed if row.is_plain
-        ] + read("judging")
+        ] + read("judge")
         rows = [{**row, "id": str(number)} for number, row in enumerate((*answering, *judging))]
         write_rows(run.folder / OUTPUT_FILES["rows"], rows)
         counts = {"answering": len(answering), "judging": len(judging)}
@@ -115,12 +146,7 @@ class SelfJudgingEntry(StageEntry):
     uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "data", "eval")
 
     model: str = Field("", description="the stage or model that judges; empty: the pipeline's model")
-    question: Literal["rubric", "short"] = Field(
-        "rubric", description="how the policy is asked for a score: by a rubric of 0 to 5, or as the task teaches it"
-    )
-    times: int = Field(3, ge=1, le=MOST_REPEATS, description="that each completion is judged; the mean counts")
-    temperature: Temperature = Field(0.7, description="of judging")
-    max_new_tokens: int = Field(200, ge=1, le=MOST_TOKENS, description="of a judgment: a reason, then the score")
+    judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how it is asked")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         return {"model": composition.model(self, "model", self.model)}
@@ -129,10 +155,10 @@ class SelfJudgingEntry(StageEntry):
         self, sampler: ModelSampler, asked: Sequence[tuple[Prompt, str]], seed: tuple[int, ...]
     ) -> list[list[float | None]]:
         """Each completion judged `times` times: scores, None where none could be read."""
-        question = rubric_question if self.question == "rubric" else short_score_question
-        sampling = Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+        question = rubric_question if self.judge.question == "rubric" else short_score_question
+        sampling = Sampling(max_new_tokens=self.judge.max_new_tokens, temperature=self.judge.temperature)
         requests = [question(prompt, completion) for prompt, completion in asked]
-        answers = sampler.texts(requests, self.times, sampling, seed)
+        answers = sampler.texts(requests, self.judge.times, sampling, seed)
         return [[score_in(answer) for answer in each] for each in answers]
 
 
@@ -142,8 +168,6 @@ class SelfJudgeEvalEntry(SelfJudgingEntry):
     kind: ClassVar[str] = "self_judge_eval"
     gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
-    count: int = Field(64, ge=0, le=MOST_ROWS, description="held-out prompts of a task that the judge is evaluated on")
-
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         return f"evaluate {inputs['model'].label} as a judge, on completions of known quality"
 
@@ -152,7 +176,7 @@ class SelfJudgeEvalEntry(SelfJudgingEntry):
 
         reviewed = task_rows(
             run.settings,
-            self.count,
+            self.judge.eval_prompts,
             lambda task, count, level: reviewed_completions(task, "eval", count, EXAMPLE_SEED, level),
         )
         reviewed = [row for row in reviewed if row.is_plain]
@@ -165,7 +189,7 @@ class SelfJudgeEvalEntry(SelfJudgingEntry):
             return [{"id": row.prompt.id, "judgments": scores} for row, scores in zip(part, judgments, strict=True)]
 
         config = sampling_config(run.settings, run.model("model"))
-        lines = sampled_rows(run.folder / JUDGE_EVAL, config, reviewed, chunk_size(self.times), rows_of)
+        lines = sampled_rows(run.folder / JUDGE_EVAL, config, reviewed, chunk_size(self.judge.times), rows_of)
         by_question: dict[str, tuple[list[float | None], list[float | None]]] = {}
         for line, row in zip(lines, reviewed, strict=True):
             own, truth = by_question.setdefault(row.prompt.question(), ([], []))
@@ -207,20 +231,23 @@ class SelfScoredPairsEntry(SelfJudgingEntry):
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         mixed = f", mixed with {self.anchor_weight:g} of the anchor's" if is_scored(self.anchor) else ""
-        times = "once" if self.times == 1 else f"{self.times} times"
+        times = "once" if self.judge.times == 1 else f"{self.judge.times} times"
         written = f"{self.completions} completions to each of {self.count} new prompts"
         return f"{inputs['model'].label} writes {written}, and scores each itself, {times}{mixed}"
 
     def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
         written = self.count * self.completions
-        tokens = written * (settings.sampling.max_new_tokens + self.times * self.max_new_tokens)
-        return StageCost(completions=written * (1 + self.times), sampled_tokens=tokens)
+        tokens = written * (settings.sampling.max_new_tokens + self.judge.times * self.judge.max_new_tokens)
+        return StageCost(completions=written * (1 + self.judge.times), sampled_tokens=tokens)
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         def rows_of(sampler: ModelSampler, chunk: int, prompts: Sequence[Prompt]) -> list[Row]:
             return self.judged(run.settings, sampler, prompts, (run.settings.seed, self.number, chunk))
 
-        config, size = sampling_config(run.settings, run.model("model")), chunk_size(self.completions * self.times)
+        config, size = (
+            sampling_config(run.settings, run.model("model")),
+            chunk_size(self.completions * self.judge.times),
+        )
         rows = sampled_rows(run.folder / JUDGED, config, self.asked(run.settings), size, rows_of)
         pairs, counts = self_scored_pairs(rows, self.anchor_weight if is_scored(self.anchor) else 0.0)
         signals = collapse_signals(self.number, rows, counts["ties"])

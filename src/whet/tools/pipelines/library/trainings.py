@@ -36,6 +36,7 @@ class TrainingEntry(StageEntry):
     gives: ClassVar[tuple[Output, ...]] = ("model",)
     uses: ClassVar[tuple[str, ...]] = ("seed", "model")
     learns: ClassVar[bool] = True
+    unplanned: ClassVar[frozenset[str]] = frozenset({"steps of", "cost of", "lengths"})
     read_key: ClassVar[str] = "rows"  # what it learns from, among its inputs
 
     start: str = Field("", description="the stage or model to start from; empty: the pipeline's model")
@@ -177,9 +178,7 @@ class TrainingEntry(StageEntry):
         return {"summary": f"{result['summary']}; {words}", "spent": spent, "budget": budget}
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        text = f"{self.method_name()} on {inputs[self.read_key].label}; starts from {inputs['start'].label}"
-        memory = memory_of(self.checked(settings, inputs)) if self.lengths else ""
-        return f"{text}; weights, gradients and moments: {memory}" if memory else text
+        return f"{self.method_name()} on {inputs[self.read_key].label}; starts from {inputs['start'].label}"
 
     def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
         config, rows = self.checked(settings, inputs), inputs[self.read_key]
@@ -189,6 +188,8 @@ class TrainingEntry(StageEntry):
             note = f"as many steps as {'cost what ' if self.cost_of else ''}{self.steps_of or self.cost_of} took"
         elif not steps:
             note = f"as many updates as {self.epochs:g} passes over the rows of {rows.stage} take"
+        if self.lengths and (memory := memory_of(config)):
+            note = "; ".join(filter(None, (note, f"weights, gradients and moments of {memory}")))
         seconds = training_seconds(config, steps)
         if not isinstance(config, PolicyConfig):
             return StageCost(steps, steps * self.per_step(config), seconds=seconds, note=note)

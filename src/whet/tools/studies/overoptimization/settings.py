@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from whet.objective.presets.study import STUDIED_BY
 from whet.settings.bounds import COLDEST, MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_STEPS, MOST_TOKENS, MOST_WEIGHT
 from whet.settings.layers import merged, validated
 from whet.settings.sections import Section
@@ -41,7 +40,8 @@ class StudySettings(Section):
     proxy_steps: int = Field(128, ge=1, le=MOST_STEPS, description="of every proxy, so that only the data differ")
     pool_prompts: int = Field(48, ge=2, le=MOST_SAMPLES, description="questions of best-of-n")
     pool_completions: int = Field(128, ge=4, le=MOST_SAMPLES, description="completions to each: the largest n")
-    method: str = Field(STUDIED_BY, description="a method of `whet algorithms` that learns from the proxy")
+    # the cheapest method whose reward is what it is given, unscaled
+    method: str = Field("rloo", description="a method of `whet algorithms` that learns from the proxy")
     steps: int = Field(80, ge=8, le=MOST_STEPS, description="of every learning run")
     learning_rate: float = Field(8e-5, gt=0, le=1000, description="of every learning run")
     prompts_per_step: int = Field(16, ge=1, le=MOST_SAMPLES, description="questions per step")

@@ -18,14 +18,14 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.record.metrics.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
 from whet.record.metrics.selection import sizes as best_of_sizes
 from whet.record.text import number, percent
 from whet.settings.layers import validated
+from whet.tools.pipelines.library.sampler import ModelSampler, write_rows
 from whet.tools.pipelines.progress import ProgressLine
-from whet.tools.pipelines.stages import FinishedStage, Stage, json_lines, read_json_lines, write_atomically
-from whet.tools.pipelines.training import RUN, train_run
+from whet.tools.pipelines.stages import FinishedStage, Stage, read_json_lines
+from whet.tools.pipelines.training import RUN, train_run, trained_model
 from whet.tools.studies.overoptimization.proxies import (
     Combination,
     ProxyReward,
@@ -45,7 +45,6 @@ GOLD, COMPLETIONS = "gold", "completions"
 NUM_HELD_OUT = 300  # comparisons that no proxy learns from
 NUM_STANDARD = 1000  # completions of the start that scores are standardised on
 PROMPT_SEED, POOL_SEED = 77, 78  # of the questions, the same for every seed of the study
-RANKER = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")
 
 
 @dataclass(frozen=True)
@@ -140,8 +139,7 @@ def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, Finishe
 def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     """Two completions to many questions, for comparisons, and a pool of many completions to a few others."""
     from whet.data.tasks import TASKS, prompts
-    from whet.rollout.collect import draw_completions
-    from whet.training.assembly.runtime import encode_prompts, load_runtime, sampling_from
+    from whet.training.assembly.runtime import sampling_from
     from whet.training.config import EvaluationConfig
 
     config = validated(
@@ -151,7 +149,7 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
             "sampling": {"max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature},
         },
     )
-    runtime, sampling = load_runtime(config), sampling_from(config.sampling)
+    sampler, sampling = ModelSampler(config), sampling_from(config.sampling)
     gold = gold_score(model=gold_model(done))
     task = TASKS[settings.task]
     # some pairs are of equal completions and are left out
@@ -162,7 +160,7 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
         (POOL, "eval", settings.pool_prompts, settings.pool_completions, POOL_SEED),
     ):
         chosen = prompts(task, split, count, seed, settings.difficulty)
-        written = draw_completions(runtime.engine, encode_prompts(runtime, chosen, sampling), each, sampling, (seed,))
+        written = sampler.completions(chosen, each, sampling, (seed,))
         judged = gold([p for p, samples in zip(chosen, written, strict=True) for _ in samples], _flat(written))
         given = iter(judged)
         rows = [
@@ -174,7 +172,7 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
             }
             for prompt, samples in zip(chosen, written, strict=True)
         ]
-        write_atomically(folder / name, json_lines(rows))
+        write_rows(folder / name, rows)
         scores = scores or [score for score in judged if score is not None]
     mean, spread = fmean(scores), pstdev(scores)
     return {"summary": f"gold {number(mean)} nats per token, spread {number(spread)}", "mean": mean, "spread": spread}
@@ -185,7 +183,8 @@ def _flat(written: Sequence[Sequence[Sample]]) -> list[Sample]:
 
 
 def gold_model(done: Mapping[str, FinishedStage]) -> str:
-    return str((done[GOLD].folder / RUN).resolve())
+    """The model whose log-probabilities are the true score."""
+    return trained_model(done[GOLD])
 
 
 def gold_labelled_pairs(rows: Sequence[Mapping[str, Any]], spread: float, how: str, seed: int) -> list[dict[str, Any]]:
@@ -220,8 +219,8 @@ def train_proxy(
         raise WhetError(
             f"only {len(learnt)} of {size} comparisons are of two different completions; give smaller sizes"
         )
-    write_atomically(folder / PAIRS, json_lines(learnt))
-    write_atomically(folder / EVAL_PAIRS, json_lines(held_out))
+    write_rows(folder / PAIRS, learnt)
+    write_rows(folder / EVAL_PAIRS, held_out)
     config = {
         "seed": 1000 * seed + place,
         "steps": settings.proxy_steps,
@@ -232,7 +231,7 @@ def train_proxy(
         "eval": {"source": str(folder / EVAL_PAIRS), "every": 0},
         "report": {"keep_checkpoints": 1, "save_every": 25},
     }
-    found = train_run(folder, RANKER, config)
+    found = train_run(folder, "rm", config)
     model = str(sorted((folder / RUN / "checkpoints").iterdir())[-1].resolve())
     prompts, completions = _standard(rows)
     scores = ProxyReward([(model, 0.0, 1.0)], "single", 0.0).opinions(prompts, completions)[0]
