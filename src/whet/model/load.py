@@ -196,7 +196,6 @@ def from_hub(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrained
 
 def read_pair(source: str, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer as transformers reads them; code from the source is never run."""
-
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
