@@ -6,7 +6,7 @@ figure a completion is an episode: each of its tokens is a turn with a reward of
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from whet.objective import PRESETS, Objective, with_changes
@@ -58,13 +58,13 @@ def turn_methods() -> dict[str, Objective]:
 
 
 def length_figure() -> str:
-    found = [length_bias(length) for length in LENGTHS]
+    biases = [length_bias(length) for length in LENGTHS]
     names = ("right, 8 tokens", "wrong, 8 tokens", "the other wrong completion")
     curves = [
         PlottedCurve(
-            name, (tuple((float(length), each[place]) for length, each in zip(LENGTHS, found, strict=True)),), tone
+            name, (tuple((float(length), bias[index]) for length, bias in zip(LENGTHS, biases, strict=True)),), tone
         )
-        for place, (name, tone) in enumerate(zip(names, (0, 1, 3), strict=True))
+        for index, (name, tone) in enumerate(zip(names, (0, 1, 3), strict=True))
     ]
     level = PlottedCurve("exact, Dr. GRPO", (((LENGTHS[0], 1.0), (LENGTHS[-1], 1.0)),), QUIET, dashed=True)
     frame = Frame(
@@ -142,4 +142,6 @@ def write_figures(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_figures(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=IMAGES)
+    write_figures(parser.parse_args().folder)

@@ -43,8 +43,8 @@ def measured(folder: str, method: str, steps: int) -> dict[str, Any]:
     print(f"\n{table}")
     summary = json.loads((run.folder / "run.json").read_text(encoding="utf-8"))
     rows = {
-        each["process"]: {name: value for name, value in each.items() if name not in ("process", "place")}
-        for each in summary["processes"]
+        process["process"]: {name: value for name, value in process.items() if name not in ("process", "place")}
+        for process in summary["processes"]
     }
     return {
         "method": method,
@@ -66,9 +66,9 @@ def main() -> None:
     add_results_flag(parser, "cluster_run")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measured(str(Path(folder) / "run"), chosen.method, chosen.steps)
+        values = measured(str(Path(folder) / "run"), chosen.method, chosen.steps)
     if chosen.results:
-        write_results(chosen.results, found)
+        write_results(chosen.results, values)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def run_of(kind: str, seed: int, method: str, steps: int, precision: str, folder
         run = whet.train(
             method, config=merged(settings, KINDS[kind]), folder=str(folder / f"{kind}-{seed}"), console=False
         )
-    rewards = [float(each) for each in run.metrics()["reward"]]
+    rewards = [float(value) for value in run.metrics()["reward"]]
     return {
         "accuracy": float(run.after["accuracy"]),
         "reward": fmean(rewards[-LAST:]),

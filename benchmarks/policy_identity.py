@@ -70,7 +70,7 @@ def shares(arguments: argparse.Namespace, engine_dtype: torch.dtype, take: Any, 
     own = causal_lm(copy.deepcopy(loaded.model), engine_dtype)
     engine = TorchEngine(own, loaded.tokenizer, loaded.end_tokens, context=loaded.context)
     sampling = Sampling(arguments.new)
-    found, before = [], kept(policy)
+    shares_of_batches, before = [], kept(policy)
     for batch in range(batches):
         move(policy, arguments.step, batch)
         now = kept(policy)
@@ -79,8 +79,8 @@ def shares(arguments: argparse.Namespace, engine_dtype: torch.dtype, take: Any, 
         engine.load({}, 0)
         requests = [Request((5, 6, 7, 8 + number), 100 * batch + number) for number in range(arguments.samples)]
         result = replay(policy, engine.generate(requests, sampling), 0, 1.0, engine_dtype)
-        found.append(result.gap / result.limit)
-    return found
+        shares_of_batches.append(result.gap / result.limit)
+    return shares_of_batches
 
 
 def main() -> None:
@@ -99,11 +99,15 @@ def main() -> None:
     mine = PRECISION[arguments.precision]
     values: dict[str, Any] = {"model": arguments.model, "precision": arguments.precision, "step": arguments.step}
     for name in dict.fromkeys((arguments.precision, "bf16")):
-        found = shares(arguments, PRECISION[name], sound, arguments.batches)
-        values[f"sound_{name}"] = {"batches": len(found), "largest": max(found), "alarms": sum(f > 1 for f in found)}
+        measured = shares(arguments, PRECISION[name], sound, arguments.batches)
+        values[f"sound_{name}"] = {
+            "batches": len(measured),
+            "largest": max(measured),
+            "alarms": sum(f > 1 for f in measured),
+        }
     for name, take in FAULTS.items():
-        found = shares(arguments, mine, take, max(2, arguments.batches // 5))
-        values[name] = {"batches": len(found), "smallest": min(found), "missed": sum(f <= 1 for f in found)}
+        measured = shares(arguments, mine, take, max(2, arguments.batches // 5))
+        values[name] = {"batches": len(measured), "smallest": min(measured), "missed": sum(f <= 1 for f in measured)}
     values["seconds"] = time.monotonic() - began
     print(json.dumps(values, indent=1))
     if arguments.results:

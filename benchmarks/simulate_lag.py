@@ -39,8 +39,8 @@ MODELS = {"135m": "smollm2-135m", "1.5b": "qwen2.5-1.5b"}
 
 
 def values(name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["values"]
-    return found
+    values: Mapping[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["values"]
+    return values
 
 
 def token_line(name: str) -> Callable[[int], float]:
@@ -90,19 +90,19 @@ def layouts(name: str, mean: float) -> dict[str, ClusterModel]:
 
 def simulated(name: str, mean: float, lags: list[int], steps: int) -> dict[str, Any]:
     known = model_of(name, mean)
-    found: dict[str, Any] = {"train_s": known.train_seconds, "mean_tokens": drawn_mean(known.lengths)}
+    values: dict[str, Any] = {"train_s": known.train_seconds, "mean_tokens": drawn_mean(known.lengths)}
     for lag in lags:
-        each = {}
+        by_layout = {}
         for layout, model in layouts(name, mean).items():
             # in one process nothing travels, and no row lives through a change of weights
             alone = {"sync_seconds": 0.0, "reread_seconds": 0.0} if lag == 0 and layout != "two" else {}
-            each[layout] = asdict(simulate(replace(model, max_staleness=lag, **alone), steps))
-        found[f"lag_{lag}"] = each
+            by_layout[layout] = asdict(simulate(replace(model, max_staleness=lag, **alone), steps))
+        values[f"lag_{lag}"] = by_layout
     for layout in ("free", "turns", "two"):
-        base = found[f"lag_{lags[0]}"]["free"]["tokens_per_second"]
+        base = values[f"lag_{lags[0]}"]["free"]["tokens_per_second"]
         for lag in lags:
-            found[f"lag_{lag}"][layout]["speed"] = found[f"lag_{lag}"][layout]["tokens_per_second"] / base
-    return found
+            values[f"lag_{lag}"][layout]["speed"] = values[f"lag_{lag}"][layout]["tokens_per_second"] / base
+    return values
 
 
 def main() -> None:
@@ -112,20 +112,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     add_results_flag(parser, "simulate_lag")
     chosen = parser.parse_args()
-    lags = [int(each) for each in chosen.lags.split(",")]
-    found: dict[str, Any] = {"simulated": "with constants measured on one H200; no asynchronous run was made on a GPU"}
+    lags = [int(lag) for lag in chosen.lags.split(",")]
+    values: dict[str, Any] = {"simulated": "with constants measured on one H200; no asynchronous run was made on a GPU"}
     for name in MODELS:
-        found[name] = simulated(name, chosen.mean, lags, chosen.steps)
+        values[name] = simulated(name, chosen.mean, lags, chosen.steps)
         for lag in lags:
-            for layout, each in found[name][f"lag_{lag}"].items():
+            for layout, outcome in values[name][f"lag_{lag}"].items():
                 print(
-                    f"{name:5} lag {lag} {layout:6} {each['seconds_per_step']:.2f} s, "
-                    f"{each['tokens_per_second']:9,.0f} tokens/s, x {each['speed']:.2f}, trainer idle "
-                    f"{each['trainer_idle']:.0%}, writer idle {each['engine_idle']:.0%}, staleness "
-                    f"{each['staleness_mean']:.2f} (most {each['staleness_most']}), {each['limit']}"
+                    f"{name:5} lag {lag} {layout:6} {outcome['seconds_per_step']:.2f} s, "
+                    f"{outcome['tokens_per_second']:9,.0f} tokens/s, x {outcome['speed']:.2f}, trainer idle "
+                    f"{outcome['trainer_idle']:.0%}, writer idle {outcome['engine_idle']:.0%}, staleness "
+                    f"{outcome['staleness_mean']:.2f} (most {outcome['staleness_most']}), {outcome['limit']}"
                 )
     if chosen.results:
-        write_results(chosen.results, found)
+        write_results(chosen.results, values)
 
 
 if __name__ == "__main__":

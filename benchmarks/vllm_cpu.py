@@ -33,16 +33,16 @@ def main() -> None:
     arguments = parser.parse_args()
     values: dict[str, Any] = {}
     for question in arguments.questions:
-        found = answer(arguments.python, question)
+        answered = answer(arguments.python, question)
         if question.startswith("grpo"):
-            found = {
-                "steps": len(found),
-                "sampler_gap": max(step["sampler_gap"] for step in found),
-                "share_of_limit": max(step["replay_gap"] / step["replay_limit"] for step in found),
+            answered = {
+                "steps": len(answered),
+                "sampler_gap": max(step["sampler_gap"] for step in answered),
+                "share_of_limit": max(step["replay_gap"] / step["replay_limit"] for step in answered),
             }
         if question == "served":
-            found = {"completions": len(found), "tokens": sum(each["tokens"] for each in found)}
-        values[question] = found
+            answered = {"completions": len(answered), "tokens": sum(completion["tokens"] for completion in answered)}
+        values[question] = answered
     print(json.dumps(values, indent=1))
     if arguments.results:
         write_results(arguments.results, values)
