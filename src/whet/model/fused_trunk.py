@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from whet.model.adapter_copies import block_factors
 from whet.model.block import (
     Block,
     BlockStack,
@@ -41,7 +40,15 @@ from whet.model.block import (
     short_windows,
 )
 from whet.model.causal_lm import CausalLM, Gathering
-from whet.model.fused_weights import NO_FACTORS, BlockFactors, FusedBlock, GroupFactors, continued, fused_weights
+from whet.model.fused_weights import (
+    NO_FACTORS,
+    BlockFactors,
+    FusedBlock,
+    GroupFactors,
+    block_factors,
+    continued,
+    fused_weights,
+)
 from whet.model.layer_ops import Tables, gated, gated_grad, rotated, turned_back
 from whet.model.lora import UnmergedLinear, adapted_layers, layer_factors
 from whet.model.norms import entered, entered_grad, heads_normed, heads_normed_grad, left, left_grad, norm_grad
