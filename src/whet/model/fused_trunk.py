@@ -49,7 +49,7 @@ from whet.model.fused_weights import (
     continued,
     fused_weights,
 )
-from whet.model.layer_ops import Tables, gated, gated_grad, rotated, turned_back
+from whet.model.layer_ops import Tables, gated, gated_grad, rotated, rotated_back
 from whet.model.lora import UnmergedLinear, adapted_layers, layer_factors
 from whet.model.norms import entered, entered_grad, heads_normed, heads_normed_grad, left, left_grad, norm_grad
 from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
@@ -463,7 +463,7 @@ class _FusedLayer(torch.autograd.Function):
         output_grad = _weight_grads(left_values, mixed.flatten(1), [output], needed[3:4])
         output_factors = _factor_grads(left_values, mixed.flatten(1), leaving, lowered, learned)
         heads = ctx.attention(mixed_grad.view(mixed.shape), mixed, saved[: ctx.num_kept])
-        heads = turned_back(heads, plan.heads + plan.key_heads, plan.tables)
+        heads = rotated_back(heads, plan.heads + plan.key_heads, plan.tables)
         head_grads: tuple[Tensor | None, Tensor | None] = (None, None)
         if unnormed is not None:
             heads, head_grads = heads_normed_grad(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.model.block import NotDescribed, OtherBlock, far_position, layer_windows, short_windows
+from whet.model.block import NotDescribed, UnsupportedBlock, far_position, layer_windows, short_windows
 from whet.model.causal_lm import CausalLM
 from whet.model.decode_state import AttentionShape, BatchShape, DecodeState, Extension
 
@@ -172,7 +172,7 @@ def hooked_decoder(lm: CausalLM) -> HookedDecoder | NotDescribed:
         with short_windows(lm):
             gap = disagreement(HookedDecoder(lm, attention_shape(lm)))
         return NotDescribed(gap) if gap else HookedDecoder(lm, attention_shape(lm))
-    except (UnknownAttention, OtherBlock) as other:
+    except (UnknownAttention, UnsupportedBlock) as other:
         return NotDescribed(str(other))
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         # whatever a model stumbles over on whet's buffers, its own cache is still there

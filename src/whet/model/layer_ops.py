@@ -43,7 +43,7 @@ def rotated(heads: Tensor, turned: int, tables: Tables) -> Tensor:
     return heads
 
 
-def turned_back(heads: Tensor, turned: int, tables: Tables) -> Tensor:
+def rotated_back(heads: Tensor, turned: int, tables: Tables) -> Tensor:
     """The transpose of `rotated`, for the grads of its heads; in place."""
     kernels = kernels_for(heads)
     if kernels is not None and is_power(heads.shape[2]):

@@ -142,7 +142,7 @@ def from_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
     """Model and tokenizer of a folder; a checkpoint is verified first."""
     if (folder / MANIFEST).is_file():
         verify_checkpoint(folder)
-    refuse_lacking(folder)
+    require_model_files(folder)
     try:
         with quiet_transformers():
             return read_pair(str(folder), dtype)
@@ -154,7 +154,7 @@ def from_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
         ) from error
 
 
-def refuse_lacking(folder: Path) -> None:
+def require_model_files(folder: Path) -> None:
     """Name the file a model folder lacks: transformers would look for it on the hub, or guess."""
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))

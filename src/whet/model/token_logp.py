@@ -29,7 +29,7 @@ ALMOST_ALL = -1e-7  # the log of the largest share that the likeliest tokens may
 
 
 @dataclass(frozen=True)
-class Lesson:
+class DistillationTarget:
     """What the policy's distribution is compared with: all of a teacher's, or its log-probabilities of K tokens."""
 
     divergence: Callable[[Tensor, Tensor], Tensor]  # (policy, teacher), log-probabilities [A, V] each -> [A]
@@ -46,7 +46,7 @@ class Details:
     entropy_gradient: bool = False
     num_top: int = 0  # log-probabilities of the likeliest tokens
     reference: CausalLM | None = None  # for the KL to it over the whole vocabulary
-    lesson: Lesson | None = None
+    lesson: DistillationTarget | None = None
     states: bool = False  # the hidden states, for a critic on the same trunk
     packed: bool = True  # False: always padded rows
     coefficient: Coefficient | None = None  # how much each token will count, where known: saves a product
@@ -215,7 +215,9 @@ def _wants_more(details: Details) -> bool:
     return details.entropy_gradient or details.num_top > 0 or others
 
 
-def _taught(lesson: Lesson, tokens: Tensor, action: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _taught(
+    lesson: DistillationTarget, tokens: Tensor, action: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
     """What a chunk compares with: the teacher's states [A, D], where it computes, or tokens and their logp [A, K]."""
     if lesson.teacher is not None:
         lm = lesson.teacher
@@ -298,7 +300,7 @@ def _chunk(
     return picked - norm, entropy, top, chose_top, divergence, distance
 
 
-def _distance(lesson: Lesson, logits: Tensor, taught: Tensor, taught_logp: Tensor | None) -> Tensor:
+def _distance(lesson: DistillationTarget, logits: Tensor, taught: Tensor, taught_logp: Tensor | None) -> Tensor:
     """[A]. Both distributions are of the whole vocabulary, whatever part of it was sampled from. Two heads may be
     padded differently: rows that one of them lacks are no tokens."""
     if lesson.teacher is None:
