@@ -24,6 +24,8 @@ from results_file import add_results_flag, write_results
 
 
 class EpisodeShape(NamedTuple):
+    """How many episodes are played, and how long their turns are."""
+
     prompts: int
     group: int
     prompt: int  # tokens, the tool that the environment shows included

@@ -59,6 +59,8 @@ from whet.types import Completion, Prompt, Request, Sample, Sampling, SessionSha
 
 @dataclass(frozen=True)
 class ConversationShape:
+    """How many conversations are held, and how long their turns are."""
+
     prompts: int = 32
     group: int = 8
     prompt: int = 256  # tokens
@@ -68,10 +70,12 @@ class ConversationShape:
 
     @property
     def conversations(self) -> int:
+        """Conversations that are held side by side."""
         return self.prompts * self.group
 
     @property
     def growth(self) -> int:
+        """Tokens that a conversation grows by, answers of the tool included."""
         return self.turns * self.turn + (self.turns - 1) * self.answer
 
     def __str__(self) -> str:
@@ -101,11 +105,12 @@ class Played:
 
 
 def session_shape(shape: ConversationShape) -> SessionShape:
+    """The same sizes as the decode session takes them."""
     return SessionShape(shape.conversations, shape.prompt, shape.growth)
 
 
 def turn_lengths(shape: ConversationShape, ragged: bool, seed: int) -> list[list[int]]:
-    """Of each conversation; ragged ones are between a third and five thirds of the mean, and sum up to the same."""
+    """The length of every turn of each conversation; ragged ones are between a third and five thirds of the mean."""
     stream = torch.Generator().manual_seed(seed)
     episodes = []
     for _ in range(shape.conversations):
@@ -166,6 +171,7 @@ class Answering:
 
 
 def answering(shape: ConversationShape) -> Callable[[], Environment]:
+    """Environments that answer every turn with a text of the shape's length."""
     say = texts_of(shape)
     return lambda: Answering(say, shape.turns)
 
@@ -254,6 +260,7 @@ def complete(machine: Runtime, engine: Any, shape: ConversationShape, prompt: in
 
 
 def begun(machine: Runtime) -> float:
+    """The time, once the device has nothing left to do."""
     synchronize(machine.policy.device)
     return time.perf_counter()
 
@@ -272,6 +279,7 @@ def kinds_of(machine: Runtime, engine: Any, shape: ConversationShape) -> dict[st
 
 
 def measured(machine: Runtime, shape: ConversationShape, rounds: int, chosen: Sequence[str]) -> dict[str, Any]:
+    """Tokens per second of every way to play the conversations, medians over the rounds."""
     engine = unending(machine).engine
     every = kinds_of(machine, engine, shape)
     kinds = {kind: every[kind] for kind in every if kind in chosen or kind == "single"}

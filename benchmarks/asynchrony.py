@@ -56,6 +56,7 @@ def one_run(options: argparse.Namespace, lag: int, folder: Path) -> dict[str, An
 
 
 def summary(folder: Path) -> dict[str, Any]:
+    """Speed, staleness, rewards and evaluations of a run, from its log."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "metrics" in line]
     evals = [line for line in lines if "eval" in line]

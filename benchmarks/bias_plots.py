@@ -58,6 +58,7 @@ def turn_methods() -> dict[str, Objective]:
 
 
 def length_figure() -> str:
+    """The push on three completions, against the length of one of them."""
     biases = [length_bias(length) for length in LENGTHS]
     names = ("right, 8 tokens", "wrong, 8 tokens", "the other wrong completion")
     curves = [
@@ -81,6 +82,7 @@ def length_figure() -> str:
 
 
 def difficulty_figure() -> str:
+    """What a prompt counts, against its success rate."""
     tones = dict(zip(weighing_methods(), (1, 0, 2), strict=True))
     curves = [
         PlottedCurve(
@@ -103,6 +105,7 @@ def difficulty_figure() -> str:
 
 
 def stopping_figure() -> str:
+    """How hard another turn is pushed, against what it is worth."""
     tones = dict(zip(turn_methods(), (0, 1), strict=True))
     curves = [
         PlottedCurve(
@@ -136,6 +139,7 @@ def figures() -> dict[str, str]:
 
 
 def write_figures(folder: Path) -> None:
+    """Write every figure into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in figures().items():
         (folder / name).write_text(text, encoding="utf-8")

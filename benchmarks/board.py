@@ -65,10 +65,12 @@ def make(folder: Path, steps: int = STEPS, samples: int = SAMPLES, seed: int = 0
 
 
 def rise(step: int, steps: int) -> float:
+    """The mean reward of a made-up run at a step."""
     return 0.1 + 0.8 * (1 - math.exp(-4 * step / steps))
 
 
 def step_line(step: int, steps: int, draw: random.Random) -> dict[str, Any]:
+    """A line of metrics.jsonl of a made-up run."""
     reward = min(1.0, max(0.0, draw.gauss(rise(step, steps), 0.05)))
     if step == steps // 3:
         reward = 0.0  # one bad step that no downsampling may lose
@@ -146,6 +148,7 @@ def opened(browser: Any, folder: Path) -> dict[str, float]:
 
 
 def asked(address: str) -> Any:
+    """The JSON at an address."""
     with urllib.request.urlopen(address, timeout=60) as response:
         return json.load(response)
 

@@ -60,6 +60,7 @@ def trained(folder: Path, name: str) -> Any:
 
 
 def trained_as(folder: Path, name: str, method: str, settings: Mapping[str, Any]) -> Any:
+    """The run of that name: loaded where it is finished, else trained."""
     run_folder = folder / name
     if (run_folder / "run.json").is_file():
         run = whet.load(run_folder)
@@ -82,6 +83,7 @@ def before_after(run: Any) -> dict[str, Any]:
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers."""
     return {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
 
 
@@ -265,7 +267,7 @@ def over_seeds(runs: list[Any]) -> dict[str, Any]:
 
 
 def episode_means(step: Mapping[str, float]) -> dict[str, float]:
-    """Of the episodes of a step: reward, turns and calls."""
+    """Means over the episodes of a step: reward, turns and calls."""
     rewarded = step.get("reward.exact_answer", step["reward"])
     counted = {name: step[name] / step["samples"] for name in ("turns", "tool_calls") if name in step}
     return {"accuracy": rewarded, **counted}
@@ -314,6 +316,7 @@ NEEDS = {
 
 
 def prepare(folder: Path, name: str) -> None:
+    """Train a run that others start from."""
     trained(folder, name)
 
 

@@ -37,6 +37,7 @@ def step_means(folder: Path) -> dict[str, float]:
 
 
 def measured(folder: str, method: str, steps: int) -> dict[str, Any]:
+    """A run of the cluster demo: what each process did, and the seconds of a step."""
     began = time.monotonic()
     run, table, left = cluster_demo(method, steps, folder=folder)
     seconds = time.monotonic() - began

@@ -49,6 +49,7 @@ def problem(draw: random.Random) -> tuple[str, int]:
 
 
 def write_rows(path: Path, rows: int, seed: int) -> None:
+    """Write made-up rows, some of them duplicates."""
     draw = random.Random(seed)
     recent: list[tuple[str, int]] = []
     with path.open("w", encoding="utf-8") as stream:

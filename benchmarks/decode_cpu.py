@@ -52,6 +52,7 @@ class Silent:
 
 
 def model_called(name: str | None) -> Any:
+    """The model of that name, or a random one."""
     if name is not None:
         return load_model(name).model
     torch.manual_seed(0)
@@ -59,11 +60,13 @@ def model_called(name: str | None) -> Any:
 
 
 def requests_of(lm: CausalLM, prompts: int, group: int, length: int) -> list[Request]:
+    """Random prompts, each asked for as many completions as the group has."""
     tokens = torch.randint(5, lm.vocabulary, (prompts, length), generator=torch.Generator().manual_seed(1))
     return [Request(tuple(row.tolist()), 100 * index + n) for index, row in enumerate(tokens) for n in range(group)]
 
 
 def transformers_side(model: Any, requests: list[Request], group: int, budget: int) -> int:
+    """Tokens that transformers' own generate writes."""
     rows = torch.tensor([request.tokens for request in requests[::group]])
     with torch.inference_mode():
         output = model.generate(
@@ -82,6 +85,7 @@ def transformers_side(model: Any, requests: list[Request], group: int, budget: i
 
 
 def own_cache(lm: CausalLM, requests: list[Request], sampling: Sampling, rows: int) -> Completions:
+    """Completions by the path for models that whet's buffers do not suit: their own cache."""
     job = decode_job(requests, sampling, StopRule(torch.tensor([], dtype=torch.long), lambda tokens: ""))
     return DecodeScheduler(OwnCacheBackend(lm, job, rows), job).run()
 

@@ -31,6 +31,7 @@ COUNTED = (*PHASES, "cpu", *RATES, "contended", "quiet_steps", "others", "shares
 
 
 def add_common_flags(parser: Any) -> None:
+    """Options that every duel takes."""
     parser.add_argument("--models", default="byte,words49k,smollm2", help="of bench_models.py, or folders")
     parser.add_argument("--steps", type=int, default=3, help="quiet steps per side")
     parser.add_argument("--most", type=int, default=8, help="steps per side, contended and warm-up ones included")
@@ -199,6 +200,7 @@ def case_record(title: str, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def name_contended(results: dict[str, Any]) -> None:
+    """Say which measurements others disturbed."""
     contended = [name for name, sides in results.items() if any(side["contended"] for side in sides.values())]
     if contended:
         print(f"\ncontended, to be repeated on an idle machine: {', '.join(contended)}")

@@ -157,6 +157,7 @@ LEFT_OUT = frozenset(
 
 
 def families() -> list[str]:
+    """The model families that are checked."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS} - LEFT_OUT)
@@ -215,6 +216,7 @@ class Gaps:
 
     @property
     def right(self) -> bool:
+        """Whether every gap is rounding."""
         sampled = STEP_IS_NOT_SCAN.get(self.family, 2e-4)
         return not self.error and self.logp < 2e-4 and self.gradient < 2e-3 and self.sampled_logp < sampled
 
@@ -251,7 +253,7 @@ def wide_copy(model: Any) -> Any:
 
 
 def training_gaps(lm: CausalLM, reference: Any) -> tuple[float, float]:
-    """Of log-probabilities, and of the gradients of a weighted sum of them."""
+    """The gaps of log-probabilities, and of the gradients of a weighted sum of them."""
     tokens, action = long_rows(lm.vocabulary)
     weight = torch.linspace(-3, 3, action.numel()).sin().view(action.shape)
     lm.model.zero_grad(set_to_none=True)
@@ -290,6 +292,7 @@ class Words:
 
 
 def decoding_gap(lm: CausalLM, reference: Any) -> tuple[str, float]:
+    """The decode path, and how far sampled log-probabilities are from the reference."""
     engine = TorchEngine(lm, Words(), (1,), context=128, rows_per_batch=5)
     tokens, _ = long_rows(lm.vocabulary)
     prompts = [tuple(tokens[row, :length].tolist()) for row, length in ((0, 13), (2, 5), (5, 21), (0, 13), (2, 3))]

@@ -85,6 +85,7 @@ class Case:
 
 
 def policy_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
+    """A step of GRPO on rows of fixed length."""
     num_prompts, group_size, prompt_tokens, completion_tokens = sizes.shape
     made = told(
         [
@@ -118,6 +119,7 @@ def policy_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
 
 
 def supervised_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
+    """A step of SFT on real conversations."""
     made = told([sys.executable, str(HERE / "bench_models.py"), str(chosen.work / "models"), sizes.model])[sizes.model]
     rows = conversations(rows_file(chosen.rows))[: sizes.rows]
     source, target = work / "rows.jsonl", work / "encoded.json"
@@ -172,6 +174,7 @@ ALL_PARTS = (*PARTS, "rollout")
 
 
 def rollouts_of(chosen: Any) -> Rollouts:
+    """The rollouts that the command line asks for."""
     wanted = TINY_ROLLOUTS if chosen.tiny else Rollouts()
     job: dict[str, Any] = {}
     if chosen.models:
@@ -185,6 +188,7 @@ def rollouts_of(chosen: Any) -> Rollouts:
 
 
 def sizes_of(chosen: Any) -> Sizes:
+    """The sizes that the command line asks for."""
     sizes = SMALL if chosen.tiny else Sizes()
     choices = {key: getattr(chosen, key) for key in GIVEN if getattr(chosen, key)}
     if chosen.pack_tokens:
@@ -193,6 +197,7 @@ def sizes_of(chosen: Any) -> Sizes:
 
 
 def step_counts(counts: tuple[int, int, int]) -> dict[str, int]:
+    """The three counts by name."""
     return dict(zip(("steps", "most", "warm_up"), counts, strict=True))
 
 
@@ -240,11 +245,13 @@ def fought(
 
 
 def keep_sides(results: str | None, title: str, sides: dict[str, dict[str, Any]], failures: dict[str, str]) -> None:
+    """Write what there is to the results file, if there is one."""
     if results:
         write_results(results, {**case_record(title, sides), "failed": failures})
 
 
 def ran(name: str, job: dict[str, Any], chosen: Any) -> dict[str, Any]:
+    """What one side measured, in a process of its own."""
     if name == "whet":
         return run_side("whet", sys.executable, job, chosen.patience)
     if chosen.peer_path is not None:

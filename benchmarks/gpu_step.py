@@ -120,6 +120,7 @@ class RandomWriter:
 
 
 def machine_for(name: str, device: torch.device, chosen: argparse.Namespace, rank: int = 0) -> Runtime:
+    """A runtime around a random model of this name."""
     family, settings = SHAPES[name]
     if chosen.tiny:
         settings = {**settings, **TINY, "num_key_value_heads": 2, "vocab_size": 512}
@@ -128,6 +129,7 @@ def machine_for(name: str, device: torch.device, chosen: argparse.Namespace, ran
 
 
 def part_step(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """Whole training steps, phase by phase."""
     device, shape = machine.policy.device, sizes.step
     values = {**settings, "batch": {"micro_batch_tokens": sizes.micro_batch_tokens}, "objective": {"kl": "none"}}
     config = bench_config("whetstone", shape, values, method="grpo")
@@ -154,6 +156,7 @@ def part_lora(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
 
 
 def part_rollout(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """Rollouts of several sizes."""
     records = {}
     for count in sizes.rollout:
         shape = RolloutShape(count // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.completion_tokens)
@@ -183,6 +186,7 @@ def part_settings(machine: Runtime, name: str, sizes: Sizes, settings: dict[str,
 
 
 def rollout_record(machine: Runtime, shape: RolloutShape, sampling: Sampling | None = None) -> dict[str, Any]:
+    """Tokens per second and peak memory of one rollout."""
     sampling, endless = sampling or Sampling(shape.completion_tokens), unending(machine)
     samples, seconds, peak = written(machine, endless.engine, shape, sampling)
     return {
@@ -246,6 +250,7 @@ def written(
 
 
 def part_train(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """The training phase alone, on full rows."""
     device, shape = machine.policy.device, sizes.train
     values = {**settings, "batch": {"micro_batch_tokens": sizes.pack}, "objective": {"kl": "none"}}
     config = bench_config("whetstone", shape, values, method="grpo")
@@ -382,6 +387,7 @@ def main() -> None:
 
 
 def told(result: Mapping[str, Any], indent: str = "  ") -> list[str]:
+    """The result as indented lines."""
     lines = []
     for key, value in result.items():
         if isinstance(value, dict):

@@ -144,6 +144,7 @@ def draw(results: dict[str, Any], folder: Path, machine: str) -> None:
 
 
 def write_figure(path: Path, lines: list[Any], names: tuple[str, str, str], about: str) -> None:
+    """Draw the curves into an SVG file."""
     from whet.pages.charts import Frame, Panel, curves_svg
 
     title, y_label, x_label = names

@@ -62,6 +62,7 @@ def main() -> None:
 
 
 def shape_of(text: str) -> tuple[int, ...]:
+    """`4x8,40+64` as numbers: prompts, group size, tokens of prompt and completion."""
     try:
         counts, _, tokens = text.partition(",")
         return (*(int(number) for number in counts.split("x")), *(int(number) for number in tokens.split("+")))

@@ -55,11 +55,13 @@ class Case:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of a gzipped JSONL file."""
     with gzip.open(path, "rt", encoding="utf-8") as stream:
         return [json.loads(line) for line in stream]
 
 
 def gsm8k_cases(data: Path, limit: int | None) -> list[Case]:
+    """Test questions of GSM8K with completions."""
     prompts = prompts_from(read_rows(f"gsm8k:{data / 'gsm8k' / 'test.jsonl.gz'}"))
     golds = rows_of(data / "gsm8k" / "test.jsonl.gz")
     solved = {row["question"]: row for row in rows_of(data / "gsm8k" / "example_model_solutions.jsonl.gz")}
@@ -74,6 +76,7 @@ def gsm8k_cases(data: Path, limit: int | None) -> list[Case]:
 
 
 def math500_cases(data: Path, limit: int | None) -> list[Case]:
+    """Questions of MATH-500 with completions."""
     path = data / "math" / "math500.jsonl.gz"
     prompts, rows = prompts_from(read_rows(f"math:{path}")), rows_of(path)
     vectors = data / "verifier_vectors"
@@ -101,6 +104,7 @@ def closed(text: str, answer: str) -> str:
 
 
 def peer_verdicts(cases: Sequence[Case]) -> list[dict[str, int]]:
+    """lm-eval's verdict on each case, in a process of its own."""
     package = PACKAGES["lm_eval"]
     lines = [
         {"task": case.task, "question": case.prompt.question(), "gold": case.gold, "completion": case.completion}

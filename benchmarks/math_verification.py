@@ -95,10 +95,12 @@ def real_pairs(folder: Path) -> dict[str, list[Pair]]:
 
 
 def ours(pairs: list[Pair]) -> list[float | None]:
+    """whet's verdicts."""
     return math_answers([Prompt("p", (), text="q", answer=gold) for gold, _ in pairs], [text for _, text in pairs])
 
 
 def theirs(pairs: list[Pair]) -> list[bool]:
+    """math-verify's verdicts."""
     from math_verify import parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)

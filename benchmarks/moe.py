@@ -48,6 +48,8 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 class HalfPrecisionEngine(TorchEngine):
+    """Samples in bfloat16, so that routers choose other experts than the trainer's now and then."""
+
     dtype = torch.bfloat16
 
 
@@ -114,6 +116,7 @@ def taught(options: argparse.Namespace, folder: Path) -> Path:
 
 
 def settings_of(options: argparse.Namespace, method: str, replay: str, seed: int) -> dict[str, Any]:
+    """The config of one run."""
     return {
         "seed": seed,
         "steps": options.steps,
@@ -133,6 +136,7 @@ def settings_of(options: argparse.Namespace, method: str, replay: str, seed: int
 
 
 def result(options: argparse.Namespace, method: str, replay: str, seed: int) -> dict[str, Any]:
+    """What one run came to; read from its file where it is finished."""
     folder = Path(options.folder).resolve()
     saved = folder / f"{method}-{replay}-{seed}.json"
     if saved.exists():

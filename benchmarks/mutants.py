@@ -50,6 +50,8 @@ SKIPPED = ("kernels", "cuda", "gpu")  # run on a GPU only
 
 @dataclass(frozen=True)
 class Mutant:
+    """A place in the source and what is put there instead."""
+
     path: str  # relative to the root
     line: int
     start: int  # offsets in the file's text

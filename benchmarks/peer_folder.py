@@ -106,7 +106,7 @@ def unpack(folder: Path, python: str) -> None:
 
 
 def bundles(data: bytearray) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Of each bundle of GPU code in an ELF file: start, size, kind and GPU of every image in it."""
+    """Each bundle of GPU code in an ELF file: start, size, kind and GPU of every image in it."""
     table = struct.unpack_from("<Q", data, 0x28)[0]
     size, count, names = struct.unpack_from("<HHH", data, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", data, table + number * size) for number in range(count)]

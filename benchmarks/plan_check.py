@@ -49,6 +49,7 @@ def case(
 
 
 def model(**values: Any) -> dict[str, Any]:
+    """A config's model section."""
     return {"model": values}
 
 
@@ -88,6 +89,7 @@ TINY = "hidden=64,layers=2,heads=4,kv_heads=2,head_dim=16,inner=128,vocab=512"
 
 
 def chosen_shape(name: str, tiny: bool) -> Any:
+    """The shape of that name, or the tiny one."""
     from whet.tools.planner.shapes import named_shape
 
     shape = named_shape(TINY if tiny else {**GPU_SHAPES, **CPU_SHAPES}[name])
@@ -236,6 +238,7 @@ def measured(asked: Mapping[str, Any], shape: Any, device_name: str) -> dict[str
 
 
 def runtime_critic(trainer: Any) -> Any:
+    """The trainer's critic, if it has one."""
     models = getattr(trainer, "_models", None)
     return getattr(models, "critic", None)
 
@@ -288,16 +291,19 @@ def rechecked(record: Mapping[str, Any], on_cpu: bool) -> dict[str, Any]:
 
 
 def estimate() -> dict[str, Any]:
+    """When the plan was made, and by which commit."""
     return {"date": datetime.now(UTC).strftime("%Y-%m-%d"), **commit_of(ROOT)}
 
 
 def summary(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How far the plans are from what was measured."""
     ratios = [result["ratio"] for result in results.values() if "ratio" in result]
     worst = max((abs(ratio - 1) for ratio in ratios), default=0.0)
     return {"count": len(ratios), "within_10": sum(abs(ratio - 1) <= 0.1 for ratio in ratios), "worst": worst}
 
 
 def recheck(name: str, on_cpu: bool) -> None:
+    """Compare today's plans with the measurements of a results file."""
     path = RESULTS / f"{name}.json"
     if not path.is_file():
         raise SystemExit(f"--recheck: results/{name}.json is not there; measure first, with --results {name}")
@@ -310,12 +316,14 @@ def recheck(name: str, on_cpu: bool) -> None:
 
 
 def described(asked: Mapping[str, Any]) -> str:
+    """The sizes of a case in words."""
     (count, group), (prompt, completion) = asked["rows"], asked["tokens"]
     rows = f"{count} x {group}" if group > 1 else f"{count} rows"
     return f"{rows}, {prompt} + {'up to ' if asked['ragged'] else ''}{completion}, passes of {asked['pack']}"
 
 
 def cases(tiny: bool, cpu: bool) -> dict[str, dict[str, Any]]:
+    """The configurations to measure, by name."""
     configurations = {}
     for name, asked in (CPU if cpu else GPU).items():
         (count, group), tokens = asked["rows"], asked["tokens"]
@@ -379,6 +387,7 @@ def main() -> None:
 
 
 def one_in_a_process(name: str, chosen: argparse.Namespace, on_cpu: bool) -> dict[str, Any]:
+    """Measure one case in a process of its own: its peak must be its own."""
     flags = [flag for flag, wanted in (("--cpu", chosen.cpu), ("--tiny", chosen.tiny)) if wanted]
     command = [sys.executable, str(Path(__file__).resolve()), "--one", name, *flags]
     environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {})}
@@ -392,6 +401,7 @@ def one_in_a_process(name: str, chosen: argparse.Namespace, on_cpu: bool) -> dic
 
 
 def line_of(name: str, values: Mapping[str, Any]) -> str:
+    """One measured case as a line."""
     if "failed" in values:
         return f"{name:26} failed: {values['failed']}"
     reserved = f", reserved {values['reserved_GiB']:.2f}" if "reserved_GiB" in values else ""

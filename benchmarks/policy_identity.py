@@ -30,18 +30,22 @@ Weights = dict[str, torch.Tensor]
 
 
 def sound(weights: Weights, before: Weights) -> Weights:
+    """The weights arrive as they are."""
     return weights
 
 
 def not_loaded(weights: Weights, before: Weights) -> Weights:
+    """No weight arrives."""
     return {}
 
 
 def half_loaded(weights: Weights, before: Weights) -> Weights:
+    """Half of the weights arrive."""
     return {name: weights[name] for name in list(weights)[: len(weights) // 2]}
 
 
 def one_behind(weights: Weights, before: Weights) -> Weights:
+    """The weights of the step before arrive."""
     return before
 
 
@@ -53,10 +57,12 @@ FAULTS: Mapping[str, Callable[[Weights, Weights], Weights]] = {
 
 
 def kept(policy: CausalLM) -> Weights:
+    """A copy of the policy's weights."""
     return {name: value.clone() for name, value in policy.model.state_dict().items()}
 
 
 def move(policy: CausalLM, step: float, seed: int) -> None:
+    """Add noise of a step's size to every weight."""
     stream = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in policy.model.parameters():

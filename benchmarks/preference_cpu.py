@@ -81,6 +81,7 @@ def main() -> None:
 
 
 def told_pairs(facts: dict[str, Any]) -> str:
+    """The pairs in a line."""
     spread = f"rows of {facts['shortest']} to {facts['longest']}, median {facts['median']:.0f} tokens"
     return f"{facts['pairs']} pairs, {spread}, prompts {facts['prompt_share']:.0%}"
 
@@ -107,6 +108,7 @@ def pair_job(
 
 
 def pairs_file(path: Path | None) -> Path:
+    """The file of pairs: as given, or of the folder that WHET_DATA names."""
     if path is not None:
         return path
     folder = os.environ.get("WHET_DATA")

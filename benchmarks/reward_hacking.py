@@ -57,6 +57,7 @@ class Story:
     is_taught: bool  # starts from a model that was trained on the right reward alone
 
     def parts(self, gated: bool) -> list[dict[str, Any]]:
+        """The right part and the hackable one, which may be gated by the right one."""
         gate = {"gate": self.right} if gated else {}
         return [
             {"reward": self.right, "weight": self.right_weight},
@@ -144,6 +145,7 @@ def summary(story: Story, runs: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
 
 
 def means(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of every number over the results."""
     return {
         key: fmean(result[key] for result in results)
         for key, value in (results[0] if results else {}).items()

@@ -88,7 +88,7 @@ def config_folder(model: str, root: Path) -> Path:
 
 
 def cache_bytes(model: str) -> int:
-    """Of one token's keys and values in bf16."""
+    """Bytes of one token's keys and values in bf16."""
     settings = SHAPES[model][1]
     head = settings["hidden_size"] // settings["num_attention_heads"]
     return 2 * 2 * settings["num_hidden_layers"] * settings["num_key_value_heads"] * head
@@ -142,6 +142,7 @@ class Side:
         return (json.loads(self._answer.read_text()) if self._answer.exists() else {"cases": {}}), problem
 
     def end(self) -> None:
+        """Kill the side's processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -156,6 +157,7 @@ def said_last(file: Path, characters: int = 1500) -> str:
 
 @contextlib.contextmanager
 def all_ended(sides: list[Side]) -> Iterator[None]:
+    """End every side when the block ends."""
     try:
         yield
     finally:
@@ -213,6 +215,7 @@ def vllm_python(chosen: Any) -> tuple[str, Path | None]:
 
 
 def rollout_job(chosen: Any, wanted: Rollouts, model: str) -> dict[str, Any]:
+    """What both sides are told to do."""
     return {
         "kind": "rollout",
         "model": str(config_folder(model, chosen.work / "models")),
@@ -226,6 +229,7 @@ def rollout_job(chosen: Any, wanted: Rollouts, model: str) -> dict[str, Any]:
 
 
 def shapes_of(job: dict[str, Any]) -> dict[str, str]:
+    """The sizes of each case in words."""
     return {
         case["name"]: f"{case['sequences'] // case['group_size']} prompts x {case['group_size']} completions, "
         f"{case['prompt_tokens']} + {'up to ' if 'lengths' in case else ''}{case['completion_tokens']} tokens"
@@ -234,6 +238,7 @@ def shapes_of(job: dict[str, Any]) -> dict[str, str]:
 
 
 def case_errors(answer: dict[str, Any]) -> dict[str, str]:
+    """The cases that failed, and why."""
     return {
         f"{case} {kind}": record["error"]
         for case, kinds in answer["cases"].items()
@@ -243,6 +248,7 @@ def case_errors(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def rate(side: dict[str, Any], case: str, kind: str) -> float | None:
+    """Tokens per second of one side in one case; None where it failed."""
     record = side.get("cases", {}).get(case, {}).get(kind, {})
     return record.get("tokens_per_s")
 
@@ -259,6 +265,7 @@ def rate_ratios(record: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def rollout_lines(model: str, record: dict[str, Any], problem: str | None) -> list[str]:
+    """The results of one model as lines."""
     lines = [f"rollout, {model}: tokens per second"]
     for case, shape in record["shapes"].items():
         rates = {

@@ -52,17 +52,20 @@ def naive(count: int, workers: int) -> None:
 
 
 def programs(count: int, sandbox: Sandbox) -> None:
+    """Run so many programs, each with one test."""
     jobs = [ProgramJob(f"{CODE}\n{TESTS[number % len(TESTS)]}") for number in range(count)]
     assert all(result.exit_code == 0 and not result.ended for result in sandbox.run(jobs))
 
 
 def exams(count: int, sandbox: Sandbox) -> None:
+    """Run as many tests, several for each program."""
     test_spec = {"form": "assertions", "tests": TESTS}
     results = sandbox.run([UnitTestJob((CODE,), test_spec)] * (count // len(TESTS)))
     assert all(result.passed == (True,) * len(TESTS) for result in results)
 
 
 def rate(side: Callable[[int], None], count: int) -> float:
+    """Tests per second."""
     started = time.perf_counter()
     side(count)
     return count / (time.perf_counter() - started)

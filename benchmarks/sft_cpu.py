@@ -83,6 +83,7 @@ def rate_lines(sides: dict[str, dict[str, Any]], tokens_a_trained_token: float) 
 
 
 def rows_file(path: Path | None) -> Path:
+    """The file of conversations: as given, or of the folder that WHET_DATA names."""
     if path is not None:
         return path
     folder = os.environ.get("WHET_DATA")
@@ -92,6 +93,7 @@ def rows_file(path: Path | None) -> Path:
 
 
 def conversations(path: Path) -> list[dict[str, Any]]:
+    """Instructions and outputs as conversations."""
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     written = []

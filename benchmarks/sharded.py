@@ -79,6 +79,7 @@ def own_layers(model: CausalLM, wanted: bool) -> Iterator[None]:
 
 
 def measured(name: str, way: str, ranks: Ranks, device: torch.device, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Seconds and memory of one model trained one way."""
     family, settings = SHAPES[name]
     if chosen.tiny:
         settings = {**settings, **TINY, "num_key_value_heads": 2, "vocab_size": 512}
@@ -121,6 +122,7 @@ def measured(name: str, way: str, ranks: Ranks, device: torch.device, chosen: ar
 
 
 def timed(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """The median of several timings."""
     took = []
     for _ in range(repeats):
         synchronize(device)

@@ -39,8 +39,9 @@ MODELS = {"135m": "smollm2-135m", "1.5b": "qwen2.5-1.5b"}
 
 
 def values(name: str) -> Mapping[str, Any]:
-    values: Mapping[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["values"]
-    return values
+    """The values of a results file."""
+    stored: Mapping[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["values"]
+    return stored
 
 
 def token_line(name: str) -> Callable[[int], float]:
@@ -51,19 +52,20 @@ def token_line(name: str) -> Callable[[int], float]:
 
 
 def training_seconds(name: str) -> float:
-    """Of 32 x 8 full rows."""
+    """Seconds of training on 32 x 8 full rows."""
     if name == "135m":
         return float(values("gpu_step_135m")["train_s"])
     return float(values("gpu_train_1.5b")["seconds"]) * PROMPTS / 8  # measured on 8 prompts x 8
 
 
 def drawn_mean(lengths: Lengths) -> float:
-    """Of the lengths as they are cut at the budget."""
+    """The mean of the lengths as they are cut at the budget."""
     stream = random.Random(0)
     return fmean(lengths.draw(stream) for _ in range(20_000))
 
 
 def model_of(name: str, mean: float) -> ClusterModel:
+    """The cluster model of one GPU, from measured constants."""
     shape, lengths = NAMED[MODELS[name]], Lengths(mean, BUDGET)
     return ClusterModel(
         engines=1,
@@ -78,6 +80,7 @@ def model_of(name: str, mean: float) -> ClusterModel:
 
 
 def layouts(name: str, mean: float) -> dict[str, ClusterModel]:
+    """One device that trains and writes at full speed at once, one that shares its time, and two devices."""
     base, weights = model_of(name, mean), 2.0 * NAMED[MODELS[name]].weights
     link = LATENCY + weights / MEASURED_ON.link_rate
     inside = LATENCY + weights / MEASURED_ON.bytes_rate * 2  # read and written once on the same device
@@ -89,6 +92,7 @@ def layouts(name: str, mean: float) -> dict[str, ClusterModel]:
 
 
 def simulated(name: str, mean: float, lags: list[int], steps: int) -> dict[str, Any]:
+    """The simulated steps of every layout at every lag."""
     known = model_of(name, mean)
     values: dict[str, Any] = {"train_s": known.train_seconds, "mean_tokens": drawn_mean(known.lengths)}
     for lag in lags:

@@ -72,6 +72,7 @@ COMPARED = {
 
 
 def machine_for(part: Part, device: torch.device, tiny: bool) -> Any:
+    """A runtime around a random model of the part's shape."""
     family, settings = SHAPES[part.model]
     if tiny:
         settings = {**settings, **TINY, "num_key_value_heads": 2, "vocab_size": 512}
@@ -110,6 +111,7 @@ def trained(machine: Any, part: Part, shape: RolloutShape, device: torch.device,
 
 
 def capped_part(part: Part, shape: RolloutShape, device: torch.device, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Steps of a part while CUDA may take no more memory than the small card has."""
     cap = chosen.gigabytes * 1e9
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -157,6 +159,7 @@ def adapters_part(name: str, shape: RolloutShape, device: torch.device, chosen: 
 
 
 def decode_rate(machine: Any, shape: RolloutShape, device: torch.device) -> float:
+    """Tokens per second of rollouts."""
     engine = unending(machine).engine
     taken = []
     for seed in range(3):
@@ -174,6 +177,7 @@ def decode_rate(machine: Any, shape: RolloutShape, device: torch.device) -> floa
 
 
 def free(device: torch.device) -> None:
+    """Give memory back to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -19,6 +19,7 @@ QUESTIONS = ("in_process", "own_process", "grpo", "grpo_lora", "grpo_bf16", "ser
 
 
 def answer(python: str, question: str) -> Any:
+    """What the vLLM side says to a question, in its own environment."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT / "src")}
     words = [python, str(ROOT / "tests" / "peers" / "vllm_side.py"), question]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=environment, check=True)
