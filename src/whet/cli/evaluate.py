@@ -128,7 +128,8 @@ def evaluate(
     choice |= {"search": search} if search is not None else {}
     values = merged(merged(values, environment_settings(env, tool, agent)), {"rerank": choice} if choice else {})
     page_file = _page_file(page)
-    pairs = [(model, source) for model in models or ["whetstone"] for source in data or [None]]
+    sources: Sequence[str | None] = data or [None]
+    pairs = [(model, source) for model in models or ["whetstone"] for source in sources]
     folder = _out_folder(out, several=len(pairs) > 1)
     cells = []
     for model, source in pairs:
