@@ -61,7 +61,7 @@ class Extension:
 
 
 class DecodeState:
-    """The buffers, who sits where in them, and how much of them the next step uses.
+    """The buffers, which row and prompt is where in them, and how much of them the next step uses.
 
     The tensors are only ever written in place. `rows`, `slots`, `share`, `prompt_width` and `completion_width` are
     plain numbers: they fix the shapes of a step, and whoever captures one holds them still.

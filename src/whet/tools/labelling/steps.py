@@ -111,7 +111,8 @@ def step_labels(solutions: Sequence[Solution], completer: Completer, seed: tuple
         for number in range(completer.rollouts)
         if (room := completer.context - len(tokens)) > 0
     ]
-    continuations = completer.engine.generate([request for _, _, request in requests], completer.sampling)
+    asked = [request for _, _, request in requests]
+    continuations = completer.engine.generate(asked, completer.sampling) if asked else []
     whole = [
         _whole(sample, solutions[row].opening, completer.decode)
         for (row, _, _), sample in zip(requests, continuations, strict=True)
