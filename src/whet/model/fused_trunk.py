@@ -286,7 +286,7 @@ def _layers_gap(
     with _layer_values(stack) as values:
         lm.hidden(rows[0], position_ids=rows[1])
     for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, torch.float32), strict=True)):
-        before, after = (cache.flatten(0, 1)[source] for cache in values[number])
+        before, after = (states.flatten(0, 1)[source] for states in values[number])
         x, y = _run_layer((before, None), block, plan, False)
         states = x if y is None else x + y
         if not layer_agrees(before, states, after):
@@ -322,8 +322,8 @@ def _product(x: Tensor, weights: Sequence[Tensor], bias: Sequence[Tensor | None]
     for part, weight in zip(parts, weights, strict=True):
         torch.mm(x, weight.t(), out=part)
     if bias[0] is not None:
-        for part, row_bias in zip(parts, bias, strict=True):
-            part.add_(row_bias)
+        for part, part_bias in zip(parts, bias, strict=True):
+            part.add_(part_bias)
     return out
 
 

@@ -145,10 +145,8 @@ class _ChunkedLogp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias, targets, norm, promised, single_shares = ctx.saved_tensors
         if promised is not None:
-            gradients, ctx.gradients = (
-                ctx.gradients,
-                None,
-            )  # whoever holds the loss would hold these, as large as the weight
+            # whoever holds the loss would hold these, as large as the weight
+            gradients, ctx.gradients = ctx.gradients, None
             return (*gradients.scaled(_common_factor(grad, promised)), None, None)
         chunks = _Chunks(states, weight, bias, ctx.plan)
         gradients = _Gradients(ctx.needs_input_grad, states, weight, bias)

@@ -194,7 +194,7 @@ def attended(
 
     layout = tree.layout
     tables = layout.rows or (layout.prompt_index,)
-    outputs = [mixed_values(values, values, _causal_mask(values.shape[1], look, query)) for values in tables]
+    outputs = [mixed_values(rows, rows, _causal_mask(rows.shape[1], look, query)) for rows in tables]
     if (bundles := layout.bundles) is not None:
         outputs.append(mixed_values(bundles.query_index, bundles.key_index, _completion_mask(bundles, look, query)))
     together = torch.cat(outputs)

@@ -65,7 +65,7 @@ class TokenScores:
     divergence: Tensor | None = None  # [N, T], KL(policy, reference), with gradient
     states: Tensor | None = None  # [A, D], what the trunk knew before each action, in row order, with gradient
     experts: Tensor | None = None  # int [N, T, layers, k], the routers' own choice; -1 for tokens that predict nothing
-    teacher_divergence: Tensor | None = None  # [N, T], as the lesson measures it, with gradient
+    teacher_divergence: Tensor | None = None  # [N, T], as the distillation target measures it, with gradient
 
 
 def token_logp(
@@ -91,7 +91,7 @@ def _token_logp(
     device = lm.device
     batch = _packed_rows(lm, tokens, action) if details.packed else None
     targets = to_device(tokens[:, 1:][action[:, 1:]], device)
-    support_mask = None if support is None else support[:, 1:][action[:, 1:]].to(device)
+    action_support = None if support is None else support[:, 1:][action[:, 1:]].to(device)
     states, experts = _routed_states(lm, tokens, action, batch, details)
     others = None
     if details.reference is not None:
@@ -100,10 +100,10 @@ def _token_logp(
     taught = None if details.lesson is None else _taught(details.lesson, tokens, action, device)
     results: tuple[Tensor, ...]
     head = lm.head
-    if isinstance(head, VocabularyHead) and not head.softcap and support_mask is None and not _wants_more(details):
+    if isinstance(head, VocabularyHead) and not head.softcap and action_support is None and not _wants_more(details):
         results = chunked_logp(head, states, targets, temperature, lm.dtype, details.coefficient)
     else:
-        results = _scores(_Head(lm, temperature, details), states, targets, support_mask, others, taught)
+        results = _scores(_Head(lm, temperature, details), states, targets, action_support, others, taught)
 
     flags = to_device(action, device)
 
@@ -224,7 +224,7 @@ def _taught(
         with torch.no_grad():
             return lm.hold(lambda: _states(lm, tokens, action, _packed_rows(lm, tokens, action))), None
     if lesson.top is None or lesson.top_logp is None:
-        raise ValueError("a lesson without a teacher needs teacher_top and teacher_top_logp")
+        raise ValueError("a distillation target without a teacher needs teacher_top and teacher_top_logp")
     top, logp = (to_device(tensor[:, 1:][action[:, 1:]], device) for tensor in (lesson.top, lesson.top_logp))
     return top.long(), logp
 
