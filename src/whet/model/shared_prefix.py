@@ -334,9 +334,8 @@ def _rows(groups: Sequence[Sequence[_Row]], size: int) -> tuple[list[Integers], 
 
 def _states(flags: NDArray[np.bool_], first: Integers, roots: Sequence[_Root]) -> Integers:
     prompt_start = np.zeros(len(flags), np.int64)
-    completion_start = np.zeros(
-        len(flags), np.int64
-    )  # where the row would start if its prompt lay before its completion
+    # where the row would start if its prompt lay before its completion
+    completion_start = np.zeros(len(flags), np.int64)
     for root in roots:
         prompt_start[list(root.rows)] = completion_start[list(root.rows)] = root.start
         for completion in root.completions:
