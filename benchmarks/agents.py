@@ -24,6 +24,8 @@ from results_file import add_results_flag, write_results
 
 
 class EpisodeShape(NamedTuple):
+    """How many episodes are played, and how long their turns are."""
+
     prompts: int
     group: int
     prompt: int  # tokens, the tool that the environment shows included
@@ -70,7 +72,7 @@ def main() -> None:
     if "--gpu" in sys.argv[1:]:
         from agents_gpu import main as on_gpu
 
-        on_gpu([each for each in sys.argv[1:] if each != "--gpu"])
+        on_gpu([argument for argument in sys.argv[1:] if argument != "--gpu"])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="words49k", help="shapes of bench_models.py with words, small ones")
@@ -130,13 +132,17 @@ def computed(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
     The others are `stepped`: read one by one as they were written. `path`: how the turns are written, and how they
     would be where a text ends them.
     """
-    found = {}
+    seconds_by_kind = {}
     for name, side in sides.items():
         run = side["runs"][-1]
         counts = dict(run["steps"][-1]["counts"])
         read = counts.pop("prefilled") + counts.pop("extended", 0)
-        found[name] = {**counts, "read": read, **{key: run[key] for key in ("path", "path_with_stop") if key in run}}
-    return found
+        seconds_by_kind[name] = {
+            **counts,
+            "read": read,
+            **{key: run[key] for key in ("path", "path_with_stop") if key in run},
+        }
+    return seconds_by_kind
 
 
 def made_model(name: str, folder: Path, seed: int, shape: EpisodeShape) -> dict[str, Any]:
@@ -157,8 +163,8 @@ def made_model(name: str, folder: Path, seed: int, shape: EpisodeShape) -> dict[
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tools = [get_json_schema(LookUp().look_up)]
 
-    def length(messages: list[dict[str, Any]], **given: Any) -> int:
-        return len(tokenizer.apply_chat_template(messages, return_dict=False, add_generation_prompt=True, **given))
+    def length(messages: list[dict[str, Any]], **options: Any) -> int:
+        return len(tokenizer.apply_chat_template(messages, return_dict=False, add_generation_prompt=True, **options))
 
     frame = length([{"role": "user", "content": ""}], tools=tools)
     texts, _ = prompts_of(folder, shape.prompts, shape.prompt - frame, seed)
@@ -167,7 +173,7 @@ def made_model(name: str, folder: Path, seed: int, shape: EpisodeShape) -> dict[
     call = {"role": "assistant", "content": "w5"}
     answered = [*asked, call, {"role": "tool", "name": "look_up", "content": LookUp().look_up("w5")}]
     answer = length(answered) - length(asked) - 1  # without the call itself; with the end of its turn
-    texts = [each.strip() for each in texts]
+    texts = [text.strip() for text in texts]
     return {"folder": str(folder), "texts": texts, "answer": answer, "context": shape.context(answer)}
 
 

@@ -59,6 +59,8 @@ from whet.types import Completion, Prompt, Request, Sample, Sampling, SessionSha
 
 @dataclass(frozen=True)
 class ConversationShape:
+    """How many conversations are held, and how long their turns are."""
+
     prompts: int = 32
     group: int = 8
     prompt: int = 256  # tokens
@@ -68,10 +70,12 @@ class ConversationShape:
 
     @property
     def conversations(self) -> int:
+        """Conversations that are held side by side."""
         return self.prompts * self.group
 
     @property
     def growth(self) -> int:
+        """Tokens that a conversation grows by, answers of the tool included."""
         return self.turns * self.turn + (self.turns - 1) * self.answer
 
     def __str__(self) -> str:
@@ -101,20 +105,21 @@ class Played:
 
 
 def session_shape(shape: ConversationShape) -> SessionShape:
+    """The same sizes as the decode session takes them."""
     return SessionShape(shape.conversations, shape.prompt, shape.growth)
 
 
 def turn_lengths(shape: ConversationShape, ragged: bool, seed: int) -> list[list[int]]:
-    """Of each conversation; ragged ones are between a third and five thirds of the mean, and sum up to the same."""
+    """The length of every turn of each conversation; ragged ones are between a third and five thirds of the mean."""
     stream = torch.Generator().manual_seed(seed)
-    found = []
+    episodes = []
     for _ in range(shape.conversations):
         share = torch.rand(shape.turns, generator=stream) * 4 / 3 + 1 / 3
         whole = shape.turns * shape.turn
         lengths = (share / share.sum() * whole).floor().long().clamp(min=1).tolist()
         lengths[-1] += whole - sum(lengths)
-        found.append(lengths if ragged else [shape.turn] * shape.turns)
-    return found
+        episodes.append(lengths if ragged else [shape.turn] * shape.turns)
+    return episodes
 
 
 def play(machine: Runtime, engine: Any, shape: ConversationShape, seed: int, ragged: bool) -> Played:
@@ -123,7 +128,7 @@ def play(machine: Runtime, engine: Any, shape: ConversationShape, seed: int, rag
     lengths = turn_lengths(shape, ragged, seed)
     stream = torch.Generator().manual_seed(seed)
     answers = torch.randint(5, machine.policy.vocabulary - 5, (shape.turns, shape.answer), generator=stream).tolist()
-    sampling = Sampling(max(max(each) for each in lengths))
+    sampling = Sampling(max(max(length) for length in lengths))
     written = number = 0
     asked: dict[int, tuple[int, int]] = {}  # conversation and turn of each request
     start = begun(machine)
@@ -166,6 +171,7 @@ class Answering:
 
 
 def answering(shape: ConversationShape) -> Callable[[], Environment]:
+    """Environments that answer every turn with a text of the shape's length."""
     say = texts_of(shape)
     return lambda: Answering(say, shape.turns)
 
@@ -174,7 +180,7 @@ def calling(shape: ConversationShape) -> Callable[[], Environment]:
     """Environments with one tool; whatever the policy writes is read as a call of it."""
     say = texts_of(shape)
 
-    def look_up(place: int) -> str:
+    def look_up(number: int) -> str:
         """Look something up.
 
         Args:
@@ -196,7 +202,7 @@ def texts_of(shape: ConversationShape) -> Callable[[], str]:
 
     def say() -> str:
         first = next(number)
-        return " ".join(f"w{5 + (31 * first + place * (1 + first % 97)) % 400}" for place in range(length))
+        return " ".join(f"w{5 + (31 * first + offset * (1 + first % 97)) % 400}" for offset in range(length))
 
     return say
 
@@ -209,9 +215,9 @@ def chat_prompts(
     words = torch.randint(
         5, len(tokenizer) - 5, (shape.prompts, shape.prompt - FRAME + 1 - spare), generator=stream
     ).tolist()
-    texts = [" ".join(f"w{each}" for each in row) for row in words]
-    found = [Prompt(str(row), ({"role": "user", "content": text},)) for row, text in enumerate(texts)]
-    return found, [prompt_tokens(tokenizer, each) for each in found]
+    texts = [" ".join(f"w{word}" for word in row) for row in words]
+    prompts = [Prompt(str(row), ({"role": "user", "content": text},)) for row, text in enumerate(texts)]
+    return prompts, [prompt_tokens(tokenizer, prompt) for prompt in prompts]
 
 
 def play_episodes(
@@ -232,10 +238,10 @@ def play_episodes(
     groups = runner.play(prompts, tokens, shape.group, Sampling(shape.turn), (seed,))
     synchronize(machine.policy.device)
     seconds = time.perf_counter() - start
-    samples = [each for group in groups for each in group]
-    lengths = {len(each.tokens) for each in samples}
+    samples = [sample for group in groups for sample in group]
+    lengths = {len(sample.tokens) for sample in samples}
     assert lengths == {shape.prompt + shape.growth}, f"conversations of {lengths} tokens; {runner.take_notes()}"
-    return Played(sum(each.num_actions for each in samples), seconds)
+    return Played(sum(sample.num_actions for sample in samples), seconds)
 
 
 def complete(machine: Runtime, engine: Any, shape: ConversationShape, prompt: int, seed: int) -> Played:
@@ -250,10 +256,11 @@ def complete(machine: Runtime, engine: Any, shape: ConversationShape, prompt: in
     start = begun(machine)
     samples: list[Sample] = engine.generate(requests, Sampling(budget))
     synchronize(machine.policy.device)
-    return Played(sum(each.num_actions for each in samples), time.perf_counter() - start)
+    return Played(sum(sample.num_actions for sample in samples), time.perf_counter() - start)
 
 
 def begun(machine: Runtime) -> float:
+    """The time, once the device has nothing left to do."""
     synchronize(machine.policy.device)
     return time.perf_counter()
 
@@ -272,6 +279,7 @@ def kinds_of(machine: Runtime, engine: Any, shape: ConversationShape) -> dict[st
 
 
 def measured(machine: Runtime, shape: ConversationShape, rounds: int, chosen: Sequence[str]) -> dict[str, Any]:
+    """Tokens per second of every way to play the conversations, medians over the rounds."""
     engine = unending(machine).engine
     every = kinds_of(machine, engine, shape)
     kinds = {kind: every[kind] for kind in every if kind in chosen or kind == "single"}
@@ -279,17 +287,19 @@ def measured(machine: Runtime, shape: ConversationShape, rounds: int, chosen: Se
         for run in kinds.values():
             run(1)
     begin_peak(machine.policy.device)
-    found: dict[str, list[Played]] = {kind: [] for kind in kinds}
+    played_by_kind: dict[str, list[Played]] = {kind: [] for kind in kinds}
     for number in range(rounds):
         for kind, run in kinds.items():
-            found[kind].append(run(100 + number))
+            played_by_kind[kind].append(run(100 + number))
     plain = Sampling(shape.turn)
-    rates = {kind: median(each.tokens / each.seconds for each in played) for kind, played in found.items()}
+    rates = {
+        kind: median(episode.tokens / episode.seconds for episode in played) for kind, played in played_by_kind.items()
+    }
     return {
         "shape": str(shape),
         "rounds": rounds,
         **{f"{kind}_tokens_per_s": rate for kind, rate in rates.items()},
-        **{f"{kind}_s": median(each.seconds for each in played) for kind, played in found.items()},
+        **{f"{kind}_s": median(episode.seconds for episode in played) for kind, played in played_by_kind.items()},
         **{f"{kind}_share": rate / rates["single"] for kind, rate in rates.items() if not kind.startswith("single")},
         "peak_GiB": peak_memory(machine.policy.device) / 2**30,
         "decode path": str(engine.session_path(plain, session_shape(shape))),
@@ -321,11 +331,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         machine = machine_for(name, device, chosen)
-        found = {"model": machine.facts["model"], "dtype": machine.facts["dtype"]}
-        found.update(measured(machine, TINY if chosen.tiny else ConversationShape(), chosen.rounds, kinds))
-        print("\n".join([name, *told(found)]), flush=True)
+        record = {"model": machine.facts["model"], "dtype": machine.facts["dtype"]}
+        record.update(measured(machine, TINY if chosen.tiny else ConversationShape(), chosen.rounds, kinds))
+        print("\n".join([name, *told(record)]), flush=True)
         print(f"  took {time.perf_counter() - begin:.0f} s with building the model", flush=True)
-        results[name] = found
+        results[name] = record
         if chosen.results:
             write_results(chosen.results, results)
         del machine

@@ -38,7 +38,7 @@ def one_run(options: argparse.Namespace, lag: int, folder: Path) -> dict[str, An
         "eval.prompts": options.eval_prompts,
         "report.save_every": options.steps,
         "model.device": options.device,
-        **dict(each.split("=", 1) for each in options.set),
+        **dict(option.split("=", 1) for option in options.set),
     }
     words = [sys.executable, "-m", "whet", "train", options.method, "--steps", str(options.steps)]
     words += ["--seed", str(options.seed), "--folder", str(folder)]
@@ -56,6 +56,7 @@ def one_run(options: argparse.Namespace, lag: int, folder: Path) -> dict[str, An
 
 
 def summary(folder: Path) -> dict[str, Any]:
+    """Speed, staleness, rewards and evaluations of a run, from its log."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "metrics" in line]
     evals = [line for line in lines if "eval" in line]
@@ -103,19 +104,19 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds of one run at most")
     add_results_flag(parser, "asynchrony_cpu")
     options = parser.parse_args()
-    found: dict[str, Any] = {"real": "two processes on one device above 0, one process at 0; nothing is simulated"}
-    found["shape"] = {"prompts": options.prompts, "group": options.group, "tokens": options.tokens}
-    with tempfile.TemporaryDirectory() as place:
+    values: dict[str, Any] = {"real": "two processes on one device above 0, one process at 0; nothing is simulated"}
+    values["shape"] = {"prompts": options.prompts, "group": options.group, "tokens": options.tokens}
+    with tempfile.TemporaryDirectory() as folder:
         for lag in map(int, options.lags.split(",")):
-            found[f"lag_{lag}"] = one_run(options, lag, Path(place) / f"lag{lag}")
-            print(json.dumps({f"lag_{lag}": found[f"lag_{lag}"]}), flush=True)
-    base = found.get("lag_0")
+            values[f"lag_{lag}"] = one_run(options, lag, Path(folder) / f"lag{lag}")
+            print(json.dumps({f"lag_{lag}": values[f"lag_{lag}"]}), flush=True)
+    base = values.get("lag_0")
     if base is not None:
-        for name, each in found.items():
+        for name, value in values.items():
             if name.startswith("lag_"):
-                each["speed"] = each["tokens_per_s"] / base["tokens_per_s"]
+                value["speed"] = value["tokens_per_s"] / base["tokens_per_s"]
     if options.results:
-        write_results(options.results, found)
+        write_results(options.results, values)
 
 
 if __name__ == "__main__":

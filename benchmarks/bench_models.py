@@ -106,11 +106,11 @@ def random_machine(
     precision: str,
     recompute: str = "auto",
     rank: int = 0,
-    kept: str = "auto",
+    weights_type: str = "auto",
 ) -> Any:
     """A runtime around a random model: matrix products in `precision`, completions that never end.
 
-    With a rank only adapters of it learn. Weights are `kept` in float32, bfloat16 or, under adapters, 4bit; auto is
+    With a rank only adapters of it learn. `weights_type` is float32, bfloat16 or, under adapters, 4bit; auto is
     what a run would choose.
     """
     import torch
@@ -125,14 +125,14 @@ def random_machine(
 
     tokenizer = tokenizer_of(settings["vocab_size"])
     dtype, why = dtype_choice(precision, device)
-    if kept == "auto":
-        kept = "bfloat16" if rank and device.type == "cuda" and dtype == torch.bfloat16 else "float32"
-    wide = kept == "float32"
+    if weights_type == "auto":
+        weights_type = "bfloat16" if rank and device.type == "cuda" and dtype == torch.bfloat16 else "float32"
+    wide = weights_type == "float32"
     model = random_model(family, settings, tokenizer, str(device), dtype="float32" if wide else "bfloat16")
     if not wide:
         widen_vectors(model)
     if rank:
-        pack = pack_four_bits if kept == "4bit" else None
+        pack = pack_four_bits if weights_type == "4bit" else None
         add_adapters(model, LowRank(rank, 2.0 * rank), merged=wide, pack=pack)
         for name, factor in adapter_factors(model).items():
             if name.endswith(".up"):  # as after some training: at zero an adapter that is forgotten would not show
@@ -140,7 +140,7 @@ def random_machine(
         merge_adapters(model)
     policy = build_policy(model, dtype, recompute_choice(recompute, device))
     context = model.config.max_position_embeddings
-    weights = sum(each.numel() for each in model.parameters())
+    weights = sum(parameter.numel() for parameter in model.parameters())
     facts = {"model": f"{weights / 1e6:.1f}M random weights", "dtype": f"{dtype} ({why})"}
     engine = TorchEngine(policy, tokenizer, (), context=context)
     loaded = LoadedModel(model, tokenizer, "random", (), context)
@@ -152,9 +152,9 @@ def model_folder(name: str, root: Path, device: str = "cpu") -> Path:
     if name == "smollm2":
         from whet.model.load import local_folder
 
-        found = local_folder(name)
-        assert found is not None
-        return found
+        path = local_folder(name)
+        assert path is not None
+        return path
     if name not in SHAPES:
         return Path(name)
     folder = root / name
@@ -175,7 +175,7 @@ def prompts_of(folder: Path, count: int, length: int, seed: int) -> tuple[list[s
     pieces = single_pieces(tokenizer)
     texts = ["".join(draw.choice(pieces) for _ in range(length)) for _ in range(count)]
     tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    wrong = [len(each) for each in tokens if len(each) != length]
+    wrong = [len(row) for row in tokens if len(row) != length]
     if wrong:
         raise SystemExit(f"{folder}: a prompt of {length} pieces became {wrong[0]} tokens; its tokenizer merges them")
     return texts, tokens
@@ -184,10 +184,10 @@ def prompts_of(folder: Path, count: int, length: int, seed: int) -> tuple[list[s
 def single_pieces(tokenizer: Any) -> list[str]:
     """Texts that are one token each wherever they stand: ` word`, or single letters of a vocabulary of bytes."""
     ids = range(min(len(tokenizer), 20000))
-    texts = [f" {text.strip()}" for text in tokenizer.batch_decode([[each] for each in ids])]
+    texts = [f" {text.strip()}" for text in tokenizer.batch_decode([[token] for token in ids])]
     encoded = tokenizer([text * 2 for text in texts], add_special_tokens=False)["input_ids"]
-    found = [text for text, each in zip(texts, encoded, strict=True) if len(each) == 2 and text[1:].isalnum()]
-    return found if len(found) > 100 else list("abcdefghijklmnopqrstuvwxyz")
+    words = [text for text, pieces in zip(texts, encoded, strict=True) if len(pieces) == 2 and text[1:].isalnum()]
+    return words if len(words) > 100 else list("abcdefghijklmnopqrstuvwxyz")
 
 
 def main() -> None:
@@ -197,15 +197,15 @@ def main() -> None:
     parser.add_argument("--prompts", default="", help="COUNTxLENGTH: also print random prompts of exact length")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for name in chosen.names:
         folder = model_folder(name, chosen.folder)
-        found[name] = {"folder": str(folder)}
+        facts[name] = {"folder": str(folder)}
         if chosen.prompts:
             count, _, length = chosen.prompts.partition("x")
             texts, tokens = prompts_of(folder, int(count), int(length), chosen.seed)
-            found[name].update(texts=texts, tokens=tokens)
-    print(json.dumps(found))
+            facts[name].update(texts=texts, tokens=tokens)
+    print(json.dumps(facts))
 
 
 if __name__ == "__main__":

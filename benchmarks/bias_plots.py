@@ -6,7 +6,7 @@ figure a completion is an episode: each of its tokens is a turn with a reward of
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from whet.objective import PRESETS, Objective, with_changes
@@ -59,11 +59,12 @@ def turn_methods() -> dict[str, Objective]:
 
 
 def length_figure() -> str:
-    found = [length_bias(length) for length in LENGTHS]
+    """The push on three completions, against the length of one of them."""
+    biases = [length_bias(length) for length in LENGTHS]
     names = ("right, 8 tokens", "wrong, 8 tokens", "the other wrong completion")
     curves = [
-        curve(name, (tuple((float(length), each[place]) for length, each in zip(LENGTHS, found, strict=True)),), tone)
-        for place, (name, tone) in enumerate(zip(names, (0, 1, 3), strict=True))
+        curve(name, (tuple((float(length), bias[index]) for length, bias in zip(LENGTHS, biases, strict=True)),), tone)
+        for index, (name, tone) in enumerate(zip(names, (0, 1, 3), strict=True))
     ]
     level = curve("exact, Dr. GRPO", (((LENGTHS[0], 1.0), (LENGTHS[-1], 1.0)),), QUIET, dashed=True)
     panel = chart(
@@ -82,6 +83,7 @@ def length_figure() -> str:
 
 
 def difficulty_figure() -> str:
+    """What a prompt counts, against its success rate."""
     tones = dict(zip(weighing_methods(), (1, 0, 2), strict=True))
     curves = [
         curve(PRESETS[name].title, (tuple((rate, prompt_weight(objective, rate)) for rate in RATES),), tones[name])
@@ -104,6 +106,7 @@ def difficulty_figure() -> str:
 
 
 def stopping_figure() -> str:
+    """How hard another turn is pushed, against what it is worth."""
     tones = dict(zip(turn_methods(), (0, 1), strict=True))
     curves = [
         curve(
@@ -139,10 +142,13 @@ def figures() -> dict[str, str]:
 
 
 def write_figures(folder: Path) -> None:
+    """Write every figure into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in figures().items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write_figures(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=IMAGES)
+    write_figures(parser.parse_args().folder)

@@ -65,10 +65,12 @@ def make(folder: Path, steps: int = STEPS, samples: int = SAMPLES, seed: int = 0
 
 
 def rise(step: int, steps: int) -> float:
+    """The mean reward of a made-up run at a step."""
     return 0.1 + 0.8 * (1 - math.exp(-4 * step / steps))
 
 
 def step_line(step: int, steps: int, draw: random.Random) -> dict[str, Any]:
+    """A line of metrics.jsonl of a made-up run."""
     reward = min(1.0, max(0.0, draw.gauss(rise(step, steps), 0.05)))
     if step == steps // 3:
         reward = 0.0  # one bad step that no downsampling may lose
@@ -97,16 +99,16 @@ def measure(folder: Path, repeats: int = REPEATS) -> dict[str, Any]:
     from playwright.sync_api import sync_playwright
 
     chromium = next(path for name in CHROMIUM if (path := shutil.which(name)))
-    found: dict[str, list[float]] = {}
+    timings: dict[str, list[float]] = {}
     is_cold = True
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for _ in range(repeats):
             is_cold = drop_cache() and is_cold
             for name, seconds in opened(browser, folder).items():
-                found.setdefault(name, []).append(seconds)
+                timings.setdefault(name, []).append(seconds)
         browser.close()
-    times = {name: {"median": round(statistics.median(v), 3), "most": round(max(v), 3)} for name, v in found.items()}
+    times = {name: {"median": round(statistics.median(v), 3), "most": round(max(v), 3)} for name, v in timings.items()}
     sizes = {name: (folder / name).stat().st_size for name in ("metrics.jsonl", "samples.jsonl")}
     return {"seconds": times, "repeats": repeats, "cold": is_cold, "bytes": sizes}
 
@@ -119,9 +121,7 @@ def opened(browser: Any, folder: Path) -> dict[str, float]:
             assert server.stdout is not None
             address = next(line.split()[1] for line in server.stdout if line.startswith("read"))
             time.sleep(1.0)
-            run = next(
-                each["id"] for each in asked(f"{address}api/runs")["runs"] if each["place"].endswith(folder.name)
-            )
+            run = next(run["id"] for run in asked(f"{address}api/runs")["runs"] if run["place"].endswith(folder.name))
             page = browser.new_page()
             times = {}
             for name, path in (("run", f"run/{run}"), ("samples", f"run/{run}/samples")):
@@ -148,6 +148,7 @@ def opened(browser: Any, folder: Path) -> dict[str, float]:
 
 
 def asked(address: str) -> Any:
+    """The JSON at an address."""
     with urllib.request.urlopen(address, timeout=60) as response:
         return json.load(response)
 
@@ -167,14 +168,14 @@ def main() -> None:
     parser.add_argument("what", choices=("make", "measure"))
     parser.add_argument("folder", type=Path)
     add_results_flag(parser, "board")
-    given = parser.parse_args()
-    if given.what == "make":
-        make(given.folder)
+    arguments = parser.parse_args()
+    if arguments.what == "make":
+        make(arguments.folder)
         return
-    values = {**measure(given.folder), "steps": STEPS, "samples": SAMPLES}
+    values = {**measure(arguments.folder), "steps": STEPS, "samples": SAMPLES}
     print(json.dumps(values, indent=2))
-    if given.results:
-        write_results(given.results, values)
+    if arguments.results:
+        write_results(arguments.results, values)
 
 
 if __name__ == "__main__":

@@ -55,16 +55,17 @@ RUNS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
 def trained(folder: Path, name: str) -> Any:
     """The run of this name, trained now where it is not there yet."""
     method, steps, settings = RUNS[name]
-    given = {} if steps is None else {"steps": steps}
-    return trained_as(folder, name, method, merged(settings, given))
+    options = {} if steps is None else {"steps": steps}
+    return trained_as(folder, name, method, merged(settings, options))
 
 
 def trained_as(folder: Path, name: str, method: str, settings: Mapping[str, Any]) -> Any:
-    found = folder / name
-    if (found / "run.json").is_file():
-        run = whet.load(found)
-        return run if run.status == "finished" else whet.resume(found, console=False)
-    return whet.train(method, config=merged(THREAD, settings), folder=str(found), console=False)
+    """The run of that name: loaded where it is finished, else trained."""
+    run_folder = folder / name
+    if (run_folder / "run.json").is_file():
+        run = whet.load(run_folder)
+        return run if run.status == "finished" else whet.resume(run_folder, console=False)
+    return whet.train(method, config=merged(THREAD, settings), folder=str(run_folder), console=False)
 
 
 def evaluated(*words: str) -> dict[str, Any]:
@@ -82,6 +83,7 @@ def before_after(run: Any) -> dict[str, Any]:
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers."""
     return {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
 
 
@@ -98,43 +100,43 @@ def demo(folder: Path) -> dict[str, Any]:
 
 def lora(folder: Path) -> dict[str, Any]:
     """Every weight beside adapters of rank 16, at whet's own rates; and adapters at the rate of full training."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for method, steps in LORA_STEPS.items():
         sides = {kind: before_after(trained(folder, f"{method}-{kind}")) for kind in ("full", "lora")}
-        found[method] = {"steps": steps, **sides}
+        values[method] = {"steps": steps, **sides}
     rate = trained(folder, "grpo-full").config["optimizer"]["learning_rate"]
     settings = {**ADAPTERS, "steps": LORA_STEPS["grpo"], "optimizer": {"learning_rate": rate}}
     low = trained_as(folder, "grpo-lora-low", "grpo", settings)
-    return {**found, "grpo at the rate of full training": before_after(low)}
+    return {**values, "grpo at the rate of full training": before_after(low)}
 
 
 def whetstone(folder: Path) -> dict[str, Any]:
     """What the built-in model can do before any training."""
-    found = {}
+    values = {}
     for task in TASKS:
         greedy = evaluated("whetstone", "--data", f"task:{task}")
         drawn = evaluated("whetstone", "--data", f"task:{task}", "--samples", "8", "--set", "eval.prompts=60")
-        found[task] = {"greedy": numbers(greedy), "drawn": numbers(drawn)}
-    return found
+        values[task] = {"greedy": numbers(greedy), "drawn": numbers(drawn)}
+    return values
 
 
 def preferences(folder: Path) -> dict[str, Any]:
     """Preference training on ready-made pairs and on the policy's own, and the three kinds of reward model."""
-    found = {"dpo": before_after(trained(folder, "dpo")), "online": before_after(trained(folder, "dpo-online"))}
-    return {**found, **{kind: before_after(trained(folder, kind)) for kind in REWARD_MODELS}}
+    values = {"dpo": before_after(trained(folder, "dpo")), "online": before_after(trained(folder, "dpo-online"))}
+    return {**values, **{kind: before_after(trained(folder, kind)) for kind in REWARD_MODELS}}
 
 
 def rerank(folder: Path) -> dict[str, Any]:
     """Sixteen completions per prompt: how well each way to choose among n of them does."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for kind in REWARD_MODELS:
         trained(folder, kind)
         told = evaluated("whetstone", "--samples", "16", "--rerank", str(folder / kind))["rerank"]
         for line in told["lines"]:
             name = " ".join(filter(None, (kind if line["scorer"] else "", line["way"], line["aggregate"])))
-            found[name] = {str(each["n"]): each["value"] for each in line["values_by_n"]}
-        found["prompts"] = told["num_prompts"]
-    return found
+            values[name] = {str(point["n"]): point["value"] for point in line["values_by_n"]}
+        values["prompts"] = told["num_prompts"]
+    return values
 
 
 def overoptimization(folder: Path) -> dict[str, Any]:
@@ -142,10 +144,13 @@ def overoptimization(folder: Path) -> dict[str, Any]:
     from whet.tools.studies.overoptimization.runner import FIGURE, VALUES, study_overoptimization
     from whet.tools.studies.overoptimization.settings import QUICK
 
-    place = study_overoptimization(dict(QUICK), folder=folder / "overoptimization").folder
-    shutil.copyfile(place / FIGURE, ROOT / "docs" / "images" / FIGURE)
-    found = json.loads((place / VALUES).read_text())["findings"]
-    return {str(number): {key: each[key] for key in each if key != "points"} for number, each in enumerate(found)}
+    study_folder = study_overoptimization(dict(QUICK), folder=folder / "overoptimization").folder
+    shutil.copyfile(study_folder / FIGURE, ROOT / "docs" / "images" / FIGURE)
+    findings = json.loads((study_folder / VALUES).read_text())["findings"]
+    return {
+        str(number): {key: finding[key] for key in finding if key != "points"}
+        for number, finding in enumerate(findings)
+    }
 
 
 def rlhf(folder: Path) -> dict[str, Any]:
@@ -156,29 +161,29 @@ def rlhf(folder: Path) -> dict[str, Any]:
 def phased(folder: Path) -> dict[str, Any]:
     """`whet pipeline phased`: both metrics after each phase, and what was kept."""
     stages = rlhf_smollm2.results_of(piped("phased", folder))
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, stage in stages.items():
         if name.endswith("-measured"):
             rates = {key: stage["measured"][key] for key in ("pair_accuracy", "win_rate", "kl")}
             task = {"value": stage["task_value"], "prompts": stage["eval_prompts"]}
-            found[name.removesuffix("-measured").replace("-", "_")] = {**rates, stage["task_metric"]: task}
-    found["judge"] = {**stages["judge-model"]["metrics"], "interval": stages["judge-model"]["interval"]}
-    return {**found, "findings": stages["check"]["findings"]}
+            values[name.removesuffix("-measured").replace("-", "_")] = {**rates, stage["task_metric"]: task}
+    values["judge"] = {**stages["judge-model"]["metrics"], "interval": stages["judge-model"]["interval"]}
+    return {**values, "findings": stages["check"]["findings"]}
 
 
 def composed(name: str, folder: Path) -> dict[str, Any]:
     """A pipeline of library stages: what each eval measured (value, low, high), what votes were worth, what it said."""
     stages = rlhf_smollm2.results_of(piped(name, folder))
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for stage, result in stages.items():
         if "sets" in result:
             measured = {key: list(value) for key, value in result["sets"]["all"].items() if key != "prompts"}
-            found[stage.replace("-", "_")] = {"prompts": result["eval_prompts"], **measured}
+            values[stage.replace("-", "_")] = {"prompts": result["eval_prompts"], **measured}
         elif result.get("metrics"):
-            found[stage.replace("-", "_")] = result["metrics"]
+            values[stage.replace("-", "_")] = result["metrics"]
         elif result.get("counts"):
-            found[stage.replace("-", "_")] = result["counts"]
-    return found
+            values[stage.replace("-", "_")] = result["counts"]
+    return values
 
 
 def r1(folder: Path) -> dict[str, Any]:
@@ -205,9 +210,9 @@ def piped(name: str, folder: Path) -> Path:
     """The folder of a finished pipeline with its own settings; what is done in it is kept."""
     from whet.tools.pipelines.runner import run_pipeline
 
-    place = folder / name
-    run_pipeline(name, merged(THREAD, {"folder": str(place)}))
-    return place
+    run_folder = folder / name
+    run_pipeline(name, merged(THREAD, {"folder": str(run_folder)}))
+    return run_folder
 
 
 AGENT_SEEDS = (0, 1, 2)
@@ -225,21 +230,25 @@ GAME = {
 
 def agents(folder: Path) -> dict[str, Any]:
     """Episodes of several turns: a calculator that is needed, the same without it (one seed), and a game."""
-    place = folder / "calculator_agent"
-    imitated = calculator_agent.imitation(place, console=False)
-    found: dict[str, Any] = {"sft": {"steps": imitated.steps}}
+    run_folder = folder / "calculator_agent"
+    imitated = calculator_agent.imitation(run_folder, console=False)
+    values: dict[str, Any] = {"sft": {"steps": imitated.steps}}
     for kind, seeds in (("plain", AGENT_SEEDS), ("no_tool", AGENT_SEEDS[:1])):
-        found[kind] = over_seeds([calculator_agent.reinforcement(place, seed, kind, console=False) for seed in seeds])
+        values[kind] = over_seeds(
+            [calculator_agent.reinforcement(run_folder, seed, kind, console=False) for seed in seeds]
+        )
     game = [trained_as(folder, f"guessing-seed{seed}", "grpo", merged(GAME, {"seed": seed})) for seed in AGENT_SEEDS]
-    return {**found, "game": over_seeds(game)}
+    return {**values, "game": over_seeds(game)}
 
 
 def calls(folder: Path) -> dict[str, Any]:
     """A model that calls twice where once is enough: right answers alone, and efficiency too."""
-    place = folder / "calculator_agent"
-    calculator_agent.wasteful_imitation(place, console=False)
+    run_folder = folder / "calculator_agent"
+    calculator_agent.wasteful_imitation(run_folder, console=False)
     return {
-        kind: over_seeds([calculator_agent.reinforcement(place, seed, kind, console=False) for seed in AGENT_SEEDS])
+        kind: over_seeds(
+            [calculator_agent.reinforcement(run_folder, seed, kind, console=False) for seed in AGENT_SEEDS]
+        )
         for kind in ("wasteful", "efficient")
     }
 
@@ -258,7 +267,7 @@ def over_seeds(runs: list[Any]) -> dict[str, Any]:
 
 
 def episode_means(step: Mapping[str, float]) -> dict[str, float]:
-    """Of the episodes of a step: reward, turns and calls."""
+    """Means over the episodes of a step: reward, turns and calls."""
     rewarded = step.get("reward.exact_answer", step["reward"])
     counted = {name: step[name] / step["samples"] for name in ("turns", "tool_calls") if name in step}
     return {"accuracy": rewarded, **counted}
@@ -266,16 +275,16 @@ def episode_means(step: Mapping[str, float]) -> dict[str, float]:
 
 def spread(values: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean, least and most over seeds, of every number that all of them have."""
-    found: dict[str, Any] = {}
+    spreads: dict[str, Any] = {}
     for key in values[0]:
-        if not all(key in each for each in values):
+        if not all(key in value for value in values):
             continue
-        inner = [each[key] for each in values]
+        inner = [value[key] for value in values]
         if isinstance(inner[0], Mapping):
-            found[key] = spread([dict(each) for each in inner])
+            spreads[key] = spread([dict(inner_values) for inner_values in inner])
         else:
-            found[key] = {"mean": fmean(inner), "least": min(inner), "most": max(inner)}
-    return found
+            spreads[key] = {"mean": fmean(inner), "least": min(inner), "most": max(inner)}
+    return spreads
 
 
 def seconds_of(run: Any) -> float:
@@ -307,6 +316,7 @@ NEEDS = {
 
 
 def prepare(folder: Path, name: str) -> None:
+    """Train a run that others start from."""
     trained(folder, name)
 
 
@@ -317,7 +327,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="runs side by side")
     add_results_flag(parser, "builtin")
     chosen = parser.parse_args()
-    unknown = [each for each in chosen.parts.split(",") if each not in PARTS]
+    unknown = [part for part in chosen.parts.split(",") if part not in PARTS]
     if unknown:
         raise SystemExit(f"--parts {unknown[0]}: give some of {', '.join(PARTS)}, with commas between them")
     parts = chosen.parts.split(",")
@@ -325,10 +335,10 @@ def main() -> None:
         names = dict.fromkeys(name for part in parts for name in NEEDS.get(part, ()))
         run_all(prepare, [(chosen.folder, name) for name in names], chosen.workers)
     for part in parts:
-        found = PARTS[part](chosen.folder)
-        print(f"{part}\n{json.dumps(found, indent=1)}", flush=True)
+        values = PARTS[part](chosen.folder)
+        print(f"{part}\n{json.dumps(values, indent=1)}", flush=True)
         if chosen.results:
-            write_results(f"{chosen.results}_{part}", found)
+            write_results(f"{chosen.results}_{part}", values)
 
 
 if __name__ == "__main__":

@@ -37,14 +37,15 @@ def step_means(folder: Path) -> dict[str, float]:
 
 
 def measured(folder: str, method: str, steps: int) -> dict[str, Any]:
+    """A run of the cluster demo: what each process did, and the seconds of a step."""
     began = time.monotonic()
     run, table, left = cluster_demo(method, steps, folder=folder)
     seconds = time.monotonic() - began
     print(f"\n{table}")
     summary = json.loads((run.folder / "run.json").read_text(encoding="utf-8"))
     rows = {
-        each["process"]: {name: value for name, value in each.items() if name not in ("process", "place")}
-        for each in summary["processes"]
+        process["process"]: {name: value for name, value in process.items() if name not in ("process", "place")}
+        for process in summary["processes"]
     }
     return {
         "method": method,
@@ -66,9 +67,9 @@ def main() -> None:
     add_results_flag(parser, "cluster_run")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measured(str(Path(folder) / "run"), chosen.method, chosen.steps)
+        values = measured(str(Path(folder) / "run"), chosen.method, chosen.steps)
     if chosen.results:
-        write_results(chosen.results, found)
+        write_results(chosen.results, values)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ def problem(draw: random.Random) -> tuple[str, int]:
 
 
 def write_rows(path: Path, rows: int, seed: int) -> None:
+    """Write made-up rows, some of them duplicates."""
     draw = random.Random(seed)
     recent: list[tuple[str, int]] = []
     with path.open("w", encoding="utf-8") as stream:
@@ -123,13 +124,13 @@ def main() -> None:
         tools: dict[str, Any] = {}
         for name, command in {"nothing": ["stats", "ten.jsonl"], **commands}.items():
             tools[name] = measured(command, folder)
-            each = tools[name]
-            print(f"{name:26} {each['seconds']:7.2f} s  {each['cpu_seconds']:7.2f} s cpu  {each['memory_mb']:6} MB")
+            tool = tools[name]
+            print(f"{name:26} {tool['seconds']:7.2f} s  {tool['cpu_seconds']:7.2f} s cpu  {tool['memory_mb']:6} MB")
         size = (folder / "rows.jsonl").stat().st_size
     if chosen.results:
-        for each in tools.values():
-            summary = each.pop("summary")
-            each["kept"] = summary.get("kept", summary.get("rows"))
+        for tool in tools.values():
+            summary = tool.pop("summary")
+            tool["kept"] = summary.get("kept", summary.get("rows"))
         write_results(chosen.results, {"rows": chosen.rows, "megabytes": round(size / 1e6, 1), "tools": tools})
 
 

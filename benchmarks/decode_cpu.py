@@ -52,6 +52,7 @@ class Silent:
 
 
 def model_called(name: str | None) -> Any:
+    """The model of that name, or a random one."""
     if name is not None:
         return load_model(name).model
     torch.manual_seed(0)
@@ -59,14 +60,16 @@ def model_called(name: str | None) -> Any:
 
 
 def requests_of(lm: CausalLM, prompts: int, group: int, length: int) -> list[Request]:
+    """Random prompts, each asked for as many completions as the group has."""
     tokens = torch.randint(5, lm.vocabulary, (prompts, length), generator=torch.Generator().manual_seed(1))
-    return [Request(tuple(row.tolist()), 100 * place + n) for place, row in enumerate(tokens) for n in range(group)]
+    return [Request(tuple(row.tolist()), 100 * index + n) for index, row in enumerate(tokens) for n in range(group)]
 
 
 def transformers_side(model: Any, requests: list[Request], group: int, budget: int) -> int:
+    """Tokens that transformers' own generate writes."""
     rows = torch.tensor([request.tokens for request in requests[::group]])
     with torch.inference_mode():
-        found = model.generate(
+        output = model.generate(
             rows,
             attention_mask=torch.ones_like(rows),
             do_sample=True,
@@ -78,10 +81,11 @@ def transformers_side(model: Any, requests: list[Request], group: int, budget: i
             min_new_tokens=budget,
             pad_token_id=0,
         )
-    return int(found[:, rows.shape[1] :].numel())
+    return int(output[:, rows.shape[1] :].numel())
 
 
 def own_cache(lm: CausalLM, requests: list[Request], sampling: Sampling, rows: int) -> Completions:
+    """Completions by the path for models that whet's buffers do not suit: their own cache."""
     job = decode_job(requests, sampling, StopRule(torch.tensor([], dtype=torch.long), lambda tokens: ""))
     return DecodeScheduler(OwnCacheBackend(lm, job, rows), job).run()
 
@@ -145,13 +149,17 @@ def main() -> None:
     )
     base = rates["transformers"]
     if options.results:
-        found = {name: {"best": max(each), "middle": statistics.median(each)} for name, each in rates.items()}
-        ratios = {key: found["whet"][key] / found["transformers"][key] for key in ("best", "middle")}
-        write_results(options.results, {"tokens_per_s": found, "whet over transformers": ratios})
-    for name, each in rates.items():
+        summary = {
+            name: {"best": max(measured_rates), "middle": statistics.median(measured_rates)}
+            for name, measured_rates in rates.items()
+        }
+        ratios = {key: summary["whet"][key] / summary["transformers"][key] for key in ("best", "middle")}
+        write_results(options.results, {"tokens_per_s": summary, "whet over transformers": ratios})
+    for name, measured_rates in rates.items():
+        best, middle = max(measured_rates), statistics.median(measured_rates)
         print(
-            f"  {name:34} best {max(each):8.0f} tokens/s ({max(each) / max(base):.2f}x)   "
-            f"middle {statistics.median(each):8.0f} ({statistics.median(each) / statistics.median(base):.2f}x)"
+            f"  {name:34} best {best:8.0f} tokens/s ({best / max(base):.2f}x)   "
+            f"middle {middle:8.0f} ({middle / statistics.median(base):.2f}x)"
         )
 
 

@@ -31,6 +31,7 @@ COUNTED = (*PHASES, "cpu", *RATES, "contended", "quiet_steps", "others", "shares
 
 
 def add_common_flags(parser: Any) -> None:
+    """Options that every duel takes."""
     parser.add_argument("--models", default="byte,words49k,smollm2", help="of bench_models.py, or folders")
     parser.add_argument("--steps", type=int, default=3, help="quiet steps per side")
     parser.add_argument("--most", type=int, default=8, help="steps per side, contended and warm-up ones included")
@@ -73,7 +74,7 @@ def told(command: Sequence[str]) -> Any:
 
 
 def _inherited() -> list[str]:
-    return [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def environment_of(threads: int, folders: Sequence[str], python: str) -> dict[str, str]:
@@ -116,7 +117,7 @@ def duel(chosen: Any, job: dict[str, Any]) -> dict[str, dict[str, Any]]:
         for name, python in pythons.items():
             runs[name].append(run_side(name, python, job, chosen.patience))
             print(f"  {name}: {[round(step['seconds'], 2) for step in runs[name][-1]['steps']]} s", file=sys.stderr)
-    return {name: summed_up(each) for name, each in runs.items()}
+    return {name: summed_up(side_runs) for name, side_runs in runs.items()}
 
 
 def summed_up(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -125,27 +126,27 @@ def summed_up(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     quiet = [step for step in steps if step["others"] is None or step["others"] < QUIET]
     counted = quiet or steps
     phases = sorted({phase for step in counted for phase in step["phases"]})
-    found: dict[str, Any] = {phase: median(step["phases"].get(phase, 0.0) for step in counted) for phase in phases}
-    if "train" in found:  # whet tells its phases itself; what is neither backward nor optimizer is forward
-        passes = found["train"] + found.get("reference", 0.0)
-        found["forward"] = max(0.0, passes - found.get("backward", 0.0) - found.get("optimizer", 0.0))
+    summary: dict[str, Any] = {phase: median(step["phases"].get(phase, 0.0) for step in counted) for phase in phases}
+    if "train" in summary:  # whet tells its phases itself; what is neither backward nor optimizer is forward
+        passes = summary["train"] + summary.get("reference", 0.0)
+        summary["forward"] = max(0.0, passes - summary.get("backward", 0.0) - summary.get("optimizer", 0.0))
     step_seconds, cpu_seconds = (median(step[key] for step in counted) for key in ("seconds", "own"))
     ceiling = runs[-1].get("ceiling")
     if ceiling:
         rate, threads = ceiling["matrix_rate"], runs[-1]["threads"]
         training, rollout = ceiling["training_operations"], ceiling["rollout_operations"]
-        found["shares"] = {
+        summary["shares"] = {
             "matrix_GFLOP_per_s": rate / 1e9,
-            "training": training / found["train"] / rate,
-            "rollout": rollout / found["rollout"] / rate,
+            "training": training / summary["train"] / rate,
+            "rollout": rollout / summary["rollout"] / rate,
             "step": (training + rollout) / step_seconds / rate,
             "cpu": (training + rollout) / cpu_seconds / (rate / threads),
         }
     return {
         "step": step_seconds,
-        **{phase: found.get(phase, 0.0) for phase in PHASES[1:]},
+        **{phase: summary.get(phase, 0.0) for phase in PHASES[1:]},
         "cpu": cpu_seconds,
-        **({"shares": found["shares"]} if ceiling else {}),
+        **({"shares": summary["shares"]} if ceiling else {}),
         "trained_per_second": median(step["counts"]["trained"] / step["seconds"] for step in counted),
         "peak_bytes": max(run["peak_bytes"] for run in runs),
         "contended": not quiet,
@@ -158,22 +159,22 @@ def summed_up(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def ratio_table(title: str, sides: dict[str, dict[str, Any]]) -> str:
     """The sides below one another and how many times better whet is than each of the others."""
     names = ratio_names(sides)
-    width = max(8, *(len(each) + 2 for each in (*sides, *names.values())))
-    lines = [f"\n{title}", " " * width + "".join(f"{each + ' s':>13}" for each in PHASES) + f"{'peak GB':>10}"]
+    width = max(8, *(len(label) + 2 for label in (*sides, *names.values())))
+    lines = [f"\n{title}", " " * width + "".join(f"{phase + ' s':>13}" for phase in PHASES) + f"{'peak GB':>10}"]
     for name, side in sides.items():
-        row = "".join(f"{side[each]:13.3f}" for each in PHASES) + f"{side['peak_bytes'] / 1e9:10.2f}"
+        row = "".join(f"{side[phase]:13.3f}" for phase in PHASES) + f"{side['peak_bytes'] / 1e9:10.2f}"
         lines.append(f"{name:{width}}{row}{'  contended' if side['contended'] else ''}")
     for name, label in names.items():
         ours, theirs = sides["whet"], sides[name]
-        row = "".join(f"{theirs[each] / ours[each]:12.2f}x" if ours[each] else f"{'-':>13}" for each in PHASES)
+        row = "".join(f"{theirs[phase] / ours[phase]:12.2f}x" if ours[phase] else f"{'-':>13}" for phase in PHASES)
         lines.append(f"{label:{width}}{row}{theirs['peak_bytes'] / ours['peak_bytes']:9.2f}x")
     return "\n".join(lines)
 
 
 def ratio_names(sides: Iterable[str]) -> dict[str, str]:
     """The sides that whet is compared with, and what each comparison is called."""
-    found = list(sides)
-    others = [name for name in found if name != "whet"] if "whet" in found else []
+    order = list(sides)
+    others = [name for name in order if name != "whet"] if "whet" in order else []
     return {name: "ratio" if len(others) == 1 else f"ratio, {name}" for name in others}
 
 
@@ -185,20 +186,21 @@ def save_results(name: str | None, results: dict[str, Any], titles: dict[str, st
 
 def case_record(title: str, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What a page may quote of one case: seconds and memory of each side, and `times`: whet's advantage over it."""
-    found: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     for name, side in sides.items():
-        found[name] = {key: side[key] for key in COUNTED if key in side}
-        found[name]["peak_GB"] = side["peak_bytes"] / 1e9
-    ours = found.get("whet", {})
-    for theirs in found.values():
+        records[name] = {key: side[key] for key in COUNTED if key in side}
+        records[name]["peak_GB"] = side["peak_bytes"] / 1e9
+    ours = records.get("whet", {})
+    for theirs in records.values():
         less = [key for key in (*PHASES, "cpu", "peak_GB") if ours.get(key) and key in theirs]
         theirs["times"] = {key: theirs[key] / ours[key] for key in less}
         for key in set(RATES) & set(ours) & set(theirs):
             theirs["times"][key] = ours[key] / theirs[key]
-    return {"title": title, "sides": found}
+    return {"title": title, "sides": records}
 
 
 def name_contended(results: dict[str, Any]) -> None:
+    """Say which measurements others disturbed."""
     contended = [name for name, sides in results.items() if any(side["contended"] for side in sides.values())]
     if contended:
         print(f"\ncontended, to be repeated on an idle machine: {', '.join(contended)}")

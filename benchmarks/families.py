@@ -157,6 +157,7 @@ LEFT_OUT = frozenset(
 
 
 def families() -> list[str]:
+    """The model families that are checked."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS} - LEFT_OUT)
@@ -215,6 +216,7 @@ class Gaps:
 
     @property
     def right(self) -> bool:
+        """Whether every gap is rounding."""
         sampled = STEP_IS_NOT_SCAN.get(self.family, 2e-4)
         return not self.error and self.logp < 2e-4 and self.gradient < 2e-3 and self.sampled_logp < sampled
 
@@ -251,19 +253,19 @@ def wide_copy(model: Any) -> Any:
 
 
 def training_gaps(lm: CausalLM, reference: Any) -> tuple[float, float]:
-    """Of log-probabilities, and of the gradients of a weighted sum of them."""
+    """The gaps of log-probabilities, and of the gradients of a weighted sum of them."""
     tokens, action = long_rows(lm.vocabulary)
     weight = torch.linspace(-3, 3, action.numel()).sin().view(action.shape)
     lm.model.zero_grad(set_to_none=True)
     lm.model.train()
     try:
-        found = token_logp(lm, tokens, action).logp
-        (found * weight).sum().backward()
+        logp = token_logp(lm, tokens, action).logp
+        (logp * weight).sum().backward()
     finally:
         lm.model.eval()
     reference.zero_grad(set_to_none=True)
     gap = 0.0
-    for row, flags, factor, ours in zip(tokens, action, weight, found.detach(), strict=True):
+    for row, flags, factor, ours in zip(tokens, action, weight, logp.detach(), strict=True):
         length = int(flags.nonzero().max()) + 1
         theirs = own_logp(reference, row[:length])
         chosen = flags[1:length]
@@ -290,6 +292,7 @@ class Words:
 
 
 def decoding_gap(lm: CausalLM, reference: Any) -> tuple[str, float]:
+    """The decode path, and how far sampled log-probabilities are from the reference."""
     engine = TorchEngine(lm, Words(), (1,), context=128, rows_per_batch=5)
     tokens, _ = long_rows(lm.vocabulary)
     prompts = [tuple(tokens[row, :length].tolist()) for row, length in ((0, 13), (2, 5), (5, 21), (0, 13), (2, 3))]
@@ -306,26 +309,26 @@ def decoding_gap(lm: CausalLM, reference: Any) -> tuple[str, float]:
 
 def gaps_of(name: str, **changes: Any) -> Gaps:
     """Both comparisons; an error where something raised."""
-    found, start = Gaps(name), time.time()
+    gaps, start = Gaps(name), time.time()
     try:
         model = tiny_model(name, **changes)
     except Exception as error:
-        return replace(found, error=f"no tiny model: {_line(error)}", seconds=time.time() - start)
+        return replace(gaps, error=f"no tiny model: {_line(error)}", seconds=time.time() - start)
     reference = wide_copy(model)
     try:
         lm = causal_lm(model)
         switch_off_noise(lm)
-        found = replace(found, training=str(fast_path(lm)))
+        gaps = replace(gaps, training=str(fast_path(lm)))
         logp, gradient = training_gaps(lm, reference)
-        found = replace(found, logp=logp, gradient=gradient)
+        gaps = replace(gaps, logp=logp, gradient=gradient)
     except Exception as error:
-        found = replace(found, error=f"training: {_line(error)}")
+        gaps = replace(gaps, error=f"training: {_line(error)}")
     try:
         decoding, gap = decoding_gap(lm, reference)
-        found = replace(found, decoding=decoding, sampled_logp=gap)
+        gaps = replace(gaps, decoding=decoding, sampled_logp=gap)
     except Exception as error:
-        found = replace(found, error=f"{found.error} decoding: {_line(error)}".strip())
-    return replace(found, seconds=time.time() - start)
+        gaps = replace(gaps, error=f"{gaps.error} decoding: {_line(error)}".strip())
+    return replace(gaps, seconds=time.time() - start)
 
 
 def _line(error: Exception) -> str:
@@ -344,26 +347,26 @@ SHORT = {
 }
 
 
-def results(found: Sequence[Gaps]) -> dict[str, Any]:
+def results(every: Sequence[Gaps]) -> dict[str, Any]:
     """What whet does, with the families that it does it with and their largest gaps."""
     import transformers
 
     by_way: dict[tuple[str, ...], list[Gaps]] = {}
-    for each in found:
-        by_way.setdefault(tuple(SHORT[path.split(" (")[0]] for path in (each.training, each.decoding)), []).append(each)
+    for gaps in every:
+        by_way.setdefault(tuple(SHORT[path.split(" (")[0]] for path in (gaps.training, gaps.decoding)), []).append(gaps)
     order = list(dict.fromkeys(SHORT.values()))
     ways = {
         " | ".join(way): {
-            "families": ", ".join(sorted(each.family for each in by_way[way])),
-            "training_gap": max(each.logp for each in by_way[way]),
-            "gradient_gap": max(each.gradient for each in by_way[way]),
-            "decoding_gap": max(each.sampled_logp for each in by_way[way]),
+            "families": ", ".join(sorted(gaps.family for gaps in by_way[way])),
+            "training_gap": max(gaps.logp for gaps in by_way[way]),
+            "gradient_gap": max(gaps.gradient for gaps in by_way[way]),
+            "decoding_gap": max(gaps.sampled_logp for gaps in by_way[way]),
         }
-        for way in sorted(by_way, key=lambda way: [order.index(each) for each in way])
+        for way in sorted(by_way, key=lambda way: [order.index(step) for step in way])
     }
-    step = max((each.sampled_logp for each in found if each.family in STEP_IS_NOT_SCAN), default=0.0)
+    step = max((gaps.sampled_logp for gaps in every if gaps.family in STEP_IS_NOT_SCAN), default=0.0)
     versions = {"transformers": transformers.__version__}
-    return {"count": len(found), **versions, "step_is_not_scan": step, "ways": ways}
+    return {"count": len(every), **versions, "step_is_not_scan": step, "ways": ways}
 
 
 def main() -> None:
@@ -376,14 +379,14 @@ def main() -> None:
     arguments = parser.parse_args()
     every = []
     for name in arguments.names or families():
-        each = gaps_of(name)
-        every.append(each)
+        gaps = gaps_of(name)
+        every.append(gaps)
         print(
-            f"{'ok   ' if each.right else 'WRONG'} {name:20s} logp {each.logp:.1e} grad {each.gradient:.1e} "
-            f"sampled {each.sampled_logp:.1e} {each.seconds:4.1f}s | {each.training} | {each.decoding} | {each.error}",
+            f"{'ok   ' if gaps.right else 'WRONG'} {name:20s} logp {gaps.logp:.1e} grad {gaps.gradient:.1e} "
+            f"sampled {gaps.sampled_logp:.1e} {gaps.seconds:4.1f}s | {gaps.training} | {gaps.decoding} | {gaps.error}",
             flush=True,
         )
-    if wrong := [each.family for each in every if not each.right]:
+    if wrong := [gaps.family for gaps in every if not gaps.right]:
         raise SystemExit(f"wrong: {', '.join(wrong)}")
     if arguments.results:
         write_results(arguments.results, results(every))

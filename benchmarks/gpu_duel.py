@@ -85,6 +85,7 @@ class Case:
 
 
 def policy_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
+    """A step of GRPO on rows of fixed length."""
     num_prompts, group_size, prompt_tokens, completion_tokens = sizes.shape
     made = told(
         [
@@ -118,6 +119,7 @@ def policy_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
 
 
 def supervised_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
+    """A step of SFT on real conversations."""
     made = told([sys.executable, str(HERE / "bench_models.py"), str(chosen.work / "models"), sizes.model])[sizes.model]
     rows = conversations(rows_file(chosen.rows))[: sizes.rows]
     source, target = work / "rows.jsonl", work / "encoded.json"
@@ -172,33 +174,36 @@ ALL_PARTS = (*PARTS, "rollout")
 
 
 def rollouts_of(chosen: Any) -> Rollouts:
+    """The rollouts that the command line asks for."""
     wanted = TINY_ROLLOUTS if chosen.tiny else Rollouts()
-    given: dict[str, Any] = {}
+    job: dict[str, Any] = {}
     if chosen.models:
-        given["models"] = tuple(chosen.models.split(","))
-        unknown = [each for each in given["models"] if each not in SHAPES]
+        job["models"] = tuple(chosen.models.split(","))
+        unknown = [model for model in job["models"] if model not in SHAPES]
         if unknown:
             raise SystemExit(f"--models {unknown[0]}: give some of {', '.join(SHAPES)}, with commas between them")
     if chosen.sequences:
-        given["sequences"] = tuple(int(each) for each in chosen.sequences.split(","))
-    return replace(wanted, **given)
+        job["sequences"] = tuple(int(count) for count in chosen.sequences.split(","))
+    return replace(wanted, **job)
 
 
 def sizes_of(chosen: Any) -> Sizes:
+    """The sizes that the command line asks for."""
     sizes = SMALL if chosen.tiny else Sizes()
-    given = {key: getattr(chosen, key) for key in GIVEN if getattr(chosen, key)}
+    choices = {key: getattr(chosen, key) for key in GIVEN if getattr(chosen, key)}
     if chosen.pack_tokens:
-        given["pack_tokens"] = tuple(int(each) for each in chosen.pack_tokens.split(","))
-    return replace(sizes, **given)
+        choices["pack_tokens"] = tuple(int(count) for count in chosen.pack_tokens.split(","))
+    return replace(sizes, **choices)
 
 
 def step_counts(counts: tuple[int, int, int]) -> dict[str, int]:
+    """The three counts by name."""
     return dict(zip(("steps", "most", "warm_up"), counts, strict=True))
 
 
 def named(side: str, choices: dict[str, tuple[str, str]]) -> str:
     """The side and those of its choices that are not the usual ones."""
-    return " ".join([side, *(given for given, usual in choices.values() if given != usual)])
+    return " ".join([side, *(choice for choice, usual in choices.values() if choice != usual)])
 
 
 def worded(rows: Iterable[dict[str, Any]], vocabulary: int) -> list[dict[str, Any]]:
@@ -226,25 +231,27 @@ def fought(
         for name, choices in sides.items():
             start = time.perf_counter()
             try:
-                found = ran(name, {**job, "peer": choices}, chosen)
+                measured = ran(name, {**job, "peer": choices}, chosen)
             except SystemExit as failure:
                 failures[name] = str(failure)
                 print(f"  {name}: {failure}", file=sys.stderr)
-                keep({each: summed_up(every) for each, every in runs.items()}, failures)
+                keep({run_name: summed_up(every) for run_name, every in runs.items()}, failures)
                 continue
-            runs.setdefault(name, []).append(found)
-            steps = [round(step["seconds"], 3) for step in found["steps"]]
+            runs.setdefault(name, []).append(measured)
+            steps = [round(step["seconds"], 3) for step in measured["steps"]]
             print(f"  {name}: {steps} s; {time.perf_counter() - start:.0f} s with its start", file=sys.stderr)
-            keep({each: summed_up(every) for each, every in runs.items()}, failures)
-    return {name: summed_up(each) for name, each in runs.items()}, failures
+            keep({run_name: summed_up(every) for run_name, every in runs.items()}, failures)
+    return {name: summed_up(side_runs) for name, side_runs in runs.items()}, failures
 
 
 def keep_sides(results: str | None, title: str, sides: dict[str, dict[str, Any]], failures: dict[str, str]) -> None:
+    """Write what there is to the results file, if there is one."""
     if results:
         write_results(results, {**case_record(title, sides), "failed": failures})
 
 
 def ran(name: str, job: dict[str, Any], chosen: Any) -> dict[str, Any]:
+    """What one side measured, in a process of its own."""
     if name == "whet":
         return run_side("whet", sys.executable, job, chosen.patience)
     if chosen.peer_path is not None:
@@ -276,7 +283,7 @@ def main() -> None:
     parser.set_defaults(precision=None, patience=10.0)
     chosen = parser.parse_args()
     for option, known in (("parts", ALL_PARTS), ("writing", WRITING), ("peer_weights", WEIGHTS), ("layouts", LAYOUTS)):
-        unknown = [each for each in getattr(chosen, option).split(",") if each not in known]
+        unknown = [name for name in getattr(chosen, option).split(",") if name not in known]
         if unknown:
             flag = option.replace("_", "-")
             raise SystemExit(f"--{flag} {unknown[0]}: give some of {', '.join(known)}, with commas between them")
@@ -293,10 +300,10 @@ def main() -> None:
     results: dict[str, Any] = {}
     failed: dict[str, Any] = {}
 
-    def keep_rollouts(found: dict[str, Any], wrong: dict[str, str]) -> None:
+    def keep_rollouts(rollouts: dict[str, Any], wrong: dict[str, str]) -> None:
         failed.update(wrong)
         if chosen.results:
-            write_results(f"{chosen.results}_rollout", {**found, "failed": wrong})
+            write_results(f"{chosen.results}_rollout", {**rollouts, "failed": wrong})
 
     for part in parts:
         begun = time.perf_counter()

@@ -108,18 +108,19 @@ class RandomWriter:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
         count = sampling.max_new_tokens
-        found = []
+        seconds = []
         for request in requests:
             stream = torch.Generator().manual_seed(request.seed % 2**63)
             completion = torch.randint(self._vocabulary, (count,), generator=stream)
             tokens = torch.cat([torch.tensor(request.tokens), completion])
             action = torch.arange(len(tokens)) >= len(request.tokens)
             logp = torch.where(action, -torch.tensor(float(self._vocabulary)).log(), torch.tensor(0.0))
-            found.append(Sample(tokens, action, logp, (0, 0), StopReason.LENGTH, ""))
-        return found
+            seconds.append(Sample(tokens, action, logp, (0, 0), StopReason.LENGTH, ""))
+        return seconds
 
 
 def machine_for(name: str, device: torch.device, chosen: argparse.Namespace, rank: int = 0) -> Runtime:
+    """A runtime around a random model of this name."""
     family, settings = SHAPES[name]
     if chosen.tiny:
         settings = {**settings, **TINY, "num_key_value_heads": 2, "vocab_size": 512}
@@ -128,6 +129,7 @@ def machine_for(name: str, device: torch.device, chosen: argparse.Namespace, ran
 
 
 def part_step(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """Whole training steps, phase by phase."""
     device, shape = machine.policy.device, sizes.step
     values = {**settings, "batch": {"micro_batch_tokens": sizes.micro_batch_tokens}, "objective": {"kl": "none"}}
     config = bench_config("whetstone", shape, values, method="grpo")
@@ -154,11 +156,12 @@ def part_lora(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
 
 
 def part_rollout(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
-    found = {}
+    """Rollouts of several sizes."""
+    records = {}
     for count in sizes.rollout:
         shape = RolloutShape(count // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.completion_tokens)
-        found[str(count)] = rollout_record(machine, shape)
-    return found
+        records[str(count)] = rollout_record(machine, shape)
+    return records
 
 
 def part_long_prompts(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
@@ -176,18 +179,19 @@ def part_settings(machine: Runtime, name: str, sizes: Sizes, settings: dict[str,
         "top_p": Sampling(budget, top_p=0.95),
         "stop": Sampling(budget, stop=("no token of these models spells this",)),
     }
-    found = {kind: rollout_record(machine, shape, sampling) for kind, sampling in kinds.items()}
-    for record in found.values():
-        record["share_of_plain"] = record["tokens_per_s"] / found["plain"]["tokens_per_s"]
-    return {"shape": str(shape), **found}
+    records = {kind: rollout_record(machine, shape, sampling) for kind, sampling in kinds.items()}
+    for record in records.values():
+        record["share_of_plain"] = record["tokens_per_s"] / records["plain"]["tokens_per_s"]
+    return {"shape": str(shape), **records}
 
 
 def rollout_record(machine: Runtime, shape: RolloutShape, sampling: Sampling | None = None) -> dict[str, Any]:
+    """Tokens per second and peak memory of one rollout."""
     sampling, endless = sampling or Sampling(shape.completion_tokens), unending(machine)
     samples, seconds, peak = written(machine, endless.engine, shape, sampling)
     return {
         "shape": str(shape),
-        "tokens_per_s": sum(each.num_actions for each in samples) / seconds,
+        "tokens_per_s": sum(sample.num_actions for sample in samples) / seconds,
         "seconds": seconds,
         "peak_GiB": peak / 2**30,
         **decode_facts(endless, sampling, random_prompts(machine, shape, 0)),
@@ -204,7 +208,7 @@ def part_ragged(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, A
     steady = TorchEngine(machine.policy, loaded.tokenizer, (), context=loaded.context, rows_per_batch=slots)
     shape = RolloutShape(sizes.ragged // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.longest)
     samples, seconds, peak = written(machine, engine, shape)
-    lengths = sorted(each.num_actions for each in samples)
+    lengths = sorted(sample.num_actions for sample in samples)
     mean = sum(lengths) / len(lengths)
     fixed = replace(shape, completion_tokens=max(1, round(mean)))
     _, fixed_seconds, _ = written(machine, steady, fixed)
@@ -246,6 +250,7 @@ def written(
 
 
 def part_train(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """The training phase alone, on full rows."""
     device, shape = machine.policy.device, sizes.train
     values = {**settings, "batch": {"micro_batch_tokens": sizes.pack}, "objective": {"kl": "none"}}
     config = bench_config("whetstone", shape, values, method="grpo")
@@ -310,7 +315,9 @@ def part_long(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
         "shape": f"one row of {sizes.long} tokens, vocabulary {vocabulary}",
         "seconds": time.perf_counter() - start,
         "peak_GiB": peak_memory(device) / 2**30,
-        "weights_and_gradients_GiB": 2 * sum(each.nbytes for each in machine.policy.model.parameters()) / 2**30,
+        "weights_and_gradients_GiB": 2
+        * sum(parameter.nbytes for parameter in machine.policy.model.parameters())
+        / 2**30,
         "plain_fp32_logits_GiB": sizes.long * vocabulary * 4 / 2**30,
     }
 
@@ -351,7 +358,7 @@ def main() -> None:
     add_results_flag(parser, "gpu")
     chosen = parser.parse_args()
     for option, known in (("parts", PARTS), ("model", SHAPES)):
-        unknown = [each for each in (getattr(chosen, option) or next(iter(known))).split(",") if each not in known]
+        unknown = [name for name in (getattr(chosen, option) or next(iter(known))).split(",") if name not in known]
         if unknown:
             raise SystemExit(f"--{option} {unknown[0]}: give some of {', '.join(known)}, with commas between them")
     if not torch.cuda.is_available() and not chosen.tiny:
@@ -359,7 +366,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes = SMALL if chosen.tiny else Sizes()
     if chosen.sequences:
-        sizes = replace(sizes, rollout=tuple(int(each) for each in chosen.sequences.split(",")))
+        sizes = replace(sizes, rollout=tuple(int(count) for count in chosen.sequences.split(",")))
     for part in chosen.parts.split(","):
         for name in (chosen.model or MODELS[part]).split(","):
             begun = time.perf_counter()
@@ -368,18 +375,19 @@ def main() -> None:
                 torch.cuda.empty_cache()
             held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
             machine = machine_for(name, device, chosen, LORA_RANK if part == "lora" else 0)
-            found = {"model": machine.facts["model"], "dtype": machine.facts["dtype"]}
-            found["training path"] = str(fast_path(machine.policy))
-            found["held_before_GiB"] = held / 2**30
-            found.update(PARTS[part](machine, name, sizes, {"model": {"device": str(device)}}))
-            print("\n".join([f"{part} {name}", *told(found)]), flush=True)
+            record = {"model": machine.facts["model"], "dtype": machine.facts["dtype"]}
+            record["training path"] = str(fast_path(machine.policy))
+            record["held_before_GiB"] = held / 2**30
+            record.update(PARTS[part](machine, name, sizes, {"model": {"device": str(device)}}))
+            print("\n".join([f"{part} {name}", *told(record)]), flush=True)
             print(f"  took {time.perf_counter() - begun:.0f} s with building the model", flush=True)
             if chosen.results:
-                write_results(f"{chosen.results}_{part}_{name}", found)
+                write_results(f"{chosen.results}_{part}_{name}", record)
             del machine
 
 
 def told(result: Mapping[str, Any], indent: str = "  ") -> list[str]:
+    """The result as indented lines."""
     lines = []
     for key, value in result.items():
         if isinstance(value, dict):

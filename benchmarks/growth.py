@@ -53,12 +53,14 @@ def main() -> None:
         for value in AXES[axis][1][: chosen.points]:
             before = wait_for_quiet(chosen.patience)
             asked = json.dumps({**BASE, axis: value})
-            found = told([sys.executable, __file__, "--point", asked, *options])
-            results[axis].append({"at": value, **found, "load_before": reading_record(before)})
-            others = found["others"]
+            measured = told([sys.executable, __file__, "--point", asked, *options])
+            results[axis].append({"at": value, **measured, "load_before": reading_record(before)})
+            others = measured["others"]
             mark = "" if others is None or others < QUIET else f"  contended: others used {others:.0%}"
-            times = f"step {found['step']:.3f} s (rollout {found['rollout']:.3f}, training {found['train']:.3f})"
-            print(f"{axis} {value}: {times}, peak {found['peak_bytes'] / 1e9:.2f} GB{mark}", flush=True)
+            times = (
+                f"step {measured['step']:.3f} s (rollout {measured['rollout']:.3f}, training {measured['train']:.3f})"
+            )
+            print(f"{axis} {value}: {times}, peak {measured['peak_bytes'] / 1e9:.2f} GB{mark}", flush=True)
     if chosen.results:
         write_results(chosen.results, {"base": BASE, **results})
     if chosen.images:
@@ -93,7 +95,7 @@ def point(values: dict[str, int], chosen: Any) -> dict[str, Any]:
     anatomy = benchmark.model_anatomy(machine.policy.model)
     operations = training_operations(anatomy, shape) + rollout_operations(anatomy, shape)
     number = torch.finfo(machine.policy.dtype).bits // 8
-    weights = sum(each.numel() for each in machine.policy.model.parameters())
+    weights = sum(parameter.numel() for parameter in machine.policy.model.parameters())
     return {
         "step": median(step.reading.seconds for step in quiet),
         "rollout": median(step.seconds["rollout"] for step in quiet),
@@ -133,7 +135,7 @@ def draw(results: dict[str, Any], folder: Path, machine: str) -> None:
             line("peak of the process", "peak_bytes", 0, unit=1e9),
             line("weights, gradients, optimizer", "states_bytes", QUIET, True, 1e9),
         ]
-        contended = any(each["others"] is not None and each["others"] >= 0.08 for each in points)
+        contended = any(point["others"] is not None and point["others"] >= 0.08 for point in points)
         about = f"{machine}{', taken on a busy machine' if contended else ''}"
         write_figure(folder / f"growth-{axis}-time.svg", times, ("Seconds of a step", "seconds", AXES[axis][0]), about)
         write_figure(folder / f"growth-{axis}-memory.svg", memory, ("Memory of a step", "GB", AXES[axis][0]), about)

@@ -62,9 +62,10 @@ def main() -> None:
 
 
 def shape_of(text: str) -> tuple[int, ...]:
+    """`4x8,40+64` as numbers: prompts, group size, tokens of prompt and completion."""
     try:
         counts, _, tokens = text.partition(",")
-        return (*(int(each) for each in counts.split("x")), *(int(each) for each in tokens.split("+")))
+        return (*(int(number) for number in counts.split("x")), *(int(number) for number in tokens.split("+")))
     except ValueError:
         raise SystemExit(f"--shape {text}: give short, long, or numbers as in 4x8,40+64") from None
 

@@ -55,11 +55,13 @@ class Case:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of a gzipped JSONL file."""
     with gzip.open(path, "rt", encoding="utf-8") as stream:
         return [json.loads(line) for line in stream]
 
 
 def gsm8k_cases(data: Path, limit: int | None) -> list[Case]:
+    """Test questions of GSM8K with completions."""
     prompts = prompts_from(read_rows(f"gsm8k:{data / 'gsm8k' / 'test.jsonl.gz'}"))
     golds = rows_of(data / "gsm8k" / "test.jsonl.gz")
     solved = {row["question"]: row for row in rows_of(data / "gsm8k" / "example_model_solutions.jsonl.gz")}
@@ -74,6 +76,7 @@ def gsm8k_cases(data: Path, limit: int | None) -> list[Case]:
 
 
 def math500_cases(data: Path, limit: int | None) -> list[Case]:
+    """Questions of MATH-500 with completions."""
     path = data / "math" / "math500.jsonl.gz"
     prompts, rows = prompts_from(read_rows(f"math:{path}")), rows_of(path)
     vectors = data / "verifier_vectors"
@@ -101,10 +104,11 @@ def closed(text: str, answer: str) -> str:
 
 
 def peer_verdicts(cases: Sequence[Case]) -> list[dict[str, int]]:
+    """lm-eval's verdict on each case, in a process of its own."""
     package = PACKAGES["lm_eval"]
     lines = [
-        {"task": each.task, "question": each.prompt.question(), "gold": each.gold, "completion": each.completion}
-        for each in cases
+        {"task": case.task, "question": case.prompt.question(), "gold": case.gold, "completion": case.completion}
+        for case in cases
     ]
     environment = {**os.environ, "PYTHONPATH": str(install(package)), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -120,7 +124,7 @@ def peer_verdicts(cases: Sequence[Case]) -> list[dict[str, int]]:
 def compared(cases: Sequence[Case]) -> dict[str, Any]:
     """By group and by lm-eval's score: how often both say the same, both accuracies, and where they differ."""
     theirs = peer_verdicts(cases)
-    ours = math_answers([each.prompt for each in cases], [each.completion for each in cases])
+    ours = math_answers([case.prompt for case in cases], [case.completion for case in cases])
     groups: dict[str, dict[str, Any]] = {}
     for case, own, verdicts in zip(cases, ours, theirs, strict=True):
         group = groups.setdefault(case.group, {"completions": 0, "whet_right": 0, "scores": {}})
@@ -136,7 +140,7 @@ def compared(cases: Sequence[Case]) -> dict[str, Any]:
                 continue
             side = "only_whet" if own == 1.0 else "only_peer"
             score[side] += 1
-            if sum(each["right"] == side for each in score["shown"]) < SHOWN:
+            if sum(shown["right"] == side for shown in score["shown"]) < SHOWN:
                 gold = str(case.prompt.answer)
                 shown = {"right": side, "prompt": case.prompt.id, "gold": gold, "end": case.completion[-160:]}
                 score["shown"].append(shown)
@@ -157,14 +161,14 @@ def main() -> None:
     chosen = parser.parse_args()
     limit = chosen.limit or None
     cases = [*gsm8k_cases(chosen.data, limit), *math500_cases(chosen.data, limit)]
-    found = compared(cases)
-    for name, group in found.items():
+    comparison = compared(cases)
+    for name, group in comparison.items():
         print(f"{name}: {group['completions']} completions, whet {group['whet_accuracy']:.4f}")
         for score, values in group["scores"].items():
             kinds = Counter({side: values[side] for side in ("only_whet", "only_peer")})
             print(f"  {score:24} {values['accuracy']:.4f}  agree {values['agreement']:.4f}  {dict(kinds)}")
     if chosen.results:
-        write_results(chosen.results, {"lm_eval": PACKAGES["lm_eval"].version, "groups": found})
+        write_results(chosen.results, {"lm_eval": PACKAGES["lm_eval"].version, "groups": comparison})
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def real_pairs(folder: Path) -> dict[str, list[Pair]]:
     word_problems = []
     for row in rows("gsm8k/example_model_solutions"):
         gold = row["ground_truth"].split("A:")[-1].strip()
-        texts = [each["solution"] for each in row.values() if isinstance(each, dict)]
+        texts = [answer["solution"] for answer in row.values() if isinstance(answer, dict)]
         word_problems += [(gold, "Answer:".join(text.rsplit("A:", 1))) for text in texts]
     answers = [
         (row["answer"], f"Hence the answer is as follows. {row['prediction']}")
@@ -95,20 +95,22 @@ def real_pairs(folder: Path) -> dict[str, list[Pair]]:
 
 
 def ours(pairs: list[Pair]) -> list[float | None]:
+    """whet's verdicts."""
     return math_answers([Prompt("p", (), text="q", answer=gold) for gold, _ in pairs], [text for _, text in pairs])
 
 
 def theirs(pairs: list[Pair]) -> list[bool]:
+    """math-verify's verdicts."""
     from math_verify import parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     golds: dict[str, Any] = {}
-    found = []
+    answers = []
     for gold, text in pairs:
         if gold not in golds:
             golds[gold] = parse(f"\\boxed{{{gold}}}", parsing_timeout=None)
-        found.append(verify(golds[gold], parse(text, parsing_timeout=None), timeout_seconds=None))
-    return found
+        answers.append(verify(golds[gold], parse(text, parsing_timeout=None), timeout_seconds=None))
+    return answers
 
 
 @contextmanager
@@ -125,7 +127,9 @@ def rate(pairs: list[Pair], cores: int) -> float:
     """Pairs per second, once every process stands: a training starts them once."""
     with pool_of(cores):
         ours(written_pairs(1000, seed=9))
-        while len(math_pool.POOL.processes) < cores or not all(each.is_ready for each in math_pool.POOL.processes):
+        while len(math_pool.POOL.processes) < cores or not all(
+            process.is_ready for process in math_pool.POOL.processes
+        ):
             math_pool.POOL.run([math_pool.MathJob("read", (r"\frac{1}{2}",))] * 4 * cores)
         started = time.perf_counter()
         ours(pairs)

@@ -48,6 +48,8 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 class HalfPrecisionEngine(TorchEngine):
+    """Samples in bfloat16, so that routers choose other experts than the trainer's now and then."""
+
     dtype = torch.bfloat16
 
 
@@ -114,6 +116,7 @@ def taught(options: argparse.Namespace, folder: Path) -> Path:
 
 
 def settings_of(options: argparse.Namespace, method: str, replay: str, seed: int) -> dict[str, Any]:
+    """The config of one run."""
     return {
         "seed": seed,
         "steps": options.steps,
@@ -133,6 +136,7 @@ def settings_of(options: argparse.Namespace, method: str, replay: str, seed: int
 
 
 def result(options: argparse.Namespace, method: str, replay: str, seed: int) -> dict[str, Any]:
+    """What one run came to; read from its file where it is finished."""
     folder = Path(options.folder).resolve()
     saved = folder / f"{method}-{replay}-{seed}.json"
     if saved.exists():
@@ -146,7 +150,7 @@ def result(options: argparse.Namespace, method: str, replay: str, seed: int) -> 
         method, model=start, config=settings_of(options, method, replay, seed), folder=str(folder / name), console=False
     )
     steps = [line for line in read_metrics(run.folder) if "eval" not in line]
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "before": run.before["accuracy"],
         "after": run.after["accuracy"],
         "last": fmean([line["reward"]["total"] for line in steps[-3:]]),
@@ -155,22 +159,22 @@ def result(options: argparse.Namespace, method: str, replay: str, seed: int) -> 
     for metric in NOTED:
         values = [line["metrics"][metric] for line in steps if metric in line["metrics"]]
         if values:
-            found[metric] = fmean(values)
-    saved.write_text(json.dumps(found))
-    return found
+            record[metric] = fmean(values)
+    saved.write_text(json.dumps(record))
+    return record
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
     """Means over the seeds, and the spread of what was learned."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
-    found = {name: fmean([run[name] for run in runs]) for name in names}
+    means = {name: fmean([run[name] for run in runs]) for name in names}
     if len(runs) > 1:
-        found |= {
+        means |= {
             f"{name}_std": stdev([run[name] for run in runs])
             for name in ("after", "last", "kl_old", "sampler_gap_max")
             if name in names
         }
-    return found
+    return means
 
 
 def main() -> None:
@@ -199,16 +203,18 @@ def main() -> None:
     tasks = [
         (options, method, replay, seed) for seed in range(options.seeds) for method in METHODS for replay in REPLAYS
     ]
-    found: dict[str, list[dict[str, Any]]] = {}
-    for (_, method, replay, seed), each in zip(tasks, run_all(result, tasks, options.jobs), strict=True):
-        print(f"{method} {replay} {seed}: {json.dumps({k: round(v, 4) for k, v in each.items()})}", flush=True)
-        found.setdefault(f"{method}_{replay}", []).append(each)
+    runs_by_kind: dict[str, list[dict[str, Any]]] = {}
+    for (_, method, replay, seed), run in zip(tasks, run_all(result, tasks, options.jobs), strict=True):
+        print(f"{method} {replay} {seed}: {json.dumps({k: round(v, 4) for k, v in run.items()})}", flush=True)
+        runs_by_kind.setdefault(f"{method}_{replay}", []).append(run)
     values = {
         "taught": start["accuracy"],
-        "weights": sum(each.numel() for each in Qwen3MoeForCausalLM.from_pretrained(folder / "fresh").parameters()),
+        "weights": sum(
+            parameter.numel() for parameter in Qwen3MoeForCausalLM.from_pretrained(folder / "fresh").parameters()
+        ),
         **{name: getattr(options, name) for name in ("size", "steps", "seeds", "prompts", "tokens", "rate", "device")},
         "seconds": time.monotonic() - began,
-        "runs": {name: summary(runs) for name, runs in found.items()},
+        "runs": {name: summary(runs) for name, runs in runs_by_kind.items()},
     }
     print(json.dumps(values, indent=1))
     if options.results:

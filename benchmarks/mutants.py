@@ -50,6 +50,8 @@ SKIPPED = ("kernels", "cuda", "gpu")  # run on a GPU only
 
 @dataclass(frozen=True)
 class Mutant:
+    """A place in the source and what is put there instead."""
+
     path: str  # relative to the root
     line: int
     start: int  # offsets in the file's text
@@ -65,14 +67,14 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
-    place = path.relative_to(ROOT).as_posix()
+    relative = path.relative_to(ROOT).as_posix()
 
     def offset(line: int, column: int) -> int:
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
     def mutant(node: ast.expr, new: str, about: str) -> Mutant:
         span = offset(node.lineno, node.col_offset), offset(node.end_lineno or 0, node.end_col_offset or 0)
-        return Mutant(place, node.lineno, *span, new, about)
+        return Mutant(relative, node.lineno, *span, new, about)
 
     def source(node: ast.expr) -> str:
         return ast.get_source_segment(text, node) or ""
@@ -93,7 +95,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
             yield mutant(node, f"({inner})", f"{source(node)}  ->  {inner}")
         if isinstance(node, ast.BoolOp):
             word, other = (" and ", " or ") if isinstance(node.op, ast.And) else (" or ", " and ")
-            joined = other.join(f"({source(each)})" for each in node.values)
+            joined = other.join(f"({source(value)})" for value in node.values)
             yield mutant(node, f"({joined})", f"{source(node)}  ->  {word.strip()} becomes {other.strip()}")
         if isinstance(node, ast.IfExp | ast.If) and not isinstance(node.test, ast.Compare | ast.BoolOp | ast.UnaryOp):
             yield mutant(node.test, f"(not ({source(node.test)}))", f"if {source(node.test)}  ->  if not ...")
@@ -102,9 +104,9 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         for field, child in ast.iter_fields(node):
             if field in ("annotation", "returns", "decorator_list", "type_params"):
                 continue
-            for each in child if isinstance(child, list) else [child]:
-                if isinstance(each, ast.AST):
-                    yield from visit(each)
+            for part in child if isinstance(child, list) else [child]:
+                if isinstance(part, ast.AST):
+                    yield from visit(part)
 
     tree = ast.parse(text)
     for node in tree.body:
@@ -114,8 +116,8 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 
 def _is_text(node: ast.BinOp) -> bool:
     return any(
-        isinstance(each, ast.JoinedStr) or (isinstance(each, ast.Constant) and isinstance(each.value, str))
-        for each in ast.walk(node)
+        isinstance(inner, ast.JoinedStr) or (isinstance(inner, ast.Constant) and isinstance(inner.value, str))
+        for inner in ast.walk(node)
     )
 
 
@@ -158,7 +160,7 @@ def outcome(mutant: Mutant, copy: Path, left_out: list[str], seconds: float) -> 
     target.write_text(text[: mutant.start] + mutant.new + text[mutant.end :], encoding="utf-8")
     try:
         return run_tests(
-            copy, [each for each in tests_near(original) if each not in left_out], left_out, seconds, "-x"
+            copy, [test for test in tests_near(original) if test not in left_out], left_out, seconds, "-x"
         )[0]
     finally:
         target.write_text(text, encoding="utf-8")
@@ -226,7 +228,9 @@ def main() -> None:
     )
     if options.out:
         result = {"rooms": options.rooms, "seed": options.seed, "tried": tried, "killed": killed, "left_out": left_out}
-        options.out.write_text(json.dumps({**result, "survivors": [vars(each) for each in survivors]}, indent=2) + "\n")
+        options.out.write_text(
+            json.dumps({**result, "survivors": [vars(survivor) for survivor in survivors]}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

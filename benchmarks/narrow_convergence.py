@@ -41,10 +41,12 @@ LAST = 5  # steps whose mean reward is reported
 
 
 def to_nearest(values: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Rounding to the nearest, in place of rounding at random."""
     return values.to(torch.bfloat16)
 
 
 def run_of(kind: str, seed: int, method: str, steps: int, precision: str, folder: Path) -> dict[str, Any]:
+    """Train once with weights of this kind; its rewards."""
     settings = {"seed": seed, "steps": steps, "model": {"precision": precision}, "eval": {"every": 0}}
     rounded = to_nearest if kind == "nearest" else narrow_adamw.stochastically_rounded
     start = time.perf_counter()
@@ -52,7 +54,7 @@ def run_of(kind: str, seed: int, method: str, steps: int, precision: str, folder
         run = whet.train(
             method, config=merged(settings, KINDS[kind]), folder=str(folder / f"{kind}-{seed}"), console=False
         )
-    rewards = [float(each) for each in run.metrics()["reward"]]
+    rewards = [float(value) for value in run.metrics()["reward"]]
     return {
         "accuracy": float(run.after["accuracy"]),
         "reward": fmean(rewards[-LAST:]),

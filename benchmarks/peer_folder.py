@@ -94,19 +94,19 @@ def unpack(folder: Path, python: str) -> None:
     """The wheels of every package, without what is left out."""
     with tempfile.TemporaryDirectory() as work:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        command += ["--python-version", python, *(word for each in PLATFORMS for word in ("--platform", each))]
+        command += ["--python-version", python, *(word for platform in PLATFORMS for word in ("--platform", platform))]
         subprocess.run([*command, "--dest", work, *PACKAGES.split()], check=True)
         patterns = LEFT_OUT.split()
         for wheel in sorted(Path(work).glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
                 names = archive.namelist()
                 archive.extractall(
-                    folder, [name for name in names if not any(fnmatch(name, each) for each in patterns)]
+                    folder, [name for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]
                 )
 
 
 def bundles(data: bytearray) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Of each bundle of GPU code in an ELF file: start, size, kind and GPU of every image in it."""
+    """Each bundle of GPU code in an ELF file: start, size, kind and GPU of every image in it."""
     table = struct.unpack_from("<Q", data, 0x28)[0]
     size, count, names = struct.unpack_from("<HHH", data, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", data, table + number * size) for number in range(count)]
@@ -121,13 +121,13 @@ def bundles(data: bytearray) -> Iterator[list[tuple[int, int, int, int]]]:
         if magic != BUNDLE:
             at += 8
             continue
-        found, place = [], at + head
-        at = place + length
-        while place < at:
-            kind, _, head, length = struct.unpack_from("<HHIQ", data, place)
-            found.append((place + head, length, kind, struct.unpack_from("<I", data, place + 28)[0]))
-            place += head + length
-        yield found
+        entries, offset = [], at + head
+        at = offset + length
+        while offset < at:
+            kind, _, head, length = struct.unpack_from("<HHIQ", data, offset)
+            entries.append((offset + head, length, kind, struct.unpack_from("<I", data, offset + 28)[0]))
+            offset += head + length
+        yield entries
 
 
 def blank_other_gpus(file: Path, gpu: int, largest: int = 60_000) -> None:
@@ -138,11 +138,11 @@ def blank_other_gpus(file: Path, gpu: int, largest: int = 60_000) -> None:
     """
     data = bytearray(file.read_bytes())
     for bundle in bundles(data):
-        has_own = any(kind == CUBIN and each == gpu for _, _, kind, each in bundle)
+        has_own = any(kind == CUBIN and architecture == gpu for _, _, kind, architecture in bundle)
         is_small = sum(size for _, size, _, _ in bundle) <= largest
-        for start, size, kind, each in bundle:
-            is_own = kind == CUBIN and each == gpu
-            if not (is_own if has_own else is_small and each <= gpu):
+        for start, size, kind, architecture in bundle:
+            is_own = kind == CUBIN and architecture == gpu
+            if not (is_own if has_own else is_small and architecture <= gpu):
                 data[start : start + size] = bytes(size)
     file.write_bytes(data)
 

@@ -49,6 +49,7 @@ def case(
 
 
 def model(**values: Any) -> dict[str, Any]:
+    """A config's model section."""
     return {"model": values}
 
 
@@ -88,11 +89,12 @@ TINY = "hidden=64,layers=2,heads=4,kv_heads=2,head_dim=16,inner=128,vocab=512"
 
 
 def chosen_shape(name: str, tiny: bool) -> Any:
+    """The shape of that name, or the tiny one."""
     from whet.tools.planner.shapes import named_shape
 
-    found = named_shape(TINY if tiny else {**GPU_SHAPES, **CPU_SHAPES}[name])
-    assert found is not None
-    return replace(found, context=16384)
+    shape = named_shape(TINY if tiny else {**GPU_SHAPES, **CPU_SHAPES}[name])
+    assert shape is not None
+    return replace(shape, context=16384)
 
 
 def random_load(shape: Any) -> Any:
@@ -216,32 +218,33 @@ def measured(asked: Mapping[str, Any], shape: Any, device_name: str) -> dict[str
         synchronize(device)
         seconds = {"step": time.perf_counter() - begun, **timer.seconds}
     peak = peak_memory(device)
-    found: dict[str, Any] = {"made_s": made, "seconds": seconds, "path": runtime.facts["training path"]}
+    measured_values: dict[str, Any] = {"made_s": made, "seconds": seconds, "path": runtime.facts["training path"]}
     if on_cpu:
         room = Devices(1, 64e9, is_cpu=True)
-        found |= {"peak_GiB": peak / GIB, "before_GiB": before / GIB}
+        measured_values |= {"peak_GiB": peak / GIB, "before_GiB": before / GIB}
     else:
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.max_memory_reserved(device)
         card = CARDS["h200"] if "H200" in torch.cuda.get_device_name(device) else None
         room = Devices(1, float(total), card)
-        found |= {
+        measured_values |= {
             "peak_GiB": peak / GIB,
             "reserved_GiB": reserved / GIB,
             "outside_GiB": (total - free - torch.cuda.memory_reserved(device)) / GIB,
             "device_GiB": total / GIB,
         }
     if (critic := getattr(runtime_critic(trainer), "trunk", None)) is not None:
-        found["critic_recompute"] = critic.recompute
-    return found | planned(asked, shape, room, found)
+        measured_values["critic_recompute"] = critic.recompute
+    return measured_values | planned(asked, shape, room, measured_values)
 
 
 def runtime_critic(trainer: Any) -> Any:
+    """The trainer's critic, if it has one."""
     models = getattr(trainer, "_models", None)
     return getattr(models, "critic", None)
 
 
-def planned(asked: Mapping[str, Any], shape: Any, room: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+def planned(asked: Mapping[str, Any], shape: Any, room: Any, measured_values: Mapping[str, Any]) -> dict[str, Any]:
     """The plan for a configuration beside the peak in `found`."""
     from whet.tools.planner.from_config import workload
     from whet.tools.planner.memory import PHASES
@@ -249,7 +252,7 @@ def planned(asked: Mapping[str, Any], shape: Any, room: Any, found: Mapping[str,
 
     config, (prompt, _) = run_config(asked, "cpu" if room.is_cpu else "cuda"), asked["tokens"]
     work = workload(config, shape, prompt, on_cpu=room.is_cpu)
-    work = replace(work, full_rows=not asked["ragged"], critic_recompute=found.get("critic_recompute"))
+    work = replace(work, full_rows=not asked["ragged"], critic_recompute=measured_values.get("critic_recompute"))
     plan = plan_for(work, room)
     needed = (plan.memory.total if room.is_cpu else plan.memory.allocated) / GIB
     lines: dict[str, float] = {}
@@ -259,9 +262,9 @@ def planned(asked: Mapping[str, Any], shape: Any, room: Any, found: Mapping[str,
     return {
         "plan_GiB": needed,
         "plan_device_GiB": plan.memory.total / GIB,
-        "ratio": needed / found["peak_GiB"],
+        "ratio": needed / measured_values["peak_GiB"],
         "phase": plan.memory.peak_phase,
-        "plan_seconds": {each.name: each.seconds for each in plan.time.phases},
+        "plan_seconds": {phase.name: phase.seconds for phase in plan.time.phases},
         "weights_M": shape.weights / 1e6,
         "lines": lines,
         "by_phase": {phase: plan.memory.of(phase) / GIB for phase in PHASES},
@@ -289,40 +292,49 @@ def rechecked(record: Mapping[str, Any], on_cpu: bool) -> dict[str, Any]:
 
 
 def estimate() -> dict[str, Any]:
+    """When the plan was made, and by which commit."""
     return {"date": datetime.now(UTC).strftime("%Y-%m-%d"), **commit_of(ROOT)}
 
 
 def summary(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    ratios = [each["ratio"] for each in results.values() if "ratio" in each]
-    worst = max((abs(each - 1) for each in ratios), default=0.0)
-    return {"count": len(ratios), "within_10": sum(abs(each - 1) <= 0.1 for each in ratios), "worst": worst}
+    """How far the plans are from what was measured."""
+    ratios = [result["ratio"] for result in results.values() if "ratio" in result]
+    worst = max((abs(ratio - 1) for ratio in ratios), default=0.0)
+    return {"count": len(ratios), "within_10": sum(abs(ratio - 1) <= 0.1 for ratio in ratios), "worst": worst}
 
 
 def recheck(name: str, on_cpu: bool) -> None:
+    """Compare today's plans with the measurements of a results file."""
     path = RESULTS / f"{name}.json"
     if not path.is_file():
         raise SystemExit(f"--recheck: results/{name}.json is not there; measure first, with --results {name}")
     record = rechecked(json.loads(path.read_text(encoding="utf-8")), on_cpu)
-    for each, found in record["values"]["cases"].items():
-        print(line_of(each, found))
+    for case, values in record["values"]["cases"].items():
+        print(line_of(case, values))
     said = record["values"]["summary"]
     print(f"{said['within_10']} of {said['count']} within 10%, the worst {said['worst']:.1%}")
     path.write_text(json.dumps(shortened(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def described(asked: Mapping[str, Any]) -> str:
+    """The sizes of a case in words."""
     (count, group), (prompt, completion) = asked["rows"], asked["tokens"]
     rows = f"{count} x {group}" if group > 1 else f"{count} rows"
     return f"{rows}, {prompt} + {'up to ' if asked['ragged'] else ''}{completion}, passes of {asked['pack']}"
 
 
 def cases(tiny: bool, cpu: bool) -> dict[str, dict[str, Any]]:
-    found = {}
+    """The configurations to measure, by name."""
+    configurations = {}
     for name, asked in (CPU if cpu else GPU).items():
         (count, group), tokens = asked["rows"], asked["tokens"]
-        small = {"rows": (min(count, 4), min(group, 2)), "tokens": tuple(min(each, 16) for each in tokens), "pack": 64}
-        found[name] = {**asked, **(small if tiny else {}), "ragged": name.endswith("ragged")}
-    return found
+        small = {
+            "rows": (min(count, 4), min(group, 2)),
+            "tokens": tuple(min(count, 16) for count in tokens),
+            "pack": 64,
+        }
+        configurations[name] = {**asked, **(small if tiny else {}), "ragged": name.endswith("ragged")}
+    return configurations
 
 
 def supported(asked: Mapping[str, Any]) -> bool:
@@ -347,14 +359,14 @@ def main() -> None:
         recheck(chosen.results or ("plan_check_cpu" if on_cpu else "gpu_plan_check"), on_cpu)
         return
     every = cases(chosen.tiny, chosen.cpu)
-    names = [each for each in chosen.only.split(",") if each] or list(every)
-    unknown = [each for each in names if each not in every]
+    names = [name for name in chosen.only.split(",") if name] or list(every)
+    unknown = [name for name in names if name not in every]
     if unknown:
         raise SystemExit(f"--only {unknown[0]}: give some of {', '.join(every)}, with commas between them")
     if chosen.one:
         asked = every[chosen.one]
-        found = measured(asked, chosen_shape(asked["shape"], chosen.tiny), "cpu" if on_cpu else "cuda")
-        print(f"FOUND {json.dumps(found)}")
+        values = measured(asked, chosen_shape(asked["shape"], chosen.tiny), "cpu" if on_cpu else "cuda")
+        print(f"FOUND {json.dumps(values)}")
         return
     begun, results = time.monotonic(), {}
     for name in names:
@@ -376,7 +388,8 @@ def main() -> None:
 
 
 def one_in_a_process(name: str, chosen: argparse.Namespace, on_cpu: bool) -> dict[str, Any]:
-    flags = [each for each, given in (("--cpu", chosen.cpu), ("--tiny", chosen.tiny)) if given]
+    """Measure one case in a process of its own: its peak must be its own."""
+    flags = [flag for flag, wanted in (("--cpu", chosen.cpu), ("--tiny", chosen.tiny)) if wanted]
     command = [sys.executable, str(Path(__file__).resolve()), "--one", name, *flags]
     environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {})}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -384,18 +397,19 @@ def one_in_a_process(name: str, chosen: argparse.Namespace, on_cpu: bool) -> dic
     if done.returncode or not said:
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
         return {"failed": last[:300]}
-    found: dict[str, Any] = json.loads(said[-1].removeprefix("FOUND "))
-    return found
+    values: dict[str, Any] = json.loads(said[-1].removeprefix("FOUND "))
+    return values
 
 
-def line_of(name: str, found: Mapping[str, Any]) -> str:
-    if "failed" in found:
-        return f"{name:26} failed: {found['failed']}"
-    reserved = f", reserved {found['reserved_GiB']:.2f}" if "reserved_GiB" in found else ""
+def line_of(name: str, values: Mapping[str, Any]) -> str:
+    """One measured case as a line."""
+    if "failed" in values:
+        return f"{name:26} failed: {values['failed']}"
+    reserved = f", reserved {values['reserved_GiB']:.2f}" if "reserved_GiB" in values else ""
     return (
-        f"{name:26} plan {found['plan_GiB']:7.2f} GiB, peak {found['peak_GiB']:7.2f}{reserved}, "
-        f"ratio {found['ratio']:.3f} "
-        f"({found['phase']}); step {found['seconds']['step']:.1f} s"
+        f"{name:26} plan {values['plan_GiB']:7.2f} GiB, peak {values['peak_GiB']:7.2f}{reserved}, "
+        f"ratio {values['ratio']:.3f} "
+        f"({values['phase']}); step {values['seconds']['step']:.1f} s"
     )
 
 

@@ -30,18 +30,22 @@ Weights = dict[str, torch.Tensor]
 
 
 def sound(weights: Weights, before: Weights) -> Weights:
+    """The weights arrive as they are."""
     return weights
 
 
 def not_loaded(weights: Weights, before: Weights) -> Weights:
+    """No weight arrives."""
     return {}
 
 
 def half_loaded(weights: Weights, before: Weights) -> Weights:
+    """Half of the weights arrive."""
     return {name: weights[name] for name in list(weights)[: len(weights) // 2]}
 
 
 def one_behind(weights: Weights, before: Weights) -> Weights:
+    """The weights of the step before arrive."""
     return before
 
 
@@ -53,10 +57,12 @@ FAULTS: Mapping[str, Callable[[Weights, Weights], Weights]] = {
 
 
 def kept(policy: CausalLM) -> Weights:
+    """A copy of the policy's weights."""
     return {name: value.clone() for name, value in policy.model.state_dict().items()}
 
 
 def move(policy: CausalLM, step: float, seed: int) -> None:
+    """Add noise of a step's size to every weight."""
     stream = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in policy.model.parameters():
@@ -70,7 +76,7 @@ def shares(arguments: argparse.Namespace, engine_dtype: torch.dtype, take: Any, 
     own = causal_lm(copy.deepcopy(loaded.model), engine_dtype)
     engine = TorchEngine(own, loaded.tokenizer, loaded.end_tokens, context=loaded.context)
     sampling = Sampling(arguments.new)
-    found, before = [], kept(policy)
+    shares_of_batches, before = [], kept(policy)
     for batch in range(batches):
         move(policy, arguments.step, batch)
         now = kept(policy)
@@ -79,8 +85,8 @@ def shares(arguments: argparse.Namespace, engine_dtype: torch.dtype, take: Any, 
         engine.load({}, 0)
         requests = [Request((5, 6, 7, 8 + number), 100 * batch + number) for number in range(arguments.samples)]
         result = replay(policy, engine.generate(requests, sampling), 0, 1.0, engine_dtype)
-        found.append(result.gap / result.limit)
-    return found
+        shares_of_batches.append(result.gap / result.limit)
+    return shares_of_batches
 
 
 def main() -> None:
@@ -99,11 +105,15 @@ def main() -> None:
     mine = PRECISION[arguments.precision]
     values: dict[str, Any] = {"model": arguments.model, "precision": arguments.precision, "step": arguments.step}
     for name in dict.fromkeys((arguments.precision, "bf16")):
-        found = shares(arguments, PRECISION[name], sound, arguments.batches)
-        values[f"sound_{name}"] = {"batches": len(found), "largest": max(found), "alarms": sum(f > 1 for f in found)}
+        measured = shares(arguments, PRECISION[name], sound, arguments.batches)
+        values[f"sound_{name}"] = {
+            "batches": len(measured),
+            "largest": max(measured),
+            "alarms": sum(f > 1 for f in measured),
+        }
     for name, take in FAULTS.items():
-        found = shares(arguments, mine, take, max(2, arguments.batches // 5))
-        values[name] = {"batches": len(found), "smallest": min(found), "missed": sum(f <= 1 for f in found)}
+        measured = shares(arguments, mine, take, max(2, arguments.batches // 5))
+        values[name] = {"batches": len(measured), "smallest": min(measured), "missed": sum(f <= 1 for f in measured)}
     values["seconds"] = time.monotonic() - began
     print(json.dumps(values, indent=1))
     if arguments.results:

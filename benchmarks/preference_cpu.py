@@ -52,7 +52,7 @@ def main() -> None:
         print(json.dumps(encoded(chosen)))
         return
     for option, known in (("parts", PARTS), ("layouts", LAYOUTS)):
-        unknown = [each for each in getattr(chosen, option).split(",") if each not in known]
+        unknown = [name for name in getattr(chosen, option).split(",") if name not in known]
         if unknown:
             raise SystemExit(f"--{option} {unknown[0]}: give some of {', '.join(known)}, with commas between them")
     results: dict[str, Any] = {}
@@ -66,8 +66,10 @@ def main() -> None:
                 sides: dict[str, Any] = {}
                 for layout in chosen.layouts.split(","):
                     only = Namespace(**{**vars(chosen), "only": "trl"}) if sides else chosen
-                    found = duel(only, {**job, "peer": {"layout": layout}})
-                    sides.update({f"trl {layout}" if side == "trl" else side: each for side, each in found.items()})
+                    records = duel(only, {**job, "peer": {"layout": layout}})
+                    sides.update(
+                        {f"trl {layout}" if side == "trl" else side: record for side, record in records.items()}
+                    )
             title = f"{part}, {name}: {told_pairs(facts)}, {chosen.rows_per_step} per step, {chosen.precision}"
             title += ", reference stored" if job["stored"] else ""
             case = f"{part} {name}"
@@ -79,6 +81,7 @@ def main() -> None:
 
 
 def told_pairs(facts: dict[str, Any]) -> str:
+    """The pairs in a line."""
     spread = f"rows of {facts['shortest']} to {facts['longest']}, median {facts['median']:.0f} tokens"
     return f"{facts['pairs']} pairs, {spread}, prompts {facts['prompt_share']:.0%}"
 
@@ -88,7 +91,7 @@ def pair_job(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The job of both sides, and what is known of the pairs. With a vocabulary, words stand for the real ones."""
     shared = ("most_tokens", "rows_per_step", "seed", "most")
-    options = [each for key in shared for each in (f"--{key.replace('_', '-')}", str(getattr(chosen, key)))]
+    options = [word for key in shared for word in (f"--{key.replace('_', '-')}", str(getattr(chosen, key)))]
     command = [sys.executable, str(HERE / "preference_cpu.py"), "--encode", part, model, *options]
     files = ["--pairs", str(pairs_file(chosen.pairs)), "--target", str(work / "pairs.json")]
     facts = told([*command, *files, "--vocabulary", str(vocabulary)])
@@ -104,9 +107,10 @@ def pair_job(
     return job, facts
 
 
-def pairs_file(given: Path | None) -> Path:
-    if given is not None:
-        return given
+def pairs_file(path: Path | None) -> Path:
+    """The file of pairs: as given, or of the folder that WHET_DATA names."""
+    if path is not None:
+        return path
     folder = os.environ.get("WHET_DATA")
     if not folder or not (Path(folder) / FILE).exists():
         raise SystemExit(f"no pairs: give --pairs FILE, or set WHET_DATA to a folder with {FILE}")
@@ -124,28 +128,30 @@ def encoded(chosen: Any) -> dict[str, Any]:
 
     part, model = chosen.encode
     tokenizer = AutoTokenizer.from_pretrained(model)
-    kept, rows = [], []
+    pairs, rows = [], []
     wanted = chosen.rows_per_step * chosen.most
     for pair in usable(read_rows(str(chosen.pairs)), preferences_from, drop=True):
         texts = [pair.chosen, pair.rejected]
-        prompt = pair.prompt.text if pair.prompt.text is not None else [dict(each) for each in pair.prompt.messages]
+        prompt = (
+            pair.prompt.text if pair.prompt.text is not None else [dict(message) for message in pair.prompt.messages]
+        )
         if chosen.vocabulary:
             texts = [words_of(text, chosen.vocabulary) for text in texts]
             prompt = [{"role": "user", "content": words_of(pair.prompt.question(), chosen.vocabulary)}]
         line = {"prompt": prompt, "chosen": texts[0], "rejected": texts[1]}
         row = peer_row(tokenizer, part, line) if texts[0] != texts[1] else None
         if row is not None and max(row["lengths"]) <= chosen.most_tokens and len(rows) < wanted:
-            kept.append(line)
+            pairs.append(line)
             rows.append(row)
     if not rows:
         raise SystemExit(f"no pair of {chosen.pairs} fits into {chosen.most_tokens} tokens; give --most-tokens")
     source = chosen.target.with_suffix(".rows.jsonl")
-    source.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+    source.write_text("".join(f"{json.dumps(line)}\n" for line in pairs))
     order, _ = Cursor(len(rows), chosen.seed).take(wanted)
     taken = [rows[number] for number in order]
     chosen.target.write_text(json.dumps(taken))
     lengths = [length for row in rows for length in row["lengths"]]
-    each = [sum(row["lengths"]) for row in taken]
+    pair_lengths = [sum(row["lengths"]) for row in taken]
     return {
         "kept": str(source),
         "encoded": str(chosen.target),
@@ -154,7 +160,9 @@ def encoded(chosen: Any) -> dict[str, Any]:
         "longest": max(lengths),
         "median": median(lengths),
         "prompt_share": 2 * sum(row["shared"] for row in rows) / sum(lengths),
-        "step_tokens": [sum(each[at : at + chosen.rows_per_step]) for at in range(0, wanted, chosen.rows_per_step)],
+        "step_tokens": [
+            sum(pair_lengths[at : at + chosen.rows_per_step]) for at in range(0, wanted, chosen.rows_per_step)
+        ],
     }
 
 
@@ -168,15 +176,15 @@ def peer_row(tokenizer: Any, part: str, line: dict[str, Any]) -> dict[str, Any]:
     completions = (pair.chosen, pair.rejected)
     if part == "rm":
         judged = classifier_family(tokenizer, pair.prompt, completions)
-        found = {"chosen_ids": judged[0].tokens, "rejected_ids": judged[1].tokens}
-        shared, lengths = judged[0].shared, [len(each.tokens) for each in judged]
+        tokens = {"chosen_ids": judged[0].tokens, "rejected_ids": judged[1].tokens}
+        shared, lengths = judged[0].shared, [len(sequence.tokens) for sequence in judged]
     else:
         family = completion_family(tokenizer, pair.prompt, completions)
-        shared, lengths = family[0].action.index(True), [len(each.tokens) for each in family]
+        shared, lengths = family[0].action.index(True), [len(sequence.tokens) for sequence in family]
         names = ("chosen_ids", "rejected_ids")
-        found = {name: each.tokens[shared:] for name, each in zip(names, family, strict=True)}
-        found["prompt_ids"] = family[0].tokens[:shared]
-    return {**found, "shared": shared, "lengths": lengths, "length": max(lengths)}
+        tokens = {name: sequence.tokens[shared:] for name, sequence in zip(names, family, strict=True)}
+        tokens["prompt_ids"] = family[0].tokens[:shared]
+    return {**tokens, "shared": shared, "lengths": lengths, "length": max(lengths)}
 
 
 if __name__ == "__main__":

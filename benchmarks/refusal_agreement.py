@@ -31,10 +31,10 @@ def main() -> None:
     opened = gzip.open if chosen.file.suffix == ".gz" else open
     with opened(chosen.file, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    found: dict[str, list[bool]] = {ANSWER: [], REFUSAL: [], PARTLY: []}
+    verdicts: dict[str, list[bool]] = {ANSWER: [], REFUSAL: [], PARTLY: []}
     for row in rows:
-        found[row["final_label"]].append(is_refusal(row["completion"]))
-    answers, refusals, partly = found.values()
+        verdicts[row["final_label"]].append(is_refusal(row["completion"]))
+    answers, refusals, partly = verdicts.values()
     right = sum(refusals) + len(answers) - sum(answers)
     values = {
         "rows": len(answers) + len(refusals),

@@ -56,7 +56,7 @@ def command_line() -> str:
     """What was typed, without the folders of this machine."""
     script = Path(sys.argv[0])
     inside = script.resolve().relative_to(ROOT) if script.resolve().is_relative_to(ROOT) else Path(script.name)
-    words = ["python", inside.as_posix(), *(bare(each) for each in sys.argv[1:])]
+    words = ["python", inside.as_posix(), *(bare(argument) for argument in sys.argv[1:])]
     return shlex.join(words)
 
 
@@ -77,10 +77,10 @@ def commit_of(root: Path) -> dict[str, Any]:
     try:
         # a checkout of its own, not a folder that lies within another one
         if Path(asked("rev-parse", "--show-toplevel").strip()).resolve() == root:
-            found: dict[str, Any] = {"commit": asked("rev-parse", "--short", "HEAD").strip()}
+            state: dict[str, Any] = {"commit": asked("rev-parse", "--short", "HEAD").strip()}
             if asked("status", "--porcelain", "--untracked-files=no", "--", ".", *PAGES).strip():
-                found["dirty"] = True
-            return found
+                state["dirty"] = True
+            return state
     except (OSError, subprocess.CalledProcessError):
         pass
     if "WHET_COMMIT" not in os.environ:
@@ -93,18 +93,18 @@ def machine() -> dict[str, Any]:
     from whet.tools.bench.meter import machine_facts
 
     facts = machine_facts()
-    found = {key: facts[key] for key in ("processor", "cores", "load")}
-    found["python"] = platform.python_version()
+    machine = {key: facts[key] for key in ("processor", "cores", "load")}
+    machine["python"] = platform.python_version()
     for package in ("torch", "transformers"):
         try:
-            found[package] = version(package)
+            machine[package] = version(package)
         except PackageNotFoundError:
             continue
     torch = sys.modules.get("torch")
     if torch is not None:
-        found["threads"] = torch.get_num_threads()
-    found["gpu"] = gpu_name()
-    return found
+        machine["threads"] = torch.get_num_threads()
+    machine["gpu"] = gpu_name()
+    return machine
 
 
 def gpu_name() -> str | None:
@@ -122,7 +122,7 @@ def gpu_name() -> str | None:
 def shortened(value: Any) -> Any:
     """Six significant digits: more is noise."""
     if isinstance(value, Mapping):
-        return {str(key): shortened(each) for key, each in value.items()}
+        return {str(key): shortened(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [shortened(each) for each in value]
+        return [shortened(item) for item in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -58,6 +58,7 @@ class Story:
     is_taught: bool  # starts from a model that was trained on the right reward alone
 
     def parts(self, gated: bool) -> list[dict[str, Any]]:
+        """The right part and the hackable one, which may be gated by the right one."""
         gate = {"gate": self.right} if gated else {}
         return [
             {"reward": self.right, "weight": self.right_weight},
@@ -78,20 +79,20 @@ KINDS = {"hacked": "the part counts always", "gated": "the part counts only for 
 
 def trained(story: Story, kind: str, seed: int, folder: Path) -> Path:
     """The run folder of one kind and seed, trained now where it is not there yet."""
-    found = folder / f"{story.hackable}-{kind}-{seed}"
-    if not (found / "run.json").is_file():
+    run_folder = folder / f"{story.hackable}-{kind}-{seed}"
+    if not (run_folder / "run.json").is_file():
         values = {**COMMON, **story.values, "reward": {"parts": story.parts(kind == "gated")}}
         if story.is_taught:
             values["model"] = {**COMMON["model"], "name": str(_taught(seed, folder))}
-        whet.train(METHOD, config=values, steps=STEPS, seed=seed, folder=str(found))
-    return found
+        whet.train(METHOD, config=values, steps=STEPS, seed=seed, folder=str(run_folder))
+    return run_folder
 
 
 def _taught(seed: int, folder: Path) -> Path:
-    found = folder / f"taught-{seed}"
-    if not (found / "run.json").is_file():
-        whet.train(METHOD, config=COMMON, steps=TAUGHT_STEPS, seed=seed, folder=str(found))
-    return found
+    run_folder = folder / f"taught-{seed}"
+    if not (run_folder / "run.json").is_file():
+        whet.train(METHOD, config=COMMON, steps=TAUGHT_STEPS, seed=seed, folder=str(run_folder))
+    return run_folder
 
 
 def figure(story: Story, runs: Mapping[str, Sequence[Path]]) -> str:
@@ -120,26 +121,31 @@ def figure(story: Story, runs: Mapping[str, Sequence[Path]]) -> str:
 
 def summary(story: Story, runs: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
     """Held-out metrics before and after and rewards in training, means over seeds, and the accuracy of each seed."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for kind, folders in runs.items():
         lines = [read_metrics(folder) for folder in folders]
-        evals = [eval_records(each) for each in lines]
-        ends = {"before": [each[0].result for each in evals], "after": [each[-1].result for each in evals]}
-        found[kind] = {end: means(results) for end, results in ends.items()}
-        found[kind]["each seed"] = ", ".join(f"{each['accuracy']:.1%}" for each in ends["after"])
-        found[kind]["training"] = {
-            str(step): means([one.reward for each in lines for one in step_reports(each) if one.step == step])
+        evals = [eval_records(run_lines) for run_lines in lines]
+        ends = {
+            "before": [run_evals[0].result for run_evals in evals],
+            "after": [run_evals[-1].result for run_evals in evals],
+        }
+        values[kind] = {end: means(results) for end, results in ends.items()}
+        values[kind]["each seed"] = ", ".join(f"{result['accuracy']:.1%}" for result in ends["after"])
+        values[kind]["training"] = {
+            str(step): means([one.reward for run_lines in lines for one in step_reports(run_lines) if one.step == step])
             for step in SHOWN
         }
-        found[kind]["greedy"] = {
-            str(step): means([one.result for each in evals for one in each if one.step == step]) for step in SHOWN
+        values[kind]["greedy"] = {
+            str(step): means([one.result for run_evals in evals for one in run_evals if one.step == step])
+            for step in SHOWN
         }
-    return found
+    return values
 
 
 def means(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of every number over the results."""
     return {
-        key: fmean(each[key] for each in results)
+        key: fmean(result[key] for result in results)
         for key, value in (results[0] if results else {}).items()
         if isinstance(value, float)
     }
@@ -164,21 +170,21 @@ def main() -> None:
     options.add_argument("--story", choices=STORIES, action="append")
     options.add_argument("--workers", type=int, default=1, help="runs side by side")
     add_results_flag(options, "reward_hacking")
-    given = options.parse_args()
-    found: dict[str, Any] = {"seeds": given.seeds}
-    names, seeds = given.story or list(STORIES), range(given.seeds)
+    arguments = options.parse_args()
+    values: dict[str, Any] = {"seeds": arguments.seeds}
+    names, seeds = arguments.story or list(STORIES), range(arguments.seeds)
     if any(STORIES[name].is_taught for name in names):
-        run_all(_taught, [(seed, given.folder) for seed in seeds], given.workers)
-    jobs = [(STORIES[name], kind, seed, given.folder) for name in names for kind in KINDS for seed in seeds]
-    run_all(trained, jobs, given.workers)
+        run_all(_taught, [(seed, arguments.folder) for seed in seeds], arguments.workers)
+    jobs = [(STORIES[name], kind, seed, arguments.folder) for name in names for kind in KINDS for seed in seeds]
+    run_all(trained, jobs, arguments.workers)
     for name in names:
         story = STORIES[name]
-        runs = {kind: [trained(story, kind, seed, given.folder) for seed in seeds] for kind in KINDS}
-        (given.images / f"reward-{name}.svg").write_text(figure(story, runs), encoding="utf-8")
-        found[name] = summary(story, runs)
-        print(json.dumps(found[name], indent=1), flush=True)
-    if given.results:
-        write_results(given.results, found)
+        runs = {kind: [trained(story, kind, seed, arguments.folder) for seed in seeds] for kind in KINDS}
+        (arguments.images / f"reward-{name}.svg").write_text(figure(story, runs), encoding="utf-8")
+        values[name] = summary(story, runs)
+        print(json.dumps(values[name], indent=1), flush=True)
+    if arguments.results:
+        write_results(arguments.results, values)
 
 
 if __name__ == "__main__":

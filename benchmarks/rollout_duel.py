@@ -66,7 +66,7 @@ def cases_of(wanted: Rollouts, model: str, seed: int) -> list[dict[str, Any]]:
 def ragged_lengths(count: int, longest: int, seed: int) -> list[int]:
     """Lengths of completions whose every token is the last with the same chance."""
     draw, chance = random.Random(seed), ENDING / longest
-    return [next((each for each in range(1, longest) if draw.random() < chance), longest) for _ in range(count)]
+    return [next((length for length in range(1, longest) if draw.random() < chance), longest) for _ in range(count)]
 
 
 def config_folder(model: str, root: Path) -> Path:
@@ -88,7 +88,7 @@ def config_folder(model: str, root: Path) -> Path:
 
 
 def cache_bytes(model: str) -> int:
-    """Of one token's keys and values in bf16."""
+    """Bytes of one token's keys and values in bf16."""
     settings = SHAPES[model][1]
     head = settings["hidden_size"] // settings["num_attention_heads"]
     return 2 * 2 * settings["num_hidden_layers"] * settings["num_key_value_heads"] * head
@@ -142,6 +142,7 @@ class Side:
         return (json.loads(self._answer.read_text()) if self._answer.exists() else {"cases": {}}), problem
 
     def end(self) -> None:
+        """Kill the side's processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -156,6 +157,7 @@ def said_last(file: Path, characters: int = 1500) -> str:
 
 @contextlib.contextmanager
 def all_ended(sides: list[Side]) -> Iterator[None]:
+    """End every side when the block ends."""
     try:
         yield
     finally:
@@ -168,19 +170,19 @@ def duel_rollouts(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Each side on each model; `keep` gets everything measured so far after each."""
     jobs = {model: rollout_job(chosen, wanted, model) for model in wanted.models}
-    found: dict[str, Any] = {model: {"shapes": shapes_of(job)} for model, job in jobs.items()}
+    records: dict[str, Any] = {model: {"shapes": shapes_of(job)} for model, job in jobs.items()}
     failed: dict[str, str] = {}
 
     def take(side: Side, model: str) -> None:
         begun = time.perf_counter()
         answer, problem = side.measured(MEASURES)
-        found[model][side.name] = answer
+        records[model][side.name] = answer
         if problem:
             failed[f"rollout {model}: {side.name}"] = problem
         failed.update({f"rollout {model}: {side.name}, {case}": why for case, why in case_errors(answer).items()})
         print(f"  {model}, {side.name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-        print("\n".join(rollout_lines(model, found[model], problem and f"{side.name} {problem}")), flush=True)
-        keep(found, failed)
+        print("\n".join(rollout_lines(model, records[model], problem and f"{side.name} {problem}")), flush=True)
+        keep(records, failed)
 
     # vLLM compiles and captures for a minute before it can write: its engines may do so side by side
     batches = [list(jobs)] if chosen.together else [[model] for model in jobs]
@@ -199,10 +201,10 @@ def duel_rollouts(
         with all_ended([side]):
             side.wait_until_ready(STARTS)
             take(side, model)
-    for record in found.values():
+    for record in records.values():
         record["whet over vllm"] = rate_ratios(record)
-    keep(found, failed)
-    return found, failed
+    keep(records, failed)
+    return records, failed
 
 
 def vllm_python(chosen: Any) -> tuple[str, Path | None]:
@@ -213,6 +215,7 @@ def vllm_python(chosen: Any) -> tuple[str, Path | None]:
 
 
 def rollout_job(chosen: Any, wanted: Rollouts, model: str) -> dict[str, Any]:
+    """What both sides are told to do."""
     return {
         "kind": "rollout",
         "model": str(config_folder(model, chosen.work / "models")),
@@ -226,6 +229,7 @@ def rollout_job(chosen: Any, wanted: Rollouts, model: str) -> dict[str, Any]:
 
 
 def shapes_of(job: dict[str, Any]) -> dict[str, str]:
+    """The sizes of each case in words."""
     return {
         case["name"]: f"{case['sequences'] // case['group_size']} prompts x {case['group_size']} completions, "
         f"{case['prompt_tokens']} + {'up to ' if 'lengths' in case else ''}{case['completion_tokens']} tokens"
@@ -234,31 +238,34 @@ def shapes_of(job: dict[str, Any]) -> dict[str, str]:
 
 
 def case_errors(answer: dict[str, Any]) -> dict[str, str]:
+    """The cases that failed, and why."""
     return {
-        f"{case} {kind}": found["error"]
+        f"{case} {kind}": record["error"]
         for case, kinds in answer["cases"].items()
-        for kind, found in kinds.items()
-        if "error" in found
+        for kind, record in kinds.items()
+        if "error" in record
     }
 
 
 def rate(side: dict[str, Any], case: str, kind: str) -> float | None:
-    found = side.get("cases", {}).get(case, {}).get(kind, {})
-    return found.get("tokens_per_s")
+    """Tokens per second of one side in one case; None where it failed."""
+    record = side.get("cases", {}).get(case, {}).get(kind, {})
+    return record.get("tokens_per_s")
 
 
 def rate_ratios(record: dict[str, Any]) -> dict[str, dict[str, float]]:
     """How many times as fast whet is: it tells log-probs with its tokens, which vLLM can leave out."""
-    found: dict[str, dict[str, float]] = {}
+    ratios: dict[str, dict[str, float]] = {}
     for case in record["shapes"]:
         ours = rate(record.get("whet", {}), case, "with_logp")
         theirs = {kind: rate(record.get("vllm", {}), case, kind) for kind in KINDS}
         if ours:
-            found[case] = {kind: ours / each for kind, each in theirs.items() if each}
-    return found
+            ratios[case] = {kind: ours / rate for kind, rate in theirs.items() if rate}
+    return ratios
 
 
 def rollout_lines(model: str, record: dict[str, Any], problem: str | None) -> list[str]:
+    """The results of one model as lines."""
     lines = [f"rollout, {model}: tokens per second"]
     for case, shape in record["shapes"].items():
         rates = {
@@ -267,6 +274,6 @@ def rollout_lines(model: str, record: dict[str, Any], problem: str | None) -> li
             if name in record
             for kind in KINDS
         }
-        told = "; ".join(f"{name} {each:,.0f}" for name, each in rates.items() if each)
+        told = "; ".join(f"{name} {rate:,.0f}" for name, rate in rates.items() if rate)
         lines.append(f"  {case:12} {told}   ({shape})")
     return [*lines, *([f"  {problem}"] if problem else [])]

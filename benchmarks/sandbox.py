@@ -52,17 +52,20 @@ def naive(count: int, workers: int) -> None:
 
 
 def programs(count: int, sandbox: Sandbox) -> None:
+    """Run so many programs, each with one test."""
     jobs = [ProgramJob(f"{CODE}\n{TESTS[number % len(TESTS)]}") for number in range(count)]
     assert all(result.exit_code == 0 and not result.ended for result in sandbox.run(jobs))
 
 
 def exams(count: int, sandbox: Sandbox) -> None:
+    """Run as many tests, several for each program."""
     test_spec = {"form": "assertions", "tests": TESTS}
     results = sandbox.run([UnitTestJob((CODE,), test_spec)] * (count // len(TESTS)))
     assert all(result.passed == (True,) * len(TESTS) for result in results)
 
 
 def rate(side: Callable[[int], None], count: int) -> float:
+    """Tests per second."""
     started = time.perf_counter()
     side(count)
     return count / (time.perf_counter() - started)
@@ -90,16 +93,16 @@ def main() -> None:
         for _ in range(chosen.rounds):
             for name, side in sides.items():
                 rates[name].append(rate(side, counts[name]))
-        for name, found in rates.items():
-            middle = statistics.median(found)
+        for name, measured_rates in rates.items():
+            middle = statistics.median(measured_rates)
             times = middle / statistics.median(rates["naive"])
             print(
-                f"{name:9} {max(found):8.0f} tests/s best, {middle:8.0f} middle, "
+                f"{name:9} {max(measured_rates):8.0f} tests/s best, {middle:8.0f} middle, "
                 f"{middle / sandbox.size:7.0f} per worker, {times:5.1f} x naive"
             )
         print(f"load {os.getloadavg()[0]:.1f}")
         if chosen.results:
-            middles = {name: statistics.median(found) for name, found in rates.items()}
+            middles = {name: statistics.median(measured_rates) for name, measured_rates in rates.items()}
             times = {name: middle / middles["naive"] for name, middle in middles.items()}
             write_results(chosen.results, {"workers": sandbox.size, "tests_per_s": middles, "times_naive": times})
 

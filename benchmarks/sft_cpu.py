@@ -76,15 +76,16 @@ def rate_lines(sides: dict[str, dict[str, Any]], tokens_a_trained_token: float) 
     for name, rate in rates.items():
         sides[name]["useful_tokens_per_second"] = rate
     names = ratio_names(rates)
-    width = max(8, *(len(each) + 2 for each in (*rates, *names.values())))
+    width = max(8, *(len(label) + 2 for label in (*rates, *names.values())))
     lines = [f"{name:{width}}{rate:13,.0f} useful tokens/s" for name, rate in rates.items()]
     lines += [f"{label:{width}}{rates['whet'] / rates[name]:12.2f}x" for name, label in names.items()]
     return "\n".join(lines)
 
 
-def rows_file(given: Path | None) -> Path:
-    if given is not None:
-        return given
+def rows_file(path: Path | None) -> Path:
+    """The file of conversations: as given, or of the folder that WHET_DATA names."""
+    if path is not None:
+        return path
     folder = os.environ.get("WHET_DATA")
     if not folder or not (Path(folder) / FILE).exists():
         raise SystemExit(f"no rows: give --rows FILE, or set WHET_DATA to a folder with {FILE}")
@@ -92,14 +93,15 @@ def rows_file(given: Path | None) -> Path:
 
 
 def conversations(path: Path) -> list[dict[str, Any]]:
+    """Instructions and outputs as conversations."""
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    found = []
+    written = []
     for row in rows:
         question = "\n\n".join(part for part in (row["instruction"], row.get("input", "")) if part)
         turns = [{"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}]
-        found.append({"messages": turns})
-    return found
+        written.append({"messages": turns})
+    return written
 
 
 def encoded(model: str, rows: str, target: str, most_tokens: int) -> dict[str, Any]:
@@ -109,19 +111,26 @@ def encoded(model: str, rows: str, target: str, most_tokens: int) -> dict[str, A
     from whet.data import demonstration_tokens, demonstrations_from, read_rows
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    found = [demonstration_tokens(tokenizer, each) for each in demonstrations_from(read_rows(rows))]
-    fitting = [place for place, row in enumerate(found) if len(row.tokens) <= most_tokens]
+    tokenized = [
+        demonstration_tokens(tokenizer, demonstration) for demonstration in demonstrations_from(read_rows(rows))
+    ]
+    fitting = [index for index, row in enumerate(tokenized) if len(row.tokens) <= most_tokens]
     lines = Path(rows).read_text().splitlines(keepends=True)
-    kept = Path(target).with_suffix(".rows.jsonl")
-    kept.write_text("".join(lines[place] for place in fitting))
-    chosen = [found[place] for place in fitting]
+    fitting_file = Path(target).with_suffix(".rows.jsonl")
+    fitting_file.write_text("".join(lines[index] for index in fitting))
+    chosen = [tokenized[index] for index in fitting]
     Path(target).write_text(
-        json.dumps([{"input_ids": row.tokens, "completion_mask": [int(each) for each in row.action]} for row in chosen])
+        json.dumps(
+            [
+                {"input_ids": row.tokens, "completion_mask": [int(is_action) for is_action in row.action]}
+                for row in chosen
+            ]
+        )
     )
     lengths = [len(row.tokens) for row in chosen]
     trained = [sum(row.action) for row in chosen]
     return {
-        "kept": str(kept),
+        "kept": str(fitting_file),
         "rows": len(chosen),
         "shortest": min(lengths),
         "longest": max(lengths),

@@ -80,13 +80,14 @@ def own_layers(model: CausalLM, wanted: bool) -> Iterator[None]:
 
 
 def measured(name: str, way: str, ranks: Ranks, device: torch.device, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Seconds and memory of one model trained one way."""
     family, settings = SHAPES[name]
     if chosen.tiny:
         settings = {**settings, **TINY, "num_key_value_heads": 2, "vocab_size": 512}
     lora = (4 if chosen.tiny else LORA_RANK) if way.startswith("lora") else 0
     in_shards = "sharded" in way
-    kept = "float32" if in_shards else "auto"  # shards of adapters stand on a base of float32
-    machine = random_machine(family, settings, device, chosen.precision, chosen.recompute, lora, kept)
+    weights_type = "float32" if in_shards else "auto"  # shards of adapters stand on a base of float32
+    machine = random_machine(family, settings, device, chosen.precision, chosen.recompute, lora, weights_type)
     lm: CausalLM = machine.policy
     sync_seconds = None
     with own_layers(lm, way == "sharded own layers"):
@@ -122,6 +123,7 @@ def measured(name: str, way: str, ranks: Ranks, device: torch.device, chosen: ar
 
 
 def timed(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """The median of several timings."""
     took = []
     for _ in range(repeats):
         synchronize(device)

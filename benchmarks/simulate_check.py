@@ -30,7 +30,7 @@ from whet.tools.planner.simulate import ClusterModel, Lengths, simulate
 
 def check_asynchrony(values: dict[str, Any], prompts: int, group: int) -> dict[str, Any]:
     """Predicted over real seconds of a step, by staleness."""
-    lags = {int(name.removeprefix("lag_")): each for name, each in values.items() if name.startswith("lag_")}
+    lags = {int(name.removeprefix("lag_")): value for name, value in values.items() if name.startswith("lag_")}
     known = min((lag for lag in lags if lag > 0), default=None)
     if known is None:
         raise SystemExit(
@@ -40,21 +40,21 @@ def check_asynchrony(values: dict[str, Any], prompts: int, group: int) -> dict[s
     train = source["step_s"] - source["trainer_idle_s"]
     write = source["step_s"] - source["engine_idle_s"]
     tokens = source["tokens_per_s"] * source["step_s"]
-    each = tokens / (prompts * group)
-    found: dict[str, Any] = {}
+    mean_tokens = tokens / (prompts * group)
+    checks: dict[str, Any] = {}
     for lag, real in sorted(lags.items()):
         model = ClusterModel(
             engines=1,
             rows_per_engine=(lag + 1) * prompts * group,
             prompts_per_step=prompts,
             group_size=group,
-            lengths=Lengths(each, 10 * round(each) + 1, 0.3),
+            lengths=Lengths(mean_tokens, 10 * round(mean_tokens) + 1, 0.3),
             token_seconds=lambda rows: rows * write / tokens,  # a processor: twice the rows take twice the time
             train_seconds=train,
             max_staleness=lag,
         )
         said = simulate(model, 20)
-        found[f"lag_{lag}"] = {
+        checks[f"lag_{lag}"] = {
             "real_s": real["step_s"],
             "simulated_s": said.seconds_per_step,
             "ratio": said.seconds_per_step / real["step_s"],
@@ -62,13 +62,13 @@ def check_asynchrony(values: dict[str, Any], prompts: int, group: int) -> dict[s
             "staleness_simulated": said.staleness_mean,
             "calibrated": lag == known,
         }
-    return {"calibrated_on": known, "train_s": train, "write_s": write, "tokens_per_step": tokens, **found}
+    return {"calibrated_on": known, "train_s": train, "write_s": write, "tokens_per_step": tokens, **checks}
 
 
 def check_cluster(engines: Sequence[Mapping[str, Any]], step: Mapping[str, float]) -> dict[str, Any]:
     """A run on engines of their own, each step waiting for its completions: the rate of the engines and the time
     outside of rollouts are taken from it, the length of a step is predicted."""
-    busy = sum(each["seconds"] for each in engines) / sum(each["tokens"] for each in engines)
+    busy = sum(engine["seconds"] for engine in engines) / sum(engine["tokens"] for engine in engines)
     tokens, group = step["tokens"] / step["samples"], max(1, round(step["samples"] / step["groups"]))
     outside = step["seconds"] - step["rollout_s"]
     model = ClusterModel(
@@ -97,7 +97,7 @@ def check_cluster(engines: Sequence[Mapping[str, Any]], step: Mapping[str, float
 def check_run(folder: Path) -> dict[str, Any]:
     """`check_cluster` of a run folder."""
     summary = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    engines = [each for each in summary.get("processes", ()) if "tokens" in each]
+    engines = [process for process in summary.get("processes", ()) if "tokens" in process]
     if not engines:
         raise SystemExit(f"{folder}: this run had no engines of their own; give one of whet cluster-demo")
     return check_cluster(engines, step_means(folder))
@@ -107,7 +107,7 @@ def check_demo(values: Mapping[str, Any]) -> dict[str, Any]:
     """`check_cluster` of what benchmarks/cluster_run.py wrote."""
     if "step" not in values:
         raise SystemExit("the file does not say how long a step took; write it anew with benchmarks/cluster_run.py")
-    return check_cluster([each for each in values["processes"].values() if "tokens" in each], values["step"])
+    return check_cluster([process for process in values["processes"].values() if "tokens" in process], values["step"])
 
 
 def main() -> None:
@@ -119,24 +119,24 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="a run on engines of their own")
     add_results_flag(parser, "simulate_check")
     chosen = parser.parse_args()
-    found: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
     if chosen.run is not None:
-        found["cluster"] = check_run(chosen.run)
+        checked["cluster"] = check_run(chosen.run)
     elif Path(chosen.cluster).is_file():
-        found["cluster"] = check_demo(json.loads(Path(chosen.cluster).read_text(encoding="utf-8"))["values"])
+        checked["cluster"] = check_demo(json.loads(Path(chosen.cluster).read_text(encoding="utf-8"))["values"])
     if Path(chosen.asynchrony).is_file():
         values = json.loads(Path(chosen.asynchrony).read_text(encoding="utf-8"))["values"]
         shape = values.get("shape", {})
-        found["asynchrony"] = check_asynchrony(
+        checked["asynchrony"] = check_asynchrony(
             values, shape.get("prompts", chosen.prompts), shape.get("group", chosen.group)
         )
-    if not found:
+    if not checked:
         raise SystemExit(
             f"{Path(chosen.asynchrony).name} is not there; write it with benchmarks/asynchrony.py, or give --run"
         )
-    print(json.dumps(found, indent=1))
+    print(json.dumps(checked, indent=1))
     if chosen.results:
-        write_results(chosen.results, found)
+        write_results(chosen.results, checked)
 
 
 if __name__ == "__main__":

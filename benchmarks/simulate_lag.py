@@ -39,8 +39,9 @@ MODELS = {"135m": "smollm2-135m", "1.5b": "qwen2.5-1.5b"}
 
 
 def values(name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["values"]
-    return found
+    """The values of a results file."""
+    stored: Mapping[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["values"]
+    return stored
 
 
 def token_line(name: str) -> Callable[[int], float]:
@@ -51,19 +52,20 @@ def token_line(name: str) -> Callable[[int], float]:
 
 
 def training_seconds(name: str) -> float:
-    """Of 32 x 8 full rows."""
+    """Seconds of training on 32 x 8 full rows."""
     if name == "135m":
         return float(values("gpu_step_135m")["train_s"])
     return float(values("gpu_train_1.5b")["seconds"]) * PROMPTS / 8  # measured on 8 prompts x 8
 
 
 def drawn_mean(lengths: Lengths) -> float:
-    """Of the lengths as they are cut at the budget."""
+    """The mean of the lengths as they are cut at the budget."""
     stream = random.Random(0)
     return fmean(lengths.draw(stream) for _ in range(20_000))
 
 
 def model_of(name: str, mean: float) -> ClusterModel:
+    """The cluster model of one GPU, from measured constants."""
     shape, lengths = NAMED[MODELS[name]], Lengths(mean, BUDGET)
     return ClusterModel(
         engines=1,
@@ -78,6 +80,7 @@ def model_of(name: str, mean: float) -> ClusterModel:
 
 
 def layouts(name: str, mean: float) -> dict[str, ClusterModel]:
+    """One device that trains and writes at full speed at once, one that shares its time, and two devices."""
     base, weights = model_of(name, mean), 2.0 * NAMED[MODELS[name]].weights
     link = LATENCY + weights / MEASURED_ON.link_rate
     inside = LATENCY + weights / MEASURED_ON.bytes_rate * 2  # read and written once on the same device
@@ -89,20 +92,21 @@ def layouts(name: str, mean: float) -> dict[str, ClusterModel]:
 
 
 def simulated(name: str, mean: float, lags: list[int], steps: int) -> dict[str, Any]:
+    """The simulated steps of every layout at every lag."""
     known = model_of(name, mean)
-    found: dict[str, Any] = {"train_s": known.train_seconds, "mean_tokens": drawn_mean(known.lengths)}
+    values: dict[str, Any] = {"train_s": known.train_seconds, "mean_tokens": drawn_mean(known.lengths)}
     for lag in lags:
-        each = {}
+        by_layout = {}
         for layout, model in layouts(name, mean).items():
             # in one process nothing travels, and no row lives through a change of weights
             alone = {"sync_seconds": 0.0, "reread_seconds": 0.0} if lag == 0 and layout != "two" else {}
-            each[layout] = asdict(simulate(replace(model, max_staleness=lag, **alone), steps))
-        found[f"lag_{lag}"] = each
+            by_layout[layout] = asdict(simulate(replace(model, max_staleness=lag, **alone), steps))
+        values[f"lag_{lag}"] = by_layout
     for layout in ("free", "turns", "two"):
-        base = found[f"lag_{lags[0]}"]["free"]["tokens_per_second"]
+        base = values[f"lag_{lags[0]}"]["free"]["tokens_per_second"]
         for lag in lags:
-            found[f"lag_{lag}"][layout]["speed"] = found[f"lag_{lag}"][layout]["tokens_per_second"] / base
-    return found
+            values[f"lag_{lag}"][layout]["speed"] = values[f"lag_{lag}"][layout]["tokens_per_second"] / base
+    return values
 
 
 def main() -> None:
@@ -112,20 +116,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     add_results_flag(parser, "simulate_lag")
     chosen = parser.parse_args()
-    lags = [int(each) for each in chosen.lags.split(",")]
-    found: dict[str, Any] = {"simulated": "with constants measured on one H200; no asynchronous run was made on a GPU"}
+    lags = [int(lag) for lag in chosen.lags.split(",")]
+    values: dict[str, Any] = {"simulated": "with constants measured on one H200; no asynchronous run was made on a GPU"}
     for name in MODELS:
-        found[name] = simulated(name, chosen.mean, lags, chosen.steps)
+        values[name] = simulated(name, chosen.mean, lags, chosen.steps)
         for lag in lags:
-            for layout, each in found[name][f"lag_{lag}"].items():
+            for layout, outcome in values[name][f"lag_{lag}"].items():
                 print(
-                    f"{name:5} lag {lag} {layout:6} {each['seconds_per_step']:.2f} s, "
-                    f"{each['tokens_per_second']:9,.0f} tokens/s, x {each['speed']:.2f}, trainer idle "
-                    f"{each['trainer_idle']:.0%}, writer idle {each['engine_idle']:.0%}, staleness "
-                    f"{each['staleness_mean']:.2f} (most {each['staleness_most']}), {each['limit']}"
+                    f"{name:5} lag {lag} {layout:6} {outcome['seconds_per_step']:.2f} s, "
+                    f"{outcome['tokens_per_second']:9,.0f} tokens/s, x {outcome['speed']:.2f}, trainer idle "
+                    f"{outcome['trainer_idle']:.0%}, writer idle {outcome['engine_idle']:.0%}, staleness "
+                    f"{outcome['staleness_mean']:.2f} (most {outcome['staleness_most']}), {outcome['limit']}"
                 )
     if chosen.results:
-        write_results(chosen.results, found)
+        write_results(chosen.results, values)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--completion", type=int, default=4096)
     add_results_flag(parser, "simulate_scale")
     chosen = parser.parse_args()
-    found: dict[str, Any] = {"simulated": "by measured constants; no cluster of this size was used"}
+    values: dict[str, Any] = {"simulated": "by measured constants; no cluster of this size was used"}
     for count in map(int, chosen.counts.split(",")):
         plan = simulation(
             "grpo",
@@ -44,11 +44,11 @@ def main() -> None:
         )
         record = cluster_record(plan)
         layouts = dict(zip(NAMES, record.pop("layouts"), strict=True))
-        best = max(layouts.values(), key=lambda each: each["tokens_per_second"])
-        found[str(count)] = {**record, **layouts, "prompts": plan.work.prompts_per_step, "best": best}
-        print(json.dumps({count: {name: each["seconds_per_step"] for name, each in layouts.items()}}), flush=True)
+        best = max(layouts.values(), key=lambda layout: layout["tokens_per_second"])
+        values[str(count)] = {**record, **layouts, "prompts": plan.work.prompts_per_step, "best": best}
+        print(json.dumps({count: {name: layout["seconds_per_step"] for name, layout in layouts.items()}}), flush=True)
     if chosen.results:
-        write_results(chosen.results, found)
+        write_results(chosen.results, values)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Part:
     """A model, how its weights are kept, and how it is trained."""
 
     model: str
-    kept: str  # float32, bfloat16 or 4bit
+    weights_type: str  # float32, bfloat16 or 4bit
     rank: int
     states: str = "float32"
     recompute: str = "layers"
@@ -72,15 +72,16 @@ COMPARED = {
 
 
 def machine_for(part: Part, device: torch.device, tiny: bool) -> Any:
+    """A runtime around a random model of the part's shape."""
     family, settings = SHAPES[part.model]
     if tiny:
         settings = {**settings, **TINY, "num_key_value_heads": 2, "vocab_size": 512}
-    return random_machine(family, settings, device, "bf16", part.recompute, part.rank, part.kept)
+    return random_machine(family, settings, device, "bf16", part.recompute, part.rank, part.weights_type)
 
 
 def trained(machine: Any, part: Part, shape: RolloutShape, device: torch.device, steps: int) -> dict[str, Any]:
     """Whole steps: completions, reference, update. The first compiles and is timed apart."""
-    lora = {"lora": {"rank": part.rank, "base": part.kept}} if part.rank else {"weights": part.kept}
+    lora = {"lora": {"rank": part.rank, "base": part.weights_type}} if part.rank else {"weights": part.weights_type}
     settings = {
         "model": {"name": "whetstone", "precision": "bf16", **lora},
         "batch": {"micro_batch_tokens": part.micro_batch_tokens},
@@ -110,6 +111,7 @@ def trained(machine: Any, part: Part, shape: RolloutShape, device: torch.device,
 
 
 def capped_part(part: Part, shape: RolloutShape, device: torch.device, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Steps of a part while CUDA may take no more memory than the small card has."""
     cap = chosen.gigabytes * 1e9
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -119,9 +121,9 @@ def capped_part(part: Part, shape: RolloutShape, device: torch.device, chosen: a
     machine = machine_for(part, device, chosen.tiny)
     built = peak_memory(device)
     model = machine.policy.model
-    found = {
-        "weights": sum(each.numel() for each in model.parameters()),
-        "kept": part.kept,
+    facts = {
+        "weights": sum(parameter.numel() for parameter in model.parameters()),
+        "kept": part.weights_type,
         "rank": part.rank,
         "states": part.states,
         "built_s": time.perf_counter() - start,
@@ -131,29 +133,33 @@ def capped_part(part: Part, shape: RolloutShape, device: torch.device, chosen: a
         "cap_GB": chosen.gigabytes,
     }
     if device.type == "cuda":
-        found["peak_reserved_GB"] = torch.cuda.max_memory_reserved(device) / 1e9
+        facts["peak_reserved_GB"] = torch.cuda.max_memory_reserved(device) / 1e9
         torch.cuda.set_per_process_memory_fraction(1.0, torch.cuda.current_device())
-    return found
+    return facts
 
 
 def adapters_part(name: str, shape: RolloutShape, device: torch.device, chosen: argparse.Namespace) -> dict[str, Any]:
     """Completions and a step with a base of either type."""
-    found: dict[str, Any] = {"shape": str(shape)}
-    for kept in ("float32", "bfloat16"):
-        part = Part(name, kept, 16, recompute="wide", micro_batch_tokens=20480)
+    record: dict[str, Any] = {"shape": str(shape)}
+    for weights_type in ("float32", "bfloat16"):
+        part = Part(name, weights_type, 16, recompute="wide", micro_batch_tokens=20480)
         machine = machine_for(part, device, chosen.tiny)
         begin_peak(device)
-        found[kept] = {**trained(machine, part, shape, device, 2), "tokens_per_s": decode_rate(machine, shape, device)}
-        found[kept]["peak_GB"] = peak_memory(device) / 1e9
+        record[weights_type] = {
+            **trained(machine, part, shape, device, 2),
+            "tokens_per_s": decode_rate(machine, shape, device),
+        }
+        record[weights_type]["peak_GB"] = peak_memory(device) / 1e9
         del machine
         free(device)
     for key in ("step_s", "train_s", "rollout_s"):
-        if found["float32"].get(key):
-            found[f"bfloat16 over float32, {key}"] = found["bfloat16"][key] / found["float32"][key]
-    return found
+        if record["float32"].get(key):
+            record[f"bfloat16 over float32, {key}"] = record["bfloat16"][key] / record["float32"][key]
+    return record
 
 
 def decode_rate(machine: Any, shape: RolloutShape, device: torch.device) -> float:
+    """Tokens per second of rollouts."""
     engine = unending(machine).engine
     taken = []
     for seed in range(3):
@@ -171,6 +177,7 @@ def decode_rate(machine: Any, shape: RolloutShape, device: torch.device) -> floa
 
 
 def free(device: torch.device) -> None:
+    """Give memory back to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -197,10 +204,10 @@ def main() -> None:
         try:
             if name == "adapters":
                 values[name] = {
-                    model: adapters_part(model, small if chosen.tiny else each, device, chosen)
-                    for model, each in COMPARED.items()
+                    model: adapters_part(model, small if chosen.tiny else compared, device, chosen)
+                    for model, compared in COMPARED.items()
                 }
-            elif (PARTS[name].kept == "4bit" or PARTS[name].states == "int8") and not HAS_BITS:
+            elif (PARTS[name].weights_type == "4bit" or PARTS[name].states == "int8") and not HAS_BITS:
                 values[name] = {"skipped": "bitsandbytes is not installed"}
             else:
                 tokens = min(shape.completion_tokens, PARTS[name].most_tokens)

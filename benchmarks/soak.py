@@ -118,7 +118,7 @@ def block_medians(values: Sequence[float]) -> list[float]:
     count = min(BLOCKS, len(after))
     if count < 10:
         raise SystemExit(f"{len(values)} steps are too few to fit a line; give --steps 20 or more")
-    cuts = [len(after) * place // count for place in range(count + 1)]
+    cuts = [len(after) * number // count for number in range(count + 1)]
     return [median(after[start:stop]) for start, stop in pairwise(cuts)]
 
 
@@ -128,12 +128,12 @@ def fitted_drift(values: Sequence[float], limit: DriftLimit, reference: Sequence
     count = len(medians)
     if reference:
         usual = block_medians(reference)
-        medians = [value * median(usual) / each for value, each in zip(medians, usual, strict=True)]
-    places = [(place + 0.5) / count for place in range(count)]
+        medians = [value * median(usual) / baseline for value, baseline in zip(medians, usual, strict=True)]
+    places = [(number + 0.5) / count for number in range(count)]
     centre, level = fmean(places), fmean(medians)
-    spread = sum((place - centre) ** 2 for place in places)
-    slope = sum((place - centre) * (value - level) for place, value in zip(places, medians, strict=True)) / spread
-    errors = [value - level - slope * (place - centre) for place, value in zip(places, medians, strict=True)]
+    spread = sum((position - centre) ** 2 for position in places)
+    slope = sum((position - centre) * (value - level) for position, value in zip(places, medians, strict=True)) / spread
+    errors = [value - level - slope * (position - centre) for position, value in zip(places, medians, strict=True)]
     around = 2.1 * (sum(error**2 for error in errors) / (count - 2) / spread) ** 0.5  # Student's t, 18 degrees
     allowed = max(limit.share * abs(level), limit.least)
     return {
@@ -197,7 +197,7 @@ def soak(chosen: Any, folder: Path) -> dict[str, Any]:
         console=False,
     )
     reference = watch.noted.pop(REFERENCE, [])
-    found = {
+    record = {
         name: fitted_drift(values, LIMITS[name], reference if name == "step_seconds" else ())
         for name, values in watch.noted.items()
     }
@@ -207,7 +207,7 @@ def soak(chosen: Any, folder: Path) -> dict[str, Any]:
         "steps": chosen.steps,
         "device": "gpu" if on_gpu else "cpu",
     }
-    return {**about, "seconds": time.monotonic() - began, "python_threads": threading.active_count(), **found}
+    return {**about, "seconds": time.monotonic() - began, "python_threads": threading.active_count(), **record}
 
 
 class Heartbeat:

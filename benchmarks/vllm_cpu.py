@@ -19,6 +19,7 @@ QUESTIONS = ("in_process", "own_process", "grpo", "grpo_lora", "grpo_bf16", "ser
 
 
 def answer(python: str, question: str) -> Any:
+    """What the vLLM side says to a question, in its own environment."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT / "src")}
     words = [python, str(ROOT / "tests" / "peers" / "vllm_side.py"), question]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=environment, check=True)
@@ -33,16 +34,16 @@ def main() -> None:
     arguments = parser.parse_args()
     values: dict[str, Any] = {}
     for question in arguments.questions:
-        found = answer(arguments.python, question)
+        answered = answer(arguments.python, question)
         if question.startswith("grpo"):
-            found = {
-                "steps": len(found),
-                "sampler_gap": max(step["sampler_gap"] for step in found),
-                "share_of_limit": max(step["replay_gap"] / step["replay_limit"] for step in found),
+            answered = {
+                "steps": len(answered),
+                "sampler_gap": max(step["sampler_gap"] for step in answered),
+                "share_of_limit": max(step["replay_gap"] / step["replay_limit"] for step in answered),
             }
         if question == "served":
-            found = {"completions": len(found), "tokens": sum(each["tokens"] for each in found)}
-        values[question] = found
+            answered = {"completions": len(answered), "tokens": sum(completion["tokens"] for completion in answered)}
+        values[question] = answered
     print(json.dumps(values, indent=1))
     if arguments.results:
         write_results(arguments.results, values)

@@ -52,7 +52,7 @@ def test_rotation(precision, monkeypatch):
     tables = (angle.cos(), angle.sin())
     for ours, theirs in both(lambda: layer_ops.rotated(heads.clone(), 7, tables), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-    for ours, theirs in both(lambda: layer_ops.turned_back(heads.clone(), 7, tables), monkeypatch):
+    for ours, theirs in both(lambda: layer_ops.rotated_back(heads.clone(), 7, tables), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 

@@ -99,7 +99,7 @@ def test_turning_back_is_the_transpose_of_turning():
     heads, grad = torch.randn(4, 5, 6).double(), torch.randn(4, 5, 6).double()
     turned = layer_ops.rotated(heads.clone(), 4, tables)  # three heads of queries, one of keys, one of values
     assert torch.equal(turned[:, 4], heads[:, 4]) and not torch.allclose(turned[:, :4], heads[:, :4])
-    back = layer_ops.turned_back(grad.clone(), 4, tables)
+    back = layer_ops.rotated_back(grad.clone(), 4, tables)
     torch.testing.assert_close((turned * grad).sum(), (heads * back).sum())
 
 

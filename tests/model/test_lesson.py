@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from whet.model.causal_lm import causal_lm
-from whet.model.token_logp import Details, Lesson, token_logp, top_tokens, with_rest
+from whet.model.token_logp import Details, DistillationTarget, token_logp, top_tokens, with_rest
 from whet.objective import AXES
 
 POLICY, TEACHER, TEMPERATURE = 37, 41, 1.3  # rows of the heads: the teacher's is padded
@@ -83,7 +83,7 @@ def test_a_lesson_is_the_formula_over_the_whole_vocabulary(case, name):
     expected = naive(name, case)
     weight = torch.arange(1, len(expected) + 1)
     wanted = gradient((expected * weight).sum(), policy)
-    lesson = Lesson(TERMS[name].divergence, teacher, 0.9)
+    lesson = DistillationTarget(TERMS[name].divergence, teacher, 0.9)
     scores = token_logp(policy, tokens, action, TEMPERATURE, details=Details(lesson=lesson))
     found = scores.teacher_divergence[action]
     assert relative(found, expected) < 1e-9 and float(expected.min()) > 1e-3
@@ -99,7 +99,7 @@ def test_a_lesson_of_some_tokens_counts_the_others_as_one(case, name, monkeypatc
     _, logp = top_tokens(teacher, tokens, action, 0.9, 5, chosen)
     expected = naive(name, case, chosen)
     wanted = gradient(expected.sum(), policy)
-    lesson = Lesson(TERMS[name].divergence, top=chosen, top_logp=logp)
+    lesson = DistillationTarget(TERMS[name].divergence, top=chosen, top_logp=logp)
     scores = token_logp(policy, tokens, action, TEMPERATURE, details=Details(lesson=lesson))
     found = scores.teacher_divergence[action]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # the teacher's table is in float32

@@ -8,22 +8,26 @@ import pytest
 import torch
 
 from whet.model.load import load_model
-from whet.model.prune import fewer_layers, kept_layers, new_weights, save_smaller
+from whet.model.prune import evenly_spaced_layers, fewer_layers, new_weights, save_smaller
 from whet.types import WhetError
 
 TOKENS = torch.tensor([[5, 9, 30, 2, 77]])
 
 
 def test_kept_layers_are_spread_and_hold_both_ends() -> None:
-    assert kept_layers(30, 15)[0] == 0 and kept_layers(30, 15)[-1] == 29
-    assert len(set(kept_layers(30, 15))) == 15
-    assert kept_layers(3, 2) == [0, 2] and kept_layers(3, 3) == [0, 1, 2] and kept_layers(3, 1) == [0]
+    assert evenly_spaced_layers(30, 15)[0] == 0 and evenly_spaced_layers(30, 15)[-1] == 29
+    assert len(set(evenly_spaced_layers(30, 15))) == 15
+    assert (
+        evenly_spaced_layers(3, 2) == [0, 2]
+        and evenly_spaced_layers(3, 3) == [0, 1, 2]
+        and evenly_spaced_layers(3, 1) == [0]
+    )
 
 
 @pytest.mark.parametrize("count", [0, 4])
 def test_a_count_that_cannot_be_is_refused_with_the_range(count: int) -> None:
     with pytest.raises(WhetError, match="give 1 to 3"):
-        kept_layers(3, count)
+        evenly_spaced_layers(3, count)
 
 
 def test_all_layers_are_the_model_itself_and_fewer_are_those_layers() -> None:

@@ -20,7 +20,7 @@ from whet.data.packing import token_batch
 from whet.data.tasks import TASKS, prompts
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
-from whet.model.reference import KeptModel
+from whet.model.reference import FrozenModel
 from whet.model.vocabulary import vocabulary_refusal
 from whet.record.log import read_metrics
 from whet.training.assembly.serving import build_server
@@ -59,7 +59,7 @@ def test_a_teacher_scores_the_tokens_as_its_softmax_says(teacher):
     action = torch.zeros_like(tokens, dtype=torch.bool)
     action[:, 4:] = torch.rand(3, 8, generator=stream) < 0.7
     batch = TokenBatch(tokens, action, torch.arange(3), torch.zeros(3))
-    found = ModelTeacher(KeptModel(causal_lm(loaded.model, torch.float32)), 1.5, 20).logp(batch)
+    found = ModelTeacher(FrozenModel(causal_lm(loaded.model, torch.float32)), 1.5, 20).logp(batch)
     with torch.no_grad():
         logits = loaded.model.double()(tokens).logits / 1.5
     expected = logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
@@ -170,7 +170,7 @@ def test_what_a_teacher_says_behind_another_prompt_comes_back_to_its_tokens(teac
     lesson = DistillationTarget(TeacherSection(context="sibling"), template, encode=encode, longest=200)
     shown = taught_rows(batch, groups, lesson)
     assert shown.rows == [0, 1, 2, 3, 5]  # the fourth row's group has one right completion, which is itself
-    judge = ModelTeacher(KeptModel(causal_lm(loaded.model, torch.float32)), 1.0, 50, top_k=4)
+    judge = ModelTeacher(FrozenModel(causal_lm(loaded.model, torch.float32)), 1.0, 50, top_k=4)
     found = shown.back(judge.logp(shown.batch))
     assert (found[4] == 0).all() and torch.equal(shown.forth(found), judge.logp(shown.batch))
     samples = [sample for group in groups for sample in group.samples]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from whet.tools.planner.cluster import ClusterPlan, Wishes, cluster_plan
+from whet.tools.planner.cluster import ClusterOptions, ClusterPlan, cluster_plan
 from whet.tools.planner.from_config import UNKNOWN_PROMPT, model_shape, workload
 from whet.tools.planner.machines import Devices, devices
 from whet.tools.planner.plan import Plan, plan_for
@@ -52,8 +52,10 @@ def simulation(
         raise WhetError(
             f"--mean-length is {mean_length:g} and the longest completion {work.completion_tokens} tokens; give less"
         )
-    wishes = Wishes(mean_length, reward_seconds, scale.reward_workers, scale.max_staleness, scale.window, scale.engines)
-    return cluster_plan(work, room, wishes)
+    options = ClusterOptions(
+        mean_length, reward_seconds, scale.reward_workers, scale.max_staleness, scale.window, scale.engines
+    )
+    return cluster_plan(work, room, options)
 
 
 def _asked(

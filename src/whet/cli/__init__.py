@@ -50,18 +50,16 @@ app.add_typer(label_app)
 app.add_typer(reward_app)
 app.add_typer(study_app)
 for _commands in (
-    *(
-        train.commands,
-        evaluate.commands,
-        runs.commands,
-        watch.commands,
-        text.commands,
-        bench.commands,
-        plan.commands,
-        serve.commands,
-        board.commands,
-        cluster.commands,
-    ),
+    train.commands,
+    evaluate.commands,
+    runs.commands,
+    watch.commands,
+    text.commands,
+    bench.commands,
+    plan.commands,
+    serve.commands,
+    board.commands,
+    cluster.commands,
     pipeline_app,
 ):
     app.registered_commands += _commands.registered_commands

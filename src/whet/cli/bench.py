@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from whet.cli.options import APP_SETTINGS, AsJson, Model, Settings, finite, print_json
+from whet.cli.options import APP_SETTINGS, AsJson, Model, Settings, number, print_result
 from whet.settings.bounds import LONGEST_BENCH, MOST_SAMPLES, MOST_TOKENS
 
 commands = typer.Typer(**APP_SETTINGS)
@@ -23,10 +23,7 @@ def bench(
     completion_tokens: Annotated[
         int, typer.Option("--completion-tokens", min=1, max=MOST_TOKENS, help="Length of a completion.")
     ] = 64,
-    seconds: Annotated[
-        float,
-        typer.Option("--seconds", min=0.001, max=LONGEST_BENCH, callback=finite, help="For each measurement, about."),
-    ] = 3.0,
+    seconds: Annotated[float, number("--seconds", "For each measurement, about.", 0.001, LONGEST_BENCH)] = 3.0,
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
@@ -37,7 +34,4 @@ def bench(
 
     shape = RolloutShape(prompts, group, prompt_tokens, completion_tokens)
     result = benchmark(model or "whetstone", shape, seconds=seconds, settings=from_settings(settings or []))
-    if as_json:
-        print_json(speed_record(result))
-        return
-    typer.echo(speed_text(result))
+    print_result(as_json, speed_record(result), speed_text(result))

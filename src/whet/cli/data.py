@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from whet.cli.options import APP_SETTINGS, AsJson, finite, print_json
-from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_WEIGHT
+from whet.cli.options import APP_SETTINGS, AsJson, number, print_json
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED
 
 if TYPE_CHECKING:
     from whet.data.spool import RowWriter, StoredRows
@@ -30,10 +30,7 @@ Unusable = Annotated[
 By = Annotated[str, typer.Option("--by", help="What is compared: prompt, all (with completions), or a column.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Decides every draw.")]
 Similarity = Annotated[
-    float | None,
-    typer.Option(
-        "--near", min=0, max=1, callback=finite, help="Share of common runs of words that makes two texts alike."
-    ),
+    float | None, number("--near", "Share of common runs of words that makes two texts alike.", 0, 1)
 ]
 Numbers = Annotated[bool, typer.Option("--ignore-numbers", help="Texts that differ in their numbers only are alike.")]
 
@@ -75,10 +72,7 @@ def contamination(
         str, typer.Option("--kinds", help="What counts: exact, copy, near, template, passage.")
     ] = "exact,copy,near",
     run: Annotated[int, typer.Option("--run", min=1, max=1000, help="Words of a run in long texts.")] = 13,
-    share: Annotated[
-        float,
-        typer.Option("--share", min=0.01, max=1, callback=finite, help="Of the shorter text that must be common."),
-    ] = 0.5,
+    share: Annotated[float, number("--share", "Of the shorter text that must be common.", 0.01, 1)] = 0.5,
     by: By = "prompt",
     examples: Annotated[int, typer.Option("--examples", min=0, max=1000, help="Pairs to show.")] = 5,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 where a row is contaminated.")] = False,
@@ -116,12 +110,8 @@ def keep(
     file: File,
     out: Out,
     column: Annotated[str, typer.Option("--column", help="The number to filter by.")] = "pass_rate",
-    least: Annotated[
-        float | None, typer.Option("--least", min=-MOST_WEIGHT, max=MOST_WEIGHT, callback=finite, help="Lowest kept.")
-    ] = None,
-    most: Annotated[
-        float | None, typer.Option("--most", min=-MOST_WEIGHT, max=MOST_WEIGHT, callback=finite, help="Highest kept.")
-    ] = None,
+    least: Annotated[float | None, number("--least", "Lowest kept.")] = None,
+    most: Annotated[float | None, number("--most", "Highest kept.")] = None,
     missing: Annotated[
         Literal["stop", "drop"], typer.Option("--missing", help="Rows without the number: stop, or drop and count.")
     ] = "stop",
@@ -147,10 +137,7 @@ def difficulty(
     out: Out,
     model: Annotated[str, typer.Option("--model", help="Model or run folder that solves the prompts.")] = "whetstone",
     samples: Annotated[int, typer.Option("--samples", min=1, max=MOST_SAMPLES, help="Completions per prompt.")] = 8,
-    right_from: Annotated[
-        float,
-        typer.Option("--right-from", min=-MOST_WEIGHT, max=MOST_WEIGHT, callback=finite, help="Score that is right."),
-    ] = 1.0,
+    right_from: Annotated[float, number("--right-from", "Score that is right.")] = 1.0,
     reward: Annotated[list[str] | None, typer.Option("--reward", help="Judges a completion. Repeatable.")] = None,
     keep_rewards: Annotated[
         bool, typer.Option("--keep-rewards", help="Write each completion's reward too, as `reference_rewards`.")
@@ -228,12 +215,7 @@ def split(
     sides: Annotated[
         list[str], typer.Argument(metavar="FILE=SHARE...", help="Files to write, with shares that add up to 1.")
     ],
-    near: Annotated[
-        float | None,
-        typer.Option(
-            "--near", min=0, max=1, callback=finite, help="Near duplicates stay together too, from this share."
-        ),
-    ] = None,
+    near: Annotated[float | None, number("--near", "Near duplicates stay together too, from this share.", 0, 1)] = None,
     keep_numbers: Annotated[
         bool, typer.Option("--keep-numbers", help="With --near: other numbers make another prompt.")
     ] = False,
@@ -269,10 +251,7 @@ def convert(
     file: File,
     out: Out,
     to: Annotated[str, typer.Option("--to", help="prompts, sft, pairs, labels or steps.")],
-    right_from: Annotated[
-        float,
-        typer.Option("--right-from", min=-MOST_WEIGHT, max=MOST_WEIGHT, callback=finite, help="Score that is good."),
-    ] = 1.0,
+    right_from: Annotated[float, number("--right-from", "Score that is good.")] = 1.0,
     separator: Annotated[str, typer.Option("--separator", help="Ends a step of a completion.")] = "\n\n",
     unusable: Unusable = "stop",
     force: Force = False,
@@ -296,9 +275,7 @@ def convert(
 @data_app.command()
 def stats(
     file: File,
-    near: Annotated[
-        float | None, typer.Option("--near", min=0, max=1, callback=finite, help="Count near duplicates too.")
-    ] = None,
+    near: Annotated[float | None, number("--near", "Count near duplicates too.", 0, 1)] = None,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", help="Count tokens with this model's tokenizer.")
     ] = None,

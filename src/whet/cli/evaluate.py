@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +25,8 @@ from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 
 if TYPE_CHECKING:
     from whet.pages.evaluation import EvalReport
-    from whet.tools.evaluation.measure import EvalPlan, EvalProgress
+    from whet.tools.evaluation.budget import BudgetForcing
+    from whet.tools.evaluation.measure import EvalProgress
     from whet.tools.evaluation.side_by_side import EvalCell
     from whet.types import Sample
 
@@ -34,36 +34,6 @@ commands = typer.Typer(**APP_SETTINGS)
 EVALS = "evals"  # in a run folder: the completions of its evaluations by hand
 EVAL_FOLDER = "eval"  # of several models, where --out names no other
 RESULT = "eval.json"  # in it: everything that was measured
-
-
-@dataclass(frozen=True)
-class EvalRequest:
-    """The words of the command line."""
-
-    models: Sequence[str]
-    data: Sequence[str | None]
-    samples: int
-    rewards: Sequence[str]
-    settings: Sequence[str]
-    scorers: Sequence[str]
-    search: str | None
-    page: str | None
-    out: str | None
-    as_json: bool
-    env: Mapping[str, Any]
-    server: str | None
-    options: Mapping[str, Any]  # of the plan
-
-    def values(self) -> dict[str, Any]:
-        """All of it as settings."""
-        from whet.settings.layers import from_settings, merged
-
-        asked = {"engine": "openai", "engine_settings": {"base_url": self.server}} if self.server is not None else {}
-        values = merged({"sampling": asked} if asked else {}, from_settings(self.settings))
-        values = merged(values, _reward_settings(self.rewards))
-        choice: dict[str, Any] = {"scorers": [{"reward": scorer} for scorer in self.scorers]} if self.scorers else {}
-        choice |= {"search": self.search} if self.search is not None else {}
-        return merged(merged(values, self.env), {"rerank": choice} if choice else {})
 
 
 @commands.command("eval")
@@ -131,18 +101,50 @@ def evaluate(
     with --budget; best of n with --rerank. A run folder is measured on the held-out prompts of its own task. The
     completions are kept in a file; the same command goes on where it was interrupted.
     """
-    played = environment_settings(env, tool, agent)
-    options = {
-        "counts": counts,
-        "style": (shots, shots_from or "", plain),
-        "budget": budget,
-        "forcing": (force, answer_text, wait, answer_tokens),
-        "confidence": confidence,
-        "refusals": refusals,
-        "chunk": chunk,
-    }
-    choices = (reward or (), settings or (), rerank or (), search, page, out, as_json, played, server, options)
-    run_evaluation(EvalRequest(models or ["whetstone"], data or [None], samples, *choices))
+    from whet import api
+    from whet.pages.evaluation import eval_record
+    from whet.settings.layers import from_settings, merged
+    from whet.tools.evaluation.measure import EvalPlan
+    from whet.tools.evaluation.prompting import PromptStyle
+    from whet.tools.evaluation.side_by_side import EvalCell, evaluate_cells
+    from whet.types import WhetError
+
+    if confidence not in (None, "votes", "tokens"):
+        raise WhetError(f"--confidence {confidence}: give votes or tokens")
+    plan = EvalPlan(
+        samples,
+        PromptStyle(shots, shots_from or "", plain),
+        _numbers("--budget", budget),
+        _forcing(force, answer_text, wait, answer_tokens),
+        confidence or "",
+        refusals,
+        _numbers("--k", counts),
+        chunk,
+    )
+    asked = {"engine": "openai", "engine_settings": {"base_url": server}} if server is not None else {}
+    values = merged({"sampling": asked} if asked else {}, from_settings(settings or []))
+    values = merged(values, _reward_settings(reward or ()))
+    choice: dict[str, Any] = {"scorers": [{"reward": scorer} for scorer in rerank]} if rerank else {}
+    choice |= {"search": search} if search is not None else {}
+    values = merged(merged(values, environment_settings(env, tool, agent)), {"rerank": choice} if choice else {})
+    page_file = _page_file(page)
+    sources: Sequence[str | None] = data or [None]
+    pairs = [(model, source) for model in models or ["whetstone"] for source in sources]
+    folder = _out_folder(out, several=len(pairs) > 1)
+    cells = []
+    for model, source in pairs:
+        config = api.evaluation_config(model, source, merged(values, {}))
+        task = config.eval.source or config.data.source
+        cells.append(EvalCell(config, _completions_file(out, model) if folder is None else folder / _name(model, task)))
+    report = evaluate_cells(cells, plan, _tell_progress, lambda line: typer.echo(line, err=True))
+    if folder is not None:
+        _write(folder / RESULT, json.dumps(eval_record(report), indent=2) + "\n")
+    if page_file is not None:
+        _write(page_file, _page(report))
+    if as_json:
+        print_json(eval_record(report))
+        return
+    _print_report(report, page_file)
 
 
 @commands.command()
@@ -232,55 +234,13 @@ def _reward_settings(rewards: Sequence[str]) -> dict[str, Any]:
     return {"reward": reward_section(parts)} if parts else {}
 
 
-def run_evaluation(request: EvalRequest) -> None:
-    """Measure every model on every task, write the files, and print the report."""
-
-    from whet import api
-    from whet.pages.evaluation import eval_record
-    from whet.settings.layers import merged
-    from whet.tools.evaluation.side_by_side import EvalCell, evaluate_cells
-
-    plan, values = _plan(request), request.values()
-    page = _page_place(request)
-    choices = [(model, data) for model in request.models for data in request.data]
-    cells = []
-    for model, data in choices:
-        config = api.evaluation_config(model, data, merged(values, {}))
-        cells.append(EvalCell(config, _place(request, model, config.eval.source or config.data.source)))
-    report = evaluate_cells(cells, plan, _tell_progress, lambda line: typer.echo(line, err=True))
-    if _is_folder(request):
-        _write(Path(request.out or EVAL_FOLDER) / RESULT, json.dumps(eval_record(report), indent=2) + "\n")
-    if page is not None:
-        _write(page, _page(report))
-    if request.as_json:
-        print_json(eval_record(report))
-        return
-    _print_report(report, page)
-
-
-def _plan(request: EvalRequest) -> EvalPlan:
+def _forcing(force: bool, answer: str, wait: str, answer_tokens: int) -> BudgetForcing | None:
     from whet.tools.evaluation.budget import BudgetForcing
-    from whet.tools.evaluation.measure import EvalPlan
-    from whet.tools.evaluation.prompting import PromptStyle
     from whet.types import WhetError
 
-    options = request.options
-    force, answer, wait, answer_tokens = options["forcing"]
     if (wait or answer) and not force:
         raise WhetError("--wait and --answer-text are words of budget forcing; give --force, or drop them")
-    forcing = BudgetForcing(answer.replace("\\n", "\n"), wait.replace("\\n", "\n"), answer_tokens) if force else None
-    if options["confidence"] not in (None, "votes", "tokens"):
-        raise WhetError(f"--confidence {options['confidence']}: give votes or tokens")
-    return EvalPlan(
-        request.samples,
-        PromptStyle(*options["style"]),
-        _numbers("--budget", options["budget"]),
-        forcing,
-        options["confidence"] or "",
-        options["refusals"],
-        _numbers("--k", options["counts"]),
-        options["chunk"],
-    )
+    return BudgetForcing(answer.replace("\\n", "\n"), wait.replace("\\n", "\n"), answer_tokens) if force else None
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
@@ -298,29 +258,33 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _is_folder(request: EvalRequest) -> bool:
-    """True where the completions of several models or tasks lie side by side."""
-    several = len(request.models) * len(request.data) > 1
-    return several or (request.out is not None and (Path(request.out).is_dir() or not Path(request.out).suffix))
-
-
-def _place(request: EvalRequest, model: str, task: str) -> Path:
-    """The file of a model's completions to a task: beside the run that was evaluated, or in --out."""
-    from whet.record.run_folder import CONFIG
+def _out_folder(out: str | None, several: bool) -> Path | None:
+    """The folder in which the completions of several models or tasks lie side by side; None: there is one file."""
     from whet.types import WhetError
 
-    if _is_folder(request):
-        folder = Path(request.out or EVAL_FOLDER)
-        if folder.suffix == ".jsonl":
-            raise WhetError(f"--out {folder} is one file, and several models or tasks are evaluated; give a folder")
-        return folder / f"{_file_name(model)}.{_file_name(task)}.jsonl"
-    if request.out is not None:
-        return Path(request.out)
+    if not several and (out is None or (Path(out).suffix and not Path(out).is_dir())):
+        return None
+    folder = Path(out or EVAL_FOLDER)
+    if folder.suffix == ".jsonl":
+        raise WhetError(f"--out {folder} is one file, and several models or tasks are evaluated; give a folder")
+    return folder
+
+
+def _completions_file(out: str | None, model: str) -> Path:
+    """The file of one model's completions: --out, or beside the run that was evaluated."""
+    from whet.record.run_folder import CONFIG
+
+    if out is not None:
+        return Path(out)
     if (Path(model) / CONFIG).is_file():
         folder = Path(model) / EVALS
         numbers = [int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdigit()]
         return folder / f"{max(numbers, default=0) + 1:03d}.jsonl"
     return Path("eval.jsonl")
+
+
+def _name(model: str, task: str) -> str:
+    return f"{_file_name(model)}.{_file_name(task)}.jsonl"
 
 
 def _file_name(text: str) -> str:
@@ -332,10 +296,10 @@ def _file_name(text: str) -> str:
     return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def _page_place(request: EvalRequest) -> Path | None:
+def _page_file(page: str | None) -> Path | None:
     from whet.types import WhetError
 
-    path = Path(request.page) if request.page else None
+    path = Path(page) if page else None
     if path is not None and not path.parent.is_dir():
         raise WhetError(f"--html {path}: there is no folder {path.parent}; make it, or give another path")
     return path

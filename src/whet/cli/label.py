@@ -4,61 +4,40 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from whet.cli.options import finite
-from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_WEIGHT
+from whet.cli.options import APP_SETTINGS, AsJson, number, print_result
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED
+
+if TYPE_CHECKING:
+    from whet.tools.labelling.run import LabelProgress
+    from whet.training.config import EvaluationConfig
 
 label_app = typer.Typer(
     name="label",
     help="Label data by the outcomes of rollouts.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **APP_SETTINGS,
 )
 PATIENCE = 5.0  # seconds between two lines of progress where there is no terminal
 
+Labeller = Annotated[str, typer.Argument(help="Writes the completions: a model or a run folder.")]
 Prompts = Annotated[
     str | None, typer.Option("--data", help="Prompts that the model solves: task:NAME, a file or hub:owner/name.")
 ]
-Solutions = Annotated[
-    str | None, typer.Option("--solutions", help="Given solutions instead: a file with `steps`, or task:NAME.")
-]
-Rollouts = Annotated[
-    int, typer.Option("--rollouts", min=1, max=MOST_SAMPLES, help="Completions from the end of each step.")
-]
-Count = Annotated[int, typer.Option("--count", min=1, max=MOST_ROWS, help="Prompts, or given solutions.")]
-Each = Annotated[
-    int, typer.Option("--each", min=1, max=MOST_SAMPLES, help="Solutions that the model draws for a prompt.")
-]
 Out = Annotated[str, typer.Option("--out", help="The file; one that was started is continued.")]
 Rewards = Annotated[
-    list[str] | None,
-    typer.Option("--reward", help="Judges a completion; default: the task's own. Repeatable."),
+    list[str] | None, typer.Option("--reward", help="Judges a completion; default: the task's own. Repeatable.")
 ]
-RightFrom = Annotated[
-    float,
-    typer.Option(
-        "--right-from",
-        min=-MOST_WEIGHT,
-        max=MOST_WEIGHT,
-        callback=finite,
-        help="A completion with at least this score is right.",
-    ),
-]
-Separator = Annotated[
-    str, typer.Option("--separator", help="Ends a step; default: the data's own, else an empty line.")
-]
-Truth = Annotated[str, typer.Option("--truth", help="A reward that judges steps, to compare with: working_steps.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Any config value, as sampling.temperature=0.7. Repeatable."),
 ]
+Work = TypeVar("Work")
 
 
 @label_app.callback()
@@ -68,19 +47,29 @@ def root() -> None:
 
 @label_app.command()
 def steps(
-    model: Annotated[str, typer.Argument(help="Writes the completions: a model or a run folder.")] = "whetstone",
+    model: Labeller = "whetstone",
     data: Prompts = None,
-    solutions: Solutions = None,
-    rollouts: Rollouts = 8,
-    count: Count = 200,
-    each: Each = 1,
+    solutions: Annotated[
+        str | None, typer.Option("--solutions", help="Given solutions instead: a file with `steps`, or task:NAME.")
+    ] = None,
+    rollouts: Annotated[
+        int, typer.Option("--rollouts", min=1, max=MOST_SAMPLES, help="Completions from the end of each step.")
+    ] = 8,
+    count: Annotated[int, typer.Option("--count", min=1, max=MOST_ROWS, help="Prompts, or given solutions.")] = 200,
+    per_prompt: Annotated[
+        int, typer.Option("--each", min=1, max=MOST_SAMPLES, help="Solutions that the model draws for a prompt.")
+    ] = 1,
     out: Out = "steps.jsonl",
     reward: Rewards = None,
-    right_from: RightFrom = 1.0,
-    separator: Separator = "",
-    truth: Truth = "",
-    seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    right_from: Annotated[float, number("--right-from", "A completion with at least this score is right.")] = 1.0,
+    separator: Annotated[
+        str, typer.Option("--separator", help="Ends a step; default: the data's own, else an empty line.")
+    ] = "",
+    truth: Annotated[
+        str, typer.Option("--truth", help="A reward that judges steps, to compare with: working_steps.")
+    ] = "",
+    seed: Seed = 0,
+    as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
     """Label the steps of solutions by rollouts: a step is right where a completion from its end is right.
@@ -95,55 +84,29 @@ def steps(
 
     Ctrl-C loses at most one chunk: run the same command again to continue.
     """
-    from whet import api
-    from whet.settings.layers import from_settings, merged
     from whet.tools.labelling.run import LabelSpec, label_steps
     from whet.types import WhetError
 
     if data is not None and solutions is not None:
         raise WhetError("--data gives prompts to solve and --solutions gives solved ones; give one of them")
-    values = merged(from_settings(settings or []), {"seed": seed})
-    if reward:
-        values = merged(values, {"reward": {"parts": [{"reward": name} for name in reward]}})
-    config = api.evaluation_config(model, data or solutions, values)
+    config = _config(model, data or solutions, reward, seed, settings)
     step_separator = separator.encode().decode("unicode_escape") if "\\" in separator else separator
-    spec = LabelSpec(Path(out), rollouts, count, each, solutions or "", step_separator, right_from, truth)
-    line = _Line()
-    try:
-        report = label_steps(config, spec, line.show)
-    except KeyboardInterrupt:
-        line.close()
-        typer.echo(f"whet: interrupted; run the same command again to continue {out}", err=True)
-        raise typer.Exit(130) from None
-    line.close()
-    if as_json:
-        import json
-
-        typer.echo(json.dumps(report.record(), indent=2))
-        return
-    typer.echo(_summary(report.record(), spec.rollouts))
+    spec = LabelSpec(Path(out), rollouts, count, per_prompt, solutions or "", step_separator, right_from, truth)
+    report = _with_progress(lambda show: label_steps(config, spec, show), out).record()
+    print_result(as_json, report, _steps_text(report, rollouts))
 
 
 @label_app.command()
 def completions(
-    model: Annotated[str, typer.Argument(help="Writes the completions: a model or a run folder.")] = "whetstone",
+    model: Labeller = "whetstone",
     data: Prompts = None,
     count: Annotated[int, typer.Option("--count", min=1, max=MOST_ROWS, help="Prompts.")] = 200,
-    each: Annotated[int, typer.Option("--each", min=1, max=MOST_SAMPLES, help="Completions per prompt.")] = 1,
+    per_prompt: Annotated[int, typer.Option("--each", min=1, max=MOST_SAMPLES, help="Completions per prompt.")] = 1,
     out: Out = "completions.jsonl",
     reward: Rewards = None,
-    at_least: Annotated[
-        float | None,
-        typer.Option(
-            "--at-least",
-            min=-MOST_WEIGHT,
-            max=MOST_WEIGHT,
-            callback=finite,
-            help="Keep completions with this score or more.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    at_least: Annotated[float | None, number("--at-least", "Keep completions with this score or more.")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
     """Write completions to imitate, by a model or by a server; `whet train sft` reads the file.
@@ -157,33 +120,42 @@ def completions(
 
     Completions that the token budget cut off are left out. Run the same command again to continue a file.
     """
-    from whet import api
-    from whet.settings.layers import from_settings, merged
     from whet.tools.labelling.completions import CompletionSpec, write_completions
     from whet.types import WhetError
 
     if reward and at_least is None:
         raise WhetError("--reward has no effect without --at-least; say from which score a completion is kept")
+    config = _config(model, data, reward, seed, settings)
+    spec = CompletionSpec(Path(out), count, per_prompt, at_least)
+    report = _with_progress(lambda show: write_completions(config, spec, show), out).record()
+    left = f", {report['left_out']} left out" if report["left_out"] else ""
+    text = f"{report['file']}: {report['completions']} completions{left}, {report['tokens']:,} tokens"
+    print_result(as_json, report, f"{text}\n  next     whet train sft --data {report['file']}")
+
+
+def _config(
+    model: str, data: str | None, rewards: list[str] | None, seed: int, settings: list[str] | None
+) -> EvaluationConfig:
+    from whet import api
+    from whet.settings.layers import from_settings, merged
+
     values = merged(from_settings(settings or []), {"seed": seed})
-    if reward:
-        values = merged(values, {"reward": {"parts": [{"reward": name} for name in reward]}})
-    config = api.evaluation_config(model, data, values)
+    if rewards:
+        values = merged(values, {"reward": {"parts": [{"reward": name} for name in rewards]}})
+    return api.evaluation_config(model, data, values)
+
+
+def _with_progress(work: Callable[[Callable[[LabelProgress], None]], Work], out: str) -> Work:
+    """Do the work, which reports its progress; Ctrl-C says how to go on."""
     line = _Line()
     try:
-        report = write_completions(config, CompletionSpec(Path(out), count, each, at_least), line.show).record()
+        return work(line.show)
     except KeyboardInterrupt:
         line.close()
         typer.echo(f"whet: interrupted; run the same command again to continue {out}", err=True)
         raise typer.Exit(130) from None
-    line.close()
-    if as_json:
-        import json
-
-        typer.echo(json.dumps(report, indent=2))
-        return
-    left = f", {report['left_out']} left out" if report["left_out"] else ""
-    typer.echo(f"{report['file']}: {report['completions']} completions{left}, {report['tokens']:,} tokens")
-    typer.echo(f"  next     whet train sft --data {report['file']}")
+    finally:
+        line.close()
 
 
 class _Line:
@@ -193,7 +165,7 @@ class _Line:
         self._last = time.monotonic()
         self._is_open = False
 
-    def show(self, progress: Any) -> None:
+    def show(self, progress: LabelProgress) -> None:
         left = progress.seconds / progress.done_now * (progress.total - progress.chunks)
         text = (
             f"{100 * progress.chunks / progress.total:3.0f}%  {progress.completions:,} completions, "
@@ -209,9 +181,10 @@ class _Line:
     def close(self) -> None:
         if self._is_open:
             print(file=sys.stderr)
+            self._is_open = False
 
 
-def _summary(report: dict[str, Any], rollouts: int) -> str:
+def _steps_text(report: dict[str, Any], rollouts: int) -> str:
     lines = [f"{report['file']}: {report['solutions']} solutions, {report['steps']} steps"]
     for name, words in (
         ("without_steps", "completions without a step left out"),

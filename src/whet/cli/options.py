@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from whet.settings.bounds import MOST_WEIGHT
+
 APP_SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
     "pretty_exceptions_enable": False,
@@ -66,6 +68,11 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+def number(flag: str, help: str, low: float = -MOST_WEIGHT, high: float = MOST_WEIGHT) -> Any:
+    """An option that takes a finite number between two bounds."""
+    return typer.Option(flag, min=low, max=high, callback=finite, help=help)
+
+
 def command_line() -> str:
     """The command as it was typed, for the record of a run."""
     return shlex.join(["whet", *sys.argv[1:]])
@@ -73,10 +80,14 @@ def command_line() -> str:
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
-
     import json
 
     typer.echo(json.dumps(value, indent=2))
+
+
+def print_result(as_json: bool, record: Any, text: str) -> None:
+    """Print the record as JSON where it was asked for, else the text for people."""
+    print_json(record) if as_json else typer.echo(text)
 
 
 def exit_if_interrupted(run: Any) -> None:

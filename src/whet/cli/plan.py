@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from whet.cli.options import APP_SETTINGS, AsJson, Settings, finite, print_json
+from whet.cli.options import APP_SETTINGS, AsJson, Settings, number, print_result
 from whet.settings.bounds import MOST_TOKENS
 
 commands = typer.Typer(**APP_SETTINGS)
@@ -30,13 +30,8 @@ def plan(
         bool,
         typer.Option("--simulate", help="Events of a cluster in time: throughput, idle shares, staleness, limits."),
     ] = False,
-    mean_length: Annotated[
-        float | None,
-        typer.Option("--mean-length", min=1, max=MOST_TOKENS, callback=finite, help="Of a simulated completion."),
-    ] = None,
-    reward_seconds: Annotated[
-        float, typer.Option("--reward-seconds", min=0, max=86400, callback=finite, help="Of a simulated reward.")
-    ] = 0.0,
+    mean_length: Annotated[float | None, number("--mean-length", "Of a simulated completion.", 1, MOST_TOKENS)] = None,
+    reward_seconds: Annotated[float, number("--reward-seconds", "Of a simulated reward.", 0, 86400)] = 0.0,
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
@@ -57,29 +52,11 @@ def plan(
 
     if not simulate and (mean_length is not None or reward_seconds):
         raise WhetError("--mean-length and --reward-seconds have no effect without --simulate; add it, or drop them")
+    run: dict[str, Any] = {"model": model, "gpus": gpus, "prompt_tokens": prompt, "completion_tokens": completion}
+    run["settings"] = from_settings(settings or [])
     if simulate:
-        layouts = simulation(
-            method,
-            model=model,
-            gpus=gpus,
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            mean_length=mean_length,
-            reward_seconds=reward_seconds,
-            settings=from_settings(settings or []),
-        )
-        print_json(cluster_record(layouts)) if as_json else typer.echo(cluster_text(layouts))
+        layouts = simulation(method, mean_length=mean_length, reward_seconds=reward_seconds, **run)
+        print_result(as_json, cluster_record(layouts), cluster_text(layouts))
         return
-    resource_plan = planned(
-        method,
-        model=model,
-        gpus=gpus,
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        reward_model=reward_model,
-        settings=from_settings(settings or []),
-    )
-    if as_json:
-        print_json(plan_record(resource_plan))
-        return
-    typer.echo(plan_text(resource_plan))
+    resource_plan = planned(method, reward_model=reward_model, **run)
+    print_result(as_json, plan_record(resource_plan), plan_text(resource_plan))

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from whet.cli.attack import attack
+from whet.cli.options import APP_SETTINGS, AsJson, print_json, print_result
 from whet.settings.bounds import MOST_ROWS
 
 reward_app = typer.Typer(
     name="reward",
     help="Try a reward before it trains, keep its history, and look at what it likes.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **APP_SETTINGS,
 )
-
-reward_app.command()(attack)
 
 Names = Annotated[
     list[str] | None,
@@ -36,12 +31,63 @@ Settings = Annotated[
         "data.columns.YOURS=OURS.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Page = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page as well.")]
 Ledger = Annotated[
     str | None, typer.Option("--ledger", metavar="FILE", help="The ledger; default: rewards.jsonl beside the runs.")
 ]
 DEFAULT_RUNS = "runs"
+
+
+@reward_app.command()
+def attack(
+    reward: Names = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="Questions with answers: a file, task:NAME or hub:owner/name; default: built-in."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, max=MOST_ROWS, help="Only the first prompts; 0: 20, or all built-in.")
+    ] = 0,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model that rewrites wrong completions as well, one per prompt.")
+    ] = None,
+    as_json: AsJson = False,
+    settings: Settings = None,
+) -> None:
+    """Red team: which wrong completions does the reward pay, and by which trick?
+
+    Rewrites honest wrong completions by some fifty strategies (several answers, empty marks, orders to the grader,
+    hidden text, filler, ...) and scores them. For rows with tests, programs that cheat are tried instead.
+
+    Exit code 1 where a wrong completion is paid more than the best honest wrong completion to the same prompt.
+
+    Examples:
+
+      whet reward attack math_answer
+
+      whet reward attack mine.py:reward --data test.jsonl --model runs/first
+    """
+    from whet.pages.attack import attack_record, attack_text
+    from whet.tools.workbench.attack import attack_prompts, attack_reward
+
+    parts, config = _chosen(list(reward or ()), settings)
+    prompts, source = attack_prompts(data, limit, config.get("data", {}))
+    rewrite = (lambda texts: _rewritten(model, texts)) if model else None
+    attack_report = attack_reward(parts, prompts, _timeout(config), rewrite, source)
+    print_result(as_json, attack_record(attack_report), attack_text(attack_report))
+    if attack_report.holes:
+        raise typer.Exit(1)
+
+
+def _rewritten(model: str, texts: Sequence[str]) -> list[str]:
+    """One completion by the model to each text."""
+    from whet import api
+    from whet.tools.evaluation.evaluation import sample_completions
+    from whet.types import Prompt
+
+    config = api.evaluation_config(model, None, {"sampling": {"temperature": 1.0}})
+    asked = [Prompt(f"attack/{index}", ({"role": "user", "content": text},)) for index, text in enumerate(texts)]
+    return [samples[0].completion for samples in sample_completions(config, asked, 1)]
 
 
 @reward_app.command()
@@ -93,7 +139,7 @@ def test(
     )
     if page:
         write_dry_run_page(page, dry_run)
-    _print_json(dry_run_record(dry_run)) if as_json else typer.echo(dry_run_text(dry_run))
+    print_result(as_json, dry_run_record(dry_run), dry_run_text(dry_run))
     if not dry_run.is_sound():
         raise typer.Exit(1)
 
@@ -107,7 +153,7 @@ def version(reward: Names = None, parts: Parts = None, as_json: AsJson = False, 
     chosen, _ = _chosen([*(reward or ()), *(parts or ())], settings)
     reward_version = parts_version(chosen)
     if as_json:
-        _print_json({"hash": reward_version.hash, "title": title_of(chosen), "pieces": dict(reward_version.pieces)})
+        print_json({"hash": reward_version.hash, "title": title_of(chosen), "pieces": dict(reward_version.pieces)})
         return
     typer.echo(f"{reward_version.hash}  {title_of(chosen)}")
     for piece, content in reward_version.pieces.items():
@@ -129,7 +175,7 @@ def list_rewards(
         about = inspect.getdoc(function) or ""
         keys = _settings_text(function) if callable(function) else {}
         if as_json:
-            _print_json({"name": name, "about": about, "settings": keys})
+            print_json({"name": name, "about": about, "settings": keys})
             return
         lines = [name, "", about, "", *(f"  --set {key}=...  {text}" for key, text in keys.items())]
         typer.echo("\n".join(lines).rstrip())
@@ -139,7 +185,7 @@ def list_rewards(
         for reward_name, function in sorted(BUILTIN.items())
     }
     if as_json:
-        _print_json(summaries)
+        print_json(summaries)
         return
     for reward_name, about in summaries.items():
         typer.echo(f"{reward_name:22} {shortened(about, 96)}")
@@ -180,7 +226,7 @@ def history(ledger: Ledger = None, as_json: AsJson = False) -> None:
     path = _ledger(ledger)
     changes = entries(path)
     if as_json:
-        _print_json([asdict(change) for change in changes])
+        print_json([asdict(change) for change in changes])
         return
     if not changes:
         typer.echo(f"{path}: no entry yet; a run writes one, and so does `whet reward note REWARD --reason ...`")
@@ -206,7 +252,7 @@ def rescore(
     rescored = rescore_run(run, chosen, run_completions(run, limit), _timeout(config))
     if page:
         write_rescore_page(page, rescored)
-    _print_json(rescore_record(rescored)) if as_json else typer.echo(rescore_text(rescored))
+    print_result(as_json, rescore_record(rescored), rescore_text(rescored))
 
 
 @reward_app.command()
@@ -232,7 +278,7 @@ def review(
     counts = review_counts(read_review(run))
     if as_json:
         both = {name: None if value != value else value for name, value in asdict(agreement(counts)).items()}
-        _print_json({**counts, "agreement": both})
+        print_json({**counts, "agreement": both})
         return
     typer.echo(f"{review_verdict(counts)}\n{written}")
 
@@ -318,9 +364,3 @@ def _ledger(path: str | None) -> Path:
     from whet.reward.ledger import LEDGER
 
     return Path(path) if path else Path(DEFAULT_RUNS) / LEDGER
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(value, indent=2))

@@ -17,6 +17,7 @@ from whet.cli.options import (
     command_line,
     exit_if_interrupted,
     print_json,
+    print_result,
 )
 from whet.settings.bounds import MOST_REPEATS, MOST_STEPS
 
@@ -135,10 +136,7 @@ def doctor(
     from whet.record.doctor import doctor_report, doctor_text
 
     report = doctor_report(run, step)
-    if as_json:
-        print_json(report.values())
-    else:
-        typer.echo(doctor_text(report))
+    print_result(as_json, report.values(), doctor_text(report))
     if not report.is_healthy:
         raise typer.Exit(1)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from whet.cli.options import APP_SETTINGS, finite
+from whet.cli.options import APP_SETTINGS, number
 
 commands = typer.Typer(**APP_SETTINGS)
 LEAST_PAUSE, MOST_PAUSE = 0.2, 3600.0
@@ -17,10 +17,7 @@ READING_SHARE = 0.1  # at most this share of the time goes into reading a long l
 def watch(
     run: Annotated[str, typer.Argument(help="A run folder, or that of a pipeline.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end, as without a terminal.")] = False,
-    every: Annotated[
-        float,
-        typer.Option("--every", min=LEAST_PAUSE, max=MOST_PAUSE, callback=finite, help="Seconds between two looks."),
-    ] = 1.0,
+    every: Annotated[float, number("--every", "Seconds between two looks.", LEAST_PAUSE, MOST_PAUSE)] = 1.0,
 ) -> None:
     """Follow a run in the terminal: progress, curves, evaluation, health with remedies, speed, best and worst sample.
 

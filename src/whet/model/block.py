@@ -153,7 +153,7 @@ class NotDescribed:
         return self.reason
 
 
-class OtherBlock(ValueError):
+class UnsupportedBlock(ValueError):
     """Something that no block has."""
 
 
@@ -162,7 +162,7 @@ def describe_blocks(lm: CausalLM) -> BlockStack | NotDescribed:
     try:
         _check(lm)
         return blocks_of(lm)
-    except OtherBlock as other:
+    except UnsupportedBlock as other:
         return NotDescribed(str(other))
 
 
@@ -203,22 +203,22 @@ def _check(lm: CausalLM) -> None:
     config, trunk = model.config, lm.trunk
     kind = getattr(config, "model_type", type(model).__name__)
     if lm.whole:
-        raise OtherBlock(f"{kind}: the trunk cannot be told from the vocabulary head")
+        raise UnsupportedBlock(f"{kind}: the trunk cannot be told from the vocabulary head")
     names = ("embed_tokens", "layers", "norm", "rotary_emb")
     missing = [name for name in names if not hasattr(trunk, name)]
     if missing:
-        raise OtherBlock(f"{kind}: the trunk has no {missing[0]}")
+        raise UnsupportedBlock(f"{kind}: the trunk has no {missing[0]}")
     _check_settings(config)
     hooked = [name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks]
     if hooked:
-        raise OtherBlock(f"{hooked[0] or 'the model'} has a forward hook")
+        raise UnsupportedBlock(f"{hooked[0] or 'the model'} has a forward hook")
     parts: Any = trunk
     if type(parts.embed_tokens) not in (nn.Embedding, WideEmbedding):
-        raise OtherBlock(f"the embedding is a {type(parts.embed_tokens).__name__}")
+        raise UnsupportedBlock(f"the embedding is a {type(parts.embed_tokens).__name__}")
     _check_norm("the last norm", parts.norm)
     head = _vocabulary_head(model)
     if head is not None and type(head) is not nn.Linear:
-        raise OtherBlock(f"the vocabulary head is a {type(head).__name__}, not a linear layer")
+        raise UnsupportedBlock(f"the vocabulary head is a {type(head).__name__}, not a linear layer")
     layer_windows(config, len(parts.layers))
     for number, layer in enumerate(parts.layers):
         _check_block(f"model.layers.{number}", layer, FAMILIES.get(kind, LLAMA))
@@ -227,18 +227,18 @@ def _check(lm: CausalLM) -> None:
 def _check_settings(config: Any) -> None:
     activation = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
     if activation != "silu":
-        raise OtherBlock(f"the activation is {activation}, not silu")
+        raise UnsupportedBlock(f"the activation is {activation}, not silu")
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rotation not in FIXED_ROTATIONS:
-        raise OtherBlock(f"the rotary embedding is of type {rotation}, which depends on the length of the text")
+        raise UnsupportedBlock(f"the rotary embedding is of type {rotation}, which depends on the length of the text")
     if beta := (getattr(config, "rope_parameters", None) or {}).get("llama_4_scaling_beta"):
-        raise OtherBlock(f"queries are scaled by their position (llama_4_scaling_beta is {beta})")
+        raise UnsupportedBlock(f"queries are scaled by their position (llama_4_scaling_beta is {beta})")
     for name in UNKNOWN_SETTINGS:
         if getattr(config, name, None) not in (None, 1.0):
-            raise OtherBlock(f"{name} is {getattr(config, name)}")
+            raise UnsupportedBlock(f"{name} is {getattr(config, name)}")
     for name in ("rms_norm_eps", "num_key_value_heads", "num_attention_heads", "hidden_size"):
         if not isinstance(getattr(config, name, None), int | float):
-            raise OtherBlock(f"the config has no {name}")
+            raise UnsupportedBlock(f"the config has no {name}")
 
 
 def layer_windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
@@ -251,7 +251,7 @@ def layer_windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if getattr(config, "attention_chunk_size", None) or unknown:
         kinds_named = ", ".join(sorted(unknown)) or "chunked_attention"
-        raise OtherBlock(f"the config names attention that is neither full nor a sliding window: {kinds_named}")
+        raise UnsupportedBlock(f"the config names attention that is neither full nor a sliding window: {kinds_named}")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
@@ -287,13 +287,13 @@ def _check_block(path: str, layer: Any, family: BlockFamily) -> None:
     normed = {"q_norm", "k_norm"} if hasattr(attention, "q_norm") else set()
     _check_parts(f"{path}.self_attn", attention, {*PRODUCTS["self_attn"], *normed})
     if dropout := getattr(attention, "attention_dropout", 0.0):
-        raise OtherBlock(f"{path}.self_attn.attention_dropout is {dropout}")
+        raise UnsupportedBlock(f"{path}.self_attn.attention_dropout is {dropout}")
     _check_parts(f"{path}.mlp", mlp, set(PRODUCTS["mlp"]), optional={"act_fn"})
     for part, names in PRODUCTS.items():
         for name in names:
             module = getattr(getattr(layer, part), name)
             if not is_linear(module):
-                raise OtherBlock(f"{path}.{part}.{name} is a {type(module).__name__}, not a linear layer")
+                raise UnsupportedBlock(f"{path}.{part}.{name} is a {type(module).__name__}, not a linear layer")
     for name in family.norms:
         _check_norm(f"{path}.{name}", getattr(layer, name))
     for name in normed:
@@ -328,19 +328,19 @@ def _block(layer: Any, family: BlockFamily, window: int | None) -> Block:
 def _check_parts(path: str, module: nn.Module, expected: set[str], optional: set[str] | None = None) -> None:
     parts = {name for name, _ in module.named_children()} - (optional or set())
     if path.endswith(".mlp") and parts & {"experts", "router"}:
-        raise OtherBlock(f"{path} is a mixture of experts")
+        raise UnsupportedBlock(f"{path} is a mixture of experts")
     if more := sorted(parts - expected):
-        raise OtherBlock(f"{path} has a part of its own: {more[0]}")
+        raise UnsupportedBlock(f"{path} has a part of its own: {more[0]}")
     if less := sorted(expected - parts):
-        raise OtherBlock(f"{path} has no {less[0]}")
+        raise UnsupportedBlock(f"{path} has no {less[0]}")
 
 
 def _check_norm(path: str, module: nn.Module) -> None:
     name = type(module).__name__
     if "RMSNorm" not in name:
-        raise OtherBlock(f"{path} is a {name}, not an RMS norm")
+        raise UnsupportedBlock(f"{path} is a {name}, not an RMS norm")
     if {parameter_name for parameter_name, _ in module.named_parameters()} != {"weight"}:
-        raise OtherBlock(f"{path} is a {name} with other parameters than a weight")
+        raise UnsupportedBlock(f"{path} is a {name} with other parameters than a weight")
 
 
 def has_bias(layer: nn.Linear) -> bool:

@@ -96,7 +96,6 @@ def tensors_file(name: str) -> str:
 
 def save_tensors(values: Mapping[str, Tensor], file: Path) -> None:
     """Write copies of the tensors to a safetensors file."""
-
     from safetensors.torch import save_file
 
     # the format refuses tensors that share memory; a set such as an optimizer's may hold views of one buffer

@@ -72,7 +72,7 @@ def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
 
     heads, size = sizes.num_heads, sizes.head_size
     shares = None
-    if parts:  # zeros: rows that nobody sits in read them too
+    if parts:  # zeros: rows that are not in use read them too
         top, mass = (torch.zeros(parts, rows, heads, device=device) for _ in range(2))
         shares = (top, mass, torch.zeros(parts, rows, heads, size, device=device))
     return Workspace(

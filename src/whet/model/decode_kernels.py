@@ -369,10 +369,10 @@ def _threshold(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _kept(value, column, width, best, low, inverse_temperature, min_p, unused: tl.constexpr):  # type: ignore[no-untyped-def]
+def _in_support(value, column, width, best, low, inverse_temperature, min_p, unused: tl.constexpr):  # type: ignore[no-untyped-def]
     share = tl.exp(value * inverse_temperature - best)
-    in_nucleus = (column < width) & (_ordered(value, unused) >= low) & (share >= min_p)
-    return in_nucleus, tl.where(in_nucleus, share, 0.0)
+    in_support = (column < width) & (_ordered(value, unused) >= low) & (share >= min_p)
+    return in_support, tl.where(in_support, share, 0.0)
 
 
 @triton.jit
@@ -398,7 +398,7 @@ def _sample(  # type: ignore[no-untyped-def]
                 for start in range(0, width, block):
                     column = start + lane
                     value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
-                    _, share = _kept(value, column, width, best, low, inverse_temperature, 0.0, unused)
+                    _, share = _in_support(value, column, width, best, low, inverse_temperature, 0.0, unused)
                     whole += tl.sum(share, axis=0)
             low = tl.maximum(
                 low, _threshold(base, width, best, inverse_temperature, top_p * whole, True, unused, block)
@@ -408,7 +408,7 @@ def _sample(  # type: ignore[no-untyped-def]
             for start in range(0, width, block):
                 column = start + lane
                 value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
-                _, share = _kept(value, column, width, best, low, inverse_temperature, min_p, unused)
+                _, share = _in_support(value, column, width, best, low, inverse_temperature, min_p, unused)
                 mass += tl.sum(share, axis=0)
         target = tl.load(uniform + row) * mass
         before = 0.0
@@ -420,14 +420,14 @@ def _sample(  # type: ignore[no-untyped-def]
         for start in range(0, width, block):
             column = start + lane
             value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
-            in_nucleus, share = _kept(value, column, width, best, low, inverse_temperature, min_p, unused)
+            in_support, share = _in_support(value, column, width, best, low, inverse_temperature, min_p, unused)
             reached = (before + tl.cumsum(share, axis=0) > target) & (share > 0)
             chosen = tl.minimum(chosen, tl.min(tl.where(reached, column, width), axis=0))
             before += tl.sum(share, axis=0)
             if ring > 0:
-                spot = num + tl.cumsum(in_nucleus.to(tl.int32), axis=0) - 1
-                tl.store(ids_out + offset * room + spot, column, mask=in_nucleus & (spot < room))
-                num += tl.sum(in_nucleus.to(tl.int32), axis=0)
+                spot = num + tl.cumsum(in_support.to(tl.int32), axis=0) - 1
+                tl.store(ids_out + offset * room + spot, column, mask=in_support & (spot < room))
+                num += tl.sum(in_support.to(tl.int32), axis=0)
         if ring > 0:
             tl.store(num_out + offset, num)
         chosen = tl.where(chosen == width, likeliest, chosen)  # rounding at the very end of the sum

@@ -61,7 +61,7 @@ class Extension:
 
 
 class DecodeState:
-    """The buffers, who sits where in them, and how much of them the next step uses.
+    """The buffers, which row and prompt is where in them, and how much of them the next step uses.
 
     The tensors are only ever written in place. `rows`, `slots`, `share`, `prompt_width` and `completion_width` are
     plain numbers: they fix the shapes of a step, and whoever captures one holds them still.
@@ -80,18 +80,16 @@ class DecodeState:
             return torch.zeros(sizes, dtype=torch.long, device=device)
 
         self.prompt_kv = room(shape.prompts, shape.prompt_width)  # a layer: [2, slots, heads, prompt width, size]
-        self.completion_kv = room(
-            shape.rows, shape.completion_width
-        )  # a layer: [2, rows, heads, completion width, size]
+        # a layer: [2, rows, heads, completion width, size]
+        self.completion_kv = room(shape.rows, shape.completion_width)
         wide = torch.float64 if attended.dtype == torch.float64 else torch.float32
-        self.prompt_state = torch.zeros(
-            shape.prompts, state_size, dtype=wide, device=device
-        )  # after the prompt's last token
+        # after the prompt's last token
+        self.prompt_state = torch.zeros(shape.prompts, state_size, dtype=wide, device=device)
         self.prompt_length = numbers(shape.prompts)
         self.slot = numbers(shape.rows)  # where the row's prompt is
         self.count = numbers(shape.rows)  # tokens of the completion that are in the buffers
         self._table = numbers(shape.rows * shape.rows)  # rows by slot, `share` places for each slot
-        self._place = numbers(shape.rows)  # of a row in the table
+        self._table_index = numbers(shape.rows)  # of a row in the table
         self.rows = self.slots = self.share = 0
         self.prompt_width = self.completion_width = 0
         self.in_order = False  # the table is 0, 1, 2, ...: nothing needs to be gathered
@@ -126,7 +124,7 @@ class DecodeState:
                 by_slot[slot].append(row)
         share = max(map(len, by_slot))
         table = [row for rows in by_slot for row in (*rows, *[0] * (share - len(rows)))]
-        index_in_group = [(slot or 0) * share + index_in_group[row] for row, slot in enumerate(slots)]
+        table_index = [(slot or 0) * share + index_in_group[row] for row, slot in enumerate(slots)]
         self.rows, self.slots, self.share, self.prompt_width = len(slots), len(by_slot), share, prompt_width
         self.in_order = table == list(range(len(slots)))
         heads = self.attended.num_heads
@@ -136,7 +134,7 @@ class DecodeState:
         ]
         self._own_now = [(keys[: self.rows * heads], values[: self.rows * heads]) for keys, values in self._own]
         self._table[: len(table)] = torch.tensor(table, device=self.device)
-        self._place[: len(index_in_group)] = torch.tensor(index_in_group, device=self.device)
+        self._table_index[: len(slots)] = torch.tensor(table_index, device=self.device)
         self.slot[: len(slots)] = torch.tensor([slot or 0 for slot in slots], device=self.device)
         self._start = self.prompt_length.index_select(0, self.slot[: self.rows])
 
@@ -213,7 +211,7 @@ class DecodeState:
         heads, width = self.attended.num_heads, values.shape[-1]
         values = values.reshape(self.slots, heads, self.share, group, width).transpose(1, 2)
         values = values.reshape(self.slots * self.share, heads * group, width)
-        return values if self.in_order else values.index_select(0, self._place[: self.rows])
+        return values if self.in_order else values.index_select(0, self._table_index[: self.rows])
 
     def prefill_attention(self, layer: int, kv: tuple[Tensor, Tensor], query: Tensor, scale: float) -> Tensor:
         """Prompts padded on the right, all [P, heads, L, size] -> [P, query heads, L, size]; fills slots `filling`."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from whet.model.causal_lm import CausalLM
+from whet.model.recomputation import recomputed_within
 
 UNKNOWN = -1  # no expert is known: the router's own choice stands
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
@@ -142,15 +143,13 @@ def _hooked(trunk: nn.Module, of: Routers, walk: RoutingPass) -> Iterator[None]:
         return
     modules: list[Any] = list(of.modules)
     before = [vars(module).get("forward") for module in modules]
-    recomputing: list[Any] = [module for module in trunk.modules() if "_gradient_checkpointing_func" in vars(module)]
-    functions = [module._gradient_checkpointing_func for module in recomputing]
     walk.is_hooked = True
     try:
         for layer, module in enumerate(modules):
             module.forward = _watched(module.forward, _WatchedTopK(walk, layer, of))
-        for checkpointed, function in zip(recomputing, functions, strict=True):
-            checkpointed._gradient_checkpointing_func = _again(function, trunk, of, walk)
-        yield
+        # by the same choice of experts
+        with recomputed_within(trunk, lambda: _hooked(trunk, of, walk)):
+            yield
     finally:
         walk.is_hooked = False
         for module, forward in zip(modules, before, strict=True):
@@ -158,8 +157,6 @@ def _hooked(trunk: nn.Module, of: Routers, walk: RoutingPass) -> Iterator[None]:
                 del module.forward
             else:
                 module.forward = forward
-        for checkpointed, function in zip(recomputing, functions, strict=True):
-            checkpointed._gradient_checkpointing_func = function
 
 
 def _watched(forward: Callable[..., Any], mode: _WatchedTopK) -> Callable[..., Any]:
@@ -168,19 +165,6 @@ def _watched(forward: Callable[..., Any], mode: _WatchedTopK) -> Callable[..., A
             return forward(*inputs, **named)
 
     return inside
-
-
-def _again(checkpointed: Callable[..., Any], trunk: nn.Module, of: Routers, walk: RoutingPass) -> Callable[..., Any]:
-    """Layers that are computed again in the backward pass must choose the same experts: by then the hook is gone."""
-
-    def function(layer: Callable[..., Any], *inputs: Any) -> Any:
-        def within(*values: Any) -> Any:
-            with _hooked(trunk, of, walk):
-                return layer(*values)
-
-        return checkpointed(within, *inputs)
-
-    return function
 
 
 class _Probe(TorchFunctionMode):

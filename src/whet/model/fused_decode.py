@@ -6,8 +6,7 @@ step. The logits are compared with the model's own before the first completion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +27,7 @@ from whet.model.decode_state import BatchShape, DecodeState
 from whet.model.hooked_decode import HookedDecoder, attention_shape, disagreement
 from whet.model.lora import UnmergedLinear
 from whet.model.norms import unweighted_norm
-from whet.model.ring_decode import RingDecoder
+from whet.model.ring_decode import RingDecoder, head_norms
 
 Product = Callable[[Tensor], Tensor]
 
@@ -59,8 +58,6 @@ class FusedDecoder(HookedDecoder):
         super().__init__(base.lm, base.attended)
         self._stack = stack
         self._num_queries = stack.sizes.num_heads
-        self._layers: list[_StepWeights] = []
-        self._head: Product = base.lm.logits
         self._eps = torch.full((1,), stack.sizes.epsilon, device=base.lm.device)
         self._by_row: RingDecoder | None = None
 
@@ -81,25 +78,11 @@ class FusedDecoder(HookedDecoder):
         last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
         return layers, lambda x: F.linear((x * last_norm).to(dtype), weight, bias)
 
-    @contextmanager
-    def running(self, gathered: _FusedWeights | None = None) -> Iterator[None]:
-        before = self._layers, self._head
-        try:
-            self._layers, self._head = gathered or self.gathered()
-            with super().running():
-                yield
-        finally:
-            self._layers, self._head = before
-
     def _gathered(self, block: Block) -> _StepWeights:
         dtype, scale = self.attended.dtype, self._stack.sizes.scale
         head_norm, scales, whole = None, (scale, 1.0, 1.0), False
-        query_norm, key_norm = norm_weight(block.query_norm), norm_weight(block.key_norm)
-        if query_norm is not None and key_norm is not None:
-            size = self.attended.head_size
-            whole = len(query_norm) != size or len(key_norm) != size
-            queries = (query_norm * scale).view(-1, size).expand(self._num_queries, -1)
-            keys = key_norm.view(-1, size).expand(self.attended.num_heads, -1)
+        if (norms := head_norms(block, self._stack.sizes)) is not None:
+            queries, keys, whole = norms
             head_norm, scales = torch.cat([queries, keys]).detach(), (1.0, 1.0, 1.0)
         before, before_mlp = norm_weight(block.before_attention), norm_weight(block.before_mlp)
         after, after_mlp = norm_weight(block.after_attention), norm_weight(block.after_mlp)
@@ -131,7 +114,9 @@ class FusedDecoder(HookedDecoder):
         turned = queries + self.attended.num_heads
         cosine, sine = state.rotation.index_select(0, state.positions).unbind(1)
         hidden = F.embedding(tokens, self._stack.embedding.weight)
-        for number, layer in enumerate(self._layers):
+        weights: _FusedWeights = self._weights
+        layers, head = weights
+        for number, layer in enumerate(layers):
             (before, before_mlp), (after, after_mlp) = layer.norm_before, layer.norm_after
             mixed = layer.enter(self._normed(hidden) if before else hidden).view(rows, -1, size)
             heads, values = mixed.split([turned, mixed.shape[1] - turned], 1)
@@ -149,7 +134,7 @@ class FusedDecoder(HookedDecoder):
             hidden = hidden + self._left(layer.leave(mixture), after)
             gate, up = layer.widen(self._normed(hidden) if before_mlp else hidden).chunk(2, -1)
             hidden = hidden + self._left(layer.narrow(F.silu(gate) * up), after_mlp)
-        return self._head(self._normed(hidden)).float()
+        return head(self._normed(hidden)).float()
 
     def _left(self, values: Tensor, weight: Tensor | None) -> Tensor:
         """What a sublayer adds: normed where it has a norm behind it."""

@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from whet.model.adapter_copies import block_factors
 from whet.model.block import (
     Block,
+    BlockSizes,
     BlockStack,
     NotDescribed,
     blocks_of,
@@ -41,8 +41,16 @@ from whet.model.block import (
     short_windows,
 )
 from whet.model.causal_lm import CausalLM, Gathering
-from whet.model.fused_weights import NO_FACTORS, BlockFactors, FusedBlock, GroupFactors, continued, fused_weights
-from whet.model.layer_ops import Tables, gated, gated_grad, rotated, turned_back
+from whet.model.fused_weights import (
+    NO_FACTORS,
+    BlockFactors,
+    FusedBlock,
+    GroupFactors,
+    block_factors,
+    continued,
+    fused_weights,
+)
+from whet.model.layer_ops import Tables, gated, gated_grad, rotated, rotated_back
 from whet.model.lora import UnmergedLinear, adapted_layers, layer_factors
 from whet.model.norms import entered, entered_grad, heads_normed, heads_normed_grad, left, left_grad, norm_grad
 from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
@@ -66,11 +74,7 @@ _REFUSALS: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = weakre
 class _LayerPlan:
     """What a layer needs besides its inputs and parameters."""
 
-    heads: int
-    key_heads: int
-    size: int
-    epsilon: float
-    scale: float  # of the scores
+    sizes: BlockSizes
     dtype: torch.dtype  # of the products
     tables: Tables
     batch: SharedPrefixBatch
@@ -86,7 +90,7 @@ class _LayerPlan:
     @property
     def head_counts(self) -> list[int]:
         """Heads of queries, keys and values."""
-        return [self.heads, self.key_heads, self.key_heads]
+        return [self.sizes.num_heads, self.sizes.num_key_heads, self.sizes.num_key_heads]
 
 
 def fused_states(lm: CausalLM, batch: SharedPrefixBatch, keep: Keep | None = None) -> Tensor:
@@ -114,21 +118,20 @@ def _gathered_layer(
 ) -> tuple[Tensor, Tensor | None]:
     """A layer whose weights were just gathered, in the precision of the products: they are used as they lie."""
     again = lm.recompute == "layers" and torch.is_grad_enabled()
-    enter = tuple(layer.weight.detach() for layer in (block.query, block.key, block.value))
-    widen = (block.gate.weight.detach(), block.up.weight.detach())
-    output, down = block.output.weight.detach(), block.down.weight.detach()
-    own = plan(window=block.window, enter=enter, leave=output, widen=widen, narrow=down)
-    return _run_layer((x, y), block, own, again)
+    return _run_layer((x, y), block, plan(window=block.window, **_own_weights(block)), again)
+
+
+def _own_weights(block: Block) -> dict[str, Any]:
+    """The block's weights as they lie, under the names of a plan."""
+    query, key, value, output, gate, up, down = (layer.weight.detach() for layer in block.products)
+    return {"enter": (query, key, value), "leave": output, "widen": (gate, up), "narrow": down}
 
 
 def _gathered_states(lm: CausalLM, gathering: Gathering, stack: BlockStack, batch: SharedPrefixBatch, x: Tensor) -> Any:
     """The residual stream behind the last layer, in two parts."""
-    sizes = stack.sizes
-    plan = partial(
-        _LayerPlan, sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.epsilon, sizes.scale,
-        min(gathering.dtype, x.dtype, key=lambda dtype: dtype.itemsize), stack.rotation(batch.position_ids[0]), batch,
-        keep_wide=lm.recompute == "none", factors=NO_FACTORS,
-    )  # fmt: skip
+    dtype = min(gathering.dtype, x.dtype, key=lambda dtype: dtype.itemsize)
+    tables, keep_wide = stack.rotation(batch.position_ids[0]), lm.recompute == "none"
+    plan = partial(_LayerPlan, stack.sizes, dtype, tables, batch, keep_wide=keep_wide, factors=NO_FACTORS)
     residual: tuple[Tensor, Tensor | None] = (x, None)
     for block in stack.blocks:
         residual = gathering.one_layer(block.module, partial(_gathered_layer, lm, block, plan), *residual)
@@ -137,7 +140,7 @@ def _gathered_states(lm: CausalLM, gathering: Gathering, stack: BlockStack, batc
 
 def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: torch.dtype) -> Iterator[_LayerPlan]:
     """Of each layer; `dtype` is that of the residual stream."""
-    sizes, tables = stack.sizes, stack.rotation(batch.position_ids[0])
+    tables, keep_wide = stack.rotation(batch.position_ids[0]), lm.recompute == "none"
     copies: Sequence[FusedBlock | None] = [None] * len(stack.blocks)
     apart = any(isinstance(layer, UnmergedLinear) for block in stack.blocks for layer in block.products)
     if lm.dtype.itemsize < dtype.itemsize or apart:
@@ -148,17 +151,11 @@ def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: tor
     elif torch.is_grad_enabled():
         every_factor = block_factors(stack, dtype)
     for block, copy, factors in zip(stack.blocks, copies, every_factor, strict=True):
-        enter: tuple[Tensor, ...]
         if copy is None:
-            enter = tuple(layer.weight.detach() for layer in (block.query, block.key, block.value))
-            leave, narrow = block.output.weight.detach(), block.down.weight.detach()
-            widen: tuple[Tensor, ...] = (block.gate.weight.detach(), block.up.weight.detach())
+            weights = _own_weights(block)
         else:
-            enter, leave, widen, narrow = (copy.qkv,), copy.output, (copy.gate_up,), copy.down
-        yield _LayerPlan(
-            sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.epsilon, sizes.scale, dtype, tables, batch,
-            block.window, lm.recompute == "none", enter, leave, widen, narrow, factors,
-        )  # fmt: skip
+            weights = {"enter": (copy.qkv,), "leave": copy.output, "widen": (copy.gate_up,), "narrow": copy.down}
+        yield _LayerPlan(stack.sizes, dtype, tables, batch, block.window, keep_wide, **weights, factors=factors)
 
 
 def _run_layer(
@@ -279,7 +276,7 @@ def _layers_gap(
     with _layer_values(stack) as values:
         lm.hidden(rows[0], position_ids=rows[1])
     for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, torch.float32), strict=True)):
-        before, after = (cache.flatten(0, 1)[source] for cache in values[number])
+        before, after = (states.flatten(0, 1)[source] for states in values[number])
         x, y = _run_layer((before, None), block, plan, False)
         states = x if y is None else x + y
         if not layer_agrees(before, states, after):
@@ -315,8 +312,8 @@ def _product(x: Tensor, weights: Sequence[Tensor], bias: Sequence[Tensor | None]
     for part, weight in zip(parts, weights, strict=True):
         torch.mm(x, weight.t(), out=part)
     if bias[0] is not None:
-        for part, row_bias in zip(parts, bias, strict=True):
-            part.add_(row_bias)
+        for part, part_bias in zip(parts, bias, strict=True):
+            part.add_(part_bias)
     return out
 
 
@@ -399,17 +396,17 @@ class _FusedLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
         *inputs, plan = rest
-        how = (plan.epsilon, plan.dtype)
+        how = (plan.sizes.epsilon, plan.dtype)
         before, query_norm, key_norm, after, before_mlp, after_mlp = inputs[_FusedLayer.NORMS]
         biases = inputs[13 : _FusedLayer.PARAMETERS]
         total, normed = entered(x, y, before, *how)
         bias = biases if len(plan.enter) > 1 or biases[0] is None else [torch.cat(biases).to(plan.dtype)]
         entering, leaving, widening, narrowing = plan.factors
-        heads = _product(continued(normed, entering), plan.enter, bias).view(len(x), -1, plan.size)
+        heads = _product(continued(normed, entering), plan.enter, bias).view(len(x), -1, plan.sizes.head_size)
         unnormed = None
         if query_norm is not None:
             unnormed, heads = heads, heads_normed(heads, (query_norm, key_norm), plan.head_counts, *how)
-        query, key, value = rotated(heads, plan.heads + plan.key_heads, plan.tables).split(plan.head_counts, 1)
+        query, key, value = rotated(heads, sum(plan.head_counts[:2]), plan.tables).split(plan.head_counts, 1)
         if plan.keep is not None:
             plan.keep(key, value)
         mixed, attention_state, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
@@ -440,31 +437,31 @@ class _FusedLayer(torch.autograd.Function):
         learned = torch.promote_types(down.dtype, torch.float32)  # as factors are kept
         if gate_up is None:
             gate_up = _product(
-                continued(entered(between, None, before_mlp, plan.epsilon, plan.dtype)[1], widening), plan.widen
+                continued(entered(between, None, before_mlp, plan.sizes.epsilon, plan.dtype)[1], widening), plan.widen
             )
-        narrow, after_mlp_grad = left_grad(mlp_output, after_mlp, plan.epsilon, narrow.contiguous())
+        narrow, after_mlp_grad = left_grad(mlp_output, after_mlp, plan.sizes.epsilon, narrow.contiguous())
         opened_grad, lowered = _input_grad(narrow, [plan.narrow], narrowing)
         opened, gate_grad = gated_grad(gate_up, opened_grad)
         down_grad = _weight_grads(narrow, opened, [down], needed[6:])
         down_factors = _factor_grads(narrow, opened, narrowing, lowered, learned)
         pulled, lowered = _input_grad(gate_grad, plan.widen, widening)
-        later = entered_grad(between, before_mlp, plan.epsilon, pulled, grad.contiguous(), norms_learn[4])
+        later = entered_grad(between, before_mlp, plan.sizes.epsilon, pulled, grad.contiguous(), norms_learn[4])
         wide_grads = _weight_grads(gate_grad, later.normed, [gate, up], needed[4:6])
         wide_factors = _factor_grads(gate_grad, later.normed, widening, lowered, learned)
-        left_values, after_grad = left_grad(attention_output, after, plan.epsilon, later.narrow)
+        left_values, after_grad = left_grad(attention_output, after, plan.sizes.epsilon, later.narrow)
         mixed_grad, lowered = _input_grad(left_values, [plan.leave], leaving)
         output_grad = _weight_grads(left_values, mixed.flatten(1), [output], needed[3:4])
         output_factors = _factor_grads(left_values, mixed.flatten(1), leaving, lowered, learned)
         heads = ctx.attention(mixed_grad.view(mixed.shape), mixed, saved[: ctx.num_kept])
-        heads = turned_back(heads, plan.heads + plan.key_heads, plan.tables)
+        heads = rotated_back(heads, sum(plan.head_counts[:2]), plan.tables)
         head_grads: tuple[Tensor | None, Tensor | None] = (None, None)
         if unnormed is not None:
             heads, head_grads = heads_normed_grad(
-                unnormed, (query_norm, key_norm), plan.head_counts, plan.epsilon, heads
+                unnormed, (query_norm, key_norm), plan.head_counts, plan.sizes.epsilon, heads
             )
         entered_heads = heads.flatten(1)
         pulled, lowered = _input_grad(entered_heads, plan.enter, entering)
-        first = entered_grad(total, before, plan.epsilon, pulled, later.x, norms_learn[0])
+        first = entered_grad(total, before, plan.sizes.epsilon, pulled, later.x, norms_learn[0])
         enter_grads = _weight_grads(entered_heads, first.normed, [q, k, v], needed[:3])
         enter_factors = _factor_grads(entered_heads, first.normed, entering, lowered, learned)
         bias_grads: Sequence[Tensor | None] = (None, None, None)
@@ -487,7 +484,7 @@ def _attended(
     query: Tensor, key: Tensor, value: Tensor, plan: _LayerPlan, learns: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], Backward]:
     """Attention's output, what to keep for its gradient, and how to find that."""
-    batch, scale = plan.batch, plan.scale
+    batch, scale = plan.batch, plan.sizes.scale
     sees_all = plan.window is None or plan.window >= batch.longest_row
     if sees_all and ragged_works(query, key, value):
         output, norm, noise = ragged_forward(query, key, value, batch.segments, scale)

@@ -12,7 +12,7 @@ so that one product gives both; what goes in is continued by what `down` makes o
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -139,17 +139,13 @@ class FusedWeights:
         if not any(apart):
             return whole, None
         down = torch.zeros(padded, inputs, dtype=self.dtype, device=device)
-        spans: list[tuple[slice, slice] | None] = []
-        row = column = 0
-        for layer, size, rank in zip(layers, outputs, ranks, strict=True):
-            span = slice(row, row + size), slice(column, column + rank)
-            if isinstance(layer, UnmergedLinear):
+        spans = _spans(layers, ranks)
+        for layer, span in zip(layers, spans, strict=True):
+            if isinstance(layer, UnmergedLinear) and span is not None:
                 self._pairs.append((down[span[1]], layer.down))
                 self._ups.append((whole[:, inputs:][span], layer))
-            spans.append(span if rank else None)
-            row, column = span[0].stop, span[1].stop
         scale = next(layer.scale for layer in layers if isinstance(layer, AdaptedLinear))
-        return whole, GroupFactors(down, whole[:, inputs:], tuple(spans), scale, True)
+        return whole, GroupFactors(down, whole[:, inputs:], spans, scale, True)
 
     def _fused(self, block: Block) -> FusedBlock:
         entering = (block.query, block.key, block.value)
@@ -171,6 +167,17 @@ class FusedWeights:
             after_mlp=self._norm(block.after_mlp),
             factors=(enter, leave, widen, narrow),
         )
+
+
+def _spans(layers: Sequence[nn.Linear], ranks: Sequence[int]) -> tuple[tuple[slice, slice] | None, ...]:
+    """Of each layer: its rows and columns of the common `up`; None without an adapter."""
+    spans: list[tuple[slice, slice] | None] = []
+    row = column = 0
+    for layer, rank in zip(layers, ranks, strict=True):
+        rows, columns = slice(row, row + len(layer.weight)), slice(column, column + rank)
+        spans.append((rows, columns) if rank else None)
+        row, column = rows.stop, columns.stop
+    return tuple(spans)
 
 
 def _fits_float16(stack: BlockStack) -> bool:
@@ -215,3 +222,65 @@ def fused_weights(stack: BlockStack, dtype: torch.dtype) -> FusedWeights:
     elif not is_current(copies[dtype]):
         copies[dtype].refresh()
     return copies[dtype]
+
+
+class AdapterCopies:
+    """A copy of merged adapters, for their gradients. `refresh` takes over the factors as they are now.
+
+    Products whose outputs lie side by side share their input, and so do their adapters: the `down` factors lie below
+    one another, the `up` factors in one matrix. All their gradients take four products instead of four for each.
+    """
+
+    def __init__(self, stack: BlockStack, dtype: torch.dtype, factors: Sequence[Tensor]) -> None:
+        self._dtype, self._factors = dtype, list(factors)
+        self._copies: list[Tensor] = []  # in the order of the factors
+        self.blocks: list[BlockFactors] = []
+        for block in stack.blocks:
+            groups = ((block.query, block.key, block.value), (block.output,), (block.gate, block.up), (block.down,))
+            self.blocks.append(tuple(self._group(layers) for layers in groups))
+        self._scale = next(
+            layer.scale for block in stack.blocks for layer in block.products if isinstance(layer, AdaptedLinear)
+        )
+        self.refresh()
+
+    def is_of(self, factors: Sequence[Tensor]) -> bool:
+        """Whether these very factors were copied: a model may have been given others since."""
+        return len(factors) == len(self._factors) and all(a is b for a, b in zip(factors, self._factors, strict=True))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the factors as they are now, times the scale."""
+        torch._foreach_copy_(self._copies, self._factors)
+        torch._foreach_mul_(self._copies, self._scale)
+
+    def _group(self, layers: Sequence[nn.Linear]) -> GroupFactors | None:
+        ranks = [len(layer.down) if isinstance(layer, AdaptedLinear) else 0 for layer in layers]
+        if not any(ranks):
+            return None
+        weight = layers[0].weight
+        down = torch.empty(sum(ranks), weight.shape[1], dtype=self._dtype, device=weight.device)
+        up = torch.zeros(
+            sum(len(layer.weight) for layer in layers), sum(ranks), dtype=self._dtype, device=weight.device
+        )
+        spans = _spans(layers, ranks)
+        for span in spans:
+            if span is not None:
+                self._copies += [down[span[1]], up[span]]
+        return GroupFactors(down, up, spans)
+
+
+_ADAPTER_COPIES: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, AdapterCopies]] = weakref.WeakKeyDictionary()
+
+
+def block_factors(stack: BlockStack, dtype: torch.dtype) -> list[BlockFactors]:
+    """The adapters of each block as they are now; None in place of a group without."""
+    adapted = [layer for block in stack.blocks for layer in block.products if isinstance(layer, AdaptedLinear)]
+    if not adapted:
+        return [NO_FACTORS] * len(stack.blocks)
+    factors = [factor for layer in adapted for factor in (layer.down, layer.up)]
+    copies = _ADAPTER_COPIES.setdefault(stack.embedding, {})
+    if dtype not in copies or not copies[dtype].is_of(factors):
+        copies[dtype] = AdapterCopies(stack, dtype, factors)
+    elif not is_current(copies[dtype]):
+        copies[dtype].refresh()
+    return copies[dtype].blocks

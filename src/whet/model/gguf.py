@@ -182,7 +182,6 @@ def metadata(file: Path) -> Mapping[str, Any]:
 
 def dequantised_model(file: Path) -> PreTrainedModel:
     """The model in float32."""
-
     import transformers
 
     options: dict[str, Any] = {"gguf_file": file.name}

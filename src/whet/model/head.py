@@ -11,8 +11,6 @@ then the gradient is taken while the logits are there, three products with the m
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from whet.model.layer_ops import kernels_for
 
 # Logits of a chunk. The whole weight and its gradient are read once a chunk, so that small chunks starve the products.
 CHUNK_ELEMENTS = 1 << 23
@@ -101,17 +101,8 @@ def chunked_logp(
     return logp_and_entropy
 
 
-@functools.cache
-def _triton() -> ModuleType | None:
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from whet.model import head_kernels
-
-    return head_kernels
-
-
 def _kernels(states: Tensor) -> ModuleType | None:
-    return _triton() if states.is_cuda and states.dtype != torch.float64 else None
+    return kernels_for(states, "head_kernels")
 
 
 class _ChunkedLogp(torch.autograd.Function):
@@ -154,10 +145,8 @@ class _ChunkedLogp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias, targets, norm, promised, single_shares = ctx.saved_tensors
         if promised is not None:
-            gradients, ctx.gradients = (
-                ctx.gradients,
-                None,
-            )  # whoever holds the loss would hold these, as large as the weight
+            # whoever holds the loss would hold these, as large as the weight
+            gradients, ctx.gradients = ctx.gradients, None
             return (*gradients.scaled(_common_factor(grad, promised)), None, None)
         chunks = _Chunks(states, weight, bias, ctx.plan)
         gradients = _Gradients(ctx.needs_input_grad, states, weight, bias)

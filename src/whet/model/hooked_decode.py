@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.model.block import NotDescribed, OtherBlock, far_position, layer_windows, short_windows
+from whet.model.block import NotDescribed, UnsupportedBlock, far_position, layer_windows, short_windows
 from whet.model.causal_lm import CausalLM
 from whet.model.decode_state import AttentionShape, BatchShape, DecodeState, Extension
 
@@ -106,6 +106,7 @@ class HookedDecoder:
     def __init__(self, lm: CausalLM, attended: AttentionShape) -> None:
         self.lm, self.attended = lm, attended
         self._configs = _configs(lm.trunk)
+        self._weights: Any = None  # as `gathered` gave them, inside `running`
 
     def suited(self, shape: BatchShape) -> HookedDecoder:
         """The quickest decoder of the same model for a batch of this shape."""
@@ -124,8 +125,13 @@ class HookedDecoder:
     @contextmanager
     def running(self, gathered: Any = None) -> Iterator[None]:
         """Inside, `prefill`, `extend` and `step` work, with the weights as they were gathered, or as they are."""
-        with _attention(self._configs):
-            yield
+        before = self._weights
+        try:
+            self._weights = self.gathered() if gathered is None else gathered
+            with _attention(self._configs):
+                yield
+        finally:
+            self._weights = before
 
     def prefill(self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], state: DecodeState) -> None:
         """Read prompts [P, L], padded on the right, into their slots."""
@@ -166,7 +172,7 @@ def hooked_decoder(lm: CausalLM) -> HookedDecoder | NotDescribed:
         with short_windows(lm):
             gap = disagreement(HookedDecoder(lm, attention_shape(lm)))
         return NotDescribed(gap) if gap else HookedDecoder(lm, attention_shape(lm))
-    except (UnknownAttention, OtherBlock) as other:
+    except (UnknownAttention, UnsupportedBlock) as other:
         return NotDescribed(str(other))
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         # whatever a model stumbles over on whet's buffers, its own cache is still there

@@ -7,6 +7,7 @@ are tested against, plain torch. S tokens, H heads of size D, F width of the MLP
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from types import ModuleType
 
@@ -18,17 +19,14 @@ Tables = tuple[Tensor, Tensor]  # cosine and sine, [S, D]
 
 
 @functools.cache
-def _triton() -> ModuleType | None:
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from whet.model import layer_kernels
-
-    return layer_kernels
+def _kernel_module(name: str) -> ModuleType | None:
+    has_triton = importlib.util.find_spec("triton") is not None
+    return importlib.import_module(f"whet.model.{name}") if has_triton else None
 
 
-def kernels_for(values: Tensor) -> ModuleType | None:
-    """The kernels, where they run: on CUDA, below float64."""
-    return _triton() if values.is_cuda and values.dtype != torch.float64 else None
+def kernels_for(values: Tensor, name: str = "layer_kernels") -> ModuleType | None:
+    """A module of kernels, where they run: on CUDA with triton, below float64."""
+    return _kernel_module(name) if values.is_cuda and values.dtype != torch.float64 else None
 
 
 def rotated(heads: Tensor, turned: int, tables: Tables) -> Tensor:
@@ -45,7 +43,7 @@ def rotated(heads: Tensor, turned: int, tables: Tables) -> Tensor:
     return heads
 
 
-def turned_back(heads: Tensor, turned: int, tables: Tables) -> Tensor:
+def rotated_back(heads: Tensor, turned: int, tables: Tables) -> Tensor:
     """The transpose of `rotated`, for the grads of its heads; in place."""
     kernels = kernels_for(heads)
     if kernels is not None and is_power(heads.shape[2]):

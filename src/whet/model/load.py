@@ -64,11 +64,8 @@ def load_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu
     fix_generation_config(model, tokenizer)
     # whet checks lengths itself, with the prompt's name; the tokenizer's own warning would come without one
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-    ends, context, fixed = (
-        end_tokens(model, tokenizer),
-        context_length(model.config),
-        fixed_rotation_length(model.config),
-    )
+    ends = end_tokens(model, tokenizer)
+    context, fixed = context_length(model.config), fixed_rotation_length(model.config)
     if fixed is None or fixed >= context:
         return LoadedModel(model, tokenizer, source, ends, context)
     reason = f"longrope: a longer row would turn all rows of its batch by other angles; the config's {context}"
@@ -120,29 +117,26 @@ def newest_checkpoint(path: Path) -> Path | None:
 def nearest_fix(name: str) -> str:
     """What to type instead of a name that leads nowhere."""
     known = (*builtin_models(), SMOLLM2)
-    folders = nearest_folders(name)
-    close = [closest] if (closest := nearest(name, known)) else folders
-    choices = ", ".join(known)
-    hint = f"did you mean {close[0]}? Or give " if close else "give "
-    return f"{hint}{choices}, a folder, a .gguf file or a hub id owner/name"
+    closest = nearest(name, known) or nearest_folder(name)
+    hint = f"did you mean {closest}? Or give " if closest else "give "
+    return f"{hint}{', '.join(known)}, a folder, a .gguf file or a hub id owner/name"
 
 
-def nearest_folders(name: str) -> list[str]:
-    """Existing folders and GGUF files beside the path that was meant, the most similar first."""
+def nearest_folder(name: str) -> str | None:
+    """The folder or GGUF file beside the path that was meant whose name is most similar; None where none is."""
     path = Path(os.path.expanduser(name))
     if not name or not os.path.isdir(path.parent) or not os.access(path.parent, os.R_OK):
-        return []
+        return None
     there = [entry for entry in path.parent.iterdir() if os.path.isdir(entry) or entry.suffix == ".gguf"]
     closest = nearest(path.name, [entry.name for entry in there])
-    names = [closest] if closest else []
-    return [str(path.parent / folder_name) for folder_name in names]
+    return str(path.parent / closest) if closest else None
 
 
 def from_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer of a folder; a checkpoint is verified first."""
     if (folder / MANIFEST).is_file():
         verify_checkpoint(folder)
-    refuse_lacking(folder)
+    require_model_files(folder)
     try:
         with quiet_transformers():
             return read_pair(str(folder), dtype)
@@ -154,7 +148,7 @@ def from_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
         ) from error
 
 
-def refuse_lacking(folder: Path) -> None:
+def require_model_files(folder: Path) -> None:
     """Name the file a model folder lacks: transformers would look for it on the hub, or guess."""
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
@@ -187,8 +181,8 @@ def from_hub(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrained
         raise
     except Exception as error:
         tried = f"the hub failed ({first_line(error)})" if reachable else "the hub cannot be reached from here"
-        near = nearest_folders(name)
-        folder = f"the folder {near[0]}" if near else "a local folder"
+        near = nearest_folder(name)
+        folder = f"the folder {near}" if near else "a local folder"
         raise WhetError(
             f"model {name}: no such folder, and {tried}; offline or misspelt? Give {folder}, or --model whetstone"
         ) from error
@@ -196,7 +190,6 @@ def from_hub(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrained
 
 def read_pair(source: str, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer as transformers reads them; code from the source is never run."""
-
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)

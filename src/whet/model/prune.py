@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PER_LAYER = ("layer_types", "no_rope_layers")  # lists in a config with an entry for each layer
 
 
-def kept_layers(total: int, count: int) -> list[int]:
+def evenly_spaced_layers(total: int, count: int) -> list[int]:
     """`count` of `total` layers, evenly spread, the first and the last among them (as in Sanh 2019, 1910.01108)."""
     if not 1 <= count <= total:
         raise WhetError(f"student.layers is {count}; the teacher has {total} layers: give 1 to {total}")
@@ -51,7 +51,7 @@ def new_weights(model: PreTrainedModel, layers: int, seed: int, keep: list[int] 
     total = getattr(config, "num_hidden_layers", None)
     if not isinstance(total, int) or f"layers.{total - 1}." not in " ".join(model.state_dict()):
         raise WhetError(f"student: a {config.model_type} model has no plain list of layers; give student.name instead")
-    places = kept_layers(total, layers) if keep is None else keep
+    places = evenly_spaced_layers(total, layers) if keep is None else keep
     for name in PER_LAYER:
         if isinstance(per_layer := getattr(config, name, None), list):
             setattr(config, name, [per_layer[layer] for layer in places])
@@ -70,7 +70,7 @@ def save_smaller(source: str, folder: Path, layers: int, from_scratch: bool = Fa
     loaded = load_model(source)
     model = loaded.model
     layers = layers or model.config.num_hidden_layers
-    chosen = kept_layers(model.config.num_hidden_layers, layers)
+    chosen = evenly_spaced_layers(model.config.num_hidden_layers, layers)
     smaller = new_weights(model, layers, seed) if from_scratch else fewer_layers(model, chosen)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -76,7 +76,7 @@ class ReloadedReference:
         yield loaded
 
 
-class KeptModel:
+class FrozenModel:
     """A model of its own that stays as it is: a teacher."""
 
     def __init__(self, lm: CausalLM) -> None:

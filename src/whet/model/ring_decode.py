@@ -3,21 +3,20 @@
 With few keys a step's time is the number of its operations, and with keys laid out by row an attention is three of
 them, whoever entered when: every row writes the same column of a ring. (A row that may read on, later, has columns of
 its own instead.) A column a row does not see is hidden by one more number in its key, which meets a 1 in the query; so
-there is no mask. A head's numbers are in the order in which a
-rotation pairs them, which turns them by one complex product.
+there is no mask. A head's numbers are in the order in which a rotation pairs them, which turns them by one complex
+product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.model.block import Block, BlockStack, has_bias, norm_weight
+from whet.model.block import Block, BlockSizes, BlockStack, has_bias, norm_weight
 from whet.model.decode_state import AttentionShape, BatchShape, DecodeState, Extension
 from whet.model.hooked_decode import HookedDecoder
 
@@ -27,34 +26,55 @@ LARGEST_PART = 1 << 19  # weights of a product that are taken at once
 LARGEST_COPIES = 1 << 20  # numbers of the prompts' keys and values, copied to the rows, in one layer
 
 
-Own = tuple[Tensor, Tensor, Tensor, Tensor]  # of the rows that sit: keys and values, and both as [rows * heads, ..]
+Own = tuple[Tensor, Tensor, Tensor, Tensor]  # of the rows in use: keys and values, and both as [rows * heads, ..]
 
 
-class RingState(DecodeState):
-    """Keys [rows, heads, size + 1, columns] and values [rows, heads, columns, size]: a prompt's, then a ring."""
+class CopiedPromptState(DecodeState):
+    """Every row has a copy of its prompt's keys and values in front of its own."""
+
+    _keys: list[Tensor]
+    _values: list[Tensor]
 
     def __init__(self, shape: BatchShape, attended: AttentionShape, state_size: int, device: torch.device) -> None:
         super().__init__(replace(shape, completion_width=0), attended, state_size, device)
-        heads, size, self._layers = attended.num_heads, attended.head_size, range(attended.num_layers)
-        self._ring, self._first, width = (
-            shape.completion_width,
-            shape.prompt_width,
-            shape.prompt_width + shape.completion_width,
-        )
+        self._layers, self._first = range(attended.num_layers), shape.prompt_width
+        self.own: list[Own] = []  # by layer
+        self.buffers: _StepBuffers | None = None
+
+    def attended_values(self, own: Own, queries: Tensor, new_keys: Tensor, new_values: Tensor) -> Tensor:
+        """Queries [rows * heads, queries of a key, size + 1] -> [1, rows, all queries * size]; stores the new ones."""
+        raise NotImplementedError
+
+    def _mixture(self, queries: Tensor, keys: Tensor, values: Tensor, width: int) -> Tensor:
+        """What the queries see of the first `width` columns."""
+        scores = torch.bmm(queries, keys.narrow(2, 0, width))
+        weight = torch.softmax(scores, -1, out=scores)
+        return torch.bmm(weight, values.narrow(1, 0, width)).view(1, self.rows, -1)
+
+    def _hidden_columns(self, slot: Tensor, columns: int) -> Tensor:
+        """[rows, 1, columns]: `HIDDEN` behind the end of each row's prompt, else 0."""
+        unseen = torch.arange(columns)[None] >= self.prompt_length[slot][:, None]
+        return torch.zeros(unseen.shape).masked_fill_(unseen, HIDDEN)[:, None]
+
+
+class RingState(CopiedPromptState):
+    """Keys [rows, heads, size + 1, columns] and values [rows, heads, columns, size]: a prompt's, then a ring."""
+
+    def __init__(self, shape: BatchShape, attended: AttentionShape, state_size: int, device: torch.device) -> None:
+        super().__init__(shape, attended, state_size, device)
+        heads, size, self._ring = attended.num_heads, attended.head_size, shape.completion_width
+        width = self._first + self._ring
         self._keys = [torch.empty(shape.rows, heads, size + 1, width) for _ in self._layers]
         self._values = [torch.empty(shape.rows, heads, width, size) for _ in self._layers]
         self._clock = 0
         self.column, self.width = 0, 0  # where this step writes, and how many columns it reads
-        self.own: list[Own] = []  # by layer
-        self.buffers: _StepBuffers | None = None
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         super().enter(rows, slots)
         slot, width, size = torch.tensor(slots), self._first, self.attended.head_size
         together = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         where = slice(rows[0], rows[0] + len(rows)) if together else torch.tensor(rows)
-        unseen = torch.arange(self._keys[0].shape[3])[None] >= self.prompt_length[slot][:, None]
-        hidden = torch.zeros(unseen.shape).masked_fill_(unseen, HIDDEN)[:, None]
+        hidden = self._hidden_columns(slot, self._keys[0].shape[3])
         ring = slice(width, width + min(self._clock, self._ring))
         for number in self._layers:
             keys, values = self.prompt_kv[number]
@@ -76,13 +96,10 @@ class RingState(DecodeState):
         self.width = self._first + min(self._clock, self._ring)
 
     def attended_values(self, own: Own, queries: Tensor, new_keys: Tensor, new_values: Tensor) -> Tensor:
-        """Queries [rows * heads, queries of a key, size + 1] -> [1, rows, all queries * size]; stores the new ones."""
         keys, values, flat_keys, flat_values = own
         keys.select(3, self.column).copy_(new_keys)
         values.select(2, self.column).copy_(new_values)
-        scores = torch.bmm(queries, flat_keys.narrow(2, 0, self.width))
-        weight = torch.softmax(scores, -1, out=scores)
-        return torch.bmm(weight, flat_values.narrow(1, 0, self.width)).view(1, self.rows, -1)
+        return self._mixture(queries, flat_keys, flat_values, self.width)
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         source, target = torch.tensor(sources), torch.tensor(targets)
@@ -91,27 +108,23 @@ class RingState(DecodeState):
         self.count[target] = self.count[source]
 
 
-class RowState(DecodeState):
+class RowState(CopiedPromptState):
     """Keys [rows, heads, columns, size + 1] and values [.., size]: a prompt's, then the row's own at their places."""
 
     def __init__(self, shape: BatchShape, attended: AttentionShape, state_size: int, device: torch.device) -> None:
-        super().__init__(replace(shape, completion_width=0), attended, state_size, device)
-        heads, size, self._layers = attended.num_heads, attended.head_size, range(attended.num_layers)
-        self._first, width = shape.prompt_width, shape.prompt_width + shape.completion_width
+        super().__init__(shape, attended, state_size, device)
+        heads, size, width = attended.num_heads, attended.head_size, self._first + shape.completion_width
         self._keys = [torch.zeros(shape.rows, heads, width, size + 1) for _ in self._layers]
         self._values = [torch.zeros(shape.rows, heads, width, size) for _ in self._layers]
         self._flat = [(k.view(-1, size + 1), v.view(-1, size)) for k, v in zip(self._keys, self._values, strict=True)]
         # the flat place of each head's first own column
         self._head_from = torch.arange(shape.rows * heads).view(shape.rows, heads) * width + self._first
         self._at = torch.empty(0, dtype=torch.long)  # flat places that this step writes
-        self.own: list[Own] = []  # by layer
-        self.buffers: _StepBuffers | None = None
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         super().enter(rows, slots)
         row, slot, size = torch.tensor(rows), torch.tensor(slots), self.attended.head_size
-        unseen = torch.arange(self._keys[0].shape[2])[None] >= self.prompt_length[slot][:, None]
-        hidden = torch.zeros(unseen.shape).masked_fill_(unseen, HIDDEN)[:, None]
+        hidden = self._hidden_columns(slot, self._keys[0].shape[2])
         for number in self._layers:
             keys, values = (cache.index_select(0, slot) for cache in self.prompt_kv[number])
             self._keys[number][row, :, : self._first, :size] = _paired(keys)
@@ -130,14 +143,10 @@ class RowState(DecodeState):
         self._at = (self._head_from[: self.rows] + self.count[: self.rows, None]).view(-1)
 
     def attended_values(self, own: Own, queries: Tensor, new_keys: Tensor, new_values: Tensor) -> Tensor:
-        """As of a `RingState`."""
         keys, values, by_head, values_by_head = own
         keys.index_copy_(0, self._at, new_keys.reshape(-1, keys.shape[1]))
         values.index_copy_(0, self._at, new_values.reshape(-1, values.shape[1]))
-        width = self._first + self.completion_width
-        scores = torch.bmm(queries, by_head.narrow(2, 0, width))
-        weight = torch.softmax(scores, -1, out=scores)
-        return torch.bmm(weight, values_by_head.narrow(1, 0, width)).view(1, self.rows, -1)
+        return self._mixture(queries, by_head, values_by_head, self._first + self.completion_width)
 
     def extension_attention(
         self, layer: int, extension: Extension, kv: tuple[Tensor, Tensor], query: Tensor, scale: float
@@ -255,11 +264,8 @@ class RingDecoder(HookedDecoder):
     def __init__(self, base: HookedDecoder, stack: BlockStack) -> None:
         super().__init__(base.lm, base.attended)
         self._stack = stack
-        self._num_queries = stack.sizes.num_heads
         self._root = float(stack.sizes.width) ** 0.5
         self._eps = stack.sizes.epsilon
-        self._layers: list[_RingWeights] = []
-        self._head, self._last_norm = torch.empty(0), torch.empty(0)
 
     @staticmethod
     def refusal(base: HookedDecoder, stack: BlockStack) -> str:
@@ -283,7 +289,7 @@ class RingDecoder(HookedDecoder):
         width = shape.prompt_width + shape.completion_width
         return copies <= LARGEST_COPIES and all(window is None or window >= width for window in self.attended.windows)
 
-    def state(self, shape: BatchShape) -> RingState | RowState:
+    def state(self, shape: BatchShape) -> CopiedPromptState:
         positions = torch.arange(shape.prompt_width + shape.completion_width) + self.first_position
         cosine, sine = self._stack.rotation(positions)
         half = self.attended.head_size // 2
@@ -299,25 +305,11 @@ class RingDecoder(HookedDecoder):
         last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
         return layers, stack.head.weight.detach().t(), last_norm * self._root
 
-    @contextmanager
-    def running(self, gathered: _AllWeights | None = None) -> Iterator[None]:
-        before = self._layers, self._head, self._last_norm
-        try:
-            self._layers, self._head, self._last_norm = gathered or self.gathered()
-            with super().running():
-                yield
-        finally:
-            self._layers, self._head, self._last_norm = before
-
     def _gathered(self, block: Block, packed: bool) -> _RingWeights:
-        heads, size = self.attended.num_heads, self.attended.head_size
         scale, head_norm, whole = self._stack.sizes.scale, None, False
-        query_norm, key_norm = norm_weight(block.query_norm), norm_weight(block.key_norm)
-        if query_norm is not None and key_norm is not None:
-            whole = len(query_norm) != size or len(key_norm) != size
-            queries = (query_norm * scale).view(-1, size).expand(self._num_queries, -1)
-            keys = key_norm.view(-1, size).expand(heads, -1)
-            head_norm, scale = self._paired(queries, keys).reshape(-1, size).detach(), 1.0
+        if (norms := head_norms(block, self._stack.sizes)) is not None:
+            queries, keys, whole = norms
+            head_norm, scale = self._paired(queries, keys).reshape(-1, self.attended.head_size).detach(), 1.0
         linears = (block.query, block.key, block.value)
         weight = self._side_by_side([linear.weight.detach() for linear in linears], scale)
         bias = None
@@ -360,15 +352,17 @@ class RingDecoder(HookedDecoder):
         return together.unflatten(2, (2, -1)).transpose(2, 3)
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        assert isinstance(state, RingState | RowState)
+        assert isinstance(state, CopiedPromptState)
         state.begin_step()
+        weights: _AllWeights = self._weights
+        layers, head, last_norm = weights
         buffers = state.buffers
         if buffers is None or buffers.rows != state.rows:
-            buffers = state.buffers = _StepBuffers(state.rows, self._layers[0], self.attended, self._eps)
+            buffers = state.buffers = _StepBuffers(state.rows, layers[0], self.attended, self._eps)
         rotation = state.rotation.index_select(0, state.positions)[:, None]
         embedded = self._stack.embedding.weight.index_select(0, tokens)
         buffers.hidden.copy_(embedded.view(state.rows, 2, -1).transpose(0, 1))
-        for layer, own in zip(self._layers, state.own, strict=True):
+        for layer, own in zip(layers, state.own, strict=True):
             (before, before_mlp), (after, after_mlp) = layer.norm_before, layer.norm_after
             buffers.enter(before)
             if layer.enter_bias is None:
@@ -385,7 +379,7 @@ class RingDecoder(HookedDecoder):
             torch.mul(F.silu(buffers.gate, inplace=True), buffers.up, out=buffers.gated)
             buffers.leave(buffers.inner, layer.narrow, after_mlp)
         buffers.enter(True)
-        return torch.mm(buffers.normed.mul_(self._last_norm), self._head)
+        return torch.mm(buffers.normed.mul_(last_norm), head)
 
     def _norm_heads(self, buffers: _StepBuffers, weight: Tensor, whole: bool) -> None:
         if not whole:
@@ -397,6 +391,18 @@ class RingDecoder(HookedDecoder):
             mean_square = torch.linalg.vector_norm(part, dim=(1, 2, 3), keepdim=True).square_().div_(part[0].numel())
             part.mul_(mean_square.add_(self._eps).rsqrt_())
         buffers.heads.mul_(weight)
+
+
+def head_norms(block: Block, sizes: BlockSizes) -> tuple[Tensor, Tensor, bool] | None:
+    """The norms' weights for every head of queries (with the scores' scale in them) and of keys, [heads, size]; and
+    whether a norm acts on all heads at once. None where the block has no such norms."""
+    query_norm, key_norm = norm_weight(block.query_norm), norm_weight(block.key_norm)
+    if query_norm is None or key_norm is None:
+        return None
+    size = sizes.head_size
+    queries = (query_norm * sizes.scale).view(-1, size).expand(sizes.num_heads, -1)
+    keys = key_norm.view(-1, size).expand(sizes.num_key_heads, -1)
+    return queries, keys, len(query_norm) != size or len(key_norm) != size
 
 
 def _parts(weight: Tensor) -> int:

@@ -140,7 +140,7 @@ def one_line(text: str) -> str:
     return " ".join(text[: 4 * EXCERPT].split())[:EXCERPT]
 
 
-def asked(
+def ask_with_retries(
     server: RemoteServer,
     path: str,
     body: Mapping[str, Any],

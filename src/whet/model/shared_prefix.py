@@ -334,9 +334,8 @@ def _rows(groups: Sequence[Sequence[_Row]], size: int) -> tuple[list[Integers], 
 
 def _states(flags: NDArray[np.bool_], first: Integers, roots: Sequence[_Root]) -> Integers:
     prompt_start = np.zeros(len(flags), np.int64)
-    completion_start = np.zeros(
-        len(flags), np.int64
-    )  # where the row would start if its prompt lay before its completion
+    # where the row would start if its prompt lay before its completion
+    completion_start = np.zeros(len(flags), np.int64)
     for root in roots:
         prompt_start[list(root.rows)] = completion_start[list(root.rows)] = root.start
         for completion in root.completions:
@@ -365,7 +364,7 @@ def _bundles(bundles: Sequence[tuple[_Root, list[_PackedCompletion]]]) -> tuple[
     queries = np.zeros((3, len(bundles), max(sizes)), np.int64)
     keys = np.zeros((3, len(bundles), widest), np.int64)
     keys[2] = PADDING
-    column_of = {}
+    query_start = {}
     for number, (root, completions) in enumerate(bundles):
         keys[0, number, : root.length] = np.arange(root.start, root.start + root.length)
         keys[1, number, : root.length] = np.arange(root.length)
@@ -378,8 +377,8 @@ def _bundles(bundles: Sequence[tuple[_Root, list[_PackedCompletion]]]) -> tuple[
                 fields[0, number, span] = completion.start + inside
                 fields[1, number, span] = completion.first + inside
                 fields[2, number, span] = completion.row
-            column_of[completion.row] = number * queries.shape[2] + at
+            query_start[completion.row] = number * queries.shape[2] + at
             at += completion.length
         # padding asks as the bundle's first token would: it must see something, or its softmax is not a number
         queries[:, number, at:] = queries[:, number, :1]
-    return (*queries, *keys), column_of
+    return (*queries, *keys), query_start

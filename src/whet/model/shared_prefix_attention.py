@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from whet.model.block import short_windows
 from whet.model.causal_lm import CausalLM
 from whet.model.ragged_attention import ragged_attention, ragged_works
+from whet.model.recomputation import recomputed_within
 from whet.model.shared_prefix import PROMPT, CompletionBundles, SharedPrefixBatch, shared_prefix_batch
 
 NAME = "whet_shared_prefix"
@@ -100,34 +101,16 @@ def _hooked(trunk: nn.Module, walk: _ForwardPass) -> Iterator[None]:
     configs = {id(module.config): module.config for module in modules if hasattr(module, "config")}
     named = [config for config in configs.values() if hasattr(config, "_attn_implementation_internal")]
     before = [config._attn_implementation_internal for config in named]
-    recomputing = [module for module in modules if "_gradient_checkpointing_func" in vars(module)]
-    functions = [module._gradient_checkpointing_func for module in recomputing]
     token = _CURRENT.set(walk)
     try:
         for config in named:
             config._attn_implementation_internal = NAME
-        for layer, function in zip(recomputing, functions, strict=True):
-            layer._gradient_checkpointing_func = _again(function, trunk, walk)
-        yield
+        with recomputed_within(trunk, lambda: _hooked(trunk, walk)):
+            yield
     finally:
         _CURRENT.reset(token)
         for config, implementation in zip(named, before, strict=True):
             config._attn_implementation_internal = implementation
-        for layer, function in zip(recomputing, functions, strict=True):
-            layer._gradient_checkpointing_func = function
-
-
-def _again(checkpointed: Callable[..., Any], trunk: nn.Module, walk: _ForwardPass) -> Callable[..., Any]:
-    """Layers that are computed again in the backward pass must find the tree again: by then the hook is gone."""
-
-    def function(layer: Callable[..., Any], *inputs: Any) -> Any:
-        def within(*values: Any) -> Any:
-            with _hooked(trunk, walk):
-                return layer(*values)
-
-        return checkpointed(within, *inputs)
-
-    return function
 
 
 def _register() -> None:
@@ -211,7 +194,7 @@ def attended(
 
     layout = tree.layout
     tables = layout.rows or (layout.prompt_index,)
-    outputs = [mixed_values(values, values, _causal_mask(values.shape[1], look, query)) for values in tables]
+    outputs = [mixed_values(rows, rows, _causal_mask(rows.shape[1], look, query)) for rows in tables]
     if (bundles := layout.bundles) is not None:
         outputs.append(mixed_values(bundles.query_index, bundles.key_index, _completion_mask(bundles, look, query)))
     together = torch.cat(outputs)

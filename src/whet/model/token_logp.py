@@ -29,7 +29,7 @@ ALMOST_ALL = -1e-7  # the log of the largest share that the likeliest tokens may
 
 
 @dataclass(frozen=True)
-class Lesson:
+class DistillationTarget:
     """What the policy's distribution is compared with: all of a teacher's, or its log-probabilities of K tokens."""
 
     divergence: Callable[[Tensor, Tensor], Tensor]  # (policy, teacher), log-probabilities [A, V] each -> [A]
@@ -46,7 +46,7 @@ class Details:
     entropy_gradient: bool = False
     num_top: int = 0  # log-probabilities of the likeliest tokens
     reference: CausalLM | None = None  # for the KL to it over the whole vocabulary
-    lesson: Lesson | None = None
+    lesson: DistillationTarget | None = None
     states: bool = False  # the hidden states, for a critic on the same trunk
     packed: bool = True  # False: always padded rows
     coefficient: Coefficient | None = None  # how much each token will count, where known: saves a product
@@ -65,7 +65,7 @@ class TokenScores:
     divergence: Tensor | None = None  # [N, T], KL(policy, reference), with gradient
     states: Tensor | None = None  # [A, D], what the trunk knew before each action, in row order, with gradient
     experts: Tensor | None = None  # int [N, T, layers, k], the routers' own choice; -1 for tokens that predict nothing
-    teacher_divergence: Tensor | None = None  # [N, T], as the lesson measures it, with gradient
+    teacher_divergence: Tensor | None = None  # [N, T], as the distillation target measures it, with gradient
 
 
 def token_logp(
@@ -91,7 +91,7 @@ def _token_logp(
     device = lm.device
     batch = _packed_rows(lm, tokens, action) if details.packed else None
     targets = to_device(tokens[:, 1:][action[:, 1:]], device)
-    support_mask = None if support is None else support[:, 1:][action[:, 1:]].to(device)
+    action_support = None if support is None else support[:, 1:][action[:, 1:]].to(device)
     states, experts = _routed_states(lm, tokens, action, batch, details)
     others = None
     if details.reference is not None:
@@ -100,10 +100,10 @@ def _token_logp(
     taught = None if details.lesson is None else _taught(details.lesson, tokens, action, device)
     results: tuple[Tensor, ...]
     head = lm.head
-    if isinstance(head, VocabularyHead) and not head.softcap and support_mask is None and not _wants_more(details):
+    if isinstance(head, VocabularyHead) and not head.softcap and action_support is None and not _wants_more(details):
         results = chunked_logp(head, states, targets, temperature, lm.dtype, details.coefficient)
     else:
-        results = _scores(_Head(lm, temperature, details), states, targets, support_mask, others, taught)
+        results = _scores(_Head(lm, temperature, details), states, targets, action_support, others, taught)
 
     flags = to_device(action, device)
 
@@ -215,14 +215,16 @@ def _wants_more(details: Details) -> bool:
     return details.entropy_gradient or details.num_top > 0 or others
 
 
-def _taught(lesson: Lesson, tokens: Tensor, action: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _taught(
+    lesson: DistillationTarget, tokens: Tensor, action: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
     """What a chunk compares with: the teacher's states [A, D], where it computes, or tokens and their logp [A, K]."""
     if lesson.teacher is not None:
         lm = lesson.teacher
         with torch.no_grad():
             return lm.hold(lambda: _states(lm, tokens, action, _packed_rows(lm, tokens, action))), None
     if lesson.top is None or lesson.top_logp is None:
-        raise ValueError("a lesson without a teacher needs teacher_top and teacher_top_logp")
+        raise ValueError("a distillation target without a teacher needs teacher_top and teacher_top_logp")
     top, logp = (to_device(tensor[:, 1:][action[:, 1:]], device) for tensor in (lesson.top, lesson.top_logp))
     return top.long(), logp
 
@@ -298,7 +300,7 @@ def _chunk(
     return picked - norm, entropy, top, chose_top, divergence, distance
 
 
-def _distance(lesson: Lesson, logits: Tensor, taught: Tensor, taught_logp: Tensor | None) -> Tensor:
+def _distance(lesson: DistillationTarget, logits: Tensor, taught: Tensor, taught_logp: Tensor | None) -> Tensor:
     """[A]. Both distributions are of the whole vocabulary, whatever part of it was sampled from. Two heads may be
     padded differently: rows that one of them lacks are no tokens."""
     if lesson.teacher is None:

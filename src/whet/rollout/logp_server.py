@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, asked, check_url, one_line
+from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, ask_with_retries, check_url, one_line
 from whet.types import RunFailed, WhetError
 
 Dialect = Literal["prompt_logprobs", "echo"]
@@ -66,7 +66,7 @@ class LogpServer:
             return TokenTable((0.0,) * len(tokens), ({},) * len(tokens), (None,) * len(tokens))
         where = f"the teacher at {self.server.base_url}"
         try:
-            found: TokenTable = asked(
+            found: TokenTable = ask_with_retries(
                 self.server,
                 "/completions",
                 question(self.model, tokens, top, self.dialect),
@@ -157,7 +157,7 @@ def probed(server: LogpServer, tokenizer: Any, top: int) -> tuple[LogpServer, st
     refusals = []
     for dialect in DIALECTS:
         try:
-            table: TokenTable = asked(
+            table: TokenTable = ask_with_retries(
                 patient,
                 "/completions",
                 question(server.model, tokens, top, dialect),

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from whet.model.fast_path import FastPath
-from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, asked, check_url, one_line
+from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, ask_with_retries, check_url, one_line
 from whet.types import Message, Request, Sample, Sampling, StopReason, WhetError
 
 logger = logging.getLogger(__name__)
@@ -177,13 +177,13 @@ class OpenAIEngine:
 
         asks = {"logprobs": True if chat else 0} if self._logprobs else {}
         try:
-            found = asked(self.server, path, {**body, **asks}, read, stop)
+            found = ask_with_retries(self.server, path, {**body, **asks}, read, stop)
         except RefusedQuestion as refusal:
             if not asks or "logprob" not in str(refusal):
                 raise
             logger.warning("%s gives no log-probabilities (%s); it is asked without", self.server.base_url, refusal)
             self._logprobs = False
-            found = asked(self.server, path, body, read, stop)
+            found = ask_with_retries(self.server, path, body, read, stop)
         return found  # type: ignore[no-any-return]
 
     def _question(self, request: Request, sampling: Sampling) -> tuple[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from whet.model.fused_weights import unchanged_weights
 from whet.model.head import Coefficient
 from whet.model.lora import merge_adapters
 from whet.model.shared_prefix import to_device
-from whet.model.token_logp import Details, Lesson, TokenScores, packs, token_logp, top_tokens
+from whet.model.token_logp import Details, DistillationTarget, TokenScores, packs, token_logp, top_tokens
 from whet.objective import Objective
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.types import Extras, TokenBatch, Totals
@@ -385,10 +385,10 @@ def _details(state: TrainState, objective: Objective, reference: CausalLM | None
     )
 
 
-def _lesson(objective: Objective, teacher: CausalLM | None, temperature: float) -> Lesson | None:
+def _lesson(objective: Objective, teacher: CausalLM | None, temperature: float) -> DistillationTarget | None:
     if "teacher_divergence" not in objective.needs():
         return None
-    return Lesson(objective.teacher.divergence, teacher, temperature)
+    return DistillationTarget(objective.teacher.divergence, teacher, temperature)
 
 
 def _shares_prompts(state: TrainState, details: Details) -> bool:

@@ -119,7 +119,8 @@ def test_what_cannot_be_judged_has_no_label():
 def test_a_prefix_with_less_room_gets_what_there_is():
     engine = Engine()
     (found,) = step_labels([solved(3, 4, 3, 4, 3, 4, 9, 0)], completer(engine, context=14), (5,))
-    assert [(len(requests), budget) for requests, budget in engine.calls] == [(4, 10), (4, 8), (4, 6)]
+    ((requests, _),) = engine.calls
+    assert [request.max_new_tokens for request in requests] == [10] * 4 + [8] * 4 + [6] * 4
     assert len(found.shares) == 4
     (short,) = step_labels([solved(3, 4, 3, 4, 9, 0)], completer(Engine(), context=6), (5,))
     assert short.shares[0] is not None and short.shares[1] is None and short.completions == 4

@@ -102,27 +102,27 @@ def test_an_empty_cluster_is_refused():
 
 
 def test_layouts_of_a_cluster_are_compared():
-    from whet.tools.planner.cluster import Wishes, cluster_plan, cluster_record, cluster_text
+    from whet.tools.planner.cluster import ClusterOptions, cluster_plan, cluster_record, cluster_text
     from whet.tools.planner.machines import devices
     from whet.tools.planner.shapes import NAMED
     from whet.tools.planner.workload import Workload
 
     work = Workload(NAMED["qwen2.5-1.5b"], prompts_per_step=32, group_size=4, completion_tokens=1024)
-    found = cluster_plan(work, devices("8xH100"), Wishes(steps=3))
+    found = cluster_plan(work, devices("8xH100"), ClusterOptions(steps=3))
     text, record = cluster_text(found), cluster_record(found)
     assert [each.max_staleness for each in found.layouts] == [0, 0, 1, 4]
     assert all(each.engines + each.trainers == 8 for each in found.layouts[1:]) and "assumed:" in text
     assert record["sync"]["bytes"] == 2 * NAMED["qwen2.5-1.5b"].weights and len(record["layouts"]) == 4
     assert found.layouts[2].simulated.tokens_per_second > found.layouts[1].simulated.tokens_per_second
     # the same load per device on more of them is the same work, in a part of the cluster
-    more = cluster_plan(replace(work, prompts_per_step=256), devices("64xH100"), Wishes(steps=3))
+    more = cluster_plan(replace(work, prompts_per_step=256), devices("64xH100"), ClusterOptions(steps=3))
     rate = more.layouts[2].simulated.tokens_per_second / found.layouts[2].simulated.tokens_per_second
     assert rate == pytest.approx(8, rel=0.35)
     for broken, wishes, line in (
-        (replace(work, draws=False, method="x"), Wishes(), "draws no completions"),
-        (work, Wishes(engines=8), "leave no device to train on"),
+        (replace(work, draws=False, method="x"), ClusterOptions(), "draws no completions"),
+        (work, ClusterOptions(engines=8), "leave no device to train on"),
     ):
         with pytest.raises(WhetError, match=line):
             cluster_plan(broken, devices("8xH100"), wishes)
     with pytest.raises(WhetError, match="whose rates were measured"):
-        cluster_plan(work, devices("cpu:8GB"), Wishes())
+        cluster_plan(work, devices("cpu:8GB"), ClusterOptions())

@@ -187,13 +187,13 @@ def timed_steps(
 def other_threads(trainer: RLTrainer, device: torch.device, chosen: int) -> dict[int, float]:
     """Seconds of a step with one thread and with all cores, where that is not what was chosen anyway."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    peaks = {}
+    seconds_by_count = {}
     if device.type == "cpu":
         for count in sorted({1, cores} - {chosen}):
             torch.set_num_threads(count)
-            peaks[count] = min(step.reading.seconds for step in timed_steps(trainer, 0.0, device))
+            seconds_by_count[count] = min(step.reading.seconds for step in timed_steps(trainer, 0.0, device))
         torch.set_num_threads(chosen)
-    return peaks
+    return seconds_by_count
 
 
 def prefill_seconds(runtime: Runtime, shape: RolloutShape, seconds: float) -> float:
@@ -244,15 +244,15 @@ def copy_rate(device: torch.device, seconds: float) -> float:
 def best_seconds(work: Callable[[], Any], device: torch.device, seconds: float) -> float:
     """The fastest of as many repetitions as fit in the time, at least two after one to warm up."""
     work()
-    rates: list[float] = []
+    timings: list[float] = []
     until = time.monotonic() + seconds
-    while len(rates) < 2 or time.monotonic() < until:
+    while len(timings) < 2 or time.monotonic() < until:
         synchronize(device)
         start = time.perf_counter()
         work()
         synchronize(device)
-        rates.append(time.perf_counter() - start)
-    return min(rates)
+        timings.append(time.perf_counter() - start)
+    return min(timings)
 
 
 def model_anatomy(model: Any) -> Anatomy:

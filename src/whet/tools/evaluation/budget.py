@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -21,6 +22,8 @@ from whet.types import Request, Sample, Sampling, StopReason
 Decode = Callable[[list[int]], str]
 Encode = Callable[[str], tuple[int, ...]]
 FINAL = "\nFinal answer:"
+# of a completion that was cut or written into: what was said about it as a whole
+UNKNOWN: Any = {"support": None, "parts": {}, "reward": None, "routed_experts": None, "token_versions": None}
 
 
 @dataclass(frozen=True)
@@ -202,11 +205,7 @@ def _part(sample: Sample, start: int, stop: int, decode: Decode) -> Sample:
         behavior_logp=sample.behavior_logp[:stop],
         stop=StopReason.LENGTH,
         completion=decode(sample.tokens[start:stop].tolist()),
-        support=None,
-        parts={},
-        reward=None,
-        routed_experts=None,
-        token_versions=None,
+        **UNKNOWN,
     )
 
 
@@ -220,9 +219,5 @@ def _appended(sample: Sample, words: Sequence[int], decode: Decode) -> Sample:
         action=torch.cat([sample.action, torch.zeros(len(words), dtype=torch.bool)]),
         behavior_logp=torch.cat([sample.behavior_logp, torch.zeros(len(words))]),
         completion=decode(tokens[_start(sample) :].tolist()),
-        support=None,
-        parts={},
-        reward=None,
-        routed_experts=None,
-        token_versions=None,
+        **UNKNOWN,
     )

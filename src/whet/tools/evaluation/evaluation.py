@@ -43,10 +43,34 @@ def evaluate_groups(
     """
     runtime, evaluator = eval_setup(config, rewards, scored)
     if on_facts is not None:
-        decoding = decode_facts(runtime, sampling_from(config.sampling), evaluator.prompt_tokens)
-        left_out = left_out_phrases(evaluator.prompts)
-        on_facts({**column_facts(evaluator.prompts), **({"left out": left_out[0]} if left_out else {}), **decoding})
-    return run_evaluator(config, num_samples, runtime, evaluator)
+        on_facts(eval_facts(runtime, evaluator))
+    return run_evaluator(config, num_samples, evaluator)
+
+
+def run_evaluator(config: EvaluationConfig, num_samples: int, evaluator: Evaluator) -> list[Group]:
+    """One greedy completion per prompt, or `num_samples` drawn at the config's temperature."""
+    check_samples(num_samples, config.sampling.temperature)
+    if num_samples == 1:
+        return evaluator.evaluate()
+    return evaluator.evaluate(num_samples, config.sampling.temperature, config.seed)
+
+
+def eval_facts(runtime: Runtime, evaluator: Evaluator) -> dict[str, str]:
+    """How the prompts were read, which are left out, and how completions are written."""
+    left_out = left_out_phrases(evaluator.prompts)
+    return {
+        **column_facts(evaluator.prompts),
+        **({"left out": left_out[0]} if left_out else {}),
+        **decode_facts(runtime, evaluator.sampling, evaluator.prompt_tokens),
+    }
+
+
+def check_samples(num_samples: int, temperature: float) -> None:
+    """Refuse a number of samples that cannot be drawn, or that would all be equal."""
+    if num_samples < 1:
+        raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
+    if num_samples > 1 and temperature == 0:
+        raise WhetError("several samples at temperature 0 are all equal; give --set sampling.temperature=1.0")
 
 
 def eval_setup(
@@ -91,17 +115,6 @@ def eval_setup(
 
 def _unscored(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
     return list(samples)
-
-
-def run_evaluator(config: EvaluationConfig, num_samples: int, runtime: Runtime, evaluator: Evaluator) -> list[Group]:
-    """One greedy completion per prompt, or `num_samples` drawn at the config's temperature."""
-    if num_samples < 1:
-        raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
-    if num_samples == 1:
-        return evaluator.evaluate()
-    if config.sampling.temperature == 0:
-        raise WhetError("several samples at temperature 0 are all equal; give --set sampling.temperature=1.0")
-    return evaluator.evaluate(num_samples, config.sampling.temperature, config.seed)
 
 
 def evaluate_metrics(config: EvaluationConfig, num_samples: int) -> dict[str, float]:

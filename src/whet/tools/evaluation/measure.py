@@ -20,12 +20,11 @@ from whet.reward.think_format import is_visible
 from whet.rollout.collect import score_groups
 from whet.rollout.episode_runner import tell_failures
 from whet.tools.evaluation.budget import BudgetForcing, Codec, cut_at, extended_thoughts, forced_answers
-from whet.tools.evaluation.evaluation import eval_setup, group_metrics
+from whet.tools.evaluation.evaluation import check_samples, eval_facts, eval_setup, group_metrics
 from whet.tools.evaluation.prompting import PromptStyle
 from whet.tools.evaluation.saved_completions import CompletionFile, Fingerprint, sample_from, sample_record, text_digest
 from whet.training.assembly.fingerprints import model_digest, reward_file_digests
-from whet.training.assembly.rows import column_facts, left_out_phrases
-from whet.training.assembly.runtime import Runtime, decode_facts
+from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
 from whet.types import Group, Sample, StopReason, WhetError, by_episode
@@ -56,10 +55,7 @@ class EvalPlan:
 
     def check(self, config: EvaluationConfig) -> None:
         """Refuse what cannot be measured, before a model is read."""
-        if self.samples < 1:
-            raise WhetError(f"samples is {self.samples}; give 1 (greedy) or more")
-        if self.samples > 1 and config.sampling.temperature == 0:
-            raise WhetError("several samples at temperature 0 are all equal; give --set sampling.temperature=1.0")
+        check_samples(self.samples, config.sampling.temperature)
         if self.counts and max(self.counts) > self.samples:
             raise WhetError(
                 f"pass@{max(self.counts)} needs {max(self.counts)} completions per prompt, and --samples is "
@@ -161,7 +157,7 @@ def prepared(config: EvaluationConfig, plan: EvalPlan, runtime: Runtime | None =
 
 
 def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callable[[str], None]) -> MeasuredModel:
-    """Completions to all prompts, from `place` as far as they are there; they stay until the command is over."""
+    """Completions to all prompts, from `out` as far as they are there; they stay until the command is over."""
     config, plan, evaluator = setup.config, setup.plan, setup.evaluator
     file = CompletionFile(out, fingerprint(setup))
     if file.restarted:
@@ -197,7 +193,7 @@ def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callabl
         tuple(attempts),
         {**group_metrics(groups, 1, by), **_curve_ends(summary)},
         summary,
-        _facts(setup),
+        eval_facts(setup.runtime, evaluator),
         config.sampling.temperature if plan.samples > 1 else 0.0,
     )
 
@@ -229,16 +225,6 @@ def _curve_ends(summary: EvalSummary) -> dict[str, float]:
     """pass@k and votes among the plain metrics."""
     votes = {f"majority@{point.n}": point.value for point in summary.votes if point.n > 1}
     return {**{f"pass@{point.n}": point.value for point in summary.pass_at}, **votes}
-
-
-def _facts(setup: EvalSetup) -> dict[str, str]:
-    evaluator, runtime = setup.evaluator, setup.runtime
-    left_out = left_out_phrases(evaluator.prompts)
-    return {
-        **column_facts(evaluator.prompts),
-        **({"left out": left_out[0]} if left_out else {}),
-        **decode_facts(runtime, evaluator.sampling, evaluator.prompt_tokens),
-    }
 
 
 def _chunk(setup: EvalSetup, rows: range) -> list[dict[str, Any]]:

@@ -6,18 +6,16 @@ which is how a teacher's mistakes stay out.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whet.rollout.collect import Score, draw_completions
-from whet.tools.labelling.run import CHUNK_SIZE, LabelProgress, model_facts, open_output
+from whet.tools.labelling.run import LabelledChunk, LabelProgress, model_facts, write_chunks
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, reward_summary
-from whet.training.assembly.runtime import Runtime, encode_prompts, load_runtime, sampling_from
+from whet.training.assembly.runtime import encode_prompts, load_runtime, sampling_from
 from whet.training.config import EvaluationConfig
 from whet.types import Prompt, Sample, StopReason, WhetError
 
@@ -28,7 +26,7 @@ class CompletionSpec:
 
     out: Path
     count: int = 200  # prompts
-    each: int = 1  # completions per prompt
+    per_prompt: int = 1  # completions per prompt
     at_least: float | None = None  # the score of a completion that is kept; None: all are, scored or not
 
 
@@ -58,7 +56,7 @@ def write_completions(
     """Completions to training prompts, into `spec.out`; a file that was started is continued."""
     if spec.out.suffix != ".jsonl" or not spec.out.parent.is_dir():
         raise WhetError(f"--out {spec.out}: give a file that ends in .jsonl, in a folder that exists")
-    if spec.each > 1 and config.sampling.temperature == 0:
+    if spec.per_prompt > 1 and config.sampling.temperature == 0:
         raise WhetError("several completions at temperature 0 are all equal; give --set sampling.temperature=1.0")
     changed = {"count": spec.count, "limit": spec.count}
     config = config.model_copy(update={"data": config.data.model_copy(update=changed)})
@@ -70,32 +68,22 @@ def write_completions(
         score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
     provenance = {
         **model_facts(config, runtime),
-        **{"each": spec.each, "source": config.data.source, "at_least": spec.at_least},
+        **{"each": spec.per_prompt, "source": config.data.source, "at_least": spec.at_least},
         "reward": reward_summary(parts) if parts else "",
     }
-    chunks = [prompts[start : start + CHUNK_SIZE] for start in range(0, len(prompts), CHUNK_SIZE)]
-    started, completions, tokens = time.monotonic(), 0, 0
-    with open_output(spec.out, provenance, "whet label completions") as (file, first):
-        for number in range(first, len(chunks)):
-            drawn = _drawn(config, spec, runtime, chunks[number], number)
-            completions += sum(map(len, drawn))
-            tokens += sum(sample.num_actions for samples in drawn for sample in samples)
-            rows = _rows(chunks[number], drawn, score, spec.at_least)
-            lines = [json.dumps({**row, "chunk": number, "labelled": provenance}, ensure_ascii=False) for row in rows]
-            file.write("".join(f"{line}\n" for line in lines).encode())
-            file.flush()
-            seconds, now = time.monotonic() - started, number + 1
-            show(LabelProgress(now, len(chunks), now - first, completions, tokens, seconds))
-    rows_written = tuple(json.loads(line) for line in spec.out.read_bytes().split(b"\n") if line)
-    return CompletionReport(spec.out, len(prompts) * spec.each, rows_written, time.monotonic() - started)
 
+    def label(chunk: Sequence[Prompt], seed: tuple[int, int]) -> LabelledChunk:
+        sampling = sampling_from(config.sampling)
+        tokens = encode_prompts(runtime, chunk, sampling)
+        drawn = draw_completions(runtime.engine, tokens, spec.per_prompt, sampling, seed)
+        rows = [{**row, "labelled": provenance} for row in _rows(chunk, drawn, score, spec.at_least)]
+        return LabelledChunk(
+            rows, sum(map(len, drawn)), sum(sample.num_actions for samples in drawn for sample in samples)
+        )
 
-def _drawn(
-    config: EvaluationConfig, spec: CompletionSpec, runtime: Runtime, prompts: Sequence[Prompt], number: int
-) -> list[list[Sample]]:
-    sampling = sampling_from(config.sampling)
-    tokens = encode_prompts(runtime, prompts, sampling)
-    return draw_completions(runtime.engine, tokens, spec.each, sampling, (config.seed, number))
+    command = "whet label completions"
+    rows, seconds = write_chunks(spec.out, provenance, command, prompts, config.seed, label, show)
+    return CompletionReport(spec.out, len(prompts) * spec.per_prompt, rows, seconds)
 
 
 def _rows(

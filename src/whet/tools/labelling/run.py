@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from whet.data.step_rows import LabelledSteps, common_separator, stepped_from
 from whet.data.tasks.contrast import STEP, task_stepped
@@ -51,7 +51,7 @@ class LabelSpec:
     out: Path
     rollouts: int = 8
     count: int = 200  # prompts, or given solutions
-    each: int = 1  # solutions drawn for a prompt
+    per_prompt: int = 1  # solutions drawn for a prompt
     solutions: str = ""  # file or task whose solutions are labelled; empty: the model's own
     separator: str = ""  # empty: the data's own
     right_from: float = 1.0  # a completion with at least this outcome is right
@@ -68,6 +68,14 @@ class LabelProgress:
     completions: int
     tokens: int
     seconds: float
+
+
+class LabelledChunk(NamedTuple):
+    """The rows of one chunk, and what they cost."""
+
+    rows: Sequence[Mapping[str, Any]]
+    completions: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -109,27 +117,50 @@ def label_steps(config: EvaluationConfig, spec: LabelSpec, show: Callable[[Label
     if not spec.solutions:
         encode_prompts(runtime, items, completer.sampling)  # refuses a prompt that does not fit before the work begins
     provenance = {**_provenance(config, spec, runtime), "reward": reward_summary(parts), "separator": separator}
+
+    def label(chunk: Sequence[Any], seed: tuple[int, int]) -> LabelledChunk:
+        if spec.solutions:
+            solutions = [given_solution(runtime.loaded.tokenizer, row, separator) for row in chunk]
+        else:
+            solutions = _draw_solutions(chunk, spec, runtime, completer, seed, separator)
+        labels = step_labels(solutions, completer, seed)
+        rows = [labelled_row(*both, separator, provenance) for both in zip(solutions, labels, strict=True)]
+        return LabelledChunk(
+            [row for row in rows if row["steps"]],
+            sum(label_set.completions for label_set in labels),
+            sum(label_set.tokens for label_set in labels),
+        )
+
+    rows, seconds = write_chunks(spec.out, provenance, "whet label steps", items, config.seed, label, show)
+    return LabelReport(spec.out, len(items) * spec.per_prompt, rows, seconds)
+
+
+def write_chunks(
+    out: Path,
+    provenance: Mapping[str, Any],
+    command: str,
+    items: Sequence[Any],
+    seed: int,
+    label: Callable[[Sequence[Any], tuple[int, int]], LabelledChunk],
+    show: Callable[[LabelProgress], None],
+) -> tuple[tuple[Mapping[str, Any], ...], float]:
+    """Label the items chunk by chunk, each with a seed of its own; all rows of the file, and the seconds it took.
+
+    A file that was started is continued behind its last whole chunk.
+    """
     chunks = [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
-    started = time.monotonic()
-    with open_output(spec.out, provenance) as (file, first):
-        completions = tokens = 0
+    started, completions, tokens = time.monotonic(), 0, 0
+    with _open_output(out, provenance, command) as (file, first):
         for number in range(first, len(chunks)):
-            seed = (config.seed, number)
-            if spec.solutions:
-                solutions = [given_solution(runtime.loaded.tokenizer, row, separator) for row in chunks[number]]
-            else:
-                solutions = _draw_solutions(chunks[number], spec, runtime, completer, seed, separator)
-            labels = step_labels(solutions, completer, seed)
-            rows = [labelled_row(*both, separator, provenance) for both in zip(solutions, labels, strict=True)]
-            lines = [json.dumps({**row, "chunk": number}, ensure_ascii=False) + "\n" for row in rows if row["steps"]]
+            chunk = label(chunks[number], (seed, number))
+            lines = [json.dumps({**row, "chunk": number}, ensure_ascii=False) + "\n" for row in chunk.rows]
             file.write("".join(lines).encode())
             file.flush()
-            completions += sum(label.completions for label in labels)
-            tokens += sum(label.tokens for label in labels)
-            now = number + 1
-            show(LabelProgress(now, len(chunks), now - first, completions, tokens, time.monotonic() - started))
-    written = tuple(json.loads(line) for line in spec.out.read_bytes().split(b"\n") if line)
-    return LabelReport(spec.out, len(items) * spec.each, written, time.monotonic() - started)
+            completions, tokens = completions + chunk.completions, tokens + chunk.tokens
+            done, seconds = number + 1, time.monotonic() - started
+            show(LabelProgress(done, len(chunks), done - first, completions, tokens, seconds))
+    rows = tuple(json.loads(line) for line in out.read_bytes().split(b"\n") if line)
+    return rows, time.monotonic() - started
 
 
 def _completer(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime, parts: Sequence[RewardPart]) -> Completer:
@@ -150,7 +181,7 @@ def _provenance(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime) -> 
     return {
         **model_facts(config, runtime),
         **{"rollouts": spec.rollouts, "right_from": spec.right_from},
-        **{"solutions": spec.solutions or config.data.source, "each": spec.each},
+        **{"solutions": spec.solutions or config.data.source, "each": spec.per_prompt},
     }
 
 
@@ -169,8 +200,10 @@ def _check(config: EvaluationConfig, spec: LabelSpec) -> None:
         raise WhetError(
             "sampling.temperature is 0: all completions of a step would be equal; give --set sampling.temperature=1.0"
         )
-    if spec.solutions and spec.each != 1:
-        raise WhetError(f"--each {spec.each} is how many solutions are drawn for a prompt; drop it with --solutions")
+    if spec.solutions and spec.per_prompt != 1:
+        raise WhetError(
+            f"--each {spec.per_prompt} is how many solutions are drawn for a prompt; drop it with --solutions"
+        )
     if spec.solutions and spec.truth:
         raise WhetError("--truth judges the model's own solutions, and given ones bring their labels; drop one of them")
     if spec.out.suffix != ".jsonl":
@@ -215,11 +248,11 @@ def _draw_solutions(
 ) -> list[Solution]:
     """The model's own solutions, cut into steps."""
     tokens = encode_prompts(runtime, prompts, completer.sampling)
-    drawn = draw_completions(runtime.engine, tokens, spec.each, completer.sampling, seed)
+    drawn = draw_completions(runtime.engine, tokens, spec.per_prompt, completer.sampling, seed)
     repeated = [
-        prompt if spec.each == 1 else replace(prompt, id=f"{prompt.id}/{number}")
+        prompt if spec.per_prompt == 1 else replace(prompt, id=f"{prompt.id}/{number}")
         for prompt in prompts
-        for number in range(spec.each)
+        for number in range(spec.per_prompt)
     ]
     scored = completer.score(repeated, [sample for samples in drawn for sample in samples])
     truth = None
@@ -234,9 +267,7 @@ def _draw_solutions(
 
 
 @contextmanager
-def open_output(
-    out: Path, provenance: Mapping[str, Any], command: str = "whet label steps"
-) -> Iterator[tuple[BinaryIO, int]]:
+def _open_output(out: Path, provenance: Mapping[str, Any], command: str) -> Iterator[tuple[BinaryIO, int]]:
     """The file, cut to its whole chunks, and the number of the chunk that comes next."""
     with open(out, "a+b") as file:
         try:

@@ -103,14 +103,16 @@ def step_labels(solutions: Sequence[Solution], completer: Completer, seed: tuple
 
     The last step of a finished completion has the completion's own outcome: there is nothing left to write.
     """
+    budget = completer.sampling.max_new_tokens
     requests = [
-        (row, step, Request(tokens, request_seed(*seed, row, step, number)))
+        (row, step, Request(tokens, request_seed(*seed, row, step, number), max_new_tokens=min(budget, room)))
         for row, solution in enumerate(solutions)
         for step, tokens in enumerate(_open(solution))
         for number in range(completer.rollouts)
-        if len(tokens) < completer.context
+        if (room := completer.context - len(tokens)) > 0
     ]
-    continuations = _complete([request for _, _, request in requests], completer)
+    asked = [request for _, _, request in requests]
+    continuations = completer.engine.generate(asked, completer.sampling) if asked else []
     whole = [
         _whole(sample, solutions[row].opening, completer.decode)
         for (row, _, _), sample in zip(requests, continuations, strict=True)
@@ -184,21 +186,6 @@ def labelled_row(
 def _open(solution: Solution) -> tuple[tuple[int, ...], ...]:
     """The prefixes that can still be completed."""
     return solution.prefixes if solution.completion is None else solution.prefixes[:-1]
-
-
-def _complete(requests: Sequence[Request], completer: Completer) -> list[Sample]:
-    """Generate, in one call per token budget: a request near the end of the context gets what room there is."""
-    rooms: dict[int, list[int]] = {}
-    for number, request in enumerate(requests):
-        room = min(completer.sampling.max_new_tokens, completer.context - len(request.tokens))
-        rooms.setdefault(room, []).append(number)
-    samples_by_number: dict[int, Sample] = {}
-    for room, numbers in rooms.items():
-        samples = completer.engine.generate(
-            [requests[number] for number in numbers], replace(completer.sampling, max_new_tokens=room)
-        )
-        samples_by_number.update(zip(numbers, samples, strict=True))
-    return [samples_by_number[number] for number in range(len(requests))]
 
 
 def _whole(sample: Sample, opening: int, decode: Decode) -> Sample:

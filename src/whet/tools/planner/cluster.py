@@ -33,7 +33,7 @@ ASSUMED = (
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ClusterOptions:
     """What the user says besides the plan."""
 
     mean_length: float | None = None
@@ -74,20 +74,20 @@ class ClusterPlan:
         return max(self.layouts, key=lambda layout: layout.simulated.tokens_per_second)
 
 
-def cluster_plan(work: Workload, devices: Devices, wishes: Wishes) -> ClusterPlan:
+def cluster_plan(work: Workload, devices: Devices, options: ClusterOptions) -> ClusterPlan:
     """Everybody writes and learns in turn; and engines of their own, synchronous and ahead."""
     if not work.draws:
         raise WhetError(f"--simulate has nothing to simulate: {work.method} draws no completions; plan it without")
     if devices.is_cpu:
         raise WhetError("--simulate needs devices whose rates were measured; give --gpus such as 64xH100")
     known = rates(devices)
-    every = [_layout("all devices write, then all learn", work, devices, wishes, known, 0, 0)]
+    every = [_layout("all devices write, then all learn", work, devices, options, known, 0, 0)]
     if devices.count > 1:
-        levels = sorted({0, 1, wishes.max_staleness} if wishes.max_staleness else {0, 1, 4})
-        every += [_best_split(work, devices, wishes, known, level) for level in levels]
-    elif wishes.engines:
+        levels = sorted({0, 1, options.max_staleness} if options.max_staleness else {0, 1, 4})
+        every += [_best_split(work, devices, options, known, level) for level in levels]
+    elif options.engines:
         raise WhetError(
-            f"scale.engines is {wishes.engines} and {devices} leave no device to train on; give more devices"
+            f"scale.engines is {options.engines} and {devices} leave no device to train on; give more devices"
         )
     return ClusterPlan(
         work,
@@ -100,14 +100,18 @@ def cluster_plan(work: Workload, devices: Devices, wishes: Wishes) -> ClusterPla
     )
 
 
-def _best_split(work: Workload, devices: Devices, wishes: Wishes, known: DeviceRates, staleness: int) -> Layout:
-    counts = [wishes.engines] if wishes.engines else sorted({max(1, round(share * devices.count)) for share in SHARES})
+def _best_split(
+    work: Workload, devices: Devices, options: ClusterOptions, known: DeviceRates, staleness: int
+) -> Layout:
+    counts = (
+        [options.engines] if options.engines else sorted({max(1, round(share * devices.count)) for share in SHARES})
+    )
     counts = [count for count in counts if count < devices.count]
     if not counts:
-        raise WhetError(f"scale.engines is {wishes.engines} and {devices} leave no device to train on; give fewer")
+        raise WhetError(f"scale.engines is {options.engines} and {devices} leave no device to train on; give fewer")
     enough = [count for count in counts if _trains(work, devices, devices.count - count)] or counts[:1]
     name = "engines of their own, each step waits" if not staleness else f"engines ahead, staleness {staleness}"
-    tried = [_layout(name, work, devices, wishes, known, count, staleness) for count in enough]
+    tried = [_layout(name, work, devices, options, known, count, staleness) for count in enough]
     return max(tried, key=lambda layout: layout.simulated.tokens_per_second)
 
 
@@ -117,11 +121,17 @@ def _trains(work: Workload, devices: Devices, trainers: int) -> bool:
 
 
 def _layout(
-    name: str, work: Workload, devices: Devices, wishes: Wishes, known: DeviceRates, engines: int, staleness: int
+    name: str,
+    work: Workload,
+    devices: Devices,
+    options: ClusterOptions,
+    known: DeviceRates,
+    engines: int,
+    staleness: int,
 ) -> Layout:
     apart = engines > 0
     trainers = devices.count - engines if apart else devices.count
-    mean = wishes.mean_length or MEAN_SHARE * work.completion_tokens
+    mean = options.mean_length or MEAN_SHARE * work.completion_tokens
     writers = engines or devices.count
     per_engine = -(-(staleness + 1) * work.prompts_per_step * work.group_size // writers)
     rows = max(1, min(engine_rows(work, devices), per_engine))
@@ -142,13 +152,13 @@ def _layout(
         token_seconds=lambda busy: slopes[0] + (busy - 1) * slopes[1],
         train_seconds=train_seconds(work, devices, known, trainers, mean),
         max_staleness=staleness,
-        window=wishes.window,
+        window=options.window,
         sync_seconds=sync_seconds(work, devices) if apart else 0.0,
         reread_seconds=2 * used / (known.scale_products * DECODE_RATE) if staleness else 0.0,
-        reward_seconds=wishes.reward_seconds,
-        reward_workers=-(-wishes.reward_workers // ceil(part)),
+        reward_seconds=options.reward_seconds,
+        reward_workers=-(-options.reward_workers // ceil(part)),
     )
-    simulated = simulate(model, wishes.steps)
+    simulated = simulate(model, options.steps)
     whole = replace(simulated, tokens_per_second=simulated.tokens_per_second * work.prompts_per_step / prompts)
     return Layout(name, engines, trainers, staleness, whole)
 

@@ -246,7 +246,7 @@ def _product_bytes(work: Workload) -> int:
     return 2 if work.compute == "bf16" else 4
 
 
-def kept_per_token(work: Workload) -> tuple[float, str]:
+def saved_bytes_per_token(work: Workload) -> tuple[float, str]:
     """Bytes that one layer keeps of a token for the backward pass, and how they come about."""
     shape, size = work.shape, _product_bytes(work)
     width, heads = shape.hidden, shape.heads * shape.head_size
@@ -275,7 +275,7 @@ def _layer_backward(work: Workload, tokens: int) -> tuple[float, str]:
     token += (12 + 5 * size) * shape.hidden
     again = 0.0
     if work.recompute == "layers":
-        again, _ = kept_per_token(replace(work, recompute="wide"))
+        again, _ = saved_bytes_per_token(replace(work, recompute="wide"))
     grads = 0 if work.lora_rank else (2 if work.weights == "bfloat16" else 4) * shape.layer_weights
     total = tokens * (token + again) + grads
     words = f"S ({wide * size} F + {size} (2 H + 2 K) D + {12 + 5 * size} W) + 4 bytes x a layer's weights"
@@ -349,7 +349,7 @@ def _moments(work: Workload, gradients: Sequence[MemoryLine]) -> Iterator[_Momen
 
 
 def _activations(work: Workload, whose: str, tokens: int) -> Part:
-    saved, words = kept_per_token(work)
+    saved, words = saved_bytes_per_token(work)
     layers = work.shape.layers
     formula = f"S = {tokens:,} tokens x L = {layers} x ({words} = {saved:,.0f} bytes)"
     return f"{whose}activations, recompute={work.recompute}", tokens * layers * saved, formula

@@ -279,9 +279,9 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
                 return value
         return None
 
-    hidden, layers, heads, vocabulary = (stated(name) for name in ("hidden", "layers", "heads", "vocabulary"))
+    hidden, layers, heads, vocabulary = (stated(field) for field in ("hidden", "layers", "heads", "vocabulary"))
     if hidden is None or layers is None or heads is None or vocabulary is None:
-        missing = [name for name in ("hidden", "layers", "heads", "vocabulary") if stated(name) is None]
+        missing = [field for field in ("hidden", "layers", "heads", "vocabulary") if stated(field) is None]
         raise WhetError(
             f"model {name}: its config.json does not say {' or '.join(missing)}; give the shape as "
             "hidden=...,layers=...,heads=...,inner=...,vocabulary=..."

@@ -96,9 +96,8 @@ class _Machine:
     clock: float = 0.0  # tokens that a row present since the beginning would have written
     at: float = 0.0  # time of the clock
     resumes: float = 0.0  # no progress before this time
-    rows: list[tuple[float, int, float]] = field(
-        default_factory=list
-    )  # heap: clock at its end, completion, at its start
+    # heap: clock at its end, completion, at its start
+    rows: list[tuple[float, int, float]] = field(default_factory=list)
     waiting: deque[tuple[int, int]] = field(default_factory=deque)  # (completion, tokens)
     epoch: int = 0
     idle: float = 0.0

@@ -12,7 +12,7 @@ from whet.data.tasks import solutions
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.load import device_choice, dtype_choice, load_model
 from whet.model.low_precision import widen_vectors
-from whet.model.reference import KeptModel, ReferencePolicy
+from whet.model.reference import FrozenModel, ReferencePolicy
 from whet.model.vocabulary import vocabulary_refusal
 from whet.objective import Objective
 from whet.rollout.logp_server import LogpServer, logp_server, probed
@@ -142,7 +142,7 @@ def build_teacher(
         )
     size = sum(parameter.numel() for parameter in lm.model.parameters())
     said = f"{section.name} ({size / 1e6:.1f}M weights, frozen, {where})"
-    return ModelTeacher(KeptModel(lm), section.temperature, tokens, runtime.ranks, section.top_k, said)
+    return ModelTeacher(FrozenModel(lm), section.temperature, tokens, runtime.ranks, section.top_k, said)
 
 
 def load_teacher(config: PolicyConfig, runtime: Runtime) -> tuple[CausalLM, int, str]:
