@@ -587,8 +587,9 @@ def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:
     if name in NOT_A_KEY:
         return f"; {NOT_A_KEY[name]}"
     target = foreign_target(name, getattr(kind, "kind", "policy"))
-    if target is not None and not elsewhere:
-        return f"; in whet it is {target}" if has_key(kind, target) else _elsewhere(target)
+    is_ours = target is not None and has_key(kind, target.partition(" and ")[0])
+    if target is not None and (is_ours or not elsewhere):
+        return f"; in whet it is {target}" if is_ours else _elsewhere(target)
     keys = list(section.model_fields)
     close = nearest(name, keys)
     best = elsewhere or ([".".join([*map(str, location[:-1]), close])] if close else [])
