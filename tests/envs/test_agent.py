@@ -14,8 +14,7 @@ import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-from tests.envs.scripted import ScriptedEngine, tool_tokenizer
-
+from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.data.chat import prompt_tokens
 from whet.data.packing import token_batch
 from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent

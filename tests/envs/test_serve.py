@@ -11,8 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-from tests.envs.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tokenizer
-
+from tests.support.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tokenizer
 from whet.envs.serve import wire
 from whet.types import Sampling, WhetError
 

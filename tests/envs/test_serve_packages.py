@@ -17,10 +17,9 @@ import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-from tests.envs.scripted import TOKEN, ScriptedEngine, serving, tool_tokenizer
-
 from tests.envs.test_agent import exact, prompts
 from tests.envs.test_serve import adding
+from tests.support.scripted import TOKEN, ScriptedEngine, serving, tool_tokenizer
 from whet.envs.serve.agent import AgentLimits, AgentRunner
 from whet.types import Sampling, StopReason
 

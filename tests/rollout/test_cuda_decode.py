@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from tests.rollout.conversations import played, prompts_of, short_answers
 
 import whet.model
+from tests.support.conversations import played, prompts_of, short_answers
 from whet.model.causal_lm import causal_lm
 from whet.model.cuda_step import workspace
 from whet.model.lora import LowRank, adapter_factors, add_adapters

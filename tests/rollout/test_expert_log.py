@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from tests.rollout.conversations import played, prompts_of, short_answers
 
+from tests.support.conversations import played, prompts_of, short_answers
 from whet.model.causal_lm import causal_lm
 from whet.model.experts import Routers
 from whet.model.token_logp import Details, token_logp

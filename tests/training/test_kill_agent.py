@@ -11,10 +11,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-from tests.train.test_kill_episodes import left_behind
-
 from tests.envs.test_agent import CLIENT, alive
 from tests.support.commands import finished
+from tests.training.test_kill_episodes import left_behind
 
 # two branches; in the second step each one ends its trainer, where the file `die` says how, and stays with a child
 PROGRAM = (

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.train.test_kill import content
 
 from tests.support.commands import finished
+from tests.training.test_kill import content
 from whet import api
 from whet.api.evaluation import evaluation_config
 from whet.data import prompt_tokens
@@ -24,7 +24,7 @@ from whet.model.reference import KeptModel
 from whet.model.vocabulary import vocabulary_refusal
 from whet.record import read_metrics
 from whet.training.assembly.serving import build_server
-from whet.training.teacher import LessonSettings, ModelTeacher, taught_rows
+from whet.training.teacher import DistillationSettings, ModelTeacher, taught_rows
 from whet.types import Group, Prompt, Sample, StopReason, TokenBatch, WhetError
 
 SMALL = {
@@ -168,8 +168,8 @@ def test_what_a_teacher_says_behind_another_prompt_comes_back_to_its_tokens(teac
         groups.append(Group(prompt, tuple(samples)))
     batch = token_batch(groups)
     template = "{prompt} (not {text})"
-    lesson = LessonSettings(context="sibling", template=template, encode=encode, longest=200)
-    shown = taught_rows(batch, groups, lesson)
+    distillation = DistillationSettings(context="sibling", template=template, encode=encode, longest=200)
+    shown = taught_rows(batch, groups, distillation)
     assert shown.rows == [0, 1, 2, 3, 5]  # the fourth row's group has one right completion, which is itself
     judge = ModelTeacher(KeptModel(causal_lm(loaded.model, torch.float32)), 1.0, 50, top_k=4)
     found = shown.back(judge.logp(shown.batch))

@@ -55,7 +55,7 @@ from whet.training.step_metrics import (
     teacher_metrics,
     uniform_share,
 )
-from whet.training.teacher import LessonSettings, Teacher, taught_rows
+from whet.training.teacher import DistillationSettings, Teacher, taught_rows
 from whet.training.token_traces import TokenTraces
 from whet.training.update import (
     RoutingReplay,
@@ -108,7 +108,7 @@ class RLModels:
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
     teacher: Teacher | None = None
-    lesson: LessonSettings = field(default_factory=LessonSettings)
+    distillation: DistillationSettings = field(default_factory=DistillationSettings)
     demonstrations: DemonstrationSource | None = None
 
 
@@ -289,23 +289,23 @@ class RLTrainer:
         Where the teacher reads more than the prompt, samples about which there is nothing to read are not trained on:
         they leave numerators and denominators, as any row without an action does.
         """
-        needs, lesson, settings = self._objective.needs(), self._models.lesson, self._settings
+        needs, distillation, settings = self._objective.needs(), self._models.distillation, self._settings
         shown = None
-        if lesson.context != "none":
-            shown = taught_rows(batch, groups, lesson)
+        if distillation.context != "none":
+            shown = taught_rows(batch, groups, distillation)
             batch = replace(batch, action=batch.action & False if shown is None else shown.places)
             if shown is None:
-                return _untaught(batch, needs, lesson)
+                return _untaught(batch, needs, distillation)
         seen = batch if shown is None else shown.batch
         if "teacher_logp" in needs:
             logp = teacher.logp(seen)
             batch = replace(batch, teacher_logp=logp if shown is None else shown.back(logp))
-        if "teacher_divergence" in needs and lesson.top_k:
+        if "teacher_divergence" in needs and distillation.top_k:
             chosen = None
-            if lesson.of_policy:
+            if distillation.of_policy:
                 tokens, temperature = settings.micro_batch_tokens, settings.sampling.temperature
                 policy = self._models.policy
-                chosen, _ = top_scores(policy, batch, temperature, tokens, lesson.top_k, None, self._ranks)
+                chosen, _ = top_scores(policy, batch, temperature, tokens, distillation.top_k, None, self._ranks)
             top, logp = teacher.top(seen, chosen if shown is None or chosen is None else shown.forth(chosen))
             if shown is not None:
                 top, logp = shown.back(top), shown.back(logp)
@@ -343,7 +343,7 @@ class RLTrainer:
                         totals,
                         reference=reference,
                         teacher=teacher,
-                        teacher_temperature=self._models.lesson.temperature,
+                        teacher_temperature=self._models.distillation.temperature,
                         only_critic=only_critic,
                     )
             except UpdateRefused as error:
@@ -375,7 +375,7 @@ class RLTrainer:
 
     def _untaught_count(self, batch: TokenBatch) -> dict[str, int]:
         """Samples that were left out because the teacher had nothing to read about them."""
-        if self._models.lesson.context == "none":
+        if self._models.distillation.context == "none":
             return {}
         return {"untaught": int((batch.lengths == 0).sum())}
 
@@ -409,7 +409,11 @@ class RLTrainer:
     def _divergence_teacher(self) -> Any:
         """The teacher as a context, where its whole distribution is compared; else None."""
         models = self._models
-        if "teacher_divergence" in self._objective.needs() and models.teacher is not None and not models.lesson.top_k:
+        if (
+            "teacher_divergence" in self._objective.needs()
+            and models.teacher is not None
+            and not models.distillation.top_k
+        ):
             return models.teacher.open()
         return nullcontext()
 
@@ -470,10 +474,10 @@ class RLTrainer:
             models.reference.restore(tensors["reference"])
 
 
-def _untaught(batch: TokenBatch, needs: frozenset[str], lesson: LessonSettings) -> TokenBatch:
+def _untaught(batch: TokenBatch, needs: frozenset[str], distillation: DistillationSettings) -> TokenBatch:
     """A step in which there is nothing to learn: the fields are there, and no action."""
     none = torch.zeros(batch.action.shape)
-    wide = torch.zeros((*batch.action.shape, lesson.top_k))
+    wide = torch.zeros((*batch.action.shape, distillation.top_k))
     if "teacher_logp" in needs:
         batch = replace(batch, teacher_logp=none)
     if "teacher_divergence" in needs:

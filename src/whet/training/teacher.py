@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from whet.data.distillation_target import LessonContext, behind, lesson_texts, with_text
+from whet.data.distillation_target import TeacherContext, behind, teacher_texts, with_text
 from whet.model.causal_lm import CausalLM
 from whet.rollout.logp_server import LogpServer
 from whet.training.distributed.ranks import ALONE, Ranks
@@ -20,13 +20,13 @@ from whet.types import Group, Prompt, RunFailed, TokenBatch
 
 
 @dataclass(frozen=True)
-class LessonSettings:
+class DistillationSettings:
     """How distributions are compared, where they are."""
 
     top_k: int = 0  # tokens, and all others together; 0: token by token over the whole vocabulary
     of_policy: bool = False  # the policy's likeliest tokens before the first update, not the teacher's
     temperature: float = 1.0  # of the teacher
-    context: LessonContext = "none"  # what it reads besides the prompt
+    context: TeacherContext = "none"  # what it reads besides the prompt
     template: str = ""
     known: Mapping[str, str] = field(default_factory=dict)  # texts by prompt, that stand in no column
     encode: Callable[[Prompt], tuple[int, ...]] | None = None  # a prompt's tokens
@@ -54,23 +54,23 @@ class TaughtRows:
         return found
 
 
-def taught_rows(batch: TokenBatch, groups: Sequence[Group], lesson: LessonSettings) -> TaughtRows | None:
+def taught_rows(batch: TokenBatch, groups: Sequence[Group], distillation: DistillationSettings) -> TaughtRows | None:
     """The samples that the teacher knows something about, behind what it reads; None where there is not one.
 
     A sample is left out where there is no text about it, or where the text leaves it no room.
     """
-    assert lesson.context != "none" and lesson.encode is not None
+    assert distillation.context != "none" and distillation.encode is not None
     rows: list[int] = []
     tokens, actions = [], []
     samples = [(group, place) for group in groups for place in range(len(group.samples))]
-    texts = [text for group in groups for text in lesson_texts(group, lesson.context, lesson.known)]
+    texts = [text for group in groups for text in teacher_texts(group, distillation.context, distillation.known)]
     for row, ((group, place), text) in enumerate(zip(samples, texts, strict=True)):
         sample = group.samples[place]
         if text is None or not bool(batch.action[row].any()):
             continue
-        shown = lesson.encode(with_text(group.prompt, text, lesson.template))
+        shown = distillation.encode(with_text(group.prompt, text, distillation.template))
         each, action, _ = behind(shown, sample)
-        if len(each) <= lesson.longest:
+        if len(each) <= distillation.longest:
             rows.append(row)
             tokens.append(each)
             actions.append(action)

@@ -83,7 +83,7 @@ def test_a_session_that_cannot_be_opened_says_why():
 def test_the_process_ends_with_a_killed_run():
     program = (
         "import sys, time; sys.path.insert(0, '.')\n"
-        "from tests.dist.test_background import ProcessSession, open_small, model_of\n"
+        "from tests.training.distributed.test_background import ProcessSession, open_small, model_of\n"
         "if __name__ == '__main__':\n"
         "    session = ProcessSession(open_small, model_of('llama').state_dict())\n"
         "    session.load(model_of('llama').state_dict(), 0)\n"

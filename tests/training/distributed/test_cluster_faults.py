@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.dist.test_ray_cluster import SMALL, marked, weights_digest  # noqa: F401  (marked: no process is left)
 
 import whet
+from tests.training.distributed.test_ray_cluster import SMALL, marked, weights_digest  # noqa: F401  (marked: no process is left)
 from whet.training.distributed.ray_cluster import demo_cluster
 from whet.types import RunFailed
 

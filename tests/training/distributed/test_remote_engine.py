@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from tests.dist.local_pool import LocalPool
 
+from tests.support.local_pool import LocalPool
 from whet.training.distributed.engine_host import WrittenPiece
 from whet.training.distributed.remote_engine import MOST_RESTARTS, RemoteEngine, pieces
 from whet.training.distributed.sample_check import wrong_with

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.dist.local_pool import LocalPool
 
+from tests.support.local_pool import LocalPool
 from whet.reward import Failures, RewardPart, as_reward, score
 from whet.training.distributed.reward_workers import (
     MOST_ATTEMPTS,

@@ -22,7 +22,7 @@ from whet.training.distributed.ranks import ALONE
 from whet.types import Sampling, SessionShape
 
 
-def session_ahead(
+def async_session(
     config: PolicyConfig, runtime: Runtime, sampling: Sampling, prompt_tokens: Sequence[Sequence[int]], groups: int
 ) -> BackgroundSession:
     """Room for the completions of so many groups: in a process of its own, or where the run's engines are."""
@@ -35,11 +35,11 @@ def session_ahead(
     elsewhere = getattr(runtime.engine, "background_session", None)
     if elsewhere is not None:  # of engines that are in processes of their own already
         return elsewhere(sampling, shape)
-    make = partial(open_session_ahead, config, sampling, shape)
+    make = partial(open_async_session, config, sampling, shape)
     return ProcessSession(make, runtime.policy.model.state_dict(), config.scale.timeout)
 
 
-def ahead_fact(config: PolicyConfig) -> str:
+def async_fact(config: PolicyConfig) -> str:
     """What is written while the trainer trains, in words."""
     batch, scale = config.batch, config.scale
     window = GroupWindow(batch.prompts_per_step, scale.max_staleness, scale.window)
@@ -47,7 +47,7 @@ def ahead_fact(config: PolicyConfig) -> str:
     return f"at most {scale.max_staleness} versions behind; {window.capacity} groups in flight, {passed}"
 
 
-def open_session_ahead(config: PolicyConfig, sampling: Sampling, shape: SessionShape) -> Session:
+def open_async_session(config: PolicyConfig, sampling: Sampling, shape: SessionShape) -> Session:
     """Runs in the engine's own process: its policy, and a session of its engine."""
     device = device_choice(config.model.device)
     dtype, _ = dtype_choice(config.model.precision, device)

@@ -12,8 +12,8 @@ from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
 from whet.model import LoadedModel
 from whet.protocols import Engine, Environment
 from whet.reward.sandbox import require_isolation
-from whet.rollout.episode_runner import Player
-from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
+from whet.rollout.episode_runner import EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.settings.config import Config, EvaluationConfig
 from whet.settings.env_defaults import OWN_TASKS
 from whet.settings.sections import BatchSection, EnvSection
@@ -53,18 +53,18 @@ def require_own_reward(config: Config | EvaluationConfig) -> None:
         )
 
 
-def build_player(
+def build_episode_runner(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
-) -> tuple[Player, dict[str, str]]:
-    """The player, and what the run's facts say about it."""
+) -> tuple[EpisodeRunner, dict[str, str]]:
+    """The runner, and what the run's facts say about it."""
     section = config.env
     if section.is_single:
-        return EpisodeRunner(engine, loaded.tokenizer, context=loaded.context), {}
+        return EnvironmentRunner(engine, loaded.tokenizer, context=loaded.context), {}
     if section.agent:
         return _agent_player(config, engine, loaded)
     make = _maker(config, loaded.tokenizer)
     limits = EpisodeLimits(section.max_turns, most_tokens(config), section.step_seconds, section.seconds)
-    runner = EpisodeRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history)
+    runner = EnvironmentRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history)
     what = _environment_name(section)
     turns = f"up to {limits.max_turns} turns and {limits.max_tokens} tokens behind the prompt"
     return runner, {"environment": f"{what}; {turns}"}
@@ -81,7 +81,7 @@ def _environment_name(section: EnvSection) -> str:
 
 def _agent_player(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
-) -> tuple[Player, dict[str, str]]:
+) -> tuple[EpisodeRunner, dict[str, str]]:
     section = config.env
     limits = AgentLimits(section.max_turns, most_tokens(config), section.seconds, section.at_once)
     rewards = config.reward.template or [part.reward for part in config.reward.parts]

@@ -17,7 +17,7 @@ from whet.objective.preference.objective import PairObjective
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.reward import RewardPart
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
-from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.prompt_order import PromptOrder
 from whet.settings.config import PreferenceConfig, flattened
 from whet.training.assembly.adapters import first_policy
@@ -46,7 +46,7 @@ from whet.training.assembly.runtime import (
     sampling_from,
 )
 from whet.training.completion_logp import LiveReference, ReferenceLogp, stored_reference
-from whet.training.distributed.rollout import SharedPlayer
+from whet.training.distributed.rollout import SharedRunner
 from whet.training.distributed.shard import sharded, sharded_reference
 from whet.training.online_preference import OnlinePreferenceTrainer
 from whet.training.preference import (
@@ -119,7 +119,7 @@ def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
         lambda progress: reward,
         RolloutSpec(config.batch.rows_per_step, config.preference.online, sampling, greedy=False, keep=Everything()),
         PromptOrder(len(prompts), config.seed),
-        player=None if ranks.size == 1 else SharedPlayer(EpisodeRunner(runtime.engine), ranks),
+        runner=None if ranks.size == 1 else SharedRunner(EnvironmentRunner(runtime.engine), ranks),
     )
     models = _models(config, inputs, objective, ())
     settings, optimizer = _settings(config), optimizer_settings(config)

@@ -17,14 +17,14 @@ from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
 from whet.reward import RewardPart, step_scorer, with_steps
 from whet.reward.steps import StepScorer
-from whet.rollout.async_rollout import AsyncCollector, check_ahead
+from whet.rollout.async_rollout import AsyncCollector, check_async_rollout
 from whet.rollout.collect import Collector, PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.weight_sync_check import PolicyWatch, shares_weights
 from whet.rollout.window import GroupWindow
 from whet.settings.config import OF_TEACHER, PolicyConfig, flattened
 from whet.training.assembly.adapters import first_policy
-from whet.training.assembly.async_rollout import ahead_fact, session_ahead
+from whet.training.assembly.async_rollout import async_fact, async_session
 from whet.training.assembly.demonstrations import build_demonstrations, check_demonstrations
 from whet.training.assembly.episode_runner import most_actions
 from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
@@ -47,7 +47,7 @@ from whet.training.assembly.runtime import (
     sampling_fact,
     sampling_from,
 )
-from whet.training.assembly.teacher import SELF, build_lesson, build_teacher, check_teacher, needs_verdicts
+from whet.training.assembly.teacher import SELF, build_teacher, check_teacher, distillation_settings, needs_verdicts
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference
 from whet.training.evaluate import Evaluator
@@ -109,8 +109,8 @@ def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
         **({"demonstrations": trainer.shown} if trainer.shown else {}),
         "reward": reward_fact(objective, inputs.parts),
     }
-    ahead = {"asynchrony": ahead_fact(config)} if config.scale.max_staleness else {}
-    facts = {**decode_facts(runtime, sampling, tokens), **facts, **ahead}
+    asynchrony = {"asynchrony": async_fact(config)} if config.scale.max_staleness else {}
+    facts = {**decode_facts(runtime, sampling, tokens), **facts, **asynchrony}
     return Built(trainer, facts, sampling_fact(sampling, tokens), close=trainer.close)
 
 
@@ -194,7 +194,7 @@ def build_rl_trainer(
         critic = None if critic is None else sharded_critic(critic, shards)
         reference = None if reference is None else sharded_reference(reference, policy, shards)
     teacher = build_teacher(config, runtime, objective, sampling, dataset.prompt_tokens, reference)
-    rate, how = config.critic.learning_rate, build_lesson(config, runtime, dataset.prompts)
+    rate, how = config.critic.learning_rate, distillation_settings(config, runtime, dataset.prompts)
     shown = build_demonstrations(config, objective, runtime, dataset.prompts)
     models = RLModels(policy, runtime.tokenizer, reference, critic, rate, teacher, how, shown)
     spec = RolloutSpec(
@@ -243,15 +243,15 @@ def build_collector(
     temperature, name = spec.sampling.temperature, config.sampling.engine
     if not scale.max_staleness:
         watch = None if shares_weights(engine) else PolicyWatch(policy, engine, temperature, name)
-        return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.player, watch)
-    check_ahead(spec)
+        return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.runner, watch)
+    check_async_rollout(spec)
     if runtime.ranks.size > 1:
         raise WhetError(
             f"scale.max_staleness: each of {runtime.ranks.size} ranks would take the groups that were finished first "
             "for itself, and they must train on the same ones; start one process, or give scale.max_staleness=0"
         )
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
-    session = session_ahead(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
+    session = async_session(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
     watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
     weights = policy.model.state_dict
     return AsyncCollector(session, dataset, reward_at, spec, order, window, weights, engine, watch)

@@ -24,20 +24,20 @@ from whet.protocols import Engine
 from whet.registry import lookup
 from whet.rollout.collect import Score
 from whet.rollout.engines import build_engine
-from whet.rollout.episode_runner import Player
+from whet.rollout.episode_runner import EpisodeRunner
 from whet.rollout.openai_engine import TextTokenizer
 from whet.settings.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.settings.sections import DataSection, SamplingSection
 from whet.training.assembly.adapters import add_configured_adapters
 from whet.training.assembly.engines import remote_engine
-from whet.training.assembly.episode_runner import build_player, check_environment
+from whet.training.assembly.episode_runner import build_episode_runner, check_environment
 from whet.training.assembly.rows import encodable
 from whet.training.assembly.threads import thread_choice
 from whet.training.assembly.weights import weights_choice
 from whet.training.distributed.agreement import agree_on_weights
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.ray_cluster import RayCluster, open_cluster
-from whet.training.distributed.rollout import FirstRankEngine, FirstRankPlayer, SharedPlayer, WholeCopyEngine
+from whet.training.distributed.rollout import FirstRankEngine, FirstRankRunner, SharedRunner, WholeCopyEngine
 from whet.training.distributed.shard import Sharding, sharding
 from whet.training.evaluate import Evaluator
 from whet.training.optimizer import OptimizerSettings
@@ -51,7 +51,7 @@ class Runtime:
     loaded: LoadedModel
     policy: CausalLM
     engine: Engine
-    player: Player  # of episodes; without an environment each is one completion
+    runner: EpisodeRunner  # of episodes; without an environment each is one completion
     facts: Mapping[str, str]
     cluster: RayCluster | None = None  # that the run's workers live in
     ranks: Ranks = ALONE
@@ -118,10 +118,10 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
-    player, played = build_player(config, engine, loaded)
+    runner, played = build_episode_runner(config, engine, loaded)
     shards = None
     if ranks.size > 1:
-        player = FirstRankPlayer(player, ranks) if elsewhere else SharedPlayer(player, ranks)
+        runner = FirstRankRunner(runner, ranks) if elsewhere else SharedRunner(runner, ranks)
         shards = sharding(ranks, device, not isinstance(config, EvaluationConfig) and config.scale.offload)
     facts = {
         "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
@@ -138,7 +138,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         **({"weights": kept_as} if kept_as else {}),
         **played,
     }
-    return Runtime(loaded, policy, engine, player, facts, cluster, ranks, shards)
+    return Runtime(loaded, policy, engine, runner, facts, cluster, ranks, shards)
 
 
 def rank_engine(
@@ -187,8 +187,8 @@ def server_runtime(config: Config | EvaluationConfig) -> Runtime:
     engine = build_engine(name, nothing, tokenizer, ends, UNKNOWN_CONTEXT, settings)
     source = f"{settings['model']} at {settings.get('base_url', 'a server')}"
     loaded = LoadedModel(nothing, tokenizer, source, ends, UNKNOWN_CONTEXT)
-    player, _ = build_player(config, engine, loaded)
-    return Runtime(loaded, nothing, engine, player, {"model": source, "engine": f"{name}: no weights are sent to it"})
+    runner, _ = build_episode_runner(config, engine, loaded)
+    return Runtime(loaded, nothing, engine, runner, {"model": source, "engine": f"{name}: no weights are sent to it"})
 
 
 def recompute_choice(requested: str, device: torch.device) -> Recompute:
@@ -274,7 +274,7 @@ def build_evaluator(
     runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score, data: DataSection, by: str = ""
 ) -> Evaluator:
     fitting, tokens = fitting_prompts(runtime, prompts, sampling, data)
-    return Evaluator(runtime.engine, fitting, tokens, sampling, score, by, runtime.player)
+    return Evaluator(runtime.engine, fitting, tokens, sampling, score, by, runtime.runner)
 
 
 def settings_facts(config: Config) -> dict[str, str]:

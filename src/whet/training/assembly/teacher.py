@@ -18,7 +18,7 @@ from whet.objective import Objective
 from whet.rollout.logp_server import LogpServer, logp_server, probed
 from whet.settings.config import OF_TEACHER, PolicyConfig
 from whet.training.assembly.runtime import Runtime
-from whet.training.teacher import LessonSettings, ModelTeacher, ServerTeacher, Teacher
+from whet.training.teacher import DistillationSettings, ModelTeacher, ServerTeacher, Teacher
 from whet.types import Prompt, Sampling, WhetError
 
 SELF = "self"
@@ -70,12 +70,12 @@ def needs_verdicts(config: PolicyConfig) -> bool:
     return config.teacher.context == "sibling"
 
 
-def build_lesson(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Prompt]) -> LessonSettings:
+def distillation_settings(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Prompt]) -> DistillationSettings:
     """How the teacher is asked, and what it reads besides the prompt."""
     section = config.teacher
     of_policy = section.top_of == "policy"
     if section.context == "none":
-        return LessonSettings(section.top_k, of_policy, section.temperature)
+        return DistillationSettings(section.top_k, of_policy, section.temperature)
     known = task_demonstrations(config) if section.context == "demonstration" else {}
     if section.context != "sibling":
         without = next(
@@ -87,7 +87,7 @@ def build_lesson(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Promp
                 f"teacher.context={section.context}: row {without.id!r} of {config.data.source} has no column {names}; "
                 "add one, or rename yours with data.columns"
             )
-    return LessonSettings(
+    return DistillationSettings(
         section.top_k,
         of_policy,
         section.temperature,

@@ -8,10 +8,10 @@ import signal
 from collections import Counter
 
 import pytest
-from tests.dist.test_cluster_faults import KillOnce, workers_of
-from tests.dist.test_ray_cluster import marked  # noqa: F401  (no process is left)
 
 import whet
+from tests.training.distributed.test_cluster_faults import KillOnce, workers_of
+from tests.training.distributed.test_ray_cluster import marked  # noqa: F401  (no process is left)
 
 pytestmark = pytest.mark.cluster
 
