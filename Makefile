@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+export PYTHONDONTWRITEBYTECODE :=  # the tests start many interpreters: let them share compiled files
 
 # make cluster-demo: ranks, engines and reward workers on a Ray cluster of two nodes.
-.PHONY: demo cluster-demo test lint install clean
+.PHONY: demo cluster-demo test pytest lint install clean
 
 demo: .venv/installed
 	$(BIN)/whet train grpo
@@ -13,7 +14,10 @@ cluster-demo: .venv/installed
 	$(PIP) install -q -c constraints.txt -e '.[ray]'
 	$(BIN)/whet cluster-demo
 
-test: .venv/developing lint
+test: .venv/developing
+	@$(MAKE) --no-print-directory -j2 lint pytest  # beside each other: mypy runs on one core
+
+pytest: .venv/developing
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: .venv/developing
@@ -38,4 +42,5 @@ install: .venv/installed
 	@touch .venv/installed $@
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

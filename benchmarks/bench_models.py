@@ -115,7 +115,7 @@ def random_machine(
     """
     import torch
 
-    from whet.model import LoadedModel, dtype_choice
+    from whet.model.load import LoadedModel, dtype_choice
     from whet.model.lora import LowRank, adapter_factors, add_adapters, merge_adapters
     from whet.model.low_precision import widen_vectors
     from whet.model.quantized import pack_four_bits

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from whet.objective import PRESETS, Objective, with_changes
-from whet.pages.charts import QUIET, Frame, Panel, PlottedCurve, curves_svg
+from whet.pages.chart_specs import QUIET, chart, curve
+from whet.pages.chart_svg import figure_file
 from whet.pages.lab.exact_push import BUDGET, GROUP_SIZE, ToyCompletion, expected_push, length_push, prompt_weight
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -61,69 +62,71 @@ def length_figure() -> str:
     found = [length_bias(length) for length in LENGTHS]
     names = ("right, 8 tokens", "wrong, 8 tokens", "the other wrong completion")
     curves = [
-        PlottedCurve(
-            name, (tuple((float(length), each[place]) for length, each in zip(LENGTHS, found, strict=True)),), tone
-        )
+        curve(name, (tuple((float(length), each[place]) for length, each in zip(LENGTHS, found, strict=True)),), tone)
         for place, (name, tone) in enumerate(zip(names, (0, 1, 3), strict=True))
     ]
-    level = PlottedCurve("exact, Dr. GRPO", (((LENGTHS[0], 1.0), (LENGTHS[-1], 1.0)),), QUIET, dashed=True)
-    frame = Frame(
-        title="Length bias: what 1/n does to the push on three completions",
-        subtitle="GRPO, G = 8, each completion of probability 1/3; relative to the exact gradient, 1 at equal lengths",
-        x_label="tokens of the other wrong completion",
-        y_label="push / exact",
-        x_range=(0.0, 40.0),
-        y_range=(0.0, 3.0),
-        guide=float(USUAL_LENGTH),
+    level = curve("exact, Dr. GRPO", (((LENGTHS[0], 1.0), (LENGTHS[-1], 1.0)),), QUIET, dashed=True)
+    panel = chart(
+        (level, *curves),
+        x={"label": "tokens of the other wrong completion", "min": 0.0, "max": 40.0},
+        y={"label": "push / exact", "min": 0.0, "max": 3.0},
+        smooth=False,
+        lines=[{"x": float(USUAL_LENGTH)}],
+    )
+    return figure_file(
+        [panel],
+        "Length bias: what 1/n does to the push on three completions",
+        "GRPO, G = 8, each completion of probability 1/3; relative to the exact gradient, 1 at equal lengths",
         size=(560, 260),
     )
-    return curves_svg([Panel((level, *curves))], frame)
 
 
 def difficulty_figure() -> str:
     tones = dict(zip(weighing_methods(), (1, 0, 2), strict=True))
     curves = [
-        PlottedCurve(
-            PRESETS[name].title, (tuple((rate, prompt_weight(objective, rate)) for rate in RATES),), tones[name]
-        )
+        curve(PRESETS[name].title, (tuple((rate, prompt_weight(objective, rate)) for rate in RATES),), tones[name])
         for name, objective in weighing_methods().items()
     ]
-    rare = PlottedCurve("1/p", (tuple((rate, 1 / rate) for rate in RATES),), QUIET, dashed=True)
-    level = PlottedCurve("exact, RLOO", (((0.0, 1.0), (1.0, 1.0)),), QUIET)
-    frame = Frame(
-        title="Difficulty bias: what a prompt counts, by its success rate",
-        subtitle="expected gradient as a multiple of the exact one; rewards of 0 and 1, G = 8",
-        x_label="success rate p",
-        y_label="weight",
-        x_range=(0.0, 1.0),
-        y_range=(0.0, 8.0),
+    rare = curve("1/p", (tuple((rate, 1 / rate) for rate in RATES),), QUIET, dashed=True)
+    level = curve("exact, RLOO", (((0.0, 1.0), (1.0, 1.0)),), QUIET)
+    panel = chart(
+        (level, rare, *curves),
+        x={"label": "success rate p", "min": 0.0, "max": 1.0},
+        y={"label": "weight", "min": 0.0, "max": 8.0},
+        smooth=False,
+    )
+    return figure_file(
+        [panel],
+        "Difficulty bias: what a prompt counts, by its success rate",
+        "expected gradient as a multiple of the exact one; rewards of 0 and 1, G = 8",
         size=(560, 280),
     )
-    return curves_svg([Panel((level, rare, *curves))], frame)
 
 
 def stopping_figure() -> str:
     tones = dict(zip(turn_methods(), (0, 1), strict=True))
     curves = [
-        PlottedCurve(
+        curve(
             objective.baseline.name,
             (tuple((worth, stopping_push(objective, worth)) for worth in WORTHS),),
             tones[name],
         )
         for name, objective in turn_methods().items()
     ]
-    exact = PlottedCurve("exact", (tuple((worth, worth - STOP_PAYS) for worth in WORTHS),), QUIET, dashed=True)
-    frame = Frame(
-        title="Stopping bias: how hard another turn is pushed, by what it is worth",
-        subtitle="an episode that ends at once earns 1; in units of the exact gradient per unit of reward, G = 8",
-        x_label="what an episode earns that goes on",
-        y_label="push to go on",
-        x_range=(0.0, 3.0),
-        y_range=(-1.5, 2.0),
-        guide=STOP_PAYS,
+    exact = curve("exact", (tuple((worth, worth - STOP_PAYS) for worth in WORTHS),), QUIET, dashed=True)
+    panel = chart(
+        (*curves, exact),
+        x={"label": "what an episode earns that goes on", "min": 0.0, "max": 3.0},
+        y={"label": "push to go on", "min": -1.5, "max": 2.0},
+        smooth=False,
+        lines=[{"x": STOP_PAYS}],
+    )
+    return figure_file(
+        [panel],
+        "Stopping bias: how hard another turn is pushed, by what it is worth",
+        "an episode that ends at once earns 1; in units of the exact gradient per unit of reward, G = 8",
         size=(560, 260),
     )
-    return curves_svg([Panel((*curves, exact))], frame)
 
 
 def figures() -> dict[str, str]:

@@ -31,7 +31,7 @@ import calculator_agent
 import rlhf_smollm2
 
 import whet
-from whet.settings.config import merged
+from whet.settings.layers import merged
 
 THREAD = {"model": {"device": "cpu", "threads": 1}}
 TASKS = ("arithmetic", "countdown", "lists")

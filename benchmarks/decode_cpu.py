@@ -25,8 +25,8 @@ import torch
 import transformers
 from results_file import add_results_flag, write_results
 
-from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.load import load_model
 from whet.rollout.own_cache import OwnCacheBackend
 from whet.rollout.scheduler import Completions, DecodeScheduler, StopRule, decode_job
 from whet.rollout.torch_engine import TorchEngine

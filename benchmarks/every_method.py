@@ -1,4 +1,4 @@
-"""Every RL method on the built-in task: same prompts, same completions per step, same budget, several seeds.
+"""RL methods on the built-in task: same prompts, same completions per step, same budget, several seeds.
 
     python benchmarks/every_method.py --seeds 3 --folder methods --results
 
@@ -20,12 +20,13 @@ from workers import run_all
 import whet
 from whet.objective import PRESETS
 from whet.record.log import read_metrics
-from whet.settings.config import merged
+from whet.settings.layers import merged
 
 STEPS, PROMPTS, GROUP = 18, 10, 8
 RATE = 4e-4
 SHOWN = ("before", "after", "first", "last")  # greedy, greedy, drawn in the first step, drawn in the last three
 
+BEYOND_THE_TASK = {"reference_rewards", "teacher_logp", "teacher_divergence", "demonstrated"}
 # Methods whose own numbers make no sense on 18 steps of completions of 40 tokens, and what they get instead.
 SHORTER: dict[str, dict[str, Any]] = {
     "vapo": {"objective": {"baseline": {"alpha": 1.0}, "value": {"warmup": 4}}},
@@ -63,11 +64,12 @@ def settings(name: str, seed: int = 0, updates: int = 0) -> dict[str, Any]:
 
 
 def on_the_task() -> list[str]:
-    """The methods that need nothing beyond the task: no episodes, no rewards of the reference's in the rows."""
+    """The methods that need nothing beyond the task: no episodes, teacher, demonstrations or rewards of the
+    reference."""
     return [
         name
         for name, preset in PRESETS.items()
-        if not preset.episodes and "reference_rewards" not in preset.objective.needs()
+        if not preset.episodes and not BEYOND_THE_TASK & preset.objective.needs()
     ]
 
 

@@ -112,15 +112,15 @@ def point(values: dict[str, int], chosen: Any) -> dict[str, Any]:
 
 def draw(results: dict[str, Any], folder: Path, machine: str) -> None:
     """growth-AXIS-time.svg and growth-AXIS-memory.svg for each axis."""
-    from whet.pages.charts import QUIET, PlottedCurve
+    from whet.pages.chart_specs import QUIET, curve
 
     folder.mkdir(parents=True, exist_ok=True)
     for axis, points in results.items():
 
         def line(
             name: str, key: str, tone: int, dashed: bool = False, unit: float = 1.0, points: Any = points
-        ) -> PlottedCurve:
-            return PlottedCurve(name, (tuple((float(each["at"]), each[key] / unit) for each in points),), tone, dashed)
+        ) -> dict[str, Any]:
+            return curve(name, ([(float(each["at"]), each[key] / unit) for each in points],), tone, dashed=dashed)
 
         times = [
             line("step", "step", 0),
@@ -140,20 +140,19 @@ def draw(results: dict[str, Any], folder: Path, machine: str) -> None:
 
 
 def write_figure(path: Path, lines: list[Any], names: tuple[str, str, str], about: str) -> None:
-    from whet.pages.charts import Frame, Panel, curves_svg
+    from whet.pages.chart_specs import chart
+    from whet.pages.chart_svg import figure_file
 
     title, y_label, x_label = names
-    points = [each for line in lines for stretch in line.stretches for each in stretch]
-    across = [at for at, _ in points]
-    frame = Frame(
-        title=f"{title} against {x_label}",
-        x_label=x_label,
-        y_label=y_label,
-        x_range=(0.0, max(across)),
-        y_range=(0.0, 1.1 * max(value for _, value in points)),
-        subtitle=about,
+    across = [at for line in lines for at in line["x"]]
+    values = [value for line in lines for value in line["y"]]
+    panel = chart(
+        lines,
+        x={"label": x_label, "min": 0.0, "max": max(across)},
+        y={"label": y_label, "min": 0.0, "max": 1.1 * max(values)},
+        smooth=False,
     )
-    path.write_text(curves_svg([Panel(tuple(lines))], frame), encoding="utf-8")
+    path.write_text(figure_file([panel], f"{title} against {x_label}", about), encoding="utf-8")
     print(f"wrote {path}")
 
 

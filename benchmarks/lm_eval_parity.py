@@ -36,7 +36,7 @@ from results_file import add_results_flag, write_results  # noqa: E402
 
 from whet.data import prompts_from, read_rows  # noqa: E402
 from whet.data.gold import boxed  # noqa: E402
-from whet.reward.math_answer import math_answers  # noqa: E402
+from whet.reward.mathematics.math_answer import math_answers  # noqa: E402
 from whet.types import Prompt  # noqa: E402
 
 SHOWN = 12  # differences of each kind that are kept

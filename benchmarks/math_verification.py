@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from results_file import add_results_flag, write_results
 
-from whet.reward import math_pool
-from whet.reward.math_answer import math_answers
-from whet.reward.math_pool import num_cores
+from whet.reward.mathematics import pool as math_pool
+from whet.reward.mathematics.math_answer import math_answers
+from whet.reward.mathematics.pool import num_cores
 from whet.types import Prompt
 
 Pair = tuple[str, str]  # gold answer, completion

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from results_file import add_results_flag, write_results
 
 import whet
-from whet.settings.config import merged
+from whet.settings.layers import merged
 from whet.training import low_precision_adamw as narrow_adamw
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -103,7 +103,7 @@ def random_load(shape: Any) -> Any:
         from bench_models import tokenizer_of
         from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-        from whet.model import LoadedModel
+        from whet.model.load import LoadedModel
 
         tokenizer = tokenizer_of(shape.vocabulary)
         family = Qwen2Config if shape.bias else LlamaConfig
@@ -171,7 +171,8 @@ def trainer_for(config: Any, runtime: Any, asked: Mapping[str, Any]) -> Any:
 
 def run_config(asked: Mapping[str, Any], device: str) -> Any:
     """The config of the run, as `whet train` would have it."""
-    from whet.settings.config import merged, resolved
+    from whet.settings.layers import merged
+    from whet.training.config import resolved
 
     (count, group), (_, completion) = asked["rows"], asked["tokens"]
     batch: dict[str, Any] = {"micro_batch_tokens": asked["pack"]}
@@ -326,7 +327,7 @@ def cases(tiny: bool, cpu: bool) -> dict[str, dict[str, Any]]:
 
 def supported(asked: Mapping[str, Any]) -> bool:
     """Settings that this version has not yet are left out, and said."""
-    from whet.settings.sections import ModelSection
+    from whet.model.sections import ModelSection
 
     return set(asked["settings"].get("model", {})) <= set(ModelSection.model_fields)
 

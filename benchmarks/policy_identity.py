@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from results_file import add_results_flag, write_results
 
-from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.load import load_model
 from whet.rollout.torch_engine import TorchEngine
 from whet.rollout.weight_sync_check import replay
 from whet.types import Request, Sampling

@@ -17,8 +17,9 @@ from statistics import fmean
 from typing import Any
 
 import whet
-from whet.pages.charts import QUIET, Frame, Panel, PlottedCurve, curves_svg
-from whet.record import eval_records, read_metrics, step_reports
+from whet.pages.chart_specs import QUIET, chart, curve
+from whet.pages.chart_svg import figure_file
+from whet.record.log import eval_records, read_metrics, step_reports
 
 HERE = Path(__file__)
 IMAGES = HERE.parent.parent / "docs" / "images"
@@ -104,20 +105,17 @@ def figure(story: Story, runs: Mapping[str, Sequence[Path]]) -> str:
             lines = read_metrics(folder)
             for part, tone in shown.items():
                 points = tuple((float(each.step), each.reward[part]) for each in step_reports(lines))
-                curves.append(PlottedCurve(f"{'reward' if part == 'total' else part}, in training", (points,), tone))
+                curves.append(curve(f"{'reward' if part == 'total' else part}, in training", (points,), tone))
             marks = tuple((float(exam.step), exam.result["accuracy"]) for exam in eval_records(lines))
-            curves.append(PlottedCurve("accuracy on held-out prompts, greedy", (marks,), 0))
-        panels.append(Panel(tuple(curves), KINDS[kind]))
-    frame = Frame(
-        title=story.title,
-        subtitle=f"{METHOD}, the built-in model, {len(next(iter(runs.values())))} seeds, a line each",
-        x_label="step",
-        y_label="",
-        x_range=(0.0, float(STEPS)),
-        y_range=(0.0, 1.2),
-        size=(400, 230),
-    )
-    return curves_svg(panels, frame)
+            curves.append(curve("accuracy on held-out prompts, greedy", (marks,), 0))
+        axes = {
+            "x": {"label": "step", "min": 0.0, "max": float(STEPS)},
+            "y": {"label": "", "min": 0.0, "max": 1.2},
+        }
+        panels.append(chart(curves, **axes, smooth=False, title=KINDS[kind]))
+    seeds = len(next(iter(runs.values())))
+    about = f"{METHOD}, the built-in model, {seeds} seeds, a line each"
+    return figure_file(panels, story.title, about, size=(400, 230))
 
 
 def summary(story: Story, runs: Mapping[str, Sequence[Path]]) -> dict[str, Any]:

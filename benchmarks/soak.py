@@ -174,7 +174,7 @@ def soak(chosen: Any, folder: Path) -> dict[str, Any]:
     import torch
 
     import whet
-    from whet.settings.config import from_settings, merged
+    from whet.settings.layers import from_settings, merged
 
     on_gpu = torch.cuda.is_available()
     watch = SoakWatch(on_gpu)

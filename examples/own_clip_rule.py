@@ -17,7 +17,7 @@ from torch import Tensor
 import whet
 from whet.objective import PRESETS, Preset
 from whet.objective.component import Component
-from whet.settings.methods.tables import explanation_with_plot
+from whet.pages.methods import explanation_with_plot
 
 
 @whet.register("clip")

@@ -293,7 +293,7 @@ def over_seeds(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def table(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """What a page shows, as text: a row for each stage, a column for each test set and way to ask."""
-    from whet.record.metrics.significance import share_interval
+    from whet.record.metrics.intervals import share_interval
 
     columns = [f"{name} {way}" for name in SETS for way in WAYS]
     rows: dict[str, dict[str, str]] = {"before": {}}

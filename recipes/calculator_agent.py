@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import whet
-from whet.settings.config import merged, read_toml
+from whet.settings.layers import merged, read_toml
 
 HERE = Path(__file__).resolve().parent
 COUNTS = {"demonstrations": 12000, "train": 2000, "eval": 100}

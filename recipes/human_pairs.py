@@ -119,7 +119,7 @@ def write_summary(chosen: Any, values: Mapping[str, Any]) -> None:
 
 def table(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """What a page shows, as text: a row for each finished training."""
-    from whet.record.metrics.significance import share_interval
+    from whet.record.metrics.intervals import share_interval
 
     rows = {}
     for run in values["runs"]:

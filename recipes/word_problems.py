@@ -276,7 +276,7 @@ COLUMNS = {
 
 def table(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """What a page shows, as text: a row for each stage, all with the same columns."""
-    from whet.record.metrics.significance import share_interval
+    from whet.record.metrics.intervals import share_interval
 
     rows = {}
     for name, title in (("before", "before"), ("sft", "after SFT")):
@@ -315,7 +315,8 @@ def share_text(found: Mapping[str, Any]) -> str:
 
 def curve_svg(values: Mapping[str, Any]) -> str:
     """Accuracy on each test set against the step: a line per method, the mean over its seeds."""
-    from whet.pages.charts import FILE_TONES, QUIET, Frame, Panel, PlottedCurve, curves_svg
+    from whet.pages.chart_specs import QUIET, chart, curve
+    from whet.pages.chart_svg import figure_file
 
     finished = {run["method"] for run in values["runs"] if run["finished"]}
     runs = [run for run in values["runs"] if run["finished"] or run["method"] not in finished]
@@ -327,21 +328,25 @@ def curve_svg(values: Mapping[str, Any]) -> str:
         curves = []
         for place, method in enumerate(methods):
             points = mean_curve([run["stages"] for run in runs if run["method"] == method], name)
-            curves.append(PlottedCurve(method, (points,), place % FILE_TONES, place >= FILE_TONES))
+            curves.append(curve(method, (points,), place % QUIET, dashed=place >= QUIET))
         if name in values["before"]:
             level = 100 * values["before"][name]
-            curves.append(PlottedCurve("before SFT", (((0.0, level), (float(steps), level)),), QUIET, True))
-        panels.append(Panel(tuple(curves), title=f"{title}, {values['data']['eval'][name]} questions"))
-    frame = Frame(
-        title="Word problems solved, greedy, by step of reinforcement learning",
-        x_label="step",
-        y_label="right, %",
-        x_range=(0.0, float(max(steps, 1))),
-        y_range=(0.0, 100 * highest * 1.1 + 1.0),
-        subtitle=f"{values['model']}; step 0 is the model after SFT; means over seeds",
+            curves.append(curve("before SFT", (((0.0, level), (float(steps), level)),), QUIET, dashed=True))
+        panels.append(
+            chart(
+                curves,
+                x={"label": "step", "min": 0.0, "max": float(max(steps, 1))},
+                y={"label": "right, %", "min": 0.0, "max": 100 * highest * 1.1 + 1.0},
+                smooth=False,
+                title=f"{title}, {values['data']['eval'][name]} questions",
+            )
+        )
+    return figure_file(
+        panels,
+        "Word problems solved, greedy, by step of reinforcement learning",
+        f"{values['model']}; step 0 is the model after SFT; means over seeds",
         size=(300, 220),
     )
-    return curves_svg(panels, frame)
 
 
 def mean_curve(runs: Sequence[Sequence[Mapping[str, Any]]], name: str) -> tuple[tuple[float, float], ...]:

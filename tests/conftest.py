@@ -1,4 +1,4 @@
-"""What every test leaves as it found it."""
+"""What every test leaves as it found it, and what this session collected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.collection import note_collected
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.hookimpl(tryfirst=True)  # before markers deselect anything
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    note_collected(config, items)
 
 
 @pytest.fixture(autouse=True)

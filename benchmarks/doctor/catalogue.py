@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whet.settings.config import merged
+from whet.settings.layers import merged
 
 HERE = Path(__file__).resolve().parent
 PLANTS = HERE / "plants.py"

@@ -256,7 +256,7 @@ def sum_pair(row: Mapping[str, Any], stream: random.Random) -> dict[str, Any]:
 
 def taught_calculator(out: Path, quick: bool) -> str:
     """The built-in model after demonstrations of calls (recipes/calculator_sft.toml, fewer steps)."""
-    from whet.settings.config import merged, read_toml
+    from whet.settings.layers import merged, read_toml
 
     folder = out / "models" / "calculator"
     if not (folder / "run.json").is_file():

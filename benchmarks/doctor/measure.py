@@ -30,7 +30,7 @@ from split_corpus import HALVES, read_runs
 
 from whet.record.health import RULES, findings
 from whet.record.log import eval_records, step_reports
-from whet.record.metrics.significance import share_interval
+from whet.record.metrics.intervals import share_interval
 from whet.record.thinning import ThinnedLog
 
 HERE = Path(__file__).resolve().parent

@@ -102,8 +102,8 @@ class CountingEngine:
 
 
 def sft_trainer(job: dict[str, Any]) -> Any:
-    from whet.settings.config import resolved
     from whet.training.assembly.assembly import assemble
+    from whet.training.config import resolved
 
     values = {
         "seed": job["seed"],
@@ -128,8 +128,8 @@ def sft_trainer(job: dict[str, Any]) -> Any:
 
 def pair_trainer(job: dict[str, Any]) -> Any:
     """Preference training or a reward model, as the job's kind says."""
-    from whet.settings.config import resolved
     from whet.training.assembly.assembly import assemble
+    from whet.training.config import resolved
 
     names = ("precision", "threads")
     values = {

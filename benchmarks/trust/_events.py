@@ -214,7 +214,7 @@ class _Interposer:
 
 
 def _serve() -> None:
-    from whet.model import load_model
+    from whet.model.load import load_model
 
     load_model("whetstone")  # what transformers imports at its first model
     answers = os.fdopen(os.dup(1), "w")

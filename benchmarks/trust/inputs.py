@@ -426,8 +426,8 @@ def paths_of(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def keys(method: str) -> list[str]:
     """Every key that a run of the method may be given, the numbers of its objective too."""
-    from whet.settings.config import config_kind
-    from whet.settings.methods import catalogue
+    from whet.objective import catalogue
+    from whet.training.config import config_kind
 
     found = catalogue.method(method)
     numbers = [f"objective.{axis}.{name}" for axis, part in found.components.items() for name in part.numbers]
@@ -516,15 +516,14 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
     )
     from whet.data.usable import usable
     from whet.rollout.episodes import EnvironmentRunner
-    from whet.settings.config import resolved_evaluation
     from whet.training.assembly.runtime import load_runtime
+    from whet.training.config import resolved_evaluation
 
     shared = load_runtime(resolved_evaluation({}, {"model": {"name": "whetstone"}}))
     counted: list[tuple[int, int, int]] = []
 
     def runtime(config: Any, *_: Any) -> Any:
-        from whet.model import device_choice
-        from whet.model.load import local_folder
+        from whet.model.load import device_choice, local_folder
 
         device_choice(config.model.device)
         # a hub's name would be asked for over the network; nothing here is one

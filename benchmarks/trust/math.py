@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from whet.reward.answer import exact_answer
-from whet.reward.defences.marks import mark_spam
-from whet.reward.math_answer import math_answer, math_answers
+from whet.reward.defences.answer_marks import mark_spam
+from whet.reward.mathematics.math_answer import math_answer, math_answers
 from whet.types import Prompt
 
 # gold answer -> replies that say something else

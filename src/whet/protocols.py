@@ -76,7 +76,9 @@ class Session(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the session holds; nothing is called on it afterwards."""
+        ...
 
 
 @runtime_checkable
@@ -102,7 +104,9 @@ class Reward(Protocol):
     """Scores samples, part by part. Plain functions are turned into one by `whet.reward.as_reward`."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name under which scores are reported."""
+        ...
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         """One score per sample, in order; None where a sample cannot be judged."""

@@ -66,7 +66,7 @@ Kind = Literal[
 KINDS: tuple[str, ...] = get_args(Kind)
 GROUP = "whet.plugins"
 NAME = re.compile(r"[a-z][a-z0-9_]*")
-# where the built-in things of a kind are: importing the module opens their shelves. An axis has the objective's.
+# where the built-in entries of a kind are: importing the module registers them. An axis has the objective's.
 HOMES = {
     "reward": "whet.reward.find",
     "environment": "whet.envs.find",
@@ -81,23 +81,23 @@ TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", s
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """Things of one kind by name. `refusal` says what is wrong with a thing and how to fix it, or nothing."""
+class Registry:
+    """Entries of one kind by name. `refusal` says what is wrong with a thing and how to fix it, or nothing."""
 
-    things: MutableMapping[str, Any]
+    entries: MutableMapping[str, Any]
     refusal: Callable[[Any], str]
     registered: dict[str, str] = field(default_factory=dict)  # what is not built in, and the module that added it
 
 
-# several shelves where two families of methods have an axis of the same name: a component goes where it fits
-_SHELVES: dict[str, list[Shelf]] = {}
+# several where two families of methods have an axis of the same name: a component goes where it fits
+_REGISTRIES: dict[str, list[Registry]] = {}
 _LOADED: set[EntryPoint] = set()
 _SEARCHED: set[tuple[str, ...]] = set()  # states of sys.path: reading the metadata of every package takes time
 
 
-def open_shelf(kind: str, things: MutableMapping[str, Any], refusal: Callable[[Any], str]) -> None:
-    """Tell the registry of built-in things; what a user registers is added to the same mapping."""
-    _SHELVES.setdefault(kind, []).append(Shelf(things, refusal))
+def register_builtins(kind: str, entries: MutableMapping[str, Any], refusal: Callable[[Any], str]) -> None:
+    """Make the built-in entries of a kind known; what a user registers is added to the same mapping."""
+    _REGISTRIES.setdefault(kind, []).append(Registry(entries, refusal))
 
 
 @overload
@@ -132,25 +132,25 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace:
         raise WhetError(
             f"the {kind} is called {own!r} in its class and {name!r} here; give the name in the class alone"
         )
-    shelves = _shelves(kind)
-    refusals = [shelf.refusal(thing) for shelf in shelves]
-    fitting = [shelf for shelf, refusal in zip(shelves, refusals, strict=True) if not refusal]
+    registries = _registries(kind)
+    refusals = [known.refusal(thing) for known in registries]
+    fitting = [known for known, refusal in zip(registries, refusals, strict=True) if not refusal]
     if not fitting:
         raise WhetError(f"{kind} {chosen!r} cannot be registered: {refusals[0]}")
     # a method's name is free among all methods, a component's on its own axis
     module = _calling_module()
-    for shelf in shelves if kind == "preset" else fitting:
-        if chosen in shelf.things and not _same(taken := shelf.things[chosen], thing):
-            is_built_in = chosen not in shelf.registered
-            if is_built_in or not (replace or shelf.registered[chosen] == module == "__main__"):
+    for known in registries if kind == "preset" else fitting:
+        if chosen in known.entries and not _same(taken := known.entries[chosen], thing):
+            is_built_in = chosen not in known.registered
+            if is_built_in or not (replace or known.registered[chosen] == module == "__main__"):
                 raise WhetError(
                     f"a {kind} called {chosen!r} exists already{_source(taken)}; give yours another name"
                     f"{'' if is_built_in else ', or replace=True'}"
                 )
-    for shelf in fitting:
-        if chosen not in shelf.things or chosen in shelf.registered:  # a built-in that is given again stays built in
-            shelf.things[chosen] = thing
-            shelf.registered[chosen] = module
+    for known in fitting:
+        if chosen not in known.entries or chosen in known.registered:  # a built-in that is given again stays built in
+            known.entries[chosen] = thing
+            known.registered[chosen] = module
     return thing
 
 
@@ -160,9 +160,9 @@ def lookup(kind: Kind, name: str) -> Any:
     for attempt in (False, True):
         if attempt:
             load_plugins()
-        for shelf in _shelves(kind):
-            if name in shelf.things:
-                return shelf.things[name]
+        for known in _registries(kind):
+            if name in known.entries:
+                return known.entries[name]
     known = names(kind)
     listed = ", ".join(known) or "none is registered"
     raise WhetError(f"no {kind} is called {name!r}{did_you_mean(name, known)}; there are: {listed}")
@@ -171,13 +171,13 @@ def lookup(kind: Kind, name: str) -> Any:
 def names(kind: Kind) -> list[str]:
     """Every name of a kind, the plugins' included."""
     load_plugins()
-    return list(dict.fromkeys(name for shelf in _shelves(kind) for name in shelf.things))
+    return list(dict.fromkeys(name for known in _registries(kind) for name in known.entries))
 
 
 def added(kind: Kind) -> dict[str, Any]:
     """What users and plugins have registered; nothing that is built in, and nothing of it imported."""
     load_plugins()
-    return {name: shelf.things[name] for shelf in _SHELVES.get(kind, []) for name in shelf.registered}
+    return {name: known.entries[name] for known in _REGISTRIES.get(kind, []) for name in known.registered}
 
 
 def check_settings(kind: Kind, name: str, maker: Callable[..., Any], settings: Mapping[str, Any]) -> None:
@@ -218,9 +218,9 @@ def load_plugins() -> None:
             sys.stderr.write(f"warning: the whet plugin {point.name!r}{package} was not loaded: {what}\n")
 
 
-def _shelves(kind: str) -> list[Shelf]:
+def _registries(kind: str) -> list[Registry]:
     importlib.import_module(HOMES.get(kind, OBJECTIVE))
-    return _SHELVES.get(kind, [])
+    return _REGISTRIES.get(kind, [])
 
 
 def _own_name(kind: str, thing: Any) -> str:

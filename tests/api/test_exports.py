@@ -111,7 +111,7 @@ def test_figures_of_metrics_and_of_several_runs(run: whet.Run, tmp_path: Path) -
     assert ">kl</text>" in svg and ">reward</text>" in svg and ">eval/accuracy</text>" in svg
     assert "prefers-color-scheme:dark" in svg
     both = whet.plot([run, other], "reward").svg
-    assert lines_of(both) == 2 and ">first</text>" in both and ">second</text>" in both
+    assert lines_of(both) == 2 * 2 and ">first</text>" in both and ">second</text>" in both
     assert both == run.plot("reward", against=other).svg == run.plot("reward", against=[other]).svg
     assert whet.plot(run).svg == run.plot("reward").svg  # what the run trains
     assert run.plot("reward", smooth=3).svg != run.plot("reward").svg
@@ -147,10 +147,10 @@ def test_words_in_a_figure_are_escaped(tmp_path: Path) -> None:
 
 
 def test_every_line_of_a_figure_has_a_colour() -> None:
-    from whet.pages import card
-    from whet.pages.charts import NUM_TONES
+    from whet.pages import chart_svg
+    from whet.pages.chart_specs import NUM_TONES
 
-    style = (Path(card.__file__).parent / "templates" / "style.css").read_text()
-    for place in range(NUM_TONES):  # the page's own
-        assert f"--c{place}: {card.LIGHT[place]}" in style and f"--c{place}: {card.DARK[place]}" in style
-        assert f".line.s{place}" in card.FIGURE_STYLE
+    style = (Path(chart_svg.__file__).parent / "templates" / "style.css").read_text()
+    for tone in range(NUM_TONES):  # the page's own
+        assert f"--c{tone}: {chart_svg.LIGHT[tone]}" in style and f"--c{tone}: {chart_svg.DARK[tone]}" in style
+        assert f".line.s{tone}" in chart_svg.FIGURE_STYLE

@@ -170,7 +170,7 @@ def test_a_folder_is_loaded_and_its_status_is_true(run, tmp_path):
         (killed / name).write_bytes((run.folder / name).read_bytes())
     (killed / "run.json").write_text(json.dumps({**run.summary, "status": "running", "before": None, "after": None}))
     assert whet.load(killed).status == "interrupted"  # nobody holds its lock
-    from whet.settings.run_folder import locked
+    from whet.record.run_folder import locked
 
     (killed / "lock").touch()
     with locked(killed):

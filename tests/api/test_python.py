@@ -356,7 +356,7 @@ def test_a_folder_is_never_used_twice(run):
 
 
 def test_a_run_of_the_builtin_model_keeps_its_defaults(run):
-    from whet.settings.config import origin_of, resolved
+    from whet.training.config import origin_of, resolved
 
     assert origin_of(str(run.folder)) == origin_of(str(run.model)) == "whetstone" == origin_of("whetstone")
     assert origin_of("some/folder") == "some/folder"

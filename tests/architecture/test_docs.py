@@ -172,9 +172,9 @@ def parsed_command(app: typer.Typer) -> Callable[[list[str]], tuple[str, dict[st
 def resolve_config(method: str, *layers: Mapping[str, Any]) -> None:
     """The config as a run would take it, the changes to its row included."""
     from whet.objective import preset_named
-    from whet.settings.config import PolicyConfig, resolved
     from whet.training.assembly.rewards import build_reward_parts
     from whet.training.assembly.rl import build_objective
+    from whet.training.config import PolicyConfig, resolved
 
     config = resolved(method, *layers)
     if isinstance(config, PolicyConfig):
@@ -186,7 +186,7 @@ def check_command(words: list[str]) -> None:
     """Parse a command; a `train` with plain words must name a method and settings that exist, too."""
     from whet.cli import app
     from whet.cli.options import environment_settings
-    from whet.settings.config import from_settings, read_toml
+    from whet.settings.layers import from_settings, read_toml
 
     name, values = parsed_command(app)(words)
     if name != "train" or values["method"].isupper():
@@ -210,7 +210,7 @@ def test_public_names_are_documented(name):
 
 
 def test_the_page_of_methods_is_fresh():
-    from whet.settings.methods.tables import markdown_page
+    from whet.pages.methods import markdown_page
 
     written = ROOT / "docs" / "algorithms.md"
     assert written.is_file() and written.read_text("utf-8") == markdown_page("policy"), f"stale; refresh it:\n{REFRESH}"

@@ -36,7 +36,7 @@ def outside(modules):
 
 def test_importing_whet_imports_nothing_but_its_front():
     found = imported("import whet")
-    assert {each for each in found if each.startswith("whet")} == {"whet", "whet.evaluate", "whet.train"}
+    assert {each for each in found if each.startswith("whet")} == {"whet"}
     assert outside(found) == {"whet"}
 
 
@@ -45,8 +45,6 @@ def test_help_needs_the_command_line_only():
     own = {each for each in found if each.startswith("whet")}
     assert {each for each in own if not each.startswith("whet.cli.")} == {
         "whet",
-        "whet.evaluate",
-        "whet.train",
         "whet.cli",
         "whet.settings",
         "whet.settings.bounds",  # constants alone
@@ -60,5 +58,12 @@ def test_instruments_for_other_environments_need_the_standard_library_only(modul
     assert outside(imported(f"import {module}")) == {"whet"}
 
 
+@pytest.mark.parametrize("module", ["whet.objective", "whet.settings.config", "whet.tools.advice.guide"])
+def test_methods_and_settings_are_read_without_torch(module):
+    assert not outside(imported(f"import {module}")) & {"torch", "numpy", "transformers", "rich"}
+
+
 def test_a_heavy_import_would_be_seen():
-    assert "torch" in outside(imported("import whet.objective"))
+    assert "torch" in outside(imported("import whet.training"))
+    assert "torch" in outside(imported("from whet.objective.lazy_torch import torch; torch.float64"))
+    assert outside(imported("import numpy")) & HEAVY == {"numpy"}

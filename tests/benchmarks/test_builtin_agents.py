@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builtin_runs import GAME, episode_means, spread
 
-from whet.settings.config import resolved
+from whet.training.config import resolved
 
 
 def test_episodes_are_counted_per_episode():

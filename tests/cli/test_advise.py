@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from whet import cli
-from whet.objective import PRESETS
+from whet.objective import PRESETS, catalogue
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.settings.methods import catalogue
 from whet.tools.advice import guide
 from whet.tools.advice.footprint import Footprint, memory_estimate
 from whet.tools.advice.guide import (
@@ -95,8 +94,9 @@ def settings_of(command):
 
 def resolve(command):
     """The command as `whet train` would take it, up to the files: a key or row that cannot be is an error."""
-    from whet.settings.config import PolicyConfig, from_settings, merged, resolved
+    from whet.settings.layers import from_settings, merged
     from whet.training.assembly.rl import build_objective
+    from whet.training.config import PolicyConfig, resolved
 
     words = shlex.split(command)
     given = {word: words[place + 1] for place, word in enumerate(words) if word.startswith("--")}
@@ -110,7 +110,7 @@ def resolve(command):
 
 
 def test_every_situation_gets_a_method_that_exists_with_reasons():
-    from whet.settings.config import SUPERVISED
+    from whet.training.config import SUPERVISED
 
     takes = {SUPERVISED, *PRESETS, *PAIR_PRESETS}
     for situation, found in every_advice():
@@ -149,7 +149,7 @@ def test_the_commands_say_what_the_situation_says():
 
 def test_every_rehearsal_trains(tmp_path, monkeypatch):
     from whet import api
-    from whet.settings.config import from_settings
+    from whet.settings.layers import from_settings
 
     monkeypatch.chdir(tmp_path)
     rehearsals: dict[str, str] = {}
@@ -271,7 +271,8 @@ def test_the_memory_is_the_planners():
     ],
 )
 def test_what_does_not_fit_gets_a_way_out(billions, needs, way_out):
-    from whet.settings.config import from_settings, resolved
+    from whet.settings.layers import from_settings
+    from whet.training.config import resolved
 
     found = memory_estimate(Footprint(billions, 160.0, frozenset(needs)))
     assert found.fits is False and found.verdict.startswith("does not fit: ") and found.verdict.count(way_out) == 1

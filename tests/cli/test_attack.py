@@ -125,7 +125,7 @@ def test_programs_that_cheat_are_tried_where_there_are_tests() -> None:
         return [float("__eq__" in sample.completion) for sample in samples]
 
     fooled.name = "fooled"  # type: ignore[attr-defined]
-    from whet.reward import RewardPart
+    from whet.reward.combine import RewardPart
 
     found = attack_reward([RewardPart(fooled)], [asked])  # type: ignore[arg-type]
     assert {each.name for each in found.holes} == {

@@ -212,7 +212,7 @@ def test_eval_refuses_mistyped_keys_too(capsys):
 
 
 def test_a_component_and_its_number_in_any_order(capsys):
-    from whet.settings.config import flattened, from_settings
+    from whet.settings.layers import flattened, from_settings
 
     expected = {"objective.kl": "k2", "objective.kl.beta": 0.1}
     assert flattened(from_settings(["objective.kl=k2", "objective.kl.beta=0.1"])) == expected

@@ -12,7 +12,7 @@ from whet.record.metrics.timer import PhaseTimer
 from whet.record.speed import RolloutShape
 from whet.tools.bench import benchmark, meter
 from whet.tools.bench.benchmark import bench_config, bench_trainer, model_anatomy, random_prompts, unending
-from whet.tools.bench.meter import Meter, Reading, kept, others_share
+from whet.tools.bench.meter import Meter, Reading, others_share, quiet_indices
 from whet.training.assembly.runtime import load_runtime
 from whet.types import Prompt, Request, Sampling, WhetError
 
@@ -127,8 +127,8 @@ def test_the_share_of_others():
 
 def test_contended_readings_are_left_out_while_there_are_quiet_ones():
     quiet, busy, unknown = Reading(1.0, 1.0, 0.01), Reading(9.0, 1.0, 0.5), Reading(2.0, 1.0, None)
-    assert kept([busy, quiet, unknown]) == ([1, 2], True)
-    assert kept([busy, busy]) == ([0, 1], False)
+    assert quiet_indices([busy, quiet, unknown]) == ([1, 2], True)
+    assert quiet_indices([busy, busy]) == ([0, 1], False)
     assert meter.typical([9.0, 1.0, 2.0, 3.0], [1, 2, 3]) == 2.0
 
 

@@ -12,9 +12,10 @@ import urllib.request
 import pytest
 
 from tests.support.commands import started
+from tests.support.packages import needs
 from whet.cli import _ending, app
 
-pytest.importorskip("fastapi")
+pytestmark = needs("fastapi")
 
 
 def ending(*words: str) -> tuple[int, str]:

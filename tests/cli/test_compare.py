@@ -11,9 +11,9 @@ import pytest
 
 from whet import api
 from whet.record.log import read_metrics, read_summary
-from whet.settings import run_folder
 from whet.tools.studies.comparison import ProgressLine, compare
 from whet.training.run import RunFailed
+from whet.training.saved_config import read_config
 from whet.types import StepReport, WhetError
 
 METHODS = ("grpo", "reinforce")
@@ -249,7 +249,7 @@ def test_names_stand_for_sections(tmp_path):
     config = {key: value for key, value in TINY.items() if key != "data"}
     named = {"model": "whetstone", "data": str(rows), "reward": "exact_answer"}
     compared, text = tiny(tmp_path / "new", methods="grpo", seeds=1, config=config, steps=1, **named)
-    ran = run_folder.read_config(compared.folder / "grpo-seed0")
+    ran = read_config(compared.folder / "grpo-seed0")
     assert ran.data.source == str(rows) and ran.reward.parts[0].reward == "exact_answer" and ran.steps == 1
     words = " ".join(text.split())
     assert "there is nothing to compare it with" in words and "One seed: nothing can be said about noise" in words

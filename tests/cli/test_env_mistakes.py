@@ -261,7 +261,7 @@ class CallingEngine:
 def calling() -> Iterator[type[CallingEngine]]:
     whet.register("engine", CallingEngine, name="calling")
     yield CallingEngine
-    (shelf,) = registry._SHELVES["engine"]
+    (shelf,) = registry._REGISTRIES["engine"]
     del ENGINES["calling"], shelf.registered["calling"]
 
 

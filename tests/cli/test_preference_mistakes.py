@@ -202,7 +202,7 @@ def test_a_stored_reference_of_something_else_is_refused(capsys, tmp_path):
 
 def untrained_copy(folder):
     """The built-in model as a folder of the user's own."""
-    from whet.model import load_model
+    from whet.model.load import load_model
 
     loaded = load_model("whetstone", torch.float32, "cpu")
     loaded.model.save_pretrained(folder)
@@ -235,7 +235,7 @@ def renumbered(folder):
     """The built-in tokenizer with two of its tokens exchanged."""
     from transformers import AutoTokenizer
 
-    from whet.model import load_model
+    from whet.model.load import load_model
 
     load_model("whetstone", torch.float32, "cpu").tokenizer.save_pretrained(folder)
     file = Path(folder) / "tokenizer.json"
@@ -286,7 +286,7 @@ def untrained_scorer(folder):
     """A reward model that whet saved, of the built-in model's own tokenizer."""
     import transformers
 
-    from whet.model import load_model
+    from whet.model.load import load_model
 
     loaded = load_model("whetstone", torch.float32, "cpu")
     config = transformers.AutoConfig.from_pretrained(untrained_copy(folder / "language"), num_labels=1)

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from whet.settings.methods.catalogue import methods
-from whet.settings.methods.tables import axes_table
+from whet.objective.catalogue import methods
+from whet.pages.methods import axes_table
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

@@ -8,7 +8,7 @@ import pytest
 
 import whet
 from whet import cli
-from whet.reward import find_reward
+from whet.reward.find import find_reward
 
 FEW = ["--samples", "4", "--set", "eval.prompts=12", "--set", "model.threads=1"]
 TINY = {

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import whet
 from whet.cli.reward import reward_app
 from whet.pages.review import read_review
-from whet.record import read_samples
+from whet.record.log import read_samples
 from whet.reward.ledger import history
 from whet.tools.workbench.completions import given_completions, gold_completions, run_completions
 from whet.tools.workbench.workbench import record_effect, record_version, reward_parts, reward_table, try_reward

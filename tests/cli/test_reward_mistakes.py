@@ -4,8 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from whet.cli.reward import reward_app
-from whet.settings.config import resolved
 from whet.training.assembly.rewards import build_reward_parts
+from whet.training.config import resolved
 from whet.types import WhetError
 
 FIRST = {"reward": "exact_answer"}

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from whet.api.listing import listed_runs, listing_text
 from whet.cli import app
 from whet.record.log import replace_summary
-from whet.settings.config import resolved
-from whet.settings.run_folder import write_config
+from whet.training.config import resolved
+from whet.training.saved_config import write_config
 
 
 @pytest.fixture

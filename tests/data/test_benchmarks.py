@@ -10,10 +10,10 @@ import pytest
 from whet.data import demonstrations_from, prompts_from
 from whet.data.benchmarks import BENCHMARKS
 from whet.data.source import parse_source, read_rows
-from whet.reward import find_reward
-from whet.settings.config import resolved_evaluation
+from whet.reward.find import find_reward
 from whet.training.assembly.fingerprints import data_digest
 from whet.training.assembly.rewards import build_reward_parts
+from whet.training.config import resolved_evaluation
 from whet.types import WhetError
 
 HUMANEVAL = {
@@ -182,7 +182,7 @@ def test_published_files(path: str) -> None:
 )
 def test_how_many_gold_answers_no_reward_reads(path: str, name: str, count: int) -> None:
     """docs/data-tools.md says so."""
-    from whet.reward.math_answer import unread_gold
+    from whet.reward.mathematics.math_answer import unread_gold
 
     file = Path(os.environ.get("WHET_DATA", "")) / f"{path}.jsonl.gz"
     if not file.is_file():

@@ -5,8 +5,8 @@ import sys
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
 
 from whet.data import check_context, demonstration_tokens, prompt_tokens
 from whet.types import Demonstration, Encoded, Prompt, WhetError
@@ -36,7 +36,7 @@ def built(template: str | None = CHATML, *, bos: bool = False, close: bool = Fal
         core.post_processor = processors.TemplateProcessing(
             single=("<s> $A" if bos else "$A") + (" </s>" if close else ""), special_tokens=[("<s>", 0), ("</s>", 1)]
         )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token=eos)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token=eos)
     tokenizer.chat_template = template
     return tokenizer
 

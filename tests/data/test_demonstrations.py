@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_chat import CHATML, built
 
+from tests.data.test_chat import CHATML, built
 from whet.data import Row, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from
 from whet.types import Demonstration, Prompt, WhetError
 

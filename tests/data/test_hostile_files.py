@@ -9,10 +9,10 @@ import os
 import pytest
 
 from whet.data import prompts_from, read_rows
-from whet.data.files import readable_file
 from whet.data.pairs import rankings_from
 from whet.data.rows import DEEPEST, MOST_DIGITS, Row, json_value
-from whet.settings.sections import DataSection
+from whet.data.sections import DataSection
+from whet.settings.files import readable_file
 from whet.training.assembly.rows import read_usable
 from whet.types import WhetError
 

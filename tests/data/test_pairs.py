@@ -296,7 +296,7 @@ def test_mistakes_in_steps(row, told):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_tasks_contrast_right_and_wrong_completions(name):
-    from whet.reward import find_reward
+    from whet.reward.find import find_reward
 
     task = TASKS[name]
     found = contrasts(task, "train", 30, 3, 2)

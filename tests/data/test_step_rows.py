@@ -17,7 +17,7 @@ def completion(text):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_steps_of_a_task_are_whole_completions(name):
-    from whet.reward import find_reward
+    from whet.reward.find import find_reward
 
     rows = task_stepped(TASKS[name], "train", 60, 0, 3)
     reward = find_reward(TASKS[name].reward)

@@ -6,7 +6,7 @@ import pytest
 
 from whet.data.tasks import TASKS, demonstrations, gold_completion, items, prompts
 from whet.data.tasks.item import as_prompt, split_of
-from whet.reward import BUILTIN
+from whet.reward.find import BUILTIN
 from whet.types import WhetError
 
 EVERY = [(task, difficulty) for task in TASKS.values() for difficulty in task.difficulties]

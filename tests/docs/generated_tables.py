@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from tests.docs import doctor_tables
 from tests.docs.quoted_results import write_pages
-from whet.settings.annotated import shown_bounds
+from whet.training.annotated_config import shown_bounds
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFRESH = "python tests/docs/generated_tables.py"
@@ -35,8 +35,8 @@ KIND_NAMES = {
 
 def reward_table() -> str:
     """Every built-in reward that is no defence: what it says and its settings."""
-    from whet.reward import BUILTIN
     from whet.reward.defences import DEFENCES
+    from whet.reward.find import BUILTIN
 
     lines = ["| name | score | settings |", "|---|---|---|"]
     for name, function in sorted(BUILTIN.items()):
@@ -72,7 +72,7 @@ def template_table() -> str:
 
 def config_table() -> str:
     """Every key of every kind of run, with its default, its bounds and what it means."""
-    from whet.settings.config import Config
+    from whet.training.config import Config
 
     kinds = {KIND_NAMES.get(kind.__name__, kind.__name__): dict(keys_of(kind)) for kind in get_args(Config)}
     known = list(dict.fromkeys(path for keys in kinds.values() for path in keys))

@@ -1,17 +1,13 @@
 """Measured numbers in README.md and docs/, each from a file in results/ that a command wrote.
 
-A page holds a template in a comment, which no reader sees, and below it what the template gives:
+The text is written once, and a number is marked where it stands, by comments that no reader sees:
 
-    <!-- results
-    A step takes {gpu_step_135m/step_s:.2f} s ({gpu_step_135m/@}).
-    -->
-    A step takes 1.20 s (`results/gpu_step_135m.json`: 2026-11-16, commit abc1234, NVIDIA H200, torch 2.11).
-    <!-- results: end -->
+    A step takes <!--=gpu_step_135m/step_s:.2f-->1.20<!--/--> s (<!--=gpu_step_135m/@-->`results/...`<!--/-->).
 
-{FILE/KEY/KEY:FORMAT} is a value of results/FILE.json in Python's format language (of a list, the KEY is a place), and
-{FILE/@} says where it is from. A line with {FILE/KEY/*} is repeated for every key there. {?FILE/KEY} is "-" where a
-part of a measurement failed. `python tests/docs/generated_tables.py` writes all pages anew. A line that names a file of
-LATER is left out while the file is missing, and the command says so; any other missing name is an error.
+FILE/KEY/KEY:FORMAT is a value of results/FILE.json in Python's format language (in a list, KEY is a position), and
+FILE/@ says where the file is from. ?FILE/KEY is "-" where a part of a measurement failed. Whole tables and listings
+stand between `<!-- NAME: from results -->` and `<!-- NAME: end -->`; result_tables.py has their templates.
+`python tests/docs/generated_tables.py` writes all pages anew. A name that no file holds is an error.
 """
 
 from __future__ import annotations
@@ -22,15 +18,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.docs.result_tables import RESULT_TABLES
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-# measured on a GPU, or taking long: a page may name them before they are there
-LATER = ("gpu_", "agents_", "real_", "soak", "moe_", "asynchrony_", "simulate_check")
-BLOCK = re.compile(
-    r"^(?P<open>[ ]*<!-- results\n(?P<template>.*?)\n[ ]*-->\n)(?P<shown>.*?)(?P<close>^[ ]*<!-- results: end -->)$",
+NAME = r"(?P<optional>\??)(?P<file>[\w.-]+)/(?P<path>[^{}<>:]+)(?::(?P<form>[^{}<>]*))?"
+MARKED = re.compile(rf"(?P<open><!--={NAME}-->)(?P<value>.*?)(?P<close><!--/-->)", re.S)
+REFERENCE = re.compile(rf"\{{{NAME}\}}")
+TABLE = re.compile(
+    r"^(?P<open>(?P<indent> *)<!-- (?P<name>\w+): from results -->\n).*?(?P<close>^ *<!-- (?P=name): end -->)$",
     re.S | re.M,
 )
-REFERENCE = re.compile(r"\{(\??)([\w.-]+)/([^{}:]+)(?::([^{}]*))?\}")
 Load = Callable[[str], Mapping[str, Any] | None]
 
 
@@ -44,64 +42,47 @@ def load_results(name: str) -> Mapping[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def with_results(text: str, load: Load = load_results) -> str:
-    """The page with fresh numbers in every block."""
+def with_results(text: str, load: Load = load_results, tables: Mapping[str, str] = RESULT_TABLES) -> str:
+    """The page with fresh numbers at every mark and in every table."""
 
-    def fresh(block: re.Match[str]) -> str:
-        lines = shown_lines(block["template"], load)
-        return block["open"] + "".join(f"{line}\n" for line in lines) + block["close"]
+    def fresh_table(match: re.Match[str]) -> str:
+        if match["name"] not in tables:
+            raise UnknownResult(f"a page names the table {match['name']}, which result_tables.py does not have")
+        lines = [row for line in tables[match["name"]].splitlines() for row in expanded(line, load)]
+        return match["open"] + "".join(f"{match['indent']}{line}\n" for line in lines) + match["close"]
 
-    return BLOCK.sub(fresh, text)
-
-
-def shown_lines(template: str, load: Load) -> list[str]:
-    """What a reader sees of a template; nothing where every line with a number had to be left out."""
-    found: list[str] = []
-    is_numbered, is_shown = False, False
-    for line in template.splitlines():
-        names = [match[2] for match in REFERENCE.finditer(line)]
-        is_numbered = is_numbered or bool(names)
-        if missing(names, load):
-            continue
-        found += expanded(line, load)
-        is_shown = is_shown or bool(names)
-    return found if is_shown or not is_numbered else []
-
-
-def missing(names: list[str], load: Load) -> list[str]:
-    """Those of LATER that are not there yet; another one that is not there is an error."""
-    absent = [name for name in names if load(name) is None]
-    for name in absent:
-        if not name.startswith(LATER):
-            raise UnknownResult(f"a page names results/{name}.json, which does not exist")
-    return absent
+    text = MARKED.sub(lambda match: f"{match['open']}{formatted(match, load)}{match['close']}", text)
+    return TABLE.sub(fresh_table, text)
 
 
 def expanded(line: str, load: Load) -> list[str]:
-    """The line with its values; one line a key where it holds a star."""
+    """A line of a template with its values; one line per key where it holds a star."""
     for match in REFERENCE.finditer(line):
-        before, star, _ = match[3].partition("*")
+        before, star, _ = match["path"].partition("*")
         if star:
-            keys = value_at(match[2], before.rstrip("/"), load)
-            return [each for key in keys for each in expanded(with_key(line, str(key)), load)]
-    return [REFERENCE.sub(lambda match: shown(match, load), line)]
+            keys = value_at(match["file"], before.rstrip("/"), load)
+            return [row for key in keys for row in expanded(with_key(line, str(key)), load)]
+    return [REFERENCE.sub(lambda match: formatted(match, load), line)]
 
 
 def with_key(line: str, key: str) -> str:
+    """The line of one key: a reference that ends in the star is the key itself."""
+
     def filled(match: re.Match[str]) -> str:
-        return key if match[3].endswith("*") else match[0].replace("*", key)
+        return key if match["path"].endswith("*") else match[0].replace("*", key)
 
     return REFERENCE.sub(filled, line)
 
 
-def shown(match: re.Match[str], load: Load) -> str:
-    optional, name, path, form = match.groups(default="")
+def formatted(match: re.Match[str], load: Load) -> str:
+    """The value that a mark or a reference names, as text."""
+    name, path, form = match["file"], match["path"], match["form"] or ""
     if path == "@":
         return origin(name, load)
     try:
         value = value_at(name, path, load)
     except UnknownResult:
-        if optional:
+        if match["optional"]:
             return "-"
         raise
     try:
@@ -110,11 +91,15 @@ def shown(match: re.Match[str], load: Load) -> str:
         raise UnknownResult(f"results/{name}.json: {path} is {value!r}, which {form!r} cannot show: {error}") from None
 
 
-def value_at(name: str, path: str, load: Load) -> Any:
+def record_of(name: str, load: Load) -> Mapping[str, Any]:
     record = load(name)
     if record is None:
         raise UnknownResult(f"a page names results/{name}.json, which does not exist")
-    value: Any = record["values"]
+    return record
+
+
+def value_at(name: str, path: str, load: Load) -> Any:
+    value: Any = record_of(name, load)["values"]
     for key in filter(None, path.split("/")):
         if isinstance(value, list) and key.isdigit() and int(key) < len(value):
             value = value[int(key)]
@@ -128,8 +113,7 @@ def value_at(name: str, path: str, load: Load) -> Any:
 
 def origin(name: str, load: Load) -> str:
     """The file, which has the command, and date, commit and machine in a few words."""
-    record = load(name)
-    assert record is not None
+    record = record_of(name, load)
     machine = record["machine"]
     where = machine["gpu"] or f"{machine['cores']} cores of an {machine['processor']}"
     commit = f"{record['commit']}{' and changes' if record.get('dirty') else ''}"
@@ -138,25 +122,18 @@ def origin(name: str, load: Load) -> str:
 
 
 def contended(values: Any) -> Iterator[bool]:
+    """Whether any part of a measurement shared its machine."""
     if isinstance(values, Mapping):
         yield bool(values.get("contended"))
-        for each in values.values():
-            yield from contended(each)
+        for value in values.values():
+            yield from contended(value)
 
 
 def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def left_out(text: str, load: Load = load_results) -> list[str]:
-    """Names of LATER that a page waits for."""
-    found = [match[2] for block in BLOCK.finditer(text) for match in REFERENCE.finditer(block["template"])]
-    return sorted(set(missing(found, load)))
-
-
 def write_pages() -> None:
     for path in pages():
         text = path.read_text(encoding="utf-8")
         path.write_text(with_results(text), encoding="utf-8")
-        if waiting := left_out(text):
-            print(f"{path.relative_to(ROOT)}: lines left out, no results yet: {', '.join(waiting)}")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from whet.cli import app
 from whet.envs.find import BUILT_IN
-from whet.settings.env_defaults import OWN_TASKS
+from whet.envs.sections import OWN_TASKS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 COMMANDS = [

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.settings.config import resolved
 from whet.settings.names import FOREIGN
+from whet.training.config import resolved
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text()
 KEY = re.compile(r"^(?:steps|seed|folder|[a-z_]+(?:\.[a-z_]+)+)$")

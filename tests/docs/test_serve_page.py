@@ -19,7 +19,6 @@ import torch
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 from tests.envs.scripted import ScriptedEngine, tool_tokenizer
-
 from tests.envs.test_agent import exact, prompts
 from tests.support.commands import finished
 from whet.envs.serve.agent import AgentLimits, AgentRunner

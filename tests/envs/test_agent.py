@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
+from tests.support.packages import needs
 from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.data.chat import prompt_tokens
 from whet.data.packing import token_batch
@@ -22,6 +21,7 @@ from whet.objective import PRESETS
 from whet.objective.statistics import compared_apart
 from whet.types import Group, Prompt, Sampling, StopReason, WhetError
 
+pytestmark = needs("fastapi", "uvicorn")
 # what every program of these tests begins with: a client in a few lines, which starts faster than a real one
 CLIENT = """
 import json, os, sys, threading, time, urllib.error, urllib.request
@@ -549,8 +549,8 @@ def test_the_environment_of_the_user_stays(tmp_path, tokenizer, monkeypatch):
 
 
 def test_on_the_real_engine_the_log_probabilities_are_the_models(tmp_path):
-    from whet.model import load_model
     from whet.model.causal_lm import causal_lm
+    from whet.model.load import load_model
     from whet.rollout.engines import build_engine
 
     loaded = load_model("whetstone", torch.float32, "cpu")

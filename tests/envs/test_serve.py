@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
+from tests.support.packages import needs
 from tests.support.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tokenizer
 from whet.envs.serve import wire
 from whet.types import Sampling, WhetError
 
+pytestmark = needs("fastapi", "uvicorn")
 ADD = {
     "type": "function",
     "function": {

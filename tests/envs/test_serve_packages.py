@@ -15,15 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
 from tests.envs.test_agent import exact, prompts
 from tests.envs.test_serve import adding
+from tests.support.packages import needs
 from tests.support.scripted import TOKEN, ScriptedEngine, serving, tool_tokenizer
 from whet.envs.serve.agent import AgentLimits, AgentRunner
 from whet.types import Sampling, StopReason
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, needs("fastapi", "uvicorn")]
 SIDES = Path(__file__).parent / "sides"
 VERIFIERS = ("verifiers==0.4.0", "transformers", "jinja2")  # and renderers 0.1.12, which it needs
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import needs
 from whet.envs.tools import tool_environment
 from whet.types import Completion, Prompt, StepResult, WhetError
 
-pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+pytestmark = needs("mcp")
 
 SERVER = """
 import os, time

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
+from tests.support.packages import needs
 from whet.envs.tools import find_tools, tool_environment
 from whet.envs.tools.search import CorpusDocument, read_corpus, searcher
 from whet.reward.citations import citations
 from whet.types import Prompt, WhetError
 
-pytest.importorskip("bm25s", reason="the extra `search` is not installed")
+pytestmark = needs("bm25s")
 
 CITIES = """Paris is the capital of France. It lies on the Seine.
 

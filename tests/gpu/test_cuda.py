@@ -6,8 +6,8 @@ import torch
 import whet
 from whet.data import prompt_tokens
 from whet.data.tasks import TASKS, prompts
-from whet.model import load_model
 from whet.model.causal_lm import causal_lm
+from whet.model.load import load_model
 from whet.model.shared_prefix_attention import shared_prefix_works
 from whet.model.token_logp import Details, token_logp
 from whet.record.log import read_metrics

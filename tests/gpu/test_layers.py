@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.model import layer_ops
+from whet.model import layer_ops, norms
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,6 +25,7 @@ def both(function, monkeypatch):
     ours = function()
     with monkeypatch.context() as patch:
         patch.setattr(layer_ops, "kernels_for", lambda values: None)
+        patch.setattr(norms, "kernels_for", lambda values: None)
         theirs = function()
     as_tuple = lambda found: found if isinstance(found, tuple) else (found,)  # noqa: E731
     return zip(as_tuple(ours), as_tuple(theirs), strict=True)
@@ -35,10 +36,10 @@ def both(function, monkeypatch):
 def test_norms(precision, width, monkeypatch):
     dtype, tolerance = DTYPES[precision]
     x, y, weight = noise(3000, width), noise(3000, width, dtype=dtype, seed=1), noise(width, seed=2)
-    for ours, theirs in both(lambda: layer_ops.added_and_normed(x, y, weight, 1e-5, dtype), monkeypatch):
+    for ours, theirs in both(lambda: norms.added_and_normed(x, y, weight, 1e-5, dtype), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     grad, carried = noise(3000, width, dtype=dtype, seed=3), noise(3000, width, seed=4)
-    both_grads = both(lambda: tuple(vars(layer_ops.norm_grad(x, weight, 1e-5, grad, carried)).values()), monkeypatch)
+    both_grads = both(lambda: tuple(vars(norms.norm_grad(x, weight, 1e-5, grad, carried)).values()), monkeypatch)
     for ours, theirs in both_grads:
         torch.testing.assert_close(ours, theirs, rtol=max(1e-3, tolerance), atol=1e-3 * float(theirs.abs().max()))
 

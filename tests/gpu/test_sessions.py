@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tests.rollout.conversations import played, prompts_of, short_answers
 
 from tests.gpu.test_decode import DTYPES, Numbers, Silent, noise, tiny
+from tests.support.conversations import played, prompts_of, short_answers
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ import torch
 
 import whet
 from whet.model.load import BUILTIN
-from whet.settings.config import resolved
+from whet.training.config import resolved
 
 FOLDER = BUILTIN / "whetstone"
 ROOT = Path(__file__).parents[2]

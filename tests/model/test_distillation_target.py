@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 from whet.model.causal_lm import causal_lm
 from whet.model.token_logp import Details, DistillationTarget, token_logp, top_tokens, with_rest
@@ -14,7 +14,7 @@ TERMS = {name: AXES["teacher"][name]() for name in ("reverse_kl", "forward_kl", 
 
 def model(seed, vocabulary, width):
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=2 * width,
@@ -22,7 +22,7 @@ def model(seed, vocabulary, width):
         num_attention_heads=2,
         initializer_range=0.4,
     )
-    return causal_lm(LlamaForCausalLM(config).double().eval(), torch.float64)
+    return causal_lm(transformers.LlamaForCausalLM(config).double().eval(), torch.float64)
 
 
 @pytest.fixture(scope="module")

@@ -27,23 +27,23 @@ SMALL = {
 EIGHT = {"num_experts": 8, "num_experts_per_tok": 2}
 OF_DEEPSEEK = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_routed_experts": 8, "first_k_dense_replace": 1}
 MIXTURES = {
-    "qwen3_moe": (transformers.Qwen3MoeConfig, {**EIGHT, "head_dim": 8, "moe_intermediate_size": 16}),
-    "mixtral": (transformers.MixtralConfig, {"num_local_experts": 8, "num_experts_per_tok": 2}),
-    "olmoe": (transformers.OlmoeConfig, EIGHT),
+    "qwen3_moe": ("Qwen3MoeConfig", {**EIGHT, "head_dim": 8, "moe_intermediate_size": 16}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "olmoe": ("OlmoeConfig", EIGHT),
     "qwen2_moe": (
-        transformers.Qwen2MoeConfig,
+        "Qwen2MoeConfig",
         {**EIGHT, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
     ),
-    "gpt_oss": (transformers.GptOssConfig, {"head_dim": 8, "num_local_experts": 8, "num_experts_per_tok": 2}),
-    "granitemoe": (transformers.GraniteMoeConfig, {"num_local_experts": 8, "num_experts_per_tok": 2}),
-    "glm4_moe": (transformers.Glm4MoeConfig, {**OF_DEEPSEEK, "head_dim": 8}),
+    "gpt_oss": ("GptOssConfig", {"head_dim": 8, "num_local_experts": 8, "num_experts_per_tok": 2}),
+    "granitemoe": ("GraniteMoeConfig", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "glm4_moe": ("Glm4MoeConfig", {**OF_DEEPSEEK, "head_dim": 8}),
 }
 
 
 def mixture(name: str, dtype: torch.dtype = torch.float32):
     torch.manual_seed(0)
-    kind, extra = MIXTURES[name]
-    model = transformers.AutoModelForCausalLM.from_config(kind(**SMALL, **extra)).to(dtype)
+    config, extra = MIXTURES[name]
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**SMALL, **extra)).to(dtype)
     with torch.no_grad():  # or the routers hardly decide, and experts hardly matter
         for each in model.parameters():
             if each.ndim > 1:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from whet.model import layer_ops
+from whet.model import layer_ops, norms
 from whet.model.block import BlockStack, NotDescribed, blocks_of, describe_blocks
 from whet.model.causal_lm import causal_lm
 from whet.model.fused_trunk import _layers_refusal, fused_refusal, fused_states, fused_works
@@ -74,11 +74,11 @@ def test_pieces_have_the_gradients_autograd_finds():
     normed = total * (total.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
     with torch.no_grad():
         for ours, theirs in zip(
-            layer_ops.added_and_normed(x, y, weight, 1e-5, torch.float64), (total, normed), strict=True
+            norms.added_and_normed(x, y, weight, 1e-5, torch.float64), (total, normed), strict=True
         ):
             torch.testing.assert_close(ours, theirs)
     expected = torch.autograd.grad((normed * grad).sum() + (total * carried).sum(), (x, weight))
-    found = layer_ops.norm_grad(total.detach(), weight.detach(), 1e-5, grad, carried)
+    found = norms.norm_grad(total.detach(), weight.detach(), 1e-5, grad, carried)
     torch.testing.assert_close(found.x, expected[0])
     torch.testing.assert_close(found.weight, expected[1])
     torch.testing.assert_close(found.normed, normed.detach())

@@ -11,8 +11,8 @@ import torch
 import transformers
 from torch.func import functional_call
 
-from whet.model import load_checkpoint, save_checkpoint, weights_digest
 from whet.model.causal_lm import causal_lm
+from whet.model.checkpoint import load_checkpoint, save_checkpoint, weights_digest
 from whet.model.critic import critic_on
 from whet.model.fused_decode import fused_decoder
 from whet.model.fused_trunk import fused_states, fused_works

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from whet.model import checkpoint as room
-from whet.model import (
+from whet.model.checkpoint import (
     checkpoint_step,
     complete_checkpoints,
     load_checkpoint,
@@ -285,15 +285,14 @@ def test_weights_digest_sees_one_bit_and_the_names(llama: Any, untied_llama: Any
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
-sys.path[:0] = [sys.argv[2]]
-from conftest import tiny_llama
+from tests.model.conftest import tiny_llama
 from transformers import AutoTokenizer
 import torch
-from whet.model import complete_checkpoints, save_checkpoint
+from whet.model.checkpoint import complete_checkpoints, save_checkpoint
 
 torch.set_num_threads(1)
 folder, model = Path(sys.argv[1]), tiny_llama()
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[3])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[2])
 random.seed(0)
 for round in range(6):
     child = os.fork()
@@ -317,10 +316,10 @@ print(len(complete_checkpoints(folder)))
 def test_a_killed_process_leaves_only_whole_checkpoints(tmp_path: Path, folder: Path, llama: Any) -> None:
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", KILLED, str(checkpoints), here, str(folder)]
+    command = [sys.executable, "-c", KILLED, str(checkpoints), str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    root = Path(__file__).parents[2]  # a program of -c finds what lies where it runs
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found = complete_checkpoints(checkpoints)
     assert len(found) == int(done.stdout) >= 6

@@ -15,7 +15,8 @@ import torch
 from tokenizers import pre_tokenizers
 
 from whet.model import gguf as room
-from whet.model import load_model, weights_digest
+from whet.model.checkpoint import weights_digest
+from whet.model.load import load_model
 from whet.types import WhetError
 
 pytestmark = pytest.mark.skipif(

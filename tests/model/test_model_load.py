@@ -11,15 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from whet.model import (
-    builtin_models,
-    device_choice,
-    dtype_choice,
-    load_model,
-    save_checkpoint,
-    weights_digest,
-)
 from whet.model import load as room
+from whet.model.checkpoint import save_checkpoint, weights_digest
+from whet.model.load import builtin_models, device_choice, dtype_choice, load_model
 from whet.types import WhetError
 
 

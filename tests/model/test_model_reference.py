@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from whet.model import frozen_copy, weights_digest
 from whet.model.causal_lm import causal_lm
-from whet.model.reference import CopiedReference, ReloadedReference
+from whet.model.checkpoint import weights_digest
+from whet.model.reference import CopiedReference, ReloadedReference, frozen_copy
 
 
 def test_reference_is_frozen_apart_and_equal(gpt2: Any, tokens: torch.Tensor) -> None:
@@ -38,11 +38,11 @@ def other_weights(model: Any) -> Any:
 def test_a_held_reference_follows_the_policy_by_the_share_it_does_not_keep(llama: Any) -> None:
     policy, first = causal_lm(other_weights(llama)), dict(llama.named_parameters())
     reference = CopiedReference(causal_lm(llama))
-    reference.follow(policy, kept=0.75)
+    reference.follow(policy, share=0.75)
     now = reference.tensors()
     for name, parameter in policy.model.named_parameters():
         torch.testing.assert_close(now[name], 0.75 * first[name].detach() + 0.25 * parameter.detach())
-    reference.follow(policy, kept=0.0)
+    reference.follow(policy, share=0.0)
     now = reference.tensors()
     assert all(torch.equal(now[name], parameter) for name, parameter in policy.model.named_parameters())
     with reference.open() as lm:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
-from whet.model import load_checkpoint, save_checkpoint, weights_digest
+from tests.support.packages import needs
 from whet.model.causal_lm import causal_lm
+from whet.model.checkpoint import load_checkpoint, save_checkpoint, weights_digest
 from whet.model.fused_trunk import fused_refusal
 from whet.model.lora import LowRank, adapter_factors, adapters_off, add_adapters, unmerged_layers
 from whet.model.low_precision import widen_vectors
+from whet.model.quantized import FourBitLinear, int8_codes, int8_values, pack_four_bits
 from whet.model.token_logp import token_logp
 
-pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'whet[bits]'")
-
-from whet.model.quantized import FourBitLinear, int8_codes, int8_values, pack_four_bits
+pytestmark = needs("bitsandbytes")
 
 
 def packed(model: Any) -> Any:

@@ -85,7 +85,7 @@ def visible(tree):
     tables = tree.layout.rows or (tree.layout.prompt_index,)
     lines = [line for table in tables for line in table]
     starts = list(accumulate((len(line) for line in lines), initial=0))
-    for token, place in enumerate(tree.layout.place.tolist()):
+    for token, place in enumerate(tree.layout.output_index.tolist()):
         if place < starts[-1]:
             row = bisect_right(starts, place) - 1
             column = place - starts[row]
@@ -171,7 +171,7 @@ def test_long_completions_are_attended_to_as_whole_rows(prompt, completions):
     assert tree.layout.bundles is None and len(tree.layout.rows) == 1
     assert tree.layout.rows[0].shape == (len(completions), prompt + max(completions) - 1)
     assert tree.size == prompt + sum(completions) - len(completions)
-    assert len(set(tree.layout.place.tolist())) == tree.size
+    assert len(set(tree.layout.output_index.tolist())) == tree.size
 
 
 def test_short_completions_share_the_keys_of_a_long_prompt():

@@ -11,9 +11,9 @@ import transformers
 from torch import Tensor
 from torch.func import functional_call
 
-from whet.model import load_checkpoint, save_checkpoint, weights_digest
 from whet.model.block import blocks_of
 from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.checkpoint import load_checkpoint, save_checkpoint, weights_digest
 from whet.model.fused_trunk import fused_refusal, fused_states, fused_works
 from whet.model.fused_weights import fused_weights
 from whet.model.lora import LowRank, adapted_layers, adapter_factors, add_adapters, unmerged_layers

@@ -1,16 +1,17 @@
 """Rows by name: changed, told apart from their presets, described, tabulated."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from whet.objective import AXES, PRESETS, description, differences, preset_named, title, with_changes
+from whet.objective import AXES, PRESETS, catalogue, description, differences, preset_named, title, with_changes
 from whet.objective.axes import POLICY
+from whet.objective.catalogue import component_choice
 from whet.objective.clip import PPOClip
 from whet.objective.kl import K2
-from whet.settings.methods import catalogue
-from whet.settings.methods.describe import choice
-from whet.settings.methods.tables import component_table, explanation, markdown_page, record
+from whet.pages.methods import component_table, explanation, markdown_page, record
 from whet.types import WhetError
 
 GRPO = PRESETS["grpo"].objective
@@ -108,7 +109,7 @@ def test_the_explanation_tells_all_there_is_to_tell(name):
     for axis, kinds in AXES.items():
         component = getattr(preset.objective, axis)
         if POLICY.axes[axis].main or component.name != next(iter(kinds)):
-            assert f"{axis:10} {choice(component)}" in text
+            assert f"{axis:10} {component_choice(component)}" in text
     assert f"whet train {name}" in text and text in markdown_page("policy")
 
 
@@ -125,3 +126,12 @@ def test_every_axis_of_a_method_has_names_and_every_preset_is_made_of_them():
     for axis, kinds in AXES.items():
         for name, kind in kinds.items():
             assert kind().name == name and isinstance(kind().needs, frozenset), axis
+
+
+def test_the_page_of_runs_says_how_many_methods_were_run():
+    root = Path(__file__).parents[2]
+    runs = json.loads((root / "results" / "every_method.json").read_text())["values"]["methods"]
+    learned = [name for name, run in runs.items() if run["after"] > run["before"]]
+    page = (root / "docs" / "method-runs.md").read_text()
+    assert f"{len(runs)} of the {len(PRESETS)} policy methods of `whet algorithms` have been run this way" in page
+    assert f"{len(learned)} of these {len(runs)} learn the task" in page

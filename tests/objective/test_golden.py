@@ -25,10 +25,28 @@ from whet.objective.advantage import (
     on_actions,
 )
 from whet.objective.aggregate import FixedLength, InverseLength, LearnedLength, SequenceMean, SequenceSum, TokenMean
-from whet.objective.bands import FutureDrift, InverseRatio, KeptEdges, ProbabilityBand, fading_sum
-from whet.objective.clip import Cap, DualClip, OnPolicy, PPOClip, Tapered, Unclipped
+from whet.objective.clip import (
+    BalancedBand,
+    Cap,
+    DivergenceMask,
+    DualClip,
+    FutureDrift,
+    GammaGate,
+    GeometricMean,
+    GroupSoftmax,
+    InverseRatio,
+    KeptEdges,
+    MomentMask,
+    OnPolicy,
+    PPOClip,
+    ProbabilityBand,
+    SoftGate,
+    Tapered,
+    Unclipped,
+    VariationMask,
+)
+from whet.objective.clip.band import fading_sum
 from whet.objective.credit import discounted_sum
-from whet.objective.gates import DivergenceMask, GammaGate, GeometricMean, SoftGate, VariationMask
 from whet.objective.kl import (
     K2,
     K3,
@@ -67,7 +85,6 @@ from whet.objective.scale import (
 )
 from whet.objective.statistics import STD_FLOOR, group_moments, spread
 from whet.objective.tilt import EntropicGroup
-from whet.objective.whole_step import BalancedBand, GroupSoftmax, MomentMask
 from whet.types import Totals, WhetError
 
 GRPO = PRESETS["grpo"].objective

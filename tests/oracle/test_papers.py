@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.oracle.papers import CRITICS, PAPERS, lambda_grpo
+from tests.support.for_every import for_every
 from tests.support.naive_losses import counting
 from tests.support.oracle_batches import asked_for, chosen, episodes, random_batch, random_extras, with_leaves
 from tests.support.oracle_case import case_of
@@ -51,8 +52,7 @@ def test_every_component_that_shapes_a_gradient_has_a_paper():
     assert missing == set()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", METHODS)
+@for_every(METHODS, SEEDS)
 def test_gradient_equals_the_papers(name, seed):
     method = METHODS[name]
     objective, batch, logp, extras = example(method, seed)
@@ -63,8 +63,7 @@ def test_gradient_equals_the_papers(name, seed):
         assert relative(ours[tensor], gradient) < 1e-12, tensor
 
 
-@pytest.mark.parametrize("seed", [1, 3, 6])
-@pytest.mark.parametrize("name", METHODS)
+@for_every(METHODS, [1, 3, 6])
 def test_gradient_equals_the_papers_over_episodes(name, seed):
     """Turns of different number, holes between them, rewards of turns, roles that are never compared."""
     method = METHODS[name]
@@ -95,8 +94,7 @@ def as_often(batch):
     return torch.arange(batch.num_sequences).repeat_interleave(copies // torch.tensor(siblings)), copies
 
 
-@pytest.mark.parametrize("seed", [1, 6])
-@pytest.mark.parametrize("name", WEIGHED)
+@for_every(WEIGHED, [1, 6])
 def test_gradient_equals_the_papers_over_branches(name, seed):
     """Each leaf is a sample, siblings averaged within their episode: the paper sees every episode equally often."""
     method = METHODS[name]
@@ -119,7 +117,7 @@ def test_gradient_equals_the_papers_over_branches(name, seed):
     assert max(relative(apart[tensor], ours[tensor]) for tensor in ours) > 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in VARIATIONS if VARIATIONS[name].changes])
+@for_every([name for name in VARIATIONS if VARIATIONS[name].changes])
 def test_a_variation_is_another_gradient_than_its_method(name):
     """Otherwise its agreement above would say nothing about what was varied."""
     found = 0.0
@@ -146,7 +144,7 @@ def bound_share(name, metric):
 CLIPPED = [name for name in METHODS if objective_of(METHODS[name]).clip.name not in ("on_policy", "unclipped")]
 
 
-@pytest.mark.parametrize("name", CLIPPED)
+@for_every(CLIPPED)
 def test_the_clip_binds_in_these_batches(name):
     """Otherwise the agreement above would say nothing about clipping. Some tokens must be left as they are, too."""
     gates = ("soft_gate", "gamma_gate", "geometric_mean", "group_softmax")
@@ -155,7 +153,7 @@ def test_the_clip_binds_in_these_batches(name):
     assert share < 0.9 or objective_of(METHODS[name]).clip.name in gates
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if objective_of(METHODS[name]).mismatch.needs])
+@for_every([name for name in METHODS if objective_of(METHODS[name]).mismatch.needs])
 def test_the_mismatch_rule_binds_in_these_batches(name):
     method, changed, dropped, tokens = METHODS[name], 0, 0, 0
     for seed in SEEDS:
@@ -174,7 +172,7 @@ def test_the_mismatch_rule_binds_in_these_batches(name):
         assert changed == dropped and abs(bound_share(name, "mismatch_dropped") - dropped / tokens) < 0.05
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if objective_of(METHODS[name]).select.name != "all"])
+@for_every([name for name in METHODS if objective_of(METHODS[name]).select.name != "all"])
 def test_the_choice_of_tokens_binds_in_these_batches(name):
     chosen, tokens = 0, 0
     for seed in SEEDS:
@@ -188,7 +186,7 @@ def test_the_choice_of_tokens_binds_in_these_batches(name):
     assert 0 < chosen < tokens
 
 
-@pytest.mark.parametrize("name", ["simko", "strong smoothing"])
+@for_every(["simko", "strong smoothing"])
 def test_smoothing_binds_in_these_batches(name):
     moved = pushed = 0
     for seed in SEEDS:
@@ -220,7 +218,7 @@ def has_surrogate(objective):
 SURROGATES = [name for name in CLIPPED if has_surrogate(objective_of(METHODS[name]))]
 
 
-@pytest.mark.parametrize("name", SURROGATES)
+@for_every(SURROGATES)
 def test_the_reported_surrogate_is_the_papers_value(name):
     """Taken without the terms beside it: KL, entropy and imitation."""
     method = METHODS[name]
@@ -246,7 +244,7 @@ def kl_value(objective, batch, logp, extras):
     return objective.kl.beta * float((share * value)[batch.action].sum())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@for_every(SEEDS)
 def test_the_grad_of_the_learned_share_is_the_papers(seed):
     """d J / d lambda, by torch's own gradient of the paper's J."""
     objective, batch, logp, extras = example(METHODS["lambda_grpo"], seed)

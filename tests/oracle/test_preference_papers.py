@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-import preference_papers as papers
 import pytest
 import torch
 
+from tests.oracle import preference_papers as papers
+from tests.support.for_every import for_every
 from tests.support.preference_batches import random_rows
 from whet.objective.axes import PAIR_AXES, with_changes
 from whet.objective.preference import PairExtras, mismatched_rows, pair_totals
@@ -57,8 +58,7 @@ def test_every_method_has_a_paper():
     assert {*papers.PAPERS, *papers.STEPWISE} == set(PAIR_PRESETS)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", papers.PAPERS)
+@for_every(papers.PAPERS, SEEDS)
 def test_loss_and_gradient_equal_the_papers(name, seed):
     batch, logp, extras = random_rows(seed, empty=seed % 2 == 1)
     assert_equal(
@@ -91,8 +91,7 @@ VARIATIONS = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS[:3])
-@pytest.mark.parametrize("name", VARIATIONS)
+@for_every(VARIATIONS, SEEDS[:3])
 def test_variations_equal_theirs(name, seed):
     preset, changes, paper = VARIATIONS[name]
     batch, logp, extras = random_rows(seed)
@@ -100,9 +99,8 @@ def test_variations_equal_theirs(name, seed):
     assert_equal(ours(objective_of(preset, changes), batch, logp, extras), theirs(batch, logp, extras, mean_of(paper)))
 
 
-@pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("seed", SEEDS[:3])
-def test_prospects_equal_the_papers_with_z_of_mismatched_completions(seed, paired):
+@for_every([True, False], SEEDS[:3])
+def test_prospects_equal_the_papers_with_z_of_mismatched_completions(paired, seed):
     changes = {"curve.desirable": 1.3, "curve.undesirable": 0.7}
     objective = objective_of("kto", changes)
     batch, logp, extras = random_rows(seed, num_rows=8, paired=paired)
@@ -127,7 +125,7 @@ def test_z_is_never_below_zero():
     assert objective.anchored(pair_totals(batch), objective.anchor_sums(batch, logp - 5), {})[0].anchor == 0
 
 
-@pytest.mark.parametrize("paired", [True, False])
+@for_every([True, False])
 def test_the_running_mean_shifts_rewards(paired):
     objective, memory = objective_of("bco"), {}
     means = []
@@ -151,8 +149,7 @@ def test_the_running_mean_shifts_rewards(paired):
     assert_equal(ours(objective, batch, logp, extras, totals), theirs(batch, logp, extras, step))
 
 
-@pytest.mark.parametrize(
-    ("name", "good", "bad"),
+@for_every(
     [
         ("apo_zero", lambda d: 1 - papers.sigma(0.1 * d), lambda d: papers.sigma(0.1 * d)),
         ("sppo", lambda d: (d - 500) ** 2, lambda d: (d + 500) ** 2),
@@ -161,7 +158,7 @@ def test_the_running_mean_shifts_rewards(paired):
             lambda d: -papers.log_sigma(0.01 * d) - 0.5 * papers.log_sigma(-0.01 * d),
             lambda d: -0.5 * papers.log_sigma(-0.01 * d),
         ),
-    ],
+    ]
 )
 def test_single_completions_are_averaged_class_by_class(name, good, bad):
     batch, logp, extras = random_rows(2, num_rows=8, paired=False)

@@ -84,7 +84,7 @@ def test_print_and_readers_without_scripts_get_what_python_drew(report):
 
 def test_hostile_text_in_names_runs_nothing(tmp_path):
     from whet.pages.run_report import write_report
-    from whet.record import RunRecorder
+    from whet.record.log import RunRecorder
     from whet.types import StepReport
 
     record = RunRecorder(tmp_path)

@@ -7,38 +7,35 @@ from shutil import which
 
 import pytest
 
-from whet.pages.chart_specs import MOST_CELLS, band_spec, line_spec, spread_spec
-from whet.pages.charts import BandSeries, Series
+from whet.pages.chart_specs import MOST_CELLS, chart, curve, line
 from whet.pages.render import ASSETS
 
 
 def test_a_short_line_is_given_point_by_point():
-    lines = [Series("reward", ((1, 0.25), (2, 0.123456789))), Series("eval", ((0, 1.0),), marked=True)]
-    spec = line_spec(lines, unit=True)
+    lines = [line("reward", [(1, 0.25), (2, 0.123456789)]), line("eval", [(0, 1.0)], 1, marked=True, dashed=False)]
+    spec = chart(lines, unit=True)
     first, second = spec["series"]
     assert first == {"name": "reward", "tone": 0, "x": [1, 2], "y": [0.25, 0.12346]}
-    assert second["marked"] and second["tone"] == 1 and (spec["y"]["min"], spec["y"]["max"]) == (0, 1)
+    assert second == {"name": "eval", "tone": 1, "x": [0], "y": [1.0], "marked": True}
+    assert (spec["y"]["min"], spec["y"]["max"]) == (0, 1)
 
 
 def test_a_long_line_keeps_its_extremes_in_a_band():
-    points = tuple((float(step), 100.0 if step == 70_001 else step % 2) for step in range(100_000))
-    (line,) = line_spec([Series("spiky", points)])["series"]
-    assert len(line["x"]) == MOST_CELLS == len(line["low"]) and max(line["high"]) == 100 and max(line["y"]) < 2
-    assert min(line["low"]) == 0
-
-
-def test_bands_and_spreads_are_drawn_around_their_lines():
-    (line,) = band_spec([BandSeries("a", (1, 2), (0.5, 0.6), (0.4, 0.5), (0.6, 0.9), "s3 dashed")])["series"]
-    assert line["tone"] == 3 and line["dashed"] and line["high"] == [0.6, 0.9] and line["y"] == [0.5, 0.6]
-    values = {"min": 0, "q1": 1, "median": 2, "q3": 3, "max": 4, "mean": 2.5}
-    mean, median = spread_spec([(1.0, values)], 9)["series"]
-    assert (mean["low"], mean["y"], mean["high"]) == ([0], [2.5], [4]) and median["low"] == [1] and mean["tone"] == 1
+    points = [(float(step), 100.0 if step == 70_001 else step % 2) for step in range(100_000)]
+    long = line("spiky", points, 9)
+    assert len(long["x"]) == MOST_CELLS == len(long["low"]) and max(long["high"]) == 100 and max(long["y"]) < 2
+    assert min(long["low"]) == 0 and long["tone"] == 1
 
 
 def test_what_is_not_finite_is_a_gap():
-    spec = band_spec([BandSeries("a", (1,), (math.nan,), (0.0,), (math.inf,), "s0")])
-    (line,) = json.loads(json.dumps(spec, allow_nan=False))["series"]
-    assert line["y"] == [None] and line["high"] == [None] and line["low"] == [0]
+    spec = chart([line("a", [(1, math.nan)], low=[0.0], high=[math.inf])])
+    (drawn,) = json.loads(json.dumps(spec, allow_nan=False))["series"]
+    assert drawn["y"] == [None] and drawn["high"] == [None] and drawn["low"] == [0]
+
+
+def test_a_curve_keeps_every_digit_and_the_gaps_between_its_stretches():
+    drawn = curve("a", ([(0.0, 1.00000001), (1.0, 2.0)], [(1.0, 3.0)]))
+    assert drawn["x"] == [0.0, 1.0, 1.0, 1.0] and drawn["y"] == [1.00000001, 2.0, None, 3.0]
 
 
 @pytest.mark.skipif(which("node") is None, reason="needs node (Debian: apt-get install nodejs)")

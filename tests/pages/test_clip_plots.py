@@ -11,25 +11,28 @@ import torch
 
 from tests.support.drawings import same_drawing
 from whet.objective import AXES, PRESETS
-from whet.objective.clip import Cap, PPOClip, Unclipped
-from whet.objective.gates import GeometricMean, VariationMask
+from whet.objective.clip import Cap, GeometricMean, PPOClip, Unclipped, VariationMask
 from whet.pages import clip_plots as plots
-from whet.pages.charts import Frame, Panel, PlottedCurve, curves_svg, straightened, ticks, within
+from whet.pages.chart_specs import chart, curve
+from whet.pages.chart_svg import figure_file, straightened, ticks, within
 from whet.types import WhetError
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images" / "clip"
 REFRESH = "python -m whet.pages.methods"
 SVG = "{http://www.w3.org/2000/svg}"
-FRAME = Frame("title", "x", "y", (0.0, 2.0), (0.0, 2.0), size=(200, 100))
 
 
-def test_every_rule_and_every_method_has_a_fresh_picture():
-    drawn = {name: plots.rule_plot(rule) for name, rule in plots.plotted().items()}
-    assert set(AXES["clip"]) <= set(drawn)
-    assert {plots.plot_name(preset.objective) for preset in PRESETS.values()} <= set(drawn)
+@pytest.fixture(scope="module")
+def pictures():
+    return {name: plots.rule_plot(rule) for name, rule in plots.plotted().items()}
+
+
+def test_every_rule_and_every_method_has_a_fresh_picture(pictures):
+    assert set(AXES["clip"]) <= set(pictures)
+    assert {plots.plot_name(preset.objective) for preset in PRESETS.values()} <= set(pictures)
     there = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.svg")}
-    assert set(there) == set(drawn), f"pictures missing or left over in docs/images/clip; {REFRESH}"
-    stale = [name for name in drawn if not same_drawing(there[name], drawn[name])]
+    assert set(there) == set(pictures), f"pictures missing or left over in docs/images/clip; {REFRESH}"
+    stale = [name for name, text in pictures.items() if not same_drawing(there[name], text)]
     assert not stale, f"stale: {', '.join(stale)}; {REFRESH}"
 
 
@@ -40,25 +43,29 @@ def test_a_method_with_numbers_of_its_own_has_a_picture_of_its_own():
         assert plots.plotted()[plots.plot_name(preset.objective)] == preset.objective.clip
 
 
-def test_pictures_are_written(tmp_path):
+def test_pictures_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "plotted", lambda: {"cap": Cap(), "mine": PPOClip(0.1, 0.3)})
     written = plots.write_plots(tmp_path / "new")
-    assert {path.stem for path in written} == set(plots.plotted())
+    assert [path.name for path in written] == ["cap.svg", "mine.svg"]
     assert (tmp_path / "new" / "cap.svg").read_text(encoding="utf-8") == plots.clip_plot("cap")
 
 
-@pytest.mark.parametrize("name", AXES["clip"])
-def test_a_picture_is_a_drawing_with_both_signs_of_the_advantage(name):
-    root = ElementTree.fromstring(plots.clip_plot(name))
-    said = [element.text for element in root.iter() if element.text]
-    assert {name, "A > 0", "A < 0", "ratio"} <= set(said)
-    panels = 3 if name in ("variation_mask", "divergence_mask", "probability_band") else 1
-    titles = [text for text in said if text.startswith("old probability")]
-    assert titles == (["old probability 0.05", "old probability 0.5", "old probability 0.9"] if panels == 3 else [])
-    assert any("prefers-color-scheme:dark" in text for text in said)
-    _, _, wide, high = (float(number) for number in root.attrib["viewBox"].split())
-    for path in root.iter("{http://www.w3.org/2000/svg}path"):
-        x, y = (float(number) for number in re.match(r"M([\d.]+) ([\d.]+)", path.attrib["d"]).groups())
-        assert 0 <= x <= wide and 0 <= y <= high
+def test_a_picture_is_a_drawing_with_both_signs_of_the_advantage(pictures):
+    several = ("variation_mask", "divergence_mask", "probability_band")
+    for name in AXES["clip"]:
+        root = ElementTree.fromstring(pictures[name])
+        said = [element.text for element in root.iter() if element.text]
+        assert {name, "A > 0", "A < 0", "ratio"} <= set(said), name
+        titles = [text for text in said if text.startswith("old probability")]
+        expected = (
+            [f"old probability {probability:g}" for probability in plots.PROBABILITIES] if name in several else []
+        )
+        assert titles == expected, name
+        assert any("prefers-color-scheme:dark" in text for text in said)
+        _, _, wide, high = (float(number) for number in root.attrib["viewBox"].split())
+        for path in root.iter(f"{SVG}path"):
+            x, y = (float(number) for number in re.match(r"M([\d.]+) ([\d.]+)", path.attrib["d"]).groups())
+            assert 0 <= x <= wide and 0 <= y <= high, name
 
 
 def test_an_unknown_rule_names_the_nearest():
@@ -115,13 +122,13 @@ def test_the_text_plot_by_hand():
     assert lines[1].startswith("     3 |") and lines[1].endswith("---")
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_method_has_a_text_plot(name):
-    lines = plots.clip_text(PRESETS[name].objective.clip).splitlines()
-    assert len(lines) == 12 and max(len(line) for line in lines) <= 66
-    drawn = "".join(line.split("|", 1)[1] for line in lines[1:-2])
-    assert set(drawn) <= set("+-* ") and "*" in drawn
-    assert all(any(line[8 + column : 9 + column].strip() for line in lines[1:-2]) for column in range(50))
+def test_every_method_has_a_text_plot():
+    for name, rule in plots.plotted().items():
+        lines = plots.clip_text(rule).splitlines()
+        assert len(lines) == 12 and max(len(line) for line in lines) <= 66, name
+        drawn = "".join(line.split("|", 1)[1] for line in lines[1:-2])
+        assert set(drawn) <= set("+-* ") and "*" in drawn, name
+        assert all(any(line[8 + column : 9 + column].strip() for line in lines[1:-2]) for column in range(50)), name
 
 
 # the drawing itself
@@ -144,19 +151,26 @@ def test_ticks_are_round_numbers_inside():
     assert ticks(0.9992, 1.0008, 5) == pytest.approx((0.9995, 1.0, 1.0005))
 
 
+def panel(*curves, **more):
+    axis = {"label": "", "min": 0.0, "max": 2.0}
+    return chart(curves, x=axis, y=axis, smooth=False, **more)
+
+
 def test_a_jump_is_a_riser_and_a_limit_is_shaded():
-    curve = PlottedCurve("jumps & more", (((0.0, 0.0), (1.0, 1.0)), ((1.0, 0.0), (2.0, 0.0))))
-    text = curves_svg([Panel((curve,), limit=1.5, limit_text="out")], FRAME)
+    jumps = curve("jumps & more", (((0.0, 0.0), (1.0, 1.0)), ((1.0, 0.0), (2.0, 0.0))))
+    text = figure_file([panel(jumps, limit={"x": 1.5, "text": "out"})], "title", size=(200, 100))
     assert text.count('class="jump s0"') == 1 and text.count('class="shade"') == 1
     assert "jumps &amp; more" in text and ">out<" in text
     assert text.count('class="line s0"') == 3  # two stretches and the legend
-    calm = curves_svg([Panel((PlottedCurve("a", (((0.0, 0.0), (2.0, 2.0)),), dashed=True),))], FRAME)
+    calm = figure_file([panel(curve("a", (((0.0, 0.0), (2.0, 2.0)),), dashed=True))], "title", size=(200, 100))
     assert 'class="jump' not in calm and 'class="shade"' not in calm and "line s0 dashed" in calm
 
 
 def test_a_long_legend_takes_another_line():
-    curves = tuple(PlottedCurve(f"a curve with a long name {place}", (((0.0, 0.0), (2.0, 2.0)),)) for place in range(3))
-    one, three = (ElementTree.fromstring(curves_svg([Panel(curves[:count])], FRAME)) for count in (1, 3))
+    curves = [curve(f"a curve with a long name {number}", (((0.0, 0.0), (2.0, 2.0)),)) for number in range(3)]
+    one, three = (
+        ElementTree.fromstring(figure_file([panel(*curves[:count])], "title", size=(200, 100))) for count in (1, 3)
+    )
     assert float(three.attrib["height"]) > float(one.attrib["height"])
     names = [element for element in three.iter() if element.attrib.get("class") == "name"]
     assert len({element.attrib["y"] for element in names}) == 3

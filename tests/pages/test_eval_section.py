@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from whet.pages.chart_svg import chart_svg
 from whet.pages.run_report import calibration_figure, calibration_tenths, evaluation_section, length_figure
-from whet.record import EvalRecord, RunRecord
+from whet.record.log import EvalRecord
+from whet.record.run import RunRecord
 from whet.record.text import plain_metrics
 
 BEFORE = {"accuracy": 0.5, "loss": 0.7}
@@ -32,18 +34,21 @@ def test_metrics_are_shown_before_and_after_with_calibration_and_length():
     assert rows["accuracy"] == ("50.0%", "84.0%") and rows["member 1 accuracy"] == ("-", "83.0%")
     assert rows["calibration error"] == ("-", "3.0%") and not any("calibration 5" in name for name in rows)
     calibration, length = section["figures"]
-    assert "97.0% sure, 95.0% right, 88 rows" in calibration.svg and calibration.svg.count("<circle") == 2
-    assert "better completion is longer: 90.0%" in length.svg and "better completion is shorter: 61.0%" in length.svg
+    drawn = chart_svg(calibration.spec, "")
+    assert "97.0% sure, 95.0% right, 88 rows" in drawn and drawn.count("<circle") == 2
+    drawn = chart_svg(length.spec, "")
+    assert "better completion is longer: 90.0%" in drawn and "better completion is shorter: 61.0%" in drawn
 
 
 def test_a_dot_is_where_the_model_is_as_sure_and_as_right():
-    svg = calibration_figure({"calibration/9/rows": 4.0, "calibration/9/sure": 1.0, "calibration/9/right": 0.0}).svg
-    assert 'cx="328.0" cy="186.0" r="7.5"' in svg
+    result = {"calibration/9/rows": 4.0, "calibration/9/sure": 1.0, "calibration/9/right": 0.0}
+    drawn = chart_svg(calibration_figure(result).spec, "")
+    assert 'cx="332.0" cy="188.0" r="7.5"' in drawn
 
 
-def test_bars_are_as_long_as_the_shares():
-    svg = length_figure({"accuracy": 0.5, "accuracy_when_longer": 1.0}).svg
-    assert 'width="158.0"' in svg and 'width="316.0"' in svg
+def test_shares_are_drawn_where_they_are_between_0_and_1():
+    drawn = chart_svg(length_figure({"accuracy": 0.5, "accuracy_when_longer": 1.0}).spec, "")
+    assert 'cx="230.0" cy="36.0"' in drawn and 'cx="448.0" cy="76.0"' in drawn
 
 
 def test_nothing_is_shown_of_nothing():

@@ -10,8 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from whet.pages.overoptimization import result_values, sentence, table_text
-from whet.pages.overoptimization_page import figure_svg, study_page, verdict
+from whet.pages.overoptimization import figure_svg, result_values, sentence, study_page, table_text, verdict
 from whet.record.metrics.overoptimization import (
     Kind,
     Law,

@@ -9,13 +9,15 @@ import xml.etree.ElementTree as xml
 from fractions import Fraction
 
 import pytest
-from tests.report.own_script import without_charts_script
 
-from whet.pages.charts import band_chart
+from tests.support.own_script import without_charts_script
+from whet.pages.chart_specs import chart
+from whet.pages.chart_svg import chart_svg
 from whet.pages.compare import (
     Estimate,
     MethodComparison,
     MethodRun,
+    comparison_from,
     comparison_values,
     metric_name,
     notes,
@@ -236,12 +238,29 @@ def test_the_values_are_json_and_complete():
     assert values["runs"][0]["rewards"] == [0.25, 0.5] and 0 < values["rows"][1]["p"] < 1
 
 
+def test_a_comparison_comes_back_from_its_file_and_from_one_of_0_2():
+    both = comparison(
+        {"a": [0.5, 0.75], "b": [0.25]}, equal={"steps": "2"}, remarks=("b seed 1 failed.",), planned={"b": 2}
+    )
+    values = json.loads(json.dumps(comparison_values(both), allow_nan=False))
+    back = comparison_from(values)
+    assert verdict(back) == verdict(both) and notes(back) == notes(both) and rows(back) == rows(both)
+    assert back.status == both.status == "unfinished"
+    for run in values["runs"]:
+        for name in ("before", "after", "tokens", "seconds", "eval_size", "steps"):
+            del run[name]
+    del values["remarks"], values["planned"]
+    old = comparison_from(values)
+    assert verdict(old) == verdict(both) and [row.after for row in rows(old)] == [row.after for row in rows(both)]
+    assert old.results[0].rewards == both.results[0].rewards and old.results[0].tokens == 1000
+
+
 def test_a_course_is_the_mean_between_the_lowest_and_the_highest_seed():
     results = (result("a", 0, 0.5, rewards=(0.0, 0.4)), result("a", 1, 0.5, rewards=(0.2, 0.8, 0.9)))
     (line,) = reward_bands(MethodComparison(("a",), (0, 1), results))
-    assert line.steps == (1.0, 2.0)  # the third step is one run's alone
-    assert line.means == pytest.approx((0.1, 0.6))
-    assert (line.lows, line.highs) == ((0.0, 0.4), (0.2, 0.8))
+    assert line["x"] == [1.0, 2.0]  # the third step is one run's alone
+    assert line["y"] == pytest.approx([0.1, 0.6])
+    assert (line["low"], line["high"]) == ([0.0, 0.4], [0.2, 0.8])
 
 
 def test_the_chart_has_a_line_and_a_band_a_method():
@@ -250,12 +269,13 @@ def test_the_chart_has_a_line_and_a_band_a_method():
         result(f"m{n}", seed, 0.5, [value + 0.1 * seed for value in long]) for n in range(10) for seed in (0, 1)
     )
     many = MethodComparison(tuple(f"m{n}" for n in range(10)), (0, 1), results)
-    drawn = xml.fromstring(band_chart(reward_bands(many), "reward", (340, 200)))
+    text = chart_svg(chart(reward_bands(many), smooth=False), "reward", (340, 200))
+    drawn = xml.fromstring(text)
     classes = [part.get("class") or "" for part in drawn.iter()]
     lines = [each for each in classes if each.startswith("line")]
     assert len(lines) == len(set(lines)) == 10  # colours that come round again are dashed
     assert sum(each.startswith("band") for each in classes) == 10
-    assert "<title>step 1: m0 0.150, m1 0.150" in band_chart(reward_bands(many), "reward", (340, 200))
+    assert "<title>step 1: m0 0.150, m1 0.150" in text
 
 
 def test_the_page_has_every_method_and_is_inert():

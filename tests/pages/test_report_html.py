@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.report.own_script import without_charts_script
 
-from whet.pages.charts import Series, line_chart, smoothed, step_scale, thinned, tick_text, value_scale
+from tests.support.own_script import without_charts_script
+from whet.pages.chart_specs import chart, line, smoothed, thinned
+from whet.pages.chart_svg import chart_svg, step_scale, tick_text, value_scale
 from whet.pages.run_report import html_report, write_report
-from whet.record import RunRecorder, read_run, verdict
+from whet.record.log import RunRecorder
+from whet.record.run import read_run, verdict
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
 SUMMARY = {
@@ -105,14 +107,14 @@ def test_finished_run_has_every_section(tmp_path: Path) -> None:
     assert "Accuracy rose from 25.0% to 75.0% in 40 steps and 1 min 15 s." in text
     for heading in ("Objective", "Curves", "Where the time went", "Health", "Samples", "Counts", "Config", "Reproduce"):
         assert heading in text
-    for chart in (
+    for title in (
         "Held-out accuracy and mean reward",
         "Reward: exact",
         "Reward: format",
         "Completion length",
         "Entropy",
     ):
-        assert chart in text
+        assert title in text
     assert "Sampler gap" not in text, "a chart without a single value is left out"
     assert "odd metric" in text and "min 0.050 at step 40" in text and "max 2.00 at step 1" in text
     assert re.search(r"rollout 40 s\s+53.3%", text) and re.search(r"other 10 s", text)
@@ -219,8 +221,7 @@ def test_bare_summary_renders(tmp_path: Path) -> None:
 
 
 def test_chart_places_points_where_the_values_say() -> None:
-    chart = line_chart([Series("reward", ((0.0, 0.0), (10.0, 1.0)))], "reward", unit=True)
-    root = xml.fromstring(chart)
+    root = xml.fromstring(chart_svg(chart([line("reward", [(0.0, 0.0), (10.0, 1.0)])], unit=True), "reward"))
     (path,) = [node for node in root if node.get("class") == "line s0"]
     (x0, y0), (x1, y1) = (pair.split() for pair in path.get("d", "")[1:].split("L"))
     assert float(x1) > float(x0) and float(y1) < float(y0)
@@ -232,8 +233,8 @@ def test_chart_places_points_where_the_values_say() -> None:
 
 
 def test_chart_without_points_is_empty_and_with_one_is_a_dot() -> None:
-    assert line_chart([Series("a", ())], "a") == ""
-    assert "<circle" in line_chart([Series("a", ((1.0, 5.0),))], "a")
+    assert chart_svg(chart([line("a", [])]), "a") == ""
+    assert "<circle" in chart_svg(chart([line("a", [(1.0, 5.0)])]), "a")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,8 @@ def test_step_ticks_are_whole() -> None:
 def test_long_series_are_thinned_with_their_range() -> None:
     cells = thinned([(float(step), float(step % 2)) for step in range(1000)], most=100)
     assert len(cells) == 100 and cells[0] == (4.5, 0.5, 0.0, 1.0)
-    assert 'class="band s0"' in line_chart([Series("a", tuple((float(x), float(x % 7)) for x in range(1000)))], "a")
+    long = line("a", [(float(x), float(x % 7)) for x in range(1000)])
+    assert 'class="band s0"' in chart_svg(chart([long]), "a")
 
 
 def test_smoothing_keeps_the_ends_and_drops_a_spike() -> None:

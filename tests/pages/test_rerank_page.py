@@ -2,9 +2,8 @@
 
 import pytest
 
-from whet.pages.charts import cost_scale
-from whet.pages.rerank import Reranking, reranking_record, reranking_text
-from whet.pages.rerank_page import reranking_page
+from whet.pages.chart_svg import cost_scale
+from whet.pages.rerank import Reranking, reranking_page, reranking_record, reranking_text
 from whet.record.metrics.reranking import Pool, RerankerScores, choice_curves, search_result
 
 POOLS = [

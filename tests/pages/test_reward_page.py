@@ -16,15 +16,25 @@ import torch
 from typer.testing import CliRunner
 
 from whet.cli.reward import reward_app
-from whet.pages.render import TEMPLATES
-from whet.pages.rescore import Rescore, RescoredSample, rescore_record, rescore_text
+from whet.pages.chart_svg import chart_svg
+from whet.pages.render import ASSETS
+from whet.pages.rescore import Rescore, RescoredSample, rescore_page, rescore_record, rescore_text
 from whet.pages.review import Review, ReviewPlan, is_review_due, read_review, review_rows, with_marks, write_review
-from whet.pages.reward_dry_run import PartFacts, RepeatDifference, ScoredAnswer, Trial, trial_record, trial_text
-from whet.pages.reward_page import rescore_page, trial_page, trial_tiles
-from whet.pages.run_report import spread_figures
+from whet.pages.reward_dry_run import (
+    DryRun,
+    PartFacts,
+    RepeatDifference,
+    ScoredAnswer,
+    dry_run_page,
+    dry_run_record,
+    dry_run_text,
+    dry_run_tiles,
+)
+from whet.pages.run_charts import columns_of, drawn_charts, planned_charts
 from whet.record.marks import review_counts, review_verdict
 from whet.record.metrics.correlation import correlations, pearson, ranks, spearman
 from whet.record.metrics.distribution import distribution, flat_shares, histogram, reward_spread
+from whet.record.run import RunRecord
 from whet.types import Group, Prompt, Sample, StepReport, StopReason, WhetError
 
 HOSTILE = "</script><script>alert(1)</script><b onclick=x>&"
@@ -97,7 +107,7 @@ def judged(where: str, right: float | None, form: float, tokens: int, **other: o
     return replace(first, **other)
 
 
-def a_trial() -> Trial:
+def a_dry_run() -> DryRun:
     rows = (
         judged("data.jsonl:1", 1.0, 1.0, 10),
         judged("data.jsonl:2", 0.0, 1.0, 20, completion=HOSTILE, seconds=2.5),
@@ -110,45 +120,45 @@ def a_trial() -> Trial:
     parts = (PartFacts("right", "1", "aaaa"), PartFacts("form", "0.5", "bbbb", deterministic=False))
     differences = (RepeatDifference("data.jsonl:2", "form", 1.0, 0.5),)
     title, pieces = "1 x right + 0.5 x form", {"code right": "1"}
-    return Trial(title, "cccc", "data.jsonl", ("a note",), parts, rows, differences, 3.0, pieces)
+    return DryRun(title, "cccc", "data.jsonl", ("a note",), parts, rows, differences, 3.0, pieces)
 
 
-def test_a_trial_finds_what_is_wrong():
-    trial = a_trial()
-    assert [each.where for each in trial.gold_misses] == ["data.jsonl:2"]
-    assert trial.gold_rate() == pytest.approx(2 / 3)  # the unscorable one is not counted as missed
-    assert [each.where for each in trial.unscorable] == ["data.jsonl:3"]
-    assert [each.where for each in trial.failed] == ["data.jsonl:5"]
-    assert trial.slowest[0].where == "data.jsonl:2"
-    assert trial.never_vary() == ["form"]
-    assert trial.with_length()[1][1] == pytest.approx(pearson([10, 20, 12], [1, 0, 1]))
-    named = replace(trial.scored[0], parts={"length": 1.0, "form": 1.0})
-    assert len(replace(trial, parts=(PartFacts("length", "1", "a"),), scored=(named,)).with_length()) == 1
-    assert not trial.is_sound()
-    kept = replace(trial, scored=trial.scored[:1])
+def test_a_dry_run_finds_what_is_wrong():
+    dry_run = a_dry_run()
+    assert [each.where for each in dry_run.gold_misses] == ["data.jsonl:2"]
+    assert dry_run.gold_rate() == pytest.approx(2 / 3)  # the unscorable one is not counted as missed
+    assert [each.where for each in dry_run.unscorable] == ["data.jsonl:3"]
+    assert [each.where for each in dry_run.failed] == ["data.jsonl:5"]
+    assert dry_run.slowest[0].where == "data.jsonl:2"
+    assert dry_run.never_vary() == ["form"]
+    assert dry_run.with_length()[1][1] == pytest.approx(pearson([10, 20, 12], [1, 0, 1]))
+    named = replace(dry_run.scored[0], parts={"length": 1.0, "form": 1.0})
+    assert len(replace(dry_run, parts=(PartFacts("length", "1", "a"),), scored=(named,)).with_length()) == 1
+    assert not dry_run.is_sound()
+    kept = replace(dry_run, scored=dry_run.scored[:1])
     assert kept.is_sound()  # `form` says that it is not deterministic
     unsteady = (RepeatDifference("data.jsonl:1", "right", 1.0, 0.0),)
     assert not replace(kept, differences=unsteady).is_sound()
 
 
 def test_the_scores_of_a_reward_model_are_not_held_against_gold_answers():
-    trial = a_trial()
-    learned = replace(trial, parts=(replace(trial.parts[0], says_right=False), *trial.parts[1:]))
-    assert learned.gold_misses == [] and learned.gold_rate() is None and "gold = 1" not in trial_text(learned)
+    dry_run = a_dry_run()
+    learned = replace(dry_run, parts=(replace(dry_run.parts[0], says_right=False), *dry_run.parts[1:]))
+    assert learned.gold_misses == [] and learned.gold_rate() is None and "gold = 1" not in dry_run_text(learned)
     from whet.reward.learned.outcome import Learned
 
     assert not Learned.says_right
 
 
 def test_a_tile_says_whether_scores_stay_the_same():
-    states = {"not checked": None, "yes": (), "no": a_trial().differences}
+    states = {"not checked": None, "yes": (), "no": a_dry_run().differences}
     for text, differences in states.items():
-        tiles = {tile.name: tile.value for tile in trial_tiles(replace(a_trial(), differences=differences))}
+        tiles = {tile.name: tile.value for tile in dry_run_tiles(replace(a_dry_run(), differences=differences))}
         assert tiles["deterministic"] == text
 
 
-def test_a_trial_in_the_terminal_and_as_json():
-    text = trial_text(a_trial())
+def test_a_dry_run_in_the_terminal_and_as_json():
+    text = dry_run_text(a_dry_run())
     for said in (
         "version cccc",
         "gold = 1       66.7%: 2 of 3 by right",
@@ -161,27 +171,27 @@ def test_a_trial_in_the_terminal_and_as_json():
     ):
         assert said in text, text
     assert re.search(r"1\.00  #{28}  2 \(66\.7%\)", text)
-    record = json.loads(json.dumps(trial_record(a_trial())))
+    record = json.loads(json.dumps(dry_run_record(a_dry_run())))
     assert record["parts"]["right"]["histogram"] == [[0.0, 0.0, 1], [1.0, 1.0, 2]]
     assert record["gold"]["misses"][0]["where"] == "data.jsonl:2" and record["sound"] is False
 
 
 def test_the_pages_escape_what_models_write():
-    for page in (trial_page(a_trial()), rescore_page(a_rescore())):
+    for page in (dry_run_page(a_dry_run()), rescore_page(a_rescore())):
         assert "<script" not in page and "alert(1)" in page and "onclick=x>" not in page
         assert "script-src" not in page and "default-src 'none'" in unescape(page)
 
 
-def test_the_trial_page_shows_each_part():
-    page = trial_page(a_trial())
+def test_the_dry_run_page_shows_each_part():
+    page = dry_run_page(a_dry_run())
     assert page.count('class="column') == 2 + 2 + 1  # the totals, right and form have so many different scores
     assert "Gold answers that do not score 1 (1)" in page and "Failures (1)" in page and "Unscorable (1)" in page
     assert "66.7% of the gold answers score 1." in page
 
 
-def test_a_large_trial_page_thins_no_kind_away():
+def test_a_large_dry_run_page_thins_no_kind_away():
     rows = tuple(judged(f"d:{n}", float(n % 2), 1.0, n // 2) for n in range(4000))
-    page = trial_page(replace(a_trial(), scored=rows, differences=None))
+    page = dry_run_page(replace(a_dry_run(), scored=rows, differences=None))
     dots = re.findall(r'<circle class="point s1" cx="\S+" cy="(\S+)"', page)
     assert 200 < len(dots) <= 600 and len(set(dots)) == 2
 
@@ -223,16 +233,23 @@ def test_rescored_samples_by_hand():
     assert record["flipped_share"] == pytest.approx(3 / 7) and len(record["largest"]) == 6
 
 
-def test_spread_figures_draw_every_part():
-    def steps(spread):
-        return [StepReport(step, step, {}, {}, {}, spread=spread(step)) for step in (1, 2, 3)]
+def part_figures(spread):
+    steps = tuple(StepReport(step, step, {}, {"total": 1.0}, {}, spread=spread(step)) for step in (1, 2, 3))
+    columns = columns_of(steps)
+    plans = planned_charts(RunRecord(Path(), {}, "", steps, (), (), ()), columns.names).parts
+    return drawn_charts(plans, {name: columns.points(name, None, None, 100) for name in columns.names})
 
-    total, other = spread_figures(
-        steps(lambda n: {"total": distribution([0, 0.5, 1]) | {"flat": 0.25}, "a<b": distribution([n, 2.0])})
+
+def test_the_distribution_of_every_part_is_drawn():
+    total, other, _ = part_figures(
+        lambda n: (
+            {"total": distribution([0, 0.5, 1]) | {"flat": 0.25}} | dict.fromkeys(("a<b", "c"), distribution([n, 2.0]))
+        )
     )
-    assert "25.0% of groups flat" in total.note and total.last == "0.500" and other.title == "Spread: a<b"
-    assert "Spread of a&lt;b by step" in other.svg and other.svg.count('class="band') == 2
-    assert spread_figures([]) == [] == spread_figures(steps(lambda n: {"total": {}}))
+    assert "25.0% of groups flat" in total.note and total.last == "0.500" and other.title == "Reward: a<b"
+    drawn = chart_svg(other.spec, other.title)
+    assert "Reward: a&lt;b" in drawn and drawn.count('class="band') == 2
+    assert part_figures(lambda n: {}) == [] == part_figures(lambda n: {"total": {}})
 
 
 def step_samples(rewards: list[float | None]) -> list[tuple[Prompt, Sample]]:
@@ -389,7 +406,7 @@ def test_the_review_page_runs_no_script_but_its_own(tmp_path):
     page = write_review(tmp_path, rows).read_text()
     assert page.count("<script") == 2 and page.count("</script>") == 2  # the rows as data, and the page's own
     script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
-    assert script == (TEMPLATES / "review.js").read_text()
+    assert script == (ASSETS / "review.js").read_text()
     assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in page
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
     assert data[0]["completion"] == HOSTILE and len(data) == 2

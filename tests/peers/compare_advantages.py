@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import torch
-from compared import (
+
+from tests.peers.compared import (
     SEEDS,
     SINGLE,
     WHITENED,
@@ -17,7 +18,7 @@ from compared import (
     same,
     size,
 )
-from steady import steady_batch
+from tests.peers.steady import steady_batch
 
 
 def on_last_token(batch):

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import torch
-from compare_losses import BUDGET, NO_DUAL, TOKENS, UNTIED, WHOLE
-from compared import (
+
+from tests.peers.compare_losses import BUDGET, NO_DUAL, TOKENS, UNTIED, WHOLE
+from tests.peers.compared import (
     ONE_PLUS,
     PIECES,
     SINGLE,
@@ -23,7 +24,7 @@ from compared import (
     verl_gradient,
     whet_gradient,
 )
-from steady import steady_batch
+from tests.peers.steady import steady_batch
 
 
 def _shares(verl, mode, aggregate, divisor=None):

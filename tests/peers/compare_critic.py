@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import torch
-from compare_advantages import less_kl, verl_advantage
-from compared import (
+
+from tests.peers.compare_advantages import less_kl, verl_advantage
+from tests.peers.compared import (
     PIECES,
     WHITENED,
     Completions,
@@ -17,8 +18,7 @@ from compared import (
     same,
     whet_gradient,
 )
-from steady import steady_batch
-
+from tests.peers.steady import steady_batch
 from whet.objective import step_totals
 
 TRL = {"kl.beta": 0.05, "value": "clipped_error", "value.coefficient": 0.1, "value.width": 0.2}  # TRL's numbers

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import torch
-from compared import (
+
+from tests.peers.compared import (
     SINGLE,
     both,
     gap,

@@ -4,17 +4,13 @@ Two kinds of comparison, each listed under its function's name, which docs/diffe
 the peer's numbers and whet's, `measured` ones return how far apart they are. The parameters are the peers they ask.
 """
 
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
+from tests.peers.steady import steady_batch
+from tests.support.oracle_batches import random_batch
 from whet.objective import PRESETS, step_totals, with_changes
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "oracle"))
-from batches import random_batch
-from steady import steady_batch
 
 PIECES = 8
 SEEDS = range(5)

@@ -1,16 +1,8 @@
 """A running peer a fixture; a peer that cannot be installed skips the tests that ask it, and says why."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from peer import PACKAGES, Peer, PeerMissing
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "peers: compares with other packages, installed by pip on the first run")
+from tests.peers.peer import PACKAGES, Peer, PeerMissing
 
 
 def started(name):

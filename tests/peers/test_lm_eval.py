@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from peer import PeerMissing
+
+from tests.peers.peer import PeerMissing
 
 pytestmark = pytest.mark.peers
 ROOT = Path(__file__).parents[2]

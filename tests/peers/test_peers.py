@@ -4,13 +4,11 @@ import inspect
 import re
 from pathlib import Path
 
-import compare_advantages
-import compare_counting
-import compare_critic
-import compare_losses
 import pytest
-from compared import MEASURED, SAME, gap
-from peer import PACKAGES
+
+from tests.peers import compare_advantages, compare_counting, compare_critic, compare_losses
+from tests.peers.compared import MEASURED, SAME, gap
+from tests.peers.peer import PACKAGES
 
 TOPICS = (compare_losses, compare_counting, compare_advantages, compare_critic)  # importing one lists its comparisons
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"

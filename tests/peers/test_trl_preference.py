@@ -1,13 +1,12 @@
 """whet's preference and reward-model losses beside those of TRL's installed trainers: value and gradient."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from peer import DATASETS, Package, Peer, PeerMissing
 
+from tests.peers.peer import DATASETS, Package, Peer, PeerMissing
+from tests.support.preference_batches import random_rows
 from whet.objective.axes import with_changes
 from whet.objective.preference import (
     AllPairs,
@@ -19,9 +18,6 @@ from whet.objective.preference import (
     reward_totals,
 )
 from whet.objective.presets.preference import PAIR_PRESETS
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "oracle"))
-from preference_batches import random_rows
 
 pytestmark = pytest.mark.peers
 PACKAGE = Package("trl", "1.16.0", "trl_preference_side.py", DATASETS)

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 import whet
-from whet.model import load_model
 from whet.model.causal_lm import causal_lm
+from whet.model.load import load_model
 from whet.rollout.openai_engine import OpenAIEngine, TextTokenizer
 from whet.rollout.vllm_engine import VLLMEngine
 from whet.rollout.weight_sync_check import PolicyMismatch, PolicyWatch

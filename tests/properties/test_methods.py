@@ -9,6 +9,7 @@ from dataclasses import asdict, fields, replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from tests.support.oracle_batches import EXTRA_TENSORS, chosen, random_extras, with_leaves
 from tests.support.oracle_methods import MEMORY, METHODS, example, gradients, largest, objective_of, relative
 from whet.data.packing import token_micro_batches
@@ -81,11 +82,7 @@ def tensors_of(logp, extras):
     return {"logp": logp, **{name: getattr(extras, name) for name in EXTRA_TENSORS}}
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(
-    ("micro_batch_tokens", "kind"),
-    [(1, "completions"), (60, "completions"), (10_000, "completions"), (60, "branches")],
-)
+@for_every(METHODS, [(1, "completions"), (60, "completions"), (10_000, "completions"), (60, "branches")])
 def test_micro_batches_do_not_matter(name, micro_batch_tokens, kind):
     objective, batch, logp, extras = example(METHODS[name], 1, kind)
     batch = prepared(objective, batch)
@@ -97,8 +94,7 @@ def test_micro_batches_do_not_matter(name, micro_batch_tokens, kind):
     assert metrics == pytest.approx(whole, rel=1e-6, abs=1e-14)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(("ranks", "kind"), [(2, "completions"), (3, "completions"), (3, "branches")])
+@for_every(METHODS, [(2, "completions"), (3, "completions"), (3, "branches")])
 def test_the_number_of_ranks_does_not_matter(name, ranks, kind):
     """Each rank sees only its rows and the summed totals; metrics are sums, so they add up over ranks too."""
     objective, batch, logp, extras = example(METHODS[name], 2, kind)
@@ -130,8 +126,7 @@ def test_ranks_agree_on_the_grad_of_a_learned_share():
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("kind", ["completions", "branches"])
+@for_every(METHODS, ["completions", "branches"])
 def test_order_does_not_matter(name, kind):
     objective, batch, logp, extras = example(METHODS[name], 3, kind)
     order = torch.randperm(batch.num_sequences, generator=torch.Generator().manual_seed(0))
@@ -153,9 +148,8 @@ def spoiled(values, action, fill):
     return torch.where(mask, wide, torch.as_tensor(fill, dtype=wide.dtype))
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(
-    ("fill", "kind"),
+@for_every(
+    METHODS,
     [*((fill, "completions") for fill in (float("nan"), float("inf"), float("-inf"))), (float("nan"), "branches")],
 )
 def test_prompts_tool_output_and_padding_may_hold_anything(name, fill, kind):
@@ -184,8 +178,7 @@ def test_prompts_tool_output_and_padding_may_hold_anything(name, fill, kind):
         assert (gradient[~trained(objective, wide)] == 0).all()
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("kind", ["completions", "branches"])
+@for_every(METHODS, ["completions", "branches"])
 def test_untrained_tokens_get_exactly_no_gradient(name, kind):
     objective, batch, logp, extras = example(METHODS[name], 5, kind)
     batch = prepared(objective, batch)
@@ -204,8 +197,7 @@ def test_untrained_tokens_get_exactly_no_gradient(name, kind):
     assert (found[tensor][batch.action] != 0).double().mean() > min(silent, 0.1)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("kind", ["completions", "branches"])
+@for_every(METHODS, ["completions", "branches"])
 def test_a_sequence_without_a_trained_token_leaves_all_denominators(name, kind):
     objective, batch, logp, extras = example(METHODS[name], 6 if kind == "completions" else 4, kind)
     batch = prepared(objective, batch)
@@ -225,8 +217,7 @@ PLAIN = {"kl": "none", "entropy": "none", "imitate": "none", "select": "all", "s
 PLAIN |= {"teacher": "none"}
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("kind", ["completions", "branches"])
+@for_every(METHODS, ["completions", "branches"])
 def test_at_ratio_one_the_weight_is_one(name, kind):
     """With nothing moved the policy term is share * A, whatever the clip rule; rules that choose tokens are exempt."""
     objective, batch, logp, extras = example(METHODS[name], 7, kind)
@@ -248,7 +239,7 @@ def test_at_ratio_one_the_weight_is_one(name, kind):
         assert loss.metrics["kl_old"] == 0
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if objective_of(METHODS[name]).mismatch.needs])
+@for_every([name for name in METHODS if objective_of(METHODS[name]).mismatch.needs])
 def test_a_sampler_that_is_the_trainer_changes_nothing(name):
     objective, batch, logp, extras = example(METHODS[name], 1)
     batch = prepared(objective, replace(batch, behavior_logp=batch.old_logp))
@@ -265,7 +256,7 @@ REMEMBERS = {"reinforce", "remax", "reinforce_pp", "ppo", "ppo_dual", "ppo_penal
 REMEMBERS |= {"rae", "a_star_po"}
 
 
-@pytest.mark.parametrize("name", [name for name in PRESET_METHODS if name != "maxrl"])
+@for_every([name for name in PRESET_METHODS if name != "maxrl"])
 def test_a_constant_added_to_a_groups_rewards(name):
     """Group baselines forget it, whatever it is; a baseline from elsewhere does not, and must not."""
     objective, batch, logp, extras = example(METHODS[name], 0)
@@ -317,8 +308,7 @@ AGREE = [
 ]
 
 
-@pytest.mark.parametrize("name", AGREE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@for_every(AGREE, [torch.float32, torch.float64])
 def test_a_group_of_equal_rewards_teaches_nothing(name, dtype):
     """Also when float noise makes its spread tiny but not zero."""
     objective, batch, *_ = example(METHODS[name], 1)
@@ -336,7 +326,7 @@ def test_a_group_of_equal_rewards_teaches_nothing(name, dtype):
 SCALED = [("reinforce", "group_std"), ("reinforce", "token_std"), ("remax", "group_std"), ("reinforce_pp", "token_std")]
 
 
-@pytest.mark.parametrize(("method", "scale"), SCALED)
+@for_every(SCALED)
 def test_a_spread_of_nothing_never_blows_a_difference_up(method, scale):
     """A baseline from outside the group leaves a difference where the group agrees: it must not be divided by 1e-6."""
     _, batch, *_ = example(METHODS[method], 1)
@@ -345,7 +335,7 @@ def test_a_spread_of_nothing_never_blows_a_difference_up(method, scale):
     assert found.abs().max() <= 1
 
 
-@pytest.mark.parametrize("name", PRESET_METHODS)
+@for_every(PRESET_METHODS)
 def test_a_group_of_one_is_finite_and_silent_for_group_baselines(name):
     objective, batch, logp, extras = example(METHODS[name], 2)
     batch = replace(batch, group=torch.arange(batch.num_sequences))
@@ -357,8 +347,7 @@ def test_a_group_of_one_is_finite_and_silent_for_group_baselines(name):
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("kind", ["completions", "branches"])
+@for_every(METHODS, ["completions", "branches"])
 def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name, kind):
     """Nor has an unscorable branch a share of its episode's weight in one."""
     objective, batch, logp, extras = example(METHODS[name], 1, kind)
@@ -383,7 +372,7 @@ def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name, kin
     assert remembered[0] == pytest.approx(remembered[1])
 
 
-@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+@for_every(["clip_cov", "kl_cov"])
 def test_an_unscorable_sample_changes_no_covariance(name):
     objective, batch, *_ = example(METHODS[name], 1)
     reward = batch.reward.clone()
@@ -396,7 +385,7 @@ def test_an_unscorable_sample_changes_no_covariance(name):
             assert torch.equal(getattr(found, field)[others], getattr(without, field))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@for_every(METHODS)
 def test_a_step_in_which_nothing_could_be_scored_is_silent(name):
     objective, batch, logp, extras = example(METHODS[name], 1)
     batch = prepared(objective, replace(batch, reward=torch.full_like(batch.reward, float("nan"))))
@@ -405,7 +394,7 @@ def test_a_step_in_which_nothing_could_be_scored_is_silent(name):
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@for_every(METHODS)
 def test_an_empty_step_is_a_zero_not_a_nan(name):
     objective, batch, logp, extras = example(METHODS[name], 1)
     empty = torch.zeros_like(batch.action)
@@ -421,7 +410,7 @@ IN_THE_PASS |= {"teacher_divergence": "teacher_divergence"}
 MAY_BE_MISSING = {"old_logp"}  # without it the policy is the one that sampled
 
 
-@pytest.mark.parametrize("name", METHODS)
+@for_every(METHODS)
 def test_a_missing_field_is_named(name):
     objective, batch, logp, extras = example(METHODS[name], 1)
     with pytest.raises(ValueError, match=r"Objective\.advantage"):
@@ -439,7 +428,7 @@ def test_a_missing_field_is_named(name):
             objective.tuned(MEMORY).loss(known, logp, step_totals(known, 16), fewer)
 
 
-@pytest.mark.parametrize("name", PRESET_METHODS)
+@for_every(PRESET_METHODS)
 def test_what_a_row_does_not_need_does_not_change_it(name):
     objective, batch, logp, extras = example(METHODS[name], 1)
     with_it = found_gradients(objective, prepared(objective, batch), logp, extras)
@@ -452,7 +441,7 @@ def test_what_a_row_does_not_need_does_not_change_it(name):
         assert_same(found, with_it, tolerance=1e-15)
 
 
-@pytest.mark.parametrize("name", ["clip_cov", "wide clip_cov"])
+@for_every(["clip_cov", "wide clip_cov"])
 def test_equal_tokens_and_positions_share_a_lot_and_no_others_do(name):
     """Cutting a batch cannot change the lottery: it looks at one completion at a time."""
     _, batch, *_ = example(METHODS[name], 4)
@@ -473,7 +462,7 @@ CHOOSE = ("top_entropy", "clip_covariance", "tie_covariance")
 COPIES = [name for name in METHODS if objective_of(METHODS[name]).select.name not in CHOOSE]
 
 
-@pytest.mark.parametrize("name", COPIES)
+@for_every(COPIES)
 def test_equal_branches_of_an_episode_are_the_episode(name):
     """Copies of a row as branches of one episode: no baseline, scale, share or denominator may notice."""
     objective, batch, logp, extras = example(METHODS[name], 3, "episodes")
@@ -496,7 +485,7 @@ def test_equal_branches_of_an_episode_are_the_episode(name):
     assert remembered[1] == pytest.approx(remembered[0])
 
 
-@pytest.mark.parametrize("name", PRESET_METHODS)
+@for_every(PRESET_METHODS)
 def test_roles_of_a_prompt_are_groups_of_their_own(name):
     objective, batch, *_ = example(METHODS[name], 1, "branches")
     apart = replace(batch, group=2 * batch.group + batch.role)
@@ -508,7 +497,7 @@ def test_roles_of_a_prompt_are_groups_of_their_own(name):
         assert relative(together.advantage, found.advantage) > 0.01
 
 
-@pytest.mark.parametrize("name", METHODS)
+@for_every(METHODS)
 def test_a_grad_known_beforehand_is_the_gradient(name):
     objective, batch, logp, extras = example(METHODS[name], 1)
     batch = replace(prepared(objective, batch), old_logp=None)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from tests.support.preference_batches import random_rows
 from whet.objective.axes import with_changes
 from whet.objective.preference import (
@@ -61,8 +62,7 @@ def relative(one, two):
     return float((one - two).norm() / two.norm()) if two.norm() else float(one.norm())
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize(("name", "paired"), CASES)
+@for_every(CASES, CUTS)
 def test_cuts_and_order_do_not_matter(name, paired, cut):
     batch, logp, extras, totals = example(name, paired)
     whole, expected, expected_rival = found(name, batch, logp, extras, totals)
@@ -81,7 +81,7 @@ def test_cuts_and_order_do_not_matter(name, paired, cut):
     assert abs(whole.metrics["loss"]) > 1e-4
 
 
-@pytest.mark.parametrize(("name", "paired"), CASES)
+@for_every(CASES)
 def test_the_anchor_does_not_depend_on_the_cut(name, paired):
     objective = METHODS[name]
     batch, logp, _, totals = example(name, paired)
@@ -91,7 +91,7 @@ def test_the_anchor_does_not_depend_on_the_cut(name, paired):
     assert (totals.anchor != 0) == (objective.anchor.name != "zero")
 
 
-@pytest.mark.parametrize(("name", "paired"), CASES)
+@for_every(CASES)
 def test_padding_and_what_is_not_trained_do_not_matter(name, paired):
     batch, logp, extras, totals = example(name, paired)
     _, expected, expected_rival = found(name, batch, logp, extras, totals)
@@ -110,7 +110,7 @@ def test_padding_and_what_is_not_trained_do_not_matter(name, paired):
     assert close(rival[..., :width], expected_rival)
 
 
-@pytest.mark.parametrize(("name", "paired"), [case for case in CASES if case[0] not in TOKENWISE])
+@for_every([case for case in CASES if case[0] not in TOKENWISE])
 def test_sums_give_the_same_as_tokens(name, paired):
     batch, logp, extras, totals = example(name, paired)
     whole, expected, _ = found(name, batch, logp, extras, totals)
@@ -126,7 +126,7 @@ def test_sums_give_the_same_as_tokens(name, paired):
     assert relative(torch.where(batch.action, leaf.grad[..., None], 0.0), expected) < CLOSE
 
 
-@pytest.mark.parametrize(("name", "paired"), CASES)
+@for_every(CASES)
 def test_a_row_with_an_empty_completion_counts_nowhere(name, paired):
     batch, logp, extras, totals = example(name, paired)
     _, expected, _ = found(name, batch, logp, extras, totals)
@@ -138,7 +138,7 @@ def test_a_row_with_an_empty_completion_counts_nowhere(name, paired):
     assert relative(gradient, expected[kept]) < CLOSE
 
 
-@pytest.mark.parametrize(("name", "paired"), CASES)
+@for_every(CASES)
 def test_the_grad_is_the_gradient(name, paired):
     batch, logp, extras, totals = example(name, paired)
     if "rival_logp" in METHODS[name].needs():
@@ -151,7 +151,7 @@ def test_the_grad_is_the_gradient(name, paired):
     assert same.metrics == pytest.approx(loss.metrics, rel=1e-14)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if "ref_logp" in METHODS[name].needs()])
+@for_every([name for name in METHODS if "ref_logp" in METHODS[name].needs()])
 def test_only_log_ratios_matter_where_there_is_a_reference(name):
     """Moving policy and reference of a token together changes nothing, imitation and own words apart."""
     batch, logp, extras, totals = example(name, True)
@@ -169,9 +169,7 @@ SYMMETRIC = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in SYMMETRIC if METHODS[n].imitate.name == "none" and METHODS[n].contrast.name == "difference"]
-)
+@for_every([n for n in SYMMETRIC if METHODS[n].imitate.name == "none" and METHODS[n].contrast.name == "difference"])
 def test_an_identical_pair_pulls_its_two_sides_apart_alike(name):
     """Margin 0, not grad 0: what one side gains the other loses, so shared tokens cancel in the weights."""
     batch, logp, extras, _ = example(name, True)
@@ -186,8 +184,7 @@ def test_an_identical_pair_pulls_its_two_sides_apart_alike(name):
     assert grad.norm() > 1e-6 and torch.allclose(grad[:, 0], -grad[:, 1], rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", METHODS)
+@for_every(METHODS, [torch.float32, torch.bfloat16])
 def test_completions_far_from_the_reference_stay_finite(name, dtype):
     """A policy that has strayed by hundreds of nats, and one that is sure of every token."""
     batch, logp, extras, totals = example(name, True)
@@ -202,7 +199,7 @@ def test_completions_far_from_the_reference_stay_finite(name, dtype):
         assert all(number.isfinite() for number in loss.sums.values())
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].weigh.name == "alike"])
+@for_every([name for name in METHODS if METHODS[name].weigh.name == "alike"])
 def test_a_step_that_follows_the_grad_lowers_the_loss(name):
     """Rows whose weights move with the policy are left out: those have no gradient."""
     batch, logp, extras, totals = example(name, True)
@@ -218,9 +215,8 @@ def rank_example(seed=0):
     return RankBatch(rank, weight=torch.linspace(0.5, 2, 6, dtype=torch.float64)), score
 
 
-@pytest.mark.parametrize("centre", [0.0, 0.01])
-@pytest.mark.parametrize("cost", [AllPairs(), PlackettLuce()])
-def test_reward_models_do_not_feel_cuts_order_or_missing_answers(cost, centre):
+@for_every([0.0, 0.01], [AllPairs(), PlackettLuce()])
+def test_reward_models_do_not_feel_cuts_order_or_missing_answers(centre, cost):
     batch, score = rank_example()
     loss, totals = RankLoss(cost, centre), reward_totals(batch)
     assert totals.rows == 5 and totals.pairs == 6 + 3 + 1 + 5 + 6
@@ -240,7 +236,7 @@ def test_reward_models_do_not_feel_cuts_order_or_missing_answers(cost, centre):
     assert sums == pytest.approx(whole.metrics, rel=1e-12)
 
 
-@pytest.mark.parametrize("even", [True, False])
+@for_every([True, False])
 def test_classifiers_do_not_feel_cuts_order_or_padding(even):
     draw = torch.Generator().manual_seed(3)
     logit = torch.randn(6, 5, generator=draw, dtype=torch.float64)

@@ -11,8 +11,9 @@ import calculator_agent
 import pytest
 
 from whet.envs.tools import tool_environment
-from whet.model import load_model
-from whet.settings.config import merged, read_toml, resolved
+from whet.model.load import load_model
+from whet.settings.layers import merged, read_toml
+from whet.training.config import resolved
 from whet.types import Completion, Prompt
 
 RECIPES = Path(calculator_agent.__file__).parent

@@ -92,12 +92,12 @@ def test_a_killed_training_goes_on_to_the_same_bytes(recipe: Recipe, tmp_path: P
         return module.Training(name, tmp_path / name, 8, words)
 
     code = f"""
-import sys; sys.path.insert(0, {str(Path(module.__file__).parent)!r})
 from pathlib import Path
 from run_stages import Training, run_stages
 run_stages([Training("killed", Path({str(tmp_path / "killed")!r}), 8, {words!r})], Path({str(tmp_path)!r}))
 """
-    recipe_process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    recipes = Path(module.__file__).parent
+    recipe_process = subprocess.Popen([sys.executable, "-c", code], cwd=recipes, start_new_session=True)
     while len(module.step_lines(tmp_path / "killed")) < 3:
         time.sleep(0.05)
         assert recipe_process.poll() is None

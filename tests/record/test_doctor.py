@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from tests.support.health_cases import CASES, Course
 from whet.cli import app
-from whet.record import RunRecorder
 from whet.record.doctor import doctor_report, doctor_text
 from whet.record.health import RULES, diagnosis
+from whet.record.log import RunRecorder
 from whet.types import StepReport, WhetError
 
 SETTINGS = {"optimizer.learning_rate": 1e-4, "sampling.temperature": 1.0, "objective.clip.high": 0.2}

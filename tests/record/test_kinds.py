@@ -7,8 +7,11 @@ import pytest
 
 from whet.pages.card import run_card, run_figure
 from whet.pages.run_report import html_report
-from whet.record import Console, RunRecorder, metric_text, read_run, verdict
-from whet.record.run_kinds import KINDS, PREFERENCE, REWARD_MODEL, RL, SFT, kind_of
+from whet.record.console import Console
+from whet.record.log import RunRecorder
+from whet.record.run import read_run, verdict
+from whet.record.run_kinds import PREFERENCE, REWARD_MODEL, RL, RUN_KINDS, SFT, kind_of
+from whet.record.text import metric_text
 from whet.types import StepReport
 
 METRICS = {
@@ -53,7 +56,7 @@ def leave_run(folder: Path, kind: str, evaluate: bool = True, steps: int = 3) ->
     record.finished({})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RUN_KINDS)
 def test_a_kind_is_known_by_what_its_steps_report(kind: str) -> None:
     assert kind_of([step(kind, 1)]).name == kind
     assert kind_of([]).name == RL
@@ -71,7 +74,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RUN_KINDS)
 def test_the_console_prints_the_metrics_of_the_kind(kind: str) -> None:
     stream = io.StringIO()
     console = Console(stream, seconds_between_lines=0)
@@ -101,7 +104,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RUN_KINDS)
 def test_the_page_shows_the_kind(tmp_path: Path, kind: str) -> None:
     leave_run(tmp_path / "a", kind)
     assert verdict(read_run(tmp_path / "a")).startswith(VERDICTS[kind])

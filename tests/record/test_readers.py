@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.record import RunRecorder, eval_rows, sample_rows, step_rows
+from whet.record.log import RunRecorder, eval_rows, sample_rows, step_rows
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
 

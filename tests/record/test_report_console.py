@@ -12,7 +12,7 @@ import time
 import pytest
 
 from whet.api.inputs import check_callbacks
-from whet.record import Console
+from whet.record.console import Console
 from whet.record.text import duration, metric_text, number, quantity, sparkline
 from whet.types import StepReport
 
@@ -131,7 +131,7 @@ def test_control_c_leaves_the_terminal_sane() -> None:
     import pty
 
     code = (
-        "import time\nfrom whet.record import Console\nfrom whet.types import StepReport\n"
+        "import time\nfrom whet.record.console import Console\nfrom whet.types import StepReport\n"
         "c = Console(); c.started({'title': 't', 'total_steps': 9})\n"
         "c.stepped(StepReport(1, 0, {}, {'total': 0.5}, {}), [])\ntime.sleep(0.6)\nraise KeyboardInterrupt\n"
     )

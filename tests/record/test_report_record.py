@@ -11,8 +11,16 @@ import pytest
 import torch
 
 from whet.api.inputs import check_callbacks
-from whet.record import RunRecorder, eval_records, read_metrics, read_samples, read_summary, step_reports
-from whet.record.log import cut_back, recorded_samples
+from whet.record.log import (
+    RunRecorder,
+    cut_back,
+    eval_records,
+    read_metrics,
+    read_samples,
+    read_summary,
+    recorded_samples,
+    step_reports,
+)
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
 

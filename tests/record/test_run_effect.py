@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.record import RunRecorder
+from whet.record.log import RunRecorder
 from whet.tools.workbench.workbench import run_effect
 from whet.types import StepReport
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.pages.run_report import html_report, problems
-from whet.record import RunRecorder
-from whet.record.log import parsed_line, raw_lines, step_sums
+from whet.pages.run_report import health_cards, html_report
+from whet.record.log import RunRecorder, parsed_line, raw_lines, step_sums
 from whet.record.run import MOST_BETWEEN, read_run
 from whet.record.thinning import ThinnedLog
 from whet.types import StepReport, WhetError
@@ -61,8 +60,8 @@ def test_the_page_of_a_long_run_draws_some_steps_and_counts_all(tmp_path) -> Non
     assert (run.num_steps, run.totals.num_steps, len(run.evals)) == (steps, steps, 1)
     assert run.totals.counts == {"samples": 2 * steps, "tokens": steps * (steps + 1) // 2}
     assert run.seconds() == {"train": 0.5 * steps, "evaluate": 1.0}
-    (problem,) = problems(run)
-    assert problem["when"] == "101 of the steps 100 to 1001, over by the end"
+    (problem,) = [card for card in health_cards(run.finding_spans()) if card["is_problem"]]
+    assert problem["when"] == "101 of the steps 100 to 1,001, over by the last step"
     page = html_report(tmp_path)
     assert f"{len(run.steps):,} of {steps:,}" in page
 

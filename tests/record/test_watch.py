@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from whet.api.watching import watched_run
 from whet.cli import app
 from whet.record.log import RunRecorder
+from whet.record.run_folder import locked
 from whet.record.watch import WatchFrame, frame_lines, plain
-from whet.settings.run_folder import locked
 from whet.types import StepReport, WhetError
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07<b>hi</b>\u202e right\r\nnext"
@@ -133,6 +133,7 @@ def test_without_a_terminal_it_prints_one_frame_and_ends(tmp_path: Path) -> None
     assert isinstance(missing.exception, WhetError)
 
 
+@pytest.mark.slow
 def test_in_a_terminal_it_follows_the_run_to_its_end(tmp_path: Path) -> None:
     pexpect = pytest.importorskip("pexpect")
     run = write_run(tmp_path / "run", steps=3)

@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 
-from whet.reward import BUILTIN, countdown, exact_answer, final_answer, math_answer, think_format
+from whet.reward.answer import exact_answer, final_answer
+from whet.reward.countdown import countdown
+from whet.reward.find import BUILTIN
+from whet.reward.mathematics.math_answer import math_answer
+from whet.reward.think_format import think_format
 from whet.types import Prompt, WhetError
 
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from whet.protocols import Reward
-from whet.reward import BUILTIN, RewardFailure, as_reward, find_reward
+from whet.reward.call import as_reward
+from whet.reward.failure import RewardFailure
+from whet.reward.find import BUILTIN, find_reward
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from whet.record.health import diagnosis
-from whet.reward import RewardPart, find_reward, score
 from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
+from whet.reward.combine import RewardPart
+from whet.reward.find import find_reward
 from whet.reward.frame import frame_moves, frames
-from whet.settings.config import resolved
+from whet.reward.score import score
 from whet.training.assembly.rewards import build_checks
+from whet.training.config import resolved
 from whet.training.step_metrics import reward_company
 from whet.types import Prompt, Sample, StepReport, StopReason, TokenBatch, WhetError
 

@@ -14,9 +14,9 @@ from whet.reward.coherence import coherence
 from whet.reward.efficiency import efficiency
 from whet.reward.format import agent_format
 from whet.reward.language import language
+from whet.reward.mathematics.set_answer import set_answer
 from whet.reward.repetition import repetition
 from whet.reward.safety import safety
-from whet.reward.set_answer import set_answer
 from whet.reward.tool_calls import tool_calls
 from whet.types import Prompt
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from whet.protocols import Reward
-from whet.reward import RewardPart, find_reward, step_scorer, with_steps
+from whet.reward.combine import RewardPart
+from whet.reward.find import find_reward
 from whet.reward.learned import LearnedSteps, aggregated, ensemble_score, learned, learned_steps, length_fit, step_ends
 from whet.reward.learned.network import Place, Tokens, batches, read_network
 from whet.reward.settings import reward_with
+from whet.reward.steps import step_scorer, with_steps
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 QUESTION = Prompt("q1", ({"role": "user", "content": "say a"},))

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.reward import find_reward
 from whet.reward.efficiency import efficiency
+from whet.reward.find import find_reward
 from whet.reward.length import half_cosine, length_cost, soft_overlong
 from whet.reward.repetition import repeated_share, repetition
 from whet.types import Prompt, Sample, StopReason, Turn, WhetError

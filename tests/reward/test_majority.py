@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from whet.reward import RewardPart, find_reward, score
+from whet.reward.combine import RewardPart
+from whet.reward.find import find_reward
 from whet.reward.majority import voted_answer, winner
 from whet.reward.row_check import NO_COMPLETION, Unscorable, require_scorable
+from whet.reward.score import score
 from whet.types import Prompt
 
 

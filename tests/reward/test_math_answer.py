@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from whet.reward.math_answer import math_answer
-from whet.reward.quantity import agreement, quantity
+from whet.reward.mathematics.math_answer import math_answer
+from whet.reward.mathematics.quantity import agreement, quantity
 from whet.types import Prompt, WhetError
 
 
@@ -222,3 +222,15 @@ def test_a_tolerance_that_is_no_share() -> None:
 )
 def test_the_task_written_down_again_is_no_answer(question: str, gold: str, completion: str, score: float) -> None:
     assert math_answer(Prompt("p", (), text=question, answer=gold), completion) == score
+
+
+def test_latex_spaces_at_the_ends_of_an_answer_change_nothing() -> None:
+    spaces = [r"\,", r"\;", r"\:", r"\!", r"\ ", r"\>", r"\quad", r"\qquad", "~", r"\,."]
+    golds = ["5", r"\frac{1}{2}", "(3, 4)", r"\text{Saturday}", "5 km", "x < 3", "12_5", "3:45", r"50\%"]
+    unpaid = {}
+    for gold in golds:
+        for space in spaces:
+            for answer in (gold + space, space.rstrip(".") + gold + space):
+                unpaid[gold, answer] = math_answer(prompt(gold), rf"\boxed{{{answer}}}")
+    assert {case: score for case, score in unpaid.items() if score != 1.0} == {}
+    assert math_answer(prompt("5"), r"\boxed{6\,}") == 0.0

@@ -14,8 +14,8 @@ import pytest
 
 from whet.reward.call import Together, as_reward
 from whet.reward.find import find_reward
-from whet.reward.math_answer import math_answer, math_answers, unread_gold
-from whet.reward.math_pool import MathJob, MathPool
+from whet.reward.mathematics.math_answer import math_answer, math_answers, unread_gold
+from whet.reward.mathematics.pool import MathJob, MathPool
 from whet.reward.unscorable import collected_reasons
 from whet.types import Prompt
 
@@ -72,7 +72,7 @@ def test_a_pool_is_anybodys_thread(pool: MathPool) -> None:
 @pytest.mark.slow  # a whole interpreter has to start
 def test_the_processes_end_with_a_trainer_that_is_killed() -> None:
     code = (
-        "import time\nfrom whet.reward.math_pool import POOL, MathJob\n"
+        "import time\nfrom whet.reward.mathematics.pool import POOL, MathJob\n"
         "POOL.run([MathJob('read', ('x',))])\nprint(POOL.processes[0].process.pid, flush=True)\ntime.sleep(60)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -94,7 +94,7 @@ def test_scores_are_the_same_on_all_cores(monkeypatch: pytest.MonkeyPatch, pool:
     golds = [rf"{n}\sqrt{{2}}" for n in range(1, 41)]
     completions = [rf"\boxed{{\sqrt{{{2 * n * n + n % 3}}}}}" for n in range(1, 41)]
     alone = math_answers([prompt(gold) for gold in golds], completions)
-    module = sys.modules["whet.reward.math_answer"]
+    module = sys.modules["whet.reward.mathematics.math_answer"]
     monkeypatch.setattr(module, "POOL", pool)
     monkeypatch.setattr(module, "MANY", 10)
     seen: list[str] = []

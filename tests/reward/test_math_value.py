@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from whet.reward.formula import TooLarge, Unreadable
-from whet.reward.math_value import read_value, same
+from whet.reward.mathematics.compare import same
+from whet.reward.mathematics.formula import TooLarge, Unreadable
+from whet.reward.mathematics.reading import read_value
 
 EQUAL = [
     (r"\{x | -2 \le x < 1\}", "[-2,1)"),

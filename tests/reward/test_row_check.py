@@ -6,10 +6,12 @@ import json
 
 import pytest
 
+from whet.data.sections import DataSection
 from whet.data.usable import Usable
-from whet.reward import RewardPart, as_reward, find_reward
+from whet.reward.call import as_reward
+from whet.reward.combine import RewardPart
+from whet.reward.find import find_reward
 from whet.reward.row_check import Unscorable, require_scorable
-from whet.settings.sections import DataSection
 from whet.training.assembly.rewards import scorable_prompts
 from whet.types import Prompt, WhetError
 

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from whet.reward import RewardFailure, RewardPart, as_reward, num_unscorable, score
-from whet.reward.combine import Gate
+from whet.reward.call import as_reward
+from whet.reward.combine import Gate, RewardPart
+from whet.reward.failure import RewardFailure
 from whet.reward.limit import Overrun, limited
-from whet.reward.score import Failures, TooManyFailures
+from whet.reward.score import Failures, TooManyFailures, num_unscorable, score
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 PROMPTS = [Prompt(f"p{i}", (), text="q", answer=str(i)) for i in range(3)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from whet.reward.set_answer import members, set_answer
+from whet.reward.mathematics.set_answer import members, set_answer
 from whet.types import Prompt, WhetError
 
 

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from whet.reward import RewardPart, as_reward, exact_answer, step_scorer, with_steps, working_steps
-from whet.reward.working_steps import step_scores
+from whet.reward.answer import exact_answer
+from whet.reward.call import as_reward
+from whet.reward.combine import RewardPart
+from whet.reward.steps import step_scorer, with_steps
+from whet.reward.working_steps import step_scores, working_steps
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 QUESTION = Prompt("arithmetic/1", ({"role": "user", "content": "Left to right mod 10: 4+1-6*3"},), answer="7")

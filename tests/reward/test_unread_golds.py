@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from whet.data.gold import after_hashes
-from whet.reward import RewardPart
+from whet.data.sections import DataSection
+from whet.reward.combine import RewardPart
 from whet.reward.find import find_reward
-from whet.settings.sections import DataSection
 from whet.training.assembly.rewards import scorable_prompts
 from whet.types import Prompt, WhetError
 

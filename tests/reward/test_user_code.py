@@ -19,8 +19,12 @@ import numpy
 import pytest
 import torch
 
-from whet.reward import RewardFailure, as_reward, find_reward, score, user_code
+from whet.reward import user_code
+from whet.reward.call import as_reward
 from whet.reward.combine import RewardPart
+from whet.reward.failure import RewardFailure
+from whet.reward.find import find_reward
+from whet.reward.score import score
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 PROMPT = Prompt("p1", (), text="q", answer="1")

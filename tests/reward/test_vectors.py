@@ -20,7 +20,7 @@ import pytest
 from whet.reward.answer import boxed, exact_answer
 from whet.reward.coherence import coherence
 from whet.reward.language import language
-from whet.reward.math_answer import math_answer
+from whet.reward.mathematics.math_answer import math_answer
 from whet.reward.repetition import repetition
 from whet.reward.safety import findings, safety
 from whet.reward.tool_calls import tool_calls

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.reward import BUILTIN, RewardPart, as_reward, find_reward, version
-from whet.reward.combine import Gate
+from whet.reward import version
+from whet.reward.call import as_reward
+from whet.reward.combine import Gate, RewardPart
+from whet.reward.find import BUILTIN, find_reward
 from whet.reward.version import (
     parts_version,
     pieces_hash,

@@ -52,7 +52,7 @@ def copying():
     whet.register("engine", CopyingEngine, name="copying")
     CopyingEngine.made.clear()
     yield
-    (shelf,) = registry._SHELVES["engine"]
+    (shelf,) = registry._REGISTRIES["engine"]
     del ENGINES["copying"], shelf.registered["copying"]
 
 
@@ -117,5 +117,5 @@ def test_what_a_maker_returns_must_be_an_engine(tmp_path):
         with pytest.raises(WhetError, match=r"the engine 'copying_not' made Identity\(\); it must have generate"):
             train("grpo", tmp_path / "run", "copying_not")
     finally:
-        (shelf,) = registry._SHELVES["engine"]
+        (shelf,) = registry._REGISTRIES["engine"]
         del ENGINES["copying_not"], shelf.registered["copying_not"]

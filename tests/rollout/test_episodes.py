@@ -11,8 +11,8 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from whet.model import load_model
 from whet.model.causal_lm import causal_lm
+from whet.model.load import load_model
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import InitialObservation, Prompt, Sample, Sampling, StepResult, StopReason, WhetError

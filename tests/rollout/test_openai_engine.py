@@ -15,8 +15,8 @@ from whet import cli
 from whet.data.chat import prompt_tokens
 from whet.model.server_client import Retryable
 from whet.rollout.openai_engine import OpenAIEngine, TextTokenizer, answer_of, cut
-from whet.settings.config import resolved_evaluation
 from whet.training.assembly.runtime import load_runtime
+from whet.training.config import resolved_evaluation
 from whet.types import Prompt, Request, Sampling, StopReason, WhetError
 
 KEY = "WHET_TEST_SERVER_KEY"

@@ -360,7 +360,7 @@ def test_too_long_for_the_context_is_refused():
 @pytest.mark.parametrize("copies", [1, 2, 3, 8])
 def test_any_number_of_prompts_and_completions(num_prompts, copies):
     """The layout of a product's result depends on its sizes; the completions must not."""
-    from whet.model import load_model
+    from whet.model.load import load_model
 
     loaded = load_model("whetstone")
     lm = causal_lm(loaded.model)

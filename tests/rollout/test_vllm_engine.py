@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.support.fake_vllm import install
-from whet.model import load_model
 from whet.model.causal_lm import causal_lm
+from whet.model.load import load_model
 from whet.rollout.torch_engine import TorchEngine
 from whet.rollout.vllm_engine import VLLMEngine, receive, vllm_version
 from whet.rollout.weight_sync_check import PolicyMismatch, PolicyWatch

@@ -10,8 +10,8 @@ import torch
 
 import whet
 from whet import registry
-from whet.model import load_model
 from whet.model.causal_lm import causal_lm
+from whet.model.load import load_model
 from whet.rollout.engines import ENGINES
 from whet.rollout.torch_engine import TorchEngine
 from whet.rollout.weight_sync_check import (
@@ -113,7 +113,7 @@ def engines():
     for name, engine in chosen.items():
         whet.register("engine", engine, name=name)
     yield
-    (shelf,) = registry._SHELVES["engine"]
+    (shelf,) = registry._REGISTRIES["engine"]
     for name in chosen:
         del ENGINES[name], shelf.registered[name]
 

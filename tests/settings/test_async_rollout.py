@@ -2,8 +2,8 @@
 
 import pytest
 
-from whet.settings.config import resolved
 from whet.training.assembly.rl import build_objective
+from whet.training.config import resolved
 from whet.types import WhetError
 
 

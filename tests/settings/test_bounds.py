@@ -16,8 +16,12 @@ from typer.testing import CliRunner
 import whet
 from whet.cli import app
 from whet.cli.options import finite
-from whet.settings.config import PolicyConfig, from_settings, read_toml, resolved, validated
-from whet.settings.sections import BatchSection, OptimizerSection, RewardSection, SamplingSection, Section, is_number
+from whet.reward.sections import RewardSection
+from whet.rollout.sections import SamplingSection
+from whet.settings.layers import from_settings, read_toml, validated
+from whet.settings.sections import Section, is_number
+from whet.training.config import PolicyConfig, resolved
+from whet.training.sections import BatchSection, OptimizerSection
 from whet.types import WhetError
 
 

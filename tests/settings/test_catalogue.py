@@ -1,46 +1,15 @@
 """The catalogue is what the presets say, and the commands that only print text do without torch."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 
-from whet.objective import PAIR_PRESETS, PRESETS
+from whet.objective import PAIR_PRESETS, PRESETS, catalogue
+from whet.objective.catalogue import KINDS
 from whet.objective.presets.reward_model import REWARD_MODELS
-from whet.settings.methods import catalogue, describe
-from whet.settings.methods.method import KINDS, from_record, to_record
-from whet.settings.methods.tables import explanation, explanation_with_plot, overview, record
+from whet.pages.methods import explanation, explanation_with_plot, overview, record
 from whet.types import WhetError
-
-REFRESH = "catalogue.json is stale: python -m whet.pages.methods"
-
-
-def same(first, second):
-    """Equal, numbers to 1e-12: a processor may round another way."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) and all(map(same, first, second))
-    if isinstance(first, float) or isinstance(second, float):
-        return first == pytest.approx(second, rel=1e-12, abs=1e-12)
-    return first == second
-
-
-def test_the_catalogue_is_fresh():
-    written, now = (
-        json.loads(catalogue.FILE.read_text("utf-8")),
-        json.loads(json.dumps(to_record(describe.catalogue()))),
-    )
-    assert written.keys() == now.keys() and list(written["methods"]) == list(now["methods"]), REFRESH
-    for part in ("methods", "axes", "left_out"):
-        stale = [name for name in now[part] if not same(written[part][name], now[part][name])]
-        assert not stale, f"{', '.join(stale)}: {REFRESH}"
-
-
-def test_nothing_is_lost_on_the_way_to_the_file_and_back():
-    whole = describe.catalogue()
-    assert from_record(json.loads(json.dumps(to_record(whole)))) == whole
 
 
 def test_every_preset_is_a_method_of_its_kind():

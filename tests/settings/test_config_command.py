@@ -8,9 +8,10 @@ import tomllib
 
 import pytest
 
-from whet.settings.annotated import annotated_toml, written
-from whet.settings.config import config_values, from_settings, read_toml, resolved
-from whet.settings.methods import catalogue
+from whet.objective import catalogue
+from whet.settings.layers import from_settings, read_toml
+from whet.training.annotated_config import annotated_toml, written
+from whet.training.config import config_values, resolved
 
 
 @pytest.mark.parametrize("method", catalogue.method_names())
@@ -71,7 +72,8 @@ def test_values_are_written_as_toml_reads_them(value):
 
 def test_the_config_of_a_run_needs_no_torch():
     code = (
-        "import sys; from whet.settings.annotated import annotated_toml; from whet.settings.config import resolved; "
+        "import sys; from whet.training.annotated_config import annotated_toml; "
+        "from whet.training.config import resolved; "
         "print(len(annotated_toml(resolved('ppo')))); "
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), 'imported'"
     )

@@ -7,9 +7,9 @@ import tomllib
 
 import pytest
 
-from whet.settings.annotated import annotated_toml
-from whet.settings.config import rate_reasons, resolved, toml_text
-from whet.settings.width import model_width
+from whet.model.width import model_width
+from whet.training.annotated_config import annotated_toml
+from whet.training.config import rate_reasons, resolved, toml_text
 from whet.types import WhetError
 
 

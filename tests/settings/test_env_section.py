@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from whet.settings.config import resolved_evaluation
+from whet.training.config import resolved_evaluation
 
 RUN = {"env": {"tools": ["calculator"], "max_turns": 4, "call_format": "json"}}
 

@@ -13,14 +13,13 @@ import torch
 import whet
 from tests.support.commands import finished
 from whet import registry
-from whet.objective import AXES, PAIR_AXES, PAIR_PRESETS, PRESETS, Preset, description, title, with_changes
+from whet.objective import AXES, PAIR_AXES, PAIR_PRESETS, PRESETS, Preset, catalogue, description, title, with_changes
 from whet.objective.axes import FAMILIES, component_refusal
 from whet.objective.clip import PPOClip
 from whet.objective.component import Component
 from whet.objective.preference.imitate import Summed
 from whet.objective.terms import ImitateRight
-from whet.settings.methods import catalogue
-from whet.settings.methods.tables import axes_table, component_table, explanation_with_plot, overview
+from whet.pages.methods import axes_table, component_table, explanation_with_plot, overview
 from whet.types import WhetError
 
 ROOT = Path(__file__).parents[2]
@@ -30,11 +29,11 @@ GRPO = PRESETS["grpo"]
 @pytest.fixture(autouse=True)
 def as_it_was():
     """Whatever a test registers is gone after it."""
-    before = [(shelf, dict(shelf.registered)) for shelves in registry._SHELVES.values() for shelf in shelves]
+    before = [(known, dict(known.registered)) for several in registry._REGISTRIES.values() for known in several]
     yield
-    for shelf, registered in before:
-        for name in [name for name in shelf.registered if name not in registered]:
-            del shelf.things[name], shelf.registered[name]
+    for known, registered in before:
+        for name in [name for name in known.registered if name not in registered]:
+            del known.entries[name], known.registered[name]
 
 
 def narrow_rule(own_name="narrow"):
@@ -73,7 +72,7 @@ def test_a_preset_is_a_method_everywhere():
     assert "clip       narrow(low=0.05, high=0.1)" in said and "weight against ratio" in said
     assert "| narrow_grpo" in overview("policy") and "| narrow_grpo" in component_table("policy")
     assert title(own.objective) == "Narrow"
-    from whet.settings.config import PolicyConfig, resolved
+    from whet.training.config import PolicyConfig, resolved
 
     assert isinstance(resolved("narrow_grpo"), PolicyConfig)
     with pytest.raises(WhetError, match="did you mean 'narrow_grpo'"):
@@ -126,7 +125,9 @@ def test_a_notebooks_cell_that_is_changed_and_run_again_replaces_what_it_registe
     assert AXES["clip"]["cell_clip"] is cell["Second"] and PRESETS["cell_grpo"].objective.clip.low == 0.3
     with pytest.raises(WhetError, match=r"a clip called 'cell_clip' exists already, in __main__; .*, or replace=True"):
         exec(CELL.format(name="Third", low=0.2), {"__name__": "another_module"})
-    with pytest.raises(WhetError, match=r"a clip called 'ppo_clip' exists already, in whet.objective.clip; .*name$"):
+    with pytest.raises(
+        WhetError, match=r"a clip called 'ppo_clip' exists already, in whet.objective.clip.band; .*name$"
+    ):
         exec(CELL.format(name="Fourth", low=0.2).replace("cell_clip", "ppo_clip"), cell)
 
 
@@ -139,20 +140,23 @@ def test_replace_takes_the_place_of_what_was_registered_and_of_nothing_built_in(
     with pytest.raises(WhetError, match="give yours another name, or replace=True"):
         whet.register("clip", Other)
     assert whet.register("clip", replace=True)(Other) is AXES["clip"]["narrow"]
-    with pytest.raises(WhetError, match=r"'ppo_clip' exists already, in whet.objective.clip; give yours another name$"):
+    with pytest.raises(
+        WhetError, match=r"'ppo_clip' exists already, in whet.objective.clip.band; give yours another name$"
+    ):
         whet.register("clip", narrow_rule("ppo_clip"), replace=True)
     whet.register("clip", PPOClip)  # and giving it as it is does not make it replaceable
     with pytest.raises(WhetError, match="'ppo_clip' exists already"):
         whet.register("clip", narrow_rule("ppo_clip"), replace=True)
 
 
-class WithState(PPOClip):
-    name: ClassVar[str] = "with_state"
+class Undecorated(PPOClip):
+    low: float = 0.2
+    middle: float = 1.0
+    name: ClassVar[str] = "undecorated"
 
 
-@dataclass
-class Mutable(Component):
-    name: ClassVar[str] = "mutable"
+class Unable:
+    name = "unable"
 
 
 @dataclass(frozen=True)
@@ -196,12 +200,12 @@ class Crashing(PPOClip):
         (
             "clip",
             narrow_rule("ppo_clip"),
-            "a clip called 'ppo_clip' exists already, in whet.objective.clip; give yours",
+            "a clip called 'ppo_clip' exists already, in whet.objective.clip.band; give yours",
         ),
         ("clip", narrow_rule("My Clip"), "the name of the clip is 'My Clip'; give one like my_clip"),
         ("clip", lambda ratio: ratio, "the name of the clip is '<lambda>'"),
         ("clip", PPOClip(), "give a frozen dataclass that inherits from whet.objective.component.Component"),
-        ("clip", Mutable, "Mutable can be changed after it was made; give @dataclass(frozen=True)"),
+        ("clip", Undecorated, "Undecorated.middle is not one of its fields; give @dataclass(frozen=True)"),
         ("clip", Empty, "Empty has no __call__, surrogate, symbols, uses_ratio; give it all that Clip has"),
         ("clip", Wordy, "Wordy.low is 'a little'; the fields of a component are numbers"),
         ("clip", Summing, "for a ratio of shape (1, 3) it returns (1,); return one weight per token, [N, T]"),
@@ -217,7 +221,7 @@ class Crashing(PPOClip):
         ("preset", replace(GRPO, objective=replace(GRPO.objective, name="dpo")), "a preset called 'dpo' exists"),
         ("reward", 3, "the reward 3 has no name; give it one: whet.register('reward', ..., name='my_reward')"),
         ("engine", 3, "the engine 3 has no name"),
-        ("engine", Mutable, "Mutable has no generate and no load; give it both methods of whet.protocols.Engine"),
+        ("engine", Unable, "Unable has no generate and no load; give it both methods of whet.protocols.Engine"),
         (
             "engine",
             no_engine,
@@ -253,7 +257,7 @@ def test_every_built_in_component_passes_the_check_that_a_users_must_pass():
 
 
 def test_a_reward_an_engine_and_an_environment_by_name():
-    from whet.reward import find_reward
+    from whet.reward.find import find_reward
 
     @whet.register("reward")
     def short_answer(prompt, completion):

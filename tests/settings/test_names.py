@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 import whet
-from whet.settings.config import KINDS, from_settings, has_key, resolved
-from whet.settings.methods import catalogue
+from whet.objective import catalogue
+from whet.settings.layers import from_settings, has_key
 from whet.settings.names import FOREIGN, OLD_COMPONENTS, OLD_KEYS, translated
 from whet.tools.pipelines.registry import PIPELINES
 from whet.tools.pipelines.settings import resolve_settings
+from whet.training.config import KINDS, resolved
 from whet.types import WhetError
 
 METHODS = {"policy": "grpo", "preference": "dpo", "reward_model": "rm", "sft": "sft"}

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from whet.settings.config import resolved
-from whet.settings.run_folder import NO_LOCKS, claimed_folder, is_locked, locked, read_config
+from whet.record.run_folder import NO_LOCKS, is_locked, locked
+from whet.training.config import resolved
+from whet.training.saved_config import claimed_folder, read_config
 from whet.types import WhetError
 
 processes = multiprocessing.get_context("fork")

@@ -9,9 +9,9 @@ import pytest
 
 import whet
 from whet.pages.run_report import write_report
-from whet.record import read_metrics, read_samples, read_summary
-from whet.settings.config import PolicyConfig
-from whet.settings.run_folder import read_config, read_values
+from whet.record.log import read_metrics, read_samples, read_summary
+from whet.training.config import PolicyConfig
+from whet.training.saved_config import read_config, read_values
 from whet.types import WhetError
 
 FIXTURE = Path(__file__).parent / "run_of_0_1"  # `whet train grpo` of 0.1, three steps, without its checkpoint

@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 FOLDER = Path(__file__).parent / "chat_templates"
 CORPUS = [
@@ -59,7 +59,7 @@ class Family:
 
     def tokenizer(self) -> Any:
         core = Tokenizer.from_str(_base(self.splits))
-        wrapped = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=self.bos, eos_token=self.eos)
+        wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token=self.bos, eos_token=self.eos)
         names = dict.fromkeys(each for each in (self.bos, self.eos, *self.special) if each)
         tokens = [AddedToken(each, special=True, normalized=False, rstrip=self.blanks) for each in names]
         wrapped.add_special_tokens({"extra_special_tokens": tokens})

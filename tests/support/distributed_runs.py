@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from whet.record.metrics.timer import PhaseTimer
-from whet.settings.config import resolved
 from whet.training.assembly.assembly import assemble
+from whet.training.config import resolved
 from whet.training.distributed.ranks import ALONE, Ranks, joined_ranks, leave_ranks
 from whet.types import Sample
 

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import transformers
 
 from whet.model.causal_lm import causal_lm
 from whet.rollout.torch_engine import TorchEngine
@@ -97,7 +97,9 @@ def _llm(state):
                 raise RuntimeError("no room for keys and values")
             self.arguments, self.asked, self.cached = arguments, [], 0
             torch.manual_seed(9)
-            own = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=getattr(torch, dtype))
+            own = transformers.AutoModelForCausalLM.from_config(
+                transformers.AutoConfig.from_pretrained(model), dtype=getattr(torch, dtype)
+            )
             if state.faults.get("tied_head"):
                 head = own.get_output_embeddings()
                 head.weight = torch.nn.Parameter(head.weight.detach().clone())

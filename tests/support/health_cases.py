@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from whet.record import EvalRecord
+from whet.record.log import EvalRecord
 from whet.types import StepReport
 
 Number = float | Callable[[int], float]

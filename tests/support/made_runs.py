@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+from whet.pages.compare import MethodComparison, MethodRun, comparison_values
 from whet.record.log import RunRecorder
 from whet.types import Prompt, Sample, StepReport, StopReason
 
@@ -106,9 +107,23 @@ def make_comparison(folder: Path) -> Path:
     for seed in range(3):
         MadeRun(folder / f"grpo-seed{seed}", seed=seed).step(40).finish()
     MadeRun(folder / "high-seed0", rate=1e-3).step(40).finish()
-    rows = [{"method": "grpo", "runs": 3, "before": {"mean": 0.1}, "after": {"mean": 0.9}, "seconds": {"mean": 100.0}}]
-    values = {"status": "finished", "verdict": "GRPO is best.", "metric": "accuracy", "rows": rows, "notes": ["a note"]}
-    (folder / "compare.json").write_text(json.dumps(values))
+    finals = {"grpo": (0.8, 0.9, 1.0), "high": (0.4,)}
+    results = tuple(
+        MethodRun(
+            name,
+            seed,
+            {"accuracy": 0.1},
+            {"accuracy": final},
+            ((1.0, 0.2), (2.0, 0.4)),
+            1000,
+            100.0,
+            f"{name}-seed{seed}",
+        )
+        for name, marks in finals.items()
+        for seed, final in enumerate(marks)
+    )
+    comparison = MethodComparison(("grpo", "high"), (0, 1, 2), results, {"steps": "40"}, planned={"grpo": 3, "high": 1})
+    (folder / "compare.json").write_text(json.dumps(comparison_values(comparison)))
     return folder
 
 

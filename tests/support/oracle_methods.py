@@ -1,6 +1,7 @@
 """Every method and variation as an objective with batches to try it on."""
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -33,7 +34,12 @@ METHODS = {
 
 
 def objective_of(method):
-    return with_changes(PRESETS[method.preset].objective, method.changes)
+    return _changed(method.preset, tuple(method.changes.items()))
+
+
+@cache
+def _changed(preset, changes):
+    return with_changes(PRESETS[preset].objective, dict(changes))
 
 
 KINDS = ("completions", "episodes", "branches")
@@ -52,16 +58,22 @@ def example(method, seed, kind="completions"):
     settings |= method.batch
     if kind != "completions":  # two roles, of which some rows share an episode
         settings |= {"group_size": 2 * settings["group_size"] + 4, "num_groups": 2}
-    batch, logp = random_batch(seed, binary=binary, **settings)
+    return objective, *_drawn(seed, kind, binary, method.steps, tuple(settings.items()))
+
+
+@cache
+def _drawn(seed, kind, binary, steps, settings):
+    """Many methods are tried on one batch; nobody changes a tensor of it."""
+    batch, logp = random_batch(seed, binary=binary, **dict(settings))
     if kind != "completions":
         batch = episodes(seed, batch, branches=kind == "branches")
     if seed % 4 == 3:
         reward = batch.reward.clone()
         reward[seed % len(reward)] = float("nan")
         batch = replace(batch, reward=reward)
-    if not method.steps:
+    if not steps:
         batch = replace(batch, step_reward=None, returned=None)
-    return objective, batch, logp, random_extras(seed, batch)
+    return batch, logp, random_extras(seed, batch)
 
 
 def gradients(leaf, extras):

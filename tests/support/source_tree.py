@@ -68,26 +68,70 @@ def package_modules(package: Path) -> list[Module]:
     return found
 
 
+@dataclass(frozen=True)
+class Words:
+    """What one file names and says, read in one pass over its tree."""
+
+    identifiers: list[tuple[int, str]]  # (line, name) of every name in the file, used or bound
+    bound: list[tuple[int, str, str]]  # (line, name, kind) of every name that it gives to a function, class or value
+    strings: list[ast.Constant]
+    imports: list[tuple[ast.AST, bool, bool]]  # what may import, whether inside a function, whether for types only
+
+
+NAME_FIELDS = {"id", "attr", "name", "asname", "arg", "module"}
+CONTEXTS = (ast.Load, ast.Store, ast.Del)
+
+
+@cache
+def words_of(module: Module) -> Words:
+    words = Words([], [], [], [])
+    stack: list[tuple[ast.AST, bool, bool]] = [(module.tree, False, False)]
+    while stack:
+        node, lazy, typing = stack.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+            words.imports.append((node, lazy, typing))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words.strings.append(node)
+        if bound := _bound(node):
+            words.bound.append((node.lineno, *bound))
+        lazy = lazy or isinstance(node, (*FUNCTIONS, ast.Lambda))
+        only_types = isinstance(node, ast.If) and _is_type_checking(node.test)
+        for field, value in vars(node).items():
+            below = typing or (only_types and field == "body")
+            if isinstance(value, list):
+                stack += [(child, lazy, below) for child in value if isinstance(child, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, CONTEXTS):
+                stack.append((value, lazy, below))
+            elif field in NAME_FIELDS and isinstance(value, str):
+                words.identifiers.append((getattr(node, "lineno", 1), value))
+    return words
+
+
+def _bound(node: ast.AST) -> tuple[str, str] | None:
+    """The name that a node gives to something, and to what."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        if isinstance(node.ctx, ast.Store):
+            return (node.id if isinstance(node, ast.Name) else node.attr), "value"
+    elif isinstance(node, ast.ClassDef):
+        return node.name, "class"
+    elif isinstance(node, FUNCTIONS):
+        return node.name, "function"
+    elif isinstance(node, ast.arg):
+        return node.arg, "value"
+    elif isinstance(node, ast.alias) and node.asname:
+        return node.asname, "value"
+    return None
+
+
 @cache
 def imports(module: Module, known: frozenset[str]) -> list[Import]:
     """All imports of a file. `from a import b` is `a.b` where that is one of the `known` modules of the package."""
-    found: list[Import] = []
-
-    def visit(node: ast.AST, lazy: bool, typing: bool) -> None:
-        for target in _targets(node, module, known):
-            found.append(Import(target, node.lineno, lazy, typing))
-        lazy = lazy or isinstance(node, (*FUNCTIONS, ast.Lambda))
-        if isinstance(node, ast.If) and _is_type_checking(node.test):
-            for child in node.body:
-                visit(child, lazy, True)
-            for child in node.orelse:
-                visit(child, lazy, typing)
-            return
-        for child in ast.iter_child_nodes(node):
-            visit(child, lazy, typing)
-
-    visit(module.tree, False, False)
-    return found
+    nodes = sorted(words_of(module).imports, key=lambda entry: (entry[0].lineno, entry[0].col_offset))
+    return [
+        Import(target, node.lineno, lazy, typing)
+        for node, lazy, typing in nodes
+        for target in _targets(node, module, known)
+    ]
 
 
 def _targets(node: ast.AST, module: Module, known: frozenset[str]) -> list[str]:

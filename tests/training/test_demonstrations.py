@@ -10,7 +10,7 @@ from whet import api
 from whet.data.packing import with_demonstrations
 from whet.data.tasks import TASKS, solutions
 from whet.objective import PRESETS, step_totals
-from whet.record import read_metrics
+from whet.record.log import read_metrics
 from whet.types import Encoded, TokenBatch, WhetError
 
 SMALL = {

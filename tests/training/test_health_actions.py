@@ -9,11 +9,12 @@ import pytest
 
 import whet
 from whet.pages.run_report import html_report
-from whet.record import read_metrics, read_run
 from whet.record.console import Console
 from whet.record.doctor import doctor_report
-from whet.settings.config import resolved
+from whet.record.log import read_metrics
+from whet.record.run import read_run
 from whet.training.assembly.health import health_policy
+from whet.training.config import resolved
 from whet.training.health_actions import HealthPolicy, HealthWatch
 from whet.types import StepReport, WhetError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import finished, started
-from whet.record import read_metrics
+from whet.record.log import read_metrics
 
 METHODS = ["grpo", pytest.param("reinforce", marks=pytest.mark.slow), "ppo", "sft"]
 STEPS = 8

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
 from tests.envs.test_agent import CLIENT, alive
 from tests.support.commands import finished
+from tests.support.packages import needs
 from tests.training.test_kill_episodes import left_behind
 
+pytestmark = needs("fastapi", "uvicorn")
 # two branches; in the second step each one ends its trainer, where the file `die` says how, and stays with a child
 PROGRAM = (
     CLIENT

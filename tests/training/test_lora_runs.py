@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import whet
-from whet.model import load_model
+from whet.model.load import load_model
 from whet.types import WhetError
 
 STEPS, BREAK = 3, 1
@@ -78,7 +78,8 @@ def test_the_sampler_has_the_adapters_and_the_reference_has_not(tmp_path):
 
 
 def test_a_rate_of_its_own_unless_one_is_given():
-    from whet.settings.config import from_settings, resolved, toml_text
+    from whet.settings.layers import from_settings
+    from whet.training.config import resolved, toml_text
 
     def rate(method, *settings):
         config = resolved(method, from_settings(settings))

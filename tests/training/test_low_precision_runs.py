@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import whet
-from whet.model import load_model
+from whet.model.load import load_model
 
 STEPS, BREAK = 2, 1
 BASE = {
@@ -28,7 +28,7 @@ TRAINERS = {"sft": ROWS, "grpo": SAMPLED, "ppo": SAMPLED, "dpo": ROWS, "rm": ROW
 
 
 def settings(kind, changes):
-    from whet.settings.config import merged
+    from whet.settings.layers import merged
 
     machine = {"model": {"threads": 1, "device": "cpu", "precision": "bf16"}}
     return merged(merged(merged(BASE, machine), KINDS[kind]), changes)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+import transformers
 
 import whet
 from whet import registry
@@ -30,16 +30,16 @@ BUILTIN = Path(whet.__file__).parent / "model/builtin/whetstone"
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixture")
-    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(BUILTIN)
     torch.manual_seed(0)
-    settings = Qwen3MoeConfig(
+    settings = transformers.Qwen3MoeConfig(
         **{"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2},
         **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "moe_intermediate_size": 16},
         **{"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "max_position_embeddings": 256},
         **{"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None},
         initializer_range=0.2,
     )
-    Qwen3MoeForCausalLM(settings).save_pretrained(folder)
+    transformers.Qwen3MoeForCausalLM(settings).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -19,8 +19,7 @@ from safetensors.torch import save_file
 import whet
 from whet import cli
 from whet.model.checkpoint import complete_checkpoints, load_checkpoint, verify_checkpoint
-from whet.record import RunRecorder, read_metrics, read_samples
-from whet.record.log import read_summary
+from whet.record.log import RunRecorder, read_metrics, read_samples, read_summary
 from whet.training.run import LoopSettings, RunFailed, run_training
 from whet.types import StepReport, WhetError
 

@@ -18,11 +18,11 @@ from whet.data import prompt_tokens
 from whet.data.distillation_target import with_text
 from whet.data.packing import token_batch
 from whet.data.tasks import TASKS, prompts
-from whet.model import load_model
 from whet.model.causal_lm import causal_lm
+from whet.model.load import load_model
 from whet.model.reference import KeptModel
 from whet.model.vocabulary import vocabulary_refusal
-from whet.record import read_metrics
+from whet.record.log import read_metrics
 from whet.training.assembly.serving import build_server
 from whet.training.teacher import DistillationSettings, ModelTeacher, taught_rows
 from whet.types import Group, Prompt, Sample, StopReason, TokenBatch, WhetError

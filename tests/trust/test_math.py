@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.trust import math as corpus
 from whet.reward.answer import exact_answer
-from whet.reward.defences.marks import mark_spam
-from whet.reward.math_answer import math_answer
+from whet.reward.defences.answer_marks import mark_spam
+from whet.reward.mathematics.math_answer import math_answer
 
 
 @pytest.mark.parametrize(("gold", "others"), corpus.COLLAPSING.items())

@@ -68,7 +68,7 @@ def write_traceback(path: Path, error: BaseException) -> bool:
 
 def going_on(folder: Path) -> str:
     """How to go on, with the last checkpoint by name."""
-    from whet.model import complete_checkpoints
+    from whet.model.checkpoint import complete_checkpoints
 
     try:
         found = complete_checkpoints(folder / "checkpoints")

@@ -20,8 +20,9 @@ from whet.api.inputs import (
 )
 from whet.data.source import parse_source
 from whet.registry import refuse_while_importing
-from whet.settings.config import EvaluationConfig, merged, resolved_evaluation
-from whet.settings.run_folder import ROWS, START, read_values, write_rows
+from whet.settings.layers import merged
+from whet.training.config import EvaluationConfig, resolved_evaluation
+from whet.training.saved_config import ROWS, START, read_values, write_rows
 
 if TYPE_CHECKING:
     from whet.record.metrics.eval_summary import EvalSummary

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from whet.protocols import Callback, Reward
-from whet.settings.config import FROM_PYTHON, Config
-from whet.settings.run_folder import CONFIG, START
+from whet.record.run_folder import CONFIG
+from whet.training.config import FROM_PYTHON, Config
+from whet.training.saved_config import START
 from whet.types import WhetError
 
 RewardLike = str | Callable[..., Any] | Reward
@@ -209,7 +210,9 @@ def made_rewards(parts: Sequence[tuple[str, Weight, RewardLike]] | None) -> Any:
     """The parts as objects that score."""
     if parts is None:
         return None
-    from whet.reward import RewardPart, as_reward, check_parts, find_reward
+    from whet.reward.call import as_reward
+    from whet.reward.combine import RewardPart, check_parts
+    from whet.reward.find import find_reward
 
     rewards = [(find_reward(each) if isinstance(each, str) else each, name, weight) for name, weight, each in parts]
     made = [RewardPart(as_reward(each, name or None), weight) for each, name, weight in rewards]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.api.run import Run
-from whet.settings.run_folder import CONFIG
+from whet.record.run_folder import CONFIG
 from whet.types import WhetError
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from whet.settings.config import resolved
-from whet.settings.sections import ScaleSection
 from whet.tools.planner.cluster import ClusterPlan, Wishes, cluster_plan
 from whet.tools.planner.from_config import UNKNOWN_PROMPT, model_shape, workload
 from whet.tools.planner.machines import Devices, devices
 from whet.tools.planner.plan import Plan, plan_for
 from whet.tools.planner.workload import Workload
+from whet.training.config import resolved
+from whet.training.sections import ScaleSection
 from whet.types import WhetError
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from whet.api.ending import one_line_of, signals_wait, write_traceback
 from whet.api.inputs import saved_start
-from whet.settings.config import Config, PolicyConfig, config_values, flattened
-from whet.settings.run_folder import claimed_folder
+from whet.settings.layers import flattened
+from whet.training.config import Config, PolicyConfig, config_values
 from whet.training.distributed.launch import Launch, launched, rank_device, refuse_idle_ranks
+from whet.training.saved_config import claimed_folder
 from whet.types import WhetError
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def agree_on_config(crew: Crew, config: Config) -> None:
 
 def connected(crew: Crew | None, config: Config) -> Ranks:
     """The ranks with a process group on their devices."""
-    from whet.model import device_choice
+    from whet.model.load import device_choice
     from whet.training.distributed.ranks import ALONE
 
     if crew is None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whet.settings.config import Config
+from whet.training.config import Config
 
 
 def rank_main(entry: Callable[..., Any], arguments: Mapping[str, Any], line: Callable[[Any], None] | None) -> str:
@@ -26,7 +26,7 @@ def run_on_ray(
     display: Any,
 ) -> Path:
     """Train in `scale.workers` ranks; the run's folder. `entry(**arguments)` is `whet.train` or `whet.resume`."""
-    from whet.model import device_choice
+    from whet.model.load import device_choice
     from whet.training.distributed.rank_workers import run_ranks
     from whet.training.distributed.ray_cluster import open_cluster
     from whet.training.run import notify

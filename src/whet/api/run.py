@@ -9,7 +9,8 @@ from typing import Any
 
 from whet.api.tables import table, write_table
 from whet.record.rows import eval_row, sample_row, step_row
-from whet.settings.run_folder import CONFIG, is_locked, read_values
+from whet.record.run_folder import CONFIG, is_locked
+from whet.training.saved_config import read_values
 from whet.types import WhetError, did_you_mean
 
 WHAT = ("metrics", "evals", "samples")
@@ -99,7 +100,7 @@ class Run:
     @property
     def model(self) -> Path:
         """The newest checkpoint, a folder that transformers loads."""
-        from whet.model import complete_checkpoints
+        from whet.model.checkpoint import complete_checkpoints
 
         found = complete_checkpoints(self.folder / "checkpoints")
         if not found:
@@ -108,7 +109,7 @@ class Run:
 
     def load(self, device: str = "cpu") -> tuple[Any, Any]:
         """The newest checkpoint as a transformers model and its tokenizer."""
-        from whet.model import load_model
+        from whet.model.load import load_model
 
         loaded = load_model(str(self.model), device=device)
         return loaded.model, loaded.tokenizer

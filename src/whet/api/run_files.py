@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.settings.config import Config, config_values, merged, read_toml, resolved
-from whet.settings.run_folder import CONFIG, write_config
-from whet.settings.run_inputs import (
+from whet.record.run_folder import CONFIG
+from whet.settings.layers import merged, read_toml
+from whet.training.config import Config, config_values, resolved
+from whet.training.run_inputs import (
     REWARD,
     RunInputs,
     accepted_inputs,
@@ -22,10 +23,11 @@ from whet.settings.run_inputs import (
     read_inputs,
     write_inputs,
 )
+from whet.training.saved_config import write_config
 from whet.types import WhetError
 
 if TYPE_CHECKING:
-    from whet.reward import RewardPart
+    from whet.reward.combine import RewardPart
 
 logger = logging.getLogger(__name__)
 MOST_CHANGES = 3  # in a message

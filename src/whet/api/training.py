@@ -38,13 +38,15 @@ from whet.api.ranks import (
 from whet.api.ray_ranks import run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
+from whet.model.width import stated_width
+from whet.record.run_folder import discard, locked
 from whet.registry import refuse_while_importing
 from whet.reward.journal import journal
-from whet.settings.config import FROM_PYTHON, Config, config_values, merged, read_toml, resolved
-from whet.settings.run_folder import EVAL_ROWS, ROWS, START, discard, locked, read_config, refuse_resume_of_0_1
-from whet.settings.run_inputs import RunInputs
-from whet.settings.width import stated_width
+from whet.settings.layers import merged, read_toml
+from whet.training.config import FROM_PYTHON, Config, config_values, resolved
 from whet.training.distributed.launch import Launch, launched
+from whet.training.run_inputs import RunInputs
+from whet.training.saved_config import EVAL_ROWS, ROWS, START, read_config, refuse_resume_of_0_1
 from whet.types import RunFailed, WhetError
 
 if TYPE_CHECKING:
@@ -202,7 +204,7 @@ def _chosen_checkpoint(
 
     `is_longer`: another number of steps was asked for.
     """
-    from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
+    from whet.model.checkpoint import checkpoint_step, complete_checkpoints, verify_checkpoint
     from whet.record.log import is_finished
 
     if crew is not None and not crew.is_first:
@@ -260,7 +262,7 @@ def _run(
 
     from whet.data.pieces import TokenPieces
     from whet.pages.run_report import write_report
-    from whet.record import RunRecorder
+    from whet.record.log import RunRecorder
     from whet.record.tokens import TokenSettings
     from whet.tools.workbench.workbench import note_version, record_effect, write_version
     from whet.training.assembly.assembly import assemble
@@ -469,7 +471,7 @@ class _FirstStep:
 def _display() -> Any:
     """The console; in a notebook one output that is kept up to date."""
     from whet.api.notebook import NotebookDisplay, in_notebook
-    from whet.record import Console
+    from whet.record.console import Console
 
     return NotebookDisplay() if in_notebook() else Console()
 

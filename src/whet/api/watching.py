@@ -10,8 +10,8 @@ from typing import Any
 from whet.api.run import Run
 from whet.record.log import METRICS, SUMMARY
 from whet.record.run import read_run
+from whet.record.run_folder import CONFIG, is_locked
 from whet.record.watch import WatchFrame
-from whet.settings.run_folder import CONFIG, is_locked
 from whet.types import WhetError
 
 PIPELINE, PIPELINE_SUMMARY = "pipeline.toml", "pipeline.json"

@@ -193,7 +193,7 @@ def _print_error(text: str) -> None:
 def _leave(code: int) -> NoReturn:
     """End the process, also where somebody left a thread that never ends."""
     main_thread = threading.main_thread()
-    left = [each for each in threading.enumerate() if each is not main_thread and not each.daemon]
+    left = [thread for thread in threading.enumerate() if thread is not main_thread and not thread.daemon]
     if left:
         threading.Thread(target=_leave_without, args=(left, code), daemon=True).start()
     raise SystemExit(code)
@@ -201,7 +201,7 @@ def _leave(code: int) -> NoReturn:
 
 def _leave_without(threads: list[threading.Thread], code: int) -> None:
     time.sleep(PATIENCE)
-    names = [each.name for each in threads if each.is_alive()]
+    names = [thread.name for thread in threads if thread.is_alive()]
     if not names:  # the process ends by itself
         return
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -50,7 +50,7 @@ def attack(
       whet reward attack mine.py:reward --data test.jsonl --model runs/first
     """
     from whet.pages.attack import attack_record, attack_text
-    from whet.settings.config import from_settings
+    from whet.settings.layers import from_settings
     from whet.tools.workbench.attack import attack_prompts, attack_reward
     from whet.tools.workbench.workbench import reward_parts
 
@@ -61,9 +61,9 @@ def attack(
     parts = reward_parts(list(reward or ()), values)
     prompts, source = attack_prompts(data, limit, data_settings)
     rewrite = (lambda texts: _rewritten(model, texts)) if model else None
-    found = attack_reward(parts, prompts, float(reward_settings.get("timeout", 10.0)), rewrite, source)
-    print_json(attack_record(found)) if as_json else typer.echo(attack_text(found))
-    if found.holes:
+    attack_report = attack_reward(parts, prompts, float(reward_settings.get("timeout", 10.0)), rewrite, source)
+    print_json(attack_record(attack_report)) if as_json else typer.echo(attack_text(attack_report))
+    if attack_report.holes:
         raise typer.Exit(1)
 
 
@@ -82,5 +82,5 @@ def _rewritten(model: str, texts: Sequence[str]) -> list[str]:
 
     values: dict[str, Any] = {"sampling": {"temperature": 1.0}}
     config = api.evaluation_config(model, None, values)
-    asked = [Prompt(f"attack/{place}", ({"role": "user", "content": text},)) for place, text in enumerate(texts)]
+    asked = [Prompt(f"attack/{index}", ({"role": "user", "content": text},)) for index, text in enumerate(texts)]
     return [samples[0].completion for samples in sample_completions(config, asked, 1)]

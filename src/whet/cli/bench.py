@@ -32,7 +32,7 @@ def bench(
 ) -> None:
     """How fast your model trains on this machine, where the time goes, and what the machine could do at best."""
     from whet.record.speed import RolloutShape, speed_text
-    from whet.settings.config import from_settings
+    from whet.settings.layers import from_settings
     from whet.tools.bench.benchmark import benchmark, speed_record
 
     shape = RolloutShape(prompts, group, prompt_tokens, completion_tokens)

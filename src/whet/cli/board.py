@@ -42,8 +42,8 @@ def board(
             err=True,
         )
     server.start()
-    found = server.board.found()
-    typer.echo(f"{sum(each.kind == 'run' for each in found.values())} runs below {folder}; stop with Ctrl-C")
+    entries = server.board.found()
+    typer.echo(f"{sum(entry.kind == 'run' for entry in entries.values())} runs below {folder}; stop with Ctrl-C")
     token = server.board.token
     if is_loopback(host):
         typer.echo(f"read   {server.address}/\nwrite  {server.address}/#token={token}")

@@ -24,11 +24,11 @@ def cluster_demo(
     Ends with a table of who did what. `whet train ... --set scale.address=auto` does the same on a cluster of your own.
     """
     from whet.api.cluster_demo import cluster_demo as demo
-    from whet.settings.methods import catalogue
+    from whet.objective import catalogue
     from whet.types import RunFailed
 
     known = catalogue.methods("policy").items()
-    of_groups = next(name for name, each in known if each.components["baseline"].name == "group_mean")
+    of_groups = next(name for name, method_entry in known if method_entry.components["baseline"].name == "group_mean")
     run, table, left = demo(method or of_groups, steps, port, folder)
     typer.echo(f"\n{table}\nthe same as JSON, under `processes`: {run.folder / 'run.json'}")
     if left:

@@ -101,13 +101,13 @@ def contamination(
             known = [str(kind) for kind in OverlapKind]
             raise WhetError(f"--kinds {name}: no such kind{did_you_mean(name, known)}; there are {', '.join(known)}")
     rule = OverlapRule(run=run, short_run=min(3, run), share=share)
-    tests = [_reader(each, unusable) for each in test]
+    tests = [_reader(test_file, unusable) for test_file in test]
     with _written(out, force) as writer:
-        found = cleaning.decontaminate(
+        report = cleaning.decontaminate(
             _reader(file, unusable), tests, writer, [OverlapKind(name) for name in names], rule, by, examples
         )
-        _tell(found, out, as_json)
-    if check and found["contaminated"]:
+        _tell(report, out, as_json)
+    if check and report["contaminated"]:
         raise typer.Exit(1)
 
 
@@ -165,7 +165,7 @@ def difficulty(
     """Measure how often a model solves each prompt, and write the rows with their `pass_rate`."""
     from whet import api
     from whet.data.difficulty import rows_with_pass_rates
-    from whet.settings.config import from_settings, merged
+    from whet.settings.layers import from_settings, merged
 
     values = merged({"eval": {"prompts": MOST_ROWS}}, from_settings(settings or []))
     with _written(out, force) as writer:
@@ -260,8 +260,8 @@ def split(
             writer = stack.enter_context(_written(side, force))
             assert writer is not None
             writers[side] = writer
-        found = cleaning.split_by_prompt(_reader(file, unusable), writers, shares, seed, near, not keep_numbers)
-        _tell(found, None, as_json)
+        report = cleaning.split_by_prompt(_reader(file, unusable), writers, shares, seed, near, not keep_numbers)
+        _tell(report, None, as_json)
 
 
 @data_app.command()
@@ -348,36 +348,36 @@ def _weighted(text: str) -> tuple[str, float]:
         ) from None
 
 
-def _tell(found: Mapping[str, Any], out: str | None, as_json: bool) -> None:
+def _tell(report: Mapping[str, Any], out: str | None, as_json: bool) -> None:
     """Beside the rows where these go to standard output, else there."""
     to_error = out == "-"
     if as_json and not to_error:
-        print_json(dict(found))
+        print_json(dict(report))
         return
     if as_json:
         import json
 
-        print(json.dumps(found), file=sys.stderr)
+        print(json.dumps(report), file=sys.stderr)
         return
-    for line in _lines(found):
+    for line in _lines(report):
         typer.echo(line, err=to_error)
     if out is not None and not to_error:
         typer.echo(f"{'written':22} {out}")
 
 
-def _lines(found: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    for name, value in found.items():
+def _lines(report: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for name, value in report.items():
         label = f"{indent}{str(name).replace('_', ' ') if not indent else name}"
         if isinstance(value, Mapping) and value:
-            if all(not isinstance(each, Mapping | list) for each in value.values()):
-                yield f"{label:22} {', '.join(f'{key} {_number(each)}' for key, each in value.items())}"
+            if all(not isinstance(item, Mapping | list) for item in value.values()):
+                yield f"{label:22} {', '.join(f'{key} {_number(item)}' for key, item in value.items())}"
             else:
                 yield label
                 yield from _lines(value, f"{indent}  ")
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
             yield label
-            for each in value:
-                yield "  " + ", ".join(f"{key} {_number(inner)}" for key, inner in each.items())
+            for row in value:
+                yield "  " + ", ".join(f"{key} {_number(inner)}" for key, inner in row.items())
         elif isinstance(value, list):
             yield f"{label:22} {', '.join(map(str, value)) or '-'}"
         else:

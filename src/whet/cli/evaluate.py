@@ -56,12 +56,12 @@ class EvalRequest:
 
     def values(self) -> dict[str, Any]:
         """All of it as settings."""
-        from whet.settings.config import from_settings, merged
+        from whet.settings.layers import from_settings, merged
 
         asked = {"engine": "openai", "engine_settings": {"base_url": self.server}} if self.server is not None else {}
         values = merged({"sampling": asked} if asked else {}, from_settings(self.settings))
         values = merged(values, _reward_settings(self.rewards))
-        choice: dict[str, Any] = {"scorers": [{"reward": each} for each in self.scorers]} if self.scorers else {}
+        choice: dict[str, Any] = {"scorers": [{"reward": scorer} for scorer in self.scorers]} if self.scorers else {}
         choice |= {"search": self.search} if self.search is not None else {}
         return merged(merged(values, self.env), {"rerank": choice} if choice else {})
 
@@ -169,7 +169,7 @@ def sample(
     prompts from a file need none.
     """
     from whet import api
-    from whet.settings.config import from_settings, merged
+    from whet.settings.layers import from_settings, merged
     from whet.types import Prompt
 
     values = merged(from_settings(settings or []), _reward_settings(reward or ()))
@@ -185,17 +185,17 @@ def sample(
             gold = f"    (gold: {group.prompt.answer})" if group.prompt.answer is not None else ""
             asked = group.prompt.question() or _opening(group.samples)
             typer.echo(f"\n> {asked}{gold}")
-            for each in group.samples:
-                text = _written(each)
-                typer.echo(f"  [{_score(each.reward)}] {text}" if each.parts else f"  {text}")
+            for sample in group.samples:
+                text = _written(sample)
+                typer.echo(f"  [{_score(sample.reward)}] {text}" if sample.parts else f"  {text}")
         return
     from whet.tools.evaluation.evaluation import sample_completions
 
     question = Prompt("yours", () if plain else ({"role": "user", "content": prompt},), prompt if plain else None)
     config = api.evaluation_config(model, data, values)
     for written in sample_completions(config, [question], number, scored=bool(reward), on_facts=_tell_slow):
-        for each in written:
-            typer.echo(f"[{_score(each.reward)}] {_written(each)}" if reward else _written(each))
+        for sample in written:
+            typer.echo(f"[{_score(sample.reward)}] {_written(sample)}" if reward else _written(sample))
 
 
 def _opening(samples: Sequence[Sample]) -> str:
@@ -233,9 +233,11 @@ def _reward_settings(rewards: Sequence[str]) -> dict[str, Any]:
 
 
 def run_evaluation(request: EvalRequest) -> None:
+    """Measure every model on every task, write the files, and print the report."""
+
     from whet import api
     from whet.pages.evaluation import eval_record
-    from whet.settings.config import merged
+    from whet.settings.layers import merged
     from whet.tools.evaluation.side_by_side import EvalCell, evaluate_cells
 
     plan, values = _plan(request), request.values()
@@ -288,7 +290,7 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     try:
-        numbers = sorted({int(each) for each in text.split(",")})
+        numbers = sorted({int(number) for number in text.split(",")})
     except ValueError:
         raise WhetError(f"{option} {text}: give whole numbers with commas between them, such as 64,128,256") from None
     if numbers[0] < 1 or numbers[-1] > 10_000_000:
@@ -304,7 +306,7 @@ def _is_folder(request: EvalRequest) -> bool:
 
 def _place(request: EvalRequest, model: str, task: str) -> Path:
     """The file of a model's completions to a task: beside the run that was evaluated, or in --out."""
-    from whet.settings.run_folder import CONFIG
+    from whet.record.run_folder import CONFIG
     from whet.types import WhetError
 
     if _is_folder(request):
@@ -316,7 +318,7 @@ def _place(request: EvalRequest, model: str, task: str) -> Path:
         return Path(request.out)
     if (Path(model) / CONFIG).is_file():
         folder = Path(model) / EVALS
-        numbers = [int(each.stem) for each in folder.glob("*.jsonl") if each.stem.isdigit()]
+        numbers = [int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdigit()]
         return folder / f"{max(numbers, default=0) + 1:03d}.jsonl"
     return Path("eval.jsonl")
 
@@ -333,19 +335,19 @@ def _file_name(text: str) -> str:
 def _page_place(request: EvalRequest) -> Path | None:
     from whet.types import WhetError
 
-    place = Path(request.page) if request.page else None
-    if place is not None and not place.parent.is_dir():
-        raise WhetError(f"--html {place}: there is no folder {place.parent}; make it, or give another path")
-    return place
+    path = Path(request.page) if request.page else None
+    if path is not None and not path.parent.is_dir():
+        raise WhetError(f"--html {path}: there is no folder {path.parent}; make it, or give another path")
+    return path
 
 
-def _write(place: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     from whet.types import WhetError
 
     try:
-        place.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise WhetError(f"{place}: cannot be written ({error.strerror}); give another path") from error
+        raise WhetError(f"{path}: cannot be written ({error.strerror}); give another path") from error
 
 
 def _tell_progress(cell: EvalCell, now: EvalProgress) -> None:
@@ -360,7 +362,7 @@ def _tell_progress(cell: EvalCell, now: EvalProgress) -> None:
 def _page(report: EvalReport) -> str:
     from whet.cli.options import command_line
     from whet.pages.eval_page import eval_page
-    from whet.pages.rerank_page import reranking_page
+    from whet.pages.rerank import reranking_page
 
     only = report.evals[0] if len(report.evals) == 1 else None
     if only is not None and only.reranking is not None and not only.summary.budgets:
@@ -379,9 +381,9 @@ def _print_report(report: EvalReport, page: Path | None) -> None:
         typer.echo(f"{'completions':18} {report.evals[0].completions}")
     else:
         typer.echo(f"\ncompletions: {Path(report.evals[0].completions).parent}")
-    for each in report.evals:
-        if each.reranking is not None:
-            head = f"{each.model} on {each.task}\n" if len(report.evals) > 1 else ""
-            typer.echo("\n" + head + reranking_text(each.reranking))
+    for model_eval in report.evals:
+        if model_eval.reranking is not None:
+            head = f"{model_eval.model} on {model_eval.task}\n" if len(report.evals) > 1 else ""
+            typer.echo("\n" + head + reranking_text(model_eval.reranking))
     if page is not None:
         typer.echo(f"\npage: {page}")

@@ -96,7 +96,7 @@ def steps(
     Ctrl-C loses at most one chunk: run the same command again to continue.
     """
     from whet import api
-    from whet.settings.config import from_settings, merged
+    from whet.settings.layers import from_settings, merged
     from whet.tools.labelling.run import LabelSpec, label_steps
     from whet.types import WhetError
 
@@ -158,7 +158,7 @@ def completions(
     Completions that the token budget cut off are left out. Run the same command again to continue a file.
     """
     from whet import api
-    from whet.settings.config import from_settings, merged
+    from whet.settings.layers import from_settings, merged
     from whet.tools.labelling.completions import CompletionSpec, write_completions
     from whet.types import WhetError
 

@@ -54,8 +54,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def environment_settings(env: str | None, tools: list[str] | None, agent: str | None = None) -> dict[str, Any]:
     """The flags as config values; nothing where none was given."""
-    given = {"name": env, "tools": list(tools) if tools else None, "agent": agent}
-    chosen = {key: value for key, value in given.items() if value is not None}
+    flags = {"name": env, "tools": list(tools) if tools else None, "agent": agent}
+    chosen = {key: value for key, value in flags.items() if value is not None}
     return {"env": chosen} if chosen else {}
 
 
@@ -72,11 +72,14 @@ def command_line() -> str:
 
 
 def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+
     import json
 
     typer.echo(json.dumps(value, indent=2))
 
 
 def exit_if_interrupted(run: Any) -> None:
+    """End with exit code 130, as after Ctrl-C, where the run was interrupted."""
     if run.status == "interrupted":
         raise typer.Exit(130)

@@ -43,7 +43,7 @@ def pipeline(
     Ctrl-C loses nothing: `whet resume FOLDER` continues.
     """
     from whet.registry import load_plugins
-    from whet.settings.config import from_settings, merged, read_toml
+    from whet.settings.layers import from_settings, merged, read_toml
     from whet.tools.pipelines.from_file import NAME, is_pipeline_file, read_pipeline_file
     from whet.tools.pipelines.registry import PIPELINES
     from whet.tools.pipelines.runner import planned_text, run_pipeline

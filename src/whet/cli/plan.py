@@ -50,7 +50,7 @@ def plan(
     """
     from whet.api.planning import plan as planned
     from whet.api.planning import simulation
-    from whet.settings.config import from_settings
+    from whet.settings.layers import from_settings
     from whet.tools.planner.cluster import cluster_record, cluster_text
     from whet.tools.planner.plan import plan_record, plan_text
     from whet.types import WhetError
@@ -70,7 +70,7 @@ def plan(
         )
         print_json(cluster_record(layouts)) if as_json else typer.echo(cluster_text(layouts))
         return
-    found = planned(
+    resource_plan = planned(
         method,
         model=model,
         gpus=gpus,
@@ -80,6 +80,6 @@ def plan(
         settings=from_settings(settings or []),
     )
     if as_json:
-        print_json(plan_record(found))
+        print_json(plan_record(resource_plan))
         return
-    typer.echo(plan_text(found))
+    typer.echo(plan_text(resource_plan))

@@ -81,21 +81,20 @@ def test(
 
       whet reward test math_answer think_format=0.2 --run runs/first --html reward.html
     """
-    from whet.pages.reward_dry_run import trial_record, trial_text
-    from whet.pages.reward_page import write_trial_page
+    from whet.pages.reward_dry_run import dry_run_record, dry_run_text, write_dry_run_page
     from whet.tools.workbench.workbench import try_reward
 
     names = [*(reward or ()), *(parts or ())]
     if not names and run is not None:
         names = [str(Path(run) / "config.toml")]
     chosen, config = _chosen(names, settings)
-    trial = try_reward(
+    dry_run = try_reward(
         chosen, _answers(data, completions, run, limit, model, config), _timeout(config), not once, controls
     )
     if page:
-        write_trial_page(page, trial)
-    _print_json(trial_record(trial)) if as_json else typer.echo(trial_text(trial))
-    if not trial.is_sound():
+        write_dry_run_page(page, dry_run)
+    _print_json(dry_run_record(dry_run)) if as_json else typer.echo(dry_run_text(dry_run))
+    if not dry_run.is_sound():
         raise typer.Exit(1)
 
 
@@ -123,7 +122,7 @@ def list_rewards(
     import inspect
 
     from whet.pages.reward_dry_run import shortened
-    from whet.reward import BUILTIN, find_reward
+    from whet.reward.find import BUILTIN, find_reward
 
     if name is not None:
         function = BUILTIN[name] if name in BUILTIN else getattr(find_reward(name), "function", None)
@@ -136,13 +135,14 @@ def list_rewards(
         typer.echo("\n".join(lines).rstrip())
         return
     summaries = {
-        each: (inspect.getdoc(function) or "").partition("\n\n")[0] for each, function in sorted(BUILTIN.items())
+        reward_name: (inspect.getdoc(function) or "").partition("\n\n")[0]
+        for reward_name, function in sorted(BUILTIN.items())
     }
     if as_json:
         _print_json(summaries)
         return
-    for each, about in summaries.items():
-        typer.echo(f"{each:22} {shortened(about, 96)}")
+    for reward_name, about in summaries.items():
+        typer.echo(f"{reward_name:22} {shortened(about, 96)}")
 
 
 @reward_app.command()
@@ -198,8 +198,7 @@ def rescore(
     settings: Settings = None,
 ) -> None:
     """Score a run's saved samples with another reward and show what would have changed, without training."""
-    from whet.pages.rescore import rescore_record, rescore_text
-    from whet.pages.reward_page import write_rescore_page
+    from whet.pages.rescore import rescore_record, rescore_text, write_rescore_page
     from whet.tools.workbench.completions import run_completions
     from whet.tools.workbench.workbench import rescore_run
 
@@ -248,9 +247,9 @@ def _settings_text(function: Any) -> dict[str, str]:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
     except NameError:  # an annotation that only a type checker can resolve
         parameters = inspect.signature(function).parameters.values()
-    keys = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
-    kinds = {each.name: "" if each.annotation is each.empty else expected_text(each.annotation) for each in keys}
-    defaults = {each.name: "needed" if each.default is each.empty else f"default {each.default!r}" for each in keys}
+    keys = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    kinds = {key.name: "" if key.annotation is key.empty else expected_text(key.annotation) for key in keys}
+    defaults = {key.name: "needed" if key.default is key.empty else f"default {key.default!r}" for key in keys}
     return {name: ", ".join(filter(None, (kind, defaults[name]))) for name, kind in kinds.items()}
 
 
@@ -258,7 +257,7 @@ def _chosen(names: list[str], settings: list[str] | None) -> tuple[Any, dict[str
     """The parts, and the settings that are not theirs."""
     from collections import Counter
 
-    from whet.settings.config import from_settings
+    from whet.settings.layers import from_settings
     from whet.tools.workbench.workbench import reward_parts
     from whet.types import WhetError
 
@@ -279,7 +278,7 @@ def _check_config(config: dict[str, Any]) -> None:
     for section, keys in keys_of.items():
         for key in config.get(section, {}):
             if key not in keys:
-                expected = " and ".join(f"{name}.{each}" for name, inner in keys_of.items() for each in inner)
+                expected = " and ".join(f"{name}.{key_name}" for name, inner in keys_of.items() for key_name in inner)
                 raise WhetError(
                     f"--set {section}.{key}: has no effect here{did_you_mean(key, keys)}; there are {expected}"
                 )
@@ -315,10 +314,10 @@ def _answers(
     return gold_completions(data, columns, limit, encode, settings)
 
 
-def _ledger(given: str | None) -> Path:
+def _ledger(path: str | None) -> Path:
     from whet.reward.ledger import LEDGER
 
-    return Path(given) if given else Path(DEFAULT_RUNS) / LEDGER
+    return Path(path) if path else Path(DEFAULT_RUNS) / LEDGER
 
 
 def _print_json(value: Any) -> None:

@@ -35,7 +35,7 @@ def runs(
 
     rows = listed_runs(folder)
     if as_json:
-        print_json([asdict(each) for each in rows])
+        print_json([asdict(row) for row in rows])
         return
     typer.echo(listing_text(rows) if rows else f"no run under {folder}; `whet train METHOD` makes one")
 
@@ -78,15 +78,15 @@ def compare(
 
     if (methods is None) == (not run):
         raise WhetError("give runs to compare (whet compare RUN RUN), or methods to train (--methods FIRST,SECOND)")
-    given = {"--model": model, "--data": data, "--reward": reward, "--steps": steps, "--config": config}
-    given |= {"--set": settings}
+    options = {"--model": model, "--data": data, "--reward": reward, "--steps": steps, "--config": config}
+    options |= {"--set": settings}
     if run:
-        idle = [flag for flag, value in given.items() if value]
+        idle = [flag for flag, value in options.items() if value]
         if idle:
             raise WhetError(f"{idle[0]} has no effect on runs that are finished; drop it, or train with --methods")
         _compare_runs(run, folder, as_json)
         return
-    from whet.settings.config import from_settings, merged, read_toml
+    from whet.settings.layers import from_settings, merged, read_toml
     from whet.tools.studies import comparison
 
     flags: dict[str, Any] = {
@@ -134,12 +134,12 @@ def doctor(
     """
     from whet.record.doctor import doctor_report, doctor_text
 
-    found = doctor_report(run, step)
+    report = doctor_report(run, step)
     if as_json:
-        print_json(found.values())
+        print_json(report.values())
     else:
-        typer.echo(doctor_text(found))
-    if not found.is_healthy:
+        typer.echo(doctor_text(report))
+    if not report.is_healthy:
         raise typer.Exit(1)
 
 
@@ -181,7 +181,7 @@ def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
     from pathlib import Path
 
     from whet.pages.run_report import write_report
-    from whet.settings.run_folder import read_config
+    from whet.training.saved_config import read_config
 
     read_config(Path(run))
     typer.echo(write_report(run))

@@ -29,7 +29,7 @@ def serve(
     to unless --host says otherwise, and every request needs the token.
     """
     from whet import api
-    from whet.settings.config import from_settings
+    from whet.settings.layers import from_settings
 
     def tell(address: str, token: str, facts: Mapping[str, str]) -> None:
         for name in ("model", "device", "decode path"):

@@ -47,7 +47,7 @@ def overoptimization(
     Leaves a table, overoptimization.html with the figure, and overoptimization.json. Ctrl-C loses nothing: the same
     command with its --folder continues.
     """
-    from whet.settings.config import from_settings, read_toml
+    from whet.settings.layers import from_settings, read_toml
     from whet.tools.studies.overoptimization.settings import QUICK, settings_text, study_settings
 
     flags: dict[str, Any] = {} if seeds is None else {"seeds": seeds}

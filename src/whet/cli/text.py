@@ -22,8 +22,8 @@ def algorithms(
     rows: Annotated[bool, typer.Option("--rows", hidden=True)] = False,
 ) -> None:
     """The methods, and what each is for; with --components what it is made of."""
-    from whet.settings.methods.catalogue import methods
-    from whet.settings.methods.tables import algorithms_text, record
+    from whet.objective.catalogue import methods
+    from whet.pages.methods import algorithms_text, record
     from whet.types import WhetError
 
     if rows:
@@ -38,7 +38,7 @@ def algorithms(
 @commands.command()
 def explain(method: Annotated[str, typer.Argument(help="A method of `whet algorithms`, or sft.")]) -> None:
     """A method's formula, components, paper, what it fixes and what it breaks."""
-    from whet.settings.methods.tables import explanation_with_plot
+    from whet.pages.methods import explanation_with_plot
 
     typer.echo(explanation_with_plot(method))
 
@@ -51,8 +51,9 @@ def show_config(
     settings: Settings = None,
 ) -> None:
     """The whole config of a run as TOML, defaults included: look at it, or save it, edit it and train with --config."""
-    from whet.settings.annotated import annotated_toml
-    from whet.settings.config import from_settings, merged, resolved
+    from whet.settings.layers import from_settings, merged
+    from whet.training.annotated_config import annotated_toml
+    from whet.training.config import resolved
 
     chosen: dict[str, Any] = {}
     if model is not None:

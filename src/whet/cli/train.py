@@ -67,7 +67,7 @@ def train(
     `whet config METHOD` shows every key that --set takes, with its default.
     """
     from whet import api
-    from whet.settings.config import from_settings, merged, read_toml
+    from whet.settings.layers import from_settings, merged, read_toml
 
     flags: dict[str, Any] = {
         key: value for key, value in (("steps", steps), ("seed", seed), ("folder", folder)) if value is not None
@@ -113,7 +113,7 @@ def resume(
     settings only with --accept-changes.
     """
     from whet import api
-    from whet.settings.config import from_settings
+    from whet.settings.layers import from_settings
     from whet.tools.pipelines.runner import is_pipeline, resume_pipeline
 
     if is_pipeline(run):

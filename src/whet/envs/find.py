@@ -38,7 +38,7 @@ EXAMPLES = {
 GIVEN: dict[str, Any] = {}  # environments and tools that only the calling program has, by the name its config has
 
 
-registry.open_shelf("environment", ENVIRONMENTS, refusal)
+registry.register_builtins("environment", ENVIRONMENTS, refusal)
 
 
 def find_environment(

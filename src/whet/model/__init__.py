@@ -2,33 +2,3 @@
 
 Importing this room does not import transformers; the first load does.
 """
-
-from whet.model.checkpoint import (
-    checkpoint_step,
-    complete_checkpoints,
-    load_checkpoint,
-    prune_checkpoints,
-    remove_leftovers,
-    save_checkpoint,
-    verify_checkpoint,
-    weights_digest,
-)
-from whet.model.load import LoadedModel, builtin_models, device_choice, dtype_choice, load_model
-from whet.model.reference import frozen_copy
-
-__all__ = [
-    "LoadedModel",
-    "builtin_models",
-    "checkpoint_step",
-    "complete_checkpoints",
-    "device_choice",
-    "dtype_choice",
-    "frozen_copy",
-    "load_checkpoint",
-    "load_model",
-    "prune_checkpoints",
-    "remove_leftovers",
-    "save_checkpoint",
-    "verify_checkpoint",
-    "weights_digest",
-]

@@ -27,31 +27,35 @@ class AdapterCopies:
         self.blocks: list[BlockFactors] = []
         for block in stack.blocks:
             groups = ((block.query, block.key, block.value), (block.output,), (block.gate, block.up), (block.down,))
-            self.blocks.append(tuple(self._group(each) for each in groups))
+            self.blocks.append(tuple(self._group(layers) for layers in groups))
         self._scale = next(
-            each.scale for block in stack.blocks for each in block.products if isinstance(each, AdaptedLinear)
+            layer.scale for block in stack.blocks for layer in block.products if isinstance(layer, AdaptedLinear)
         )
         self.refresh()
 
     def is_of(self, factors: Sequence[Tensor]) -> bool:
+        """Whether these very factors were copied: a model may have been given others since."""
         return len(factors) == len(self._factors) and all(a is b for a, b in zip(factors, self._factors, strict=True))
 
     @torch.no_grad()
     def refresh(self) -> None:
+        """Copy the factors as they are now, times the scale."""
         torch._foreach_copy_(self._copies, self._factors)
         torch._foreach_mul_(self._copies, self._scale)
 
     def _group(self, layers: Sequence[nn.Linear]) -> GroupFactors | None:
-        ranks = [len(each.down) if isinstance(each, AdaptedLinear) else 0 for each in layers]
+        ranks = [len(layer.down) if isinstance(layer, AdaptedLinear) else 0 for layer in layers]
         if not any(ranks):
             return None
         weight = layers[0].weight
         down = torch.empty(sum(ranks), weight.shape[1], dtype=self._dtype, device=weight.device)
-        up = torch.zeros(sum(len(each.weight) for each in layers), sum(ranks), dtype=self._dtype, device=weight.device)
+        up = torch.zeros(
+            sum(len(layer.weight) for layer in layers), sum(ranks), dtype=self._dtype, device=weight.device
+        )
         spans: list[tuple[slice, slice] | None] = []
         row = column = 0
-        for each, rank in zip(layers, ranks, strict=True):
-            span = slice(row, row + len(each.weight)), slice(column, column + rank)
+        for layer, rank in zip(layers, ranks, strict=True):
+            span = slice(row, row + len(layer.weight)), slice(column, column + rank)
             if rank:
                 self._copies += [down[span[1]], up[span]]
             spans.append(span if rank else None)
@@ -64,10 +68,10 @@ _COPIES: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, AdapterCopies]] 
 
 def block_factors(stack: BlockStack, dtype: torch.dtype) -> list[BlockFactors]:
     """The adapters of each block as they are now; None in place of a group without."""
-    adapted = [each for block in stack.blocks for each in block.products if isinstance(each, AdaptedLinear)]
+    adapted = [layer for block in stack.blocks for layer in block.products if isinstance(layer, AdaptedLinear)]
     if not adapted:
         return [NO_FACTORS] * len(stack.blocks)
-    factors = [factor for each in adapted for factor in (each.down, each.up)]
+    factors = [factor for layer in adapted for factor in (layer.down, layer.up)]
     copies = _COPIES.setdefault(stack.embedding, {})
     if dtype not in copies or not copies[dtype].is_of(factors):
         copies[dtype] = AdapterCopies(stack, dtype, factors)

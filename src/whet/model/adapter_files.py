@@ -82,8 +82,8 @@ def stored_factors(model: PreTrainedModel, checkpoint: Path) -> dict[str, Tensor
     if not layers or not file.is_file():
         return {}
     stored = load_file(str(file))
-    found = {f"{name}.{factor}": f"{PREFIX}{name}.{saved}" for name in layers for factor, saved in NAMES.items()}
-    return {name: stored[place] for name, place in found.items() if place in stored}
+    stored_names = {f"{name}.{factor}": f"{PREFIX}{name}.{saved}" for name in layers for factor, saved in NAMES.items()}
+    return {name: stored[stored_name] for name, stored_name in stored_names.items() if stored_name in stored}
 
 
 @torch.no_grad()
@@ -103,17 +103,17 @@ def load_adapter(model: PreTrainedModel, checkpoint: Path, weights: Mapping[str,
     stored = load_file(str(file))
     for name, layer in layers.items():
         for factor, saved in NAMES.items():
-            value, place = stored.get(f"{PREFIX}{name}.{saved}"), getattr(layer, factor)
-            if value is None or value.shape != place.shape:
-                found = "nothing" if value is None else list(value.shape)
+            value, parameter = stored.get(f"{PREFIX}{name}.{saved}"), getattr(layer, factor)
+            if value is None or value.shape != parameter.shape:
+                shape = "nothing" if value is None else list(value.shape)
                 raise WhetError(
-                    f"{file} has {found} for {name}, where the run has {list(place.shape)}; "
+                    f"{file} has {shape} for {name}, where the run has {list(parameter.shape)}; "
                     "give the run's own model.lora"
                 )
-            place.copy_(value)
+            parameter.copy_(value)
         layer.merge()
         apart = isinstance(layer, UnmergedLinear)
-        merged = weights[f"{name}.weight"].to(place.device)
+        merged = weights[f"{name}.weight"].to(parameter.device)
         expected = layer.merged() if isinstance(layer, UnmergedLinear) else layer.weight
         # another machine may round the product otherwise, another base differs at once
         near = 2 * torch.finfo(merged.dtype).eps if apart else 1e-4

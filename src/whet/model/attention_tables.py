@@ -36,24 +36,24 @@ def attention_tables(
     # completions of a prompt lie together, in the order of the prompts
     prompt_of: dict[int, int] = {}
     number = 0
-    for place, (start, _) in enumerate(spans):
+    for segment, (start, _) in enumerate(spans):
         if first <= start < first + blocks[-1]:
             while start - first >= blocks[number + 1]:
                 number += 1
-            prompt_of[place] = number
+            prompt_of[segment] = number
     queries = []
-    for place, (start, end) in enumerate(spans):
-        prompt = prompt_of.get(place)
+    for segment, (start, end) in enumerate(spans):
+        prompt = prompt_of.get(segment)
         above = (0, 0) if prompt is None else (prompts[prompt], prompts[prompt + 1] - prompts[prompt])
         queries += [(row, start, end, *above) for row in range(start, end, query_rows)]
-    queries.sort(key=lambda each: each[1] - each[0] - each[4])  # those with the most keys first
+    queries.sort(key=lambda block: block[1] - block[0] - block[4])  # those with the most keys first
     answered = len(prompts) - 1
-    shared = sum(-(-(prompts[each + 1] - prompts[each]) // key_rows) for each in range(answered))
+    shared = sum(-(-(prompts[prompt + 1] - prompts[prompt]) // key_rows) for prompt in range(answered))
     keys: list[tuple[int, ...]] = []
     sums = []
     slots = 0
-    for place, (start, end) in enumerate(spans):
-        readers = (blocks[place] + first, blocks[place + 1] + first) if place < answered else (0, 0)
+    for segment, (start, end) in enumerate(spans):
+        readers = (blocks[segment] + first, blocks[segment + 1] + first) if segment < answered else (0, 0)
         count = readers[1] - readers[0]
         pieces = min(-(-PROGRAMS // (shared * key_heads)), -(-count // LEAST_QUERIES)) if count else 0
         for row in range(start, end, key_rows):
@@ -64,9 +64,9 @@ def attention_tables(
             sums.append((row, stop, slots, 1 + pieces))
             keys.append((row, stop, row, end, 1, 1 + slots))
             bounds = np.linspace(readers[0], readers[1], pieces + 1).astype(int).tolist()
-            keys += [(row, stop, *each, 0, slots + n) for n, each in enumerate(pairwise(bounds), 2)]
+            keys += [(row, stop, *reader_range, 0, slots + n) for n, reader_range in enumerate(pairwise(bounds), 2)]
             slots += 1 + pieces
-    keys.sort(key=lambda each: each[2] - each[3])
+    keys.sort(key=lambda block: block[2] - block[3])
 
     def table(rows: Sequence[tuple[int, ...]], width: int) -> Tensor:
         return to_device(torch.from_numpy(np.array(rows, np.int32).reshape(-1, width)), device)

@@ -46,6 +46,7 @@ class BlockFamily:
 
     @property
     def norms(self) -> set[str]:
+        """The names of its norm modules."""
         return {name for name in vars(self).values() if name is not None}
 
 
@@ -81,13 +82,14 @@ class Block:
 
     @property
     def products(self) -> tuple[nn.Linear, ...]:
+        """Its seven linear layers, attention first."""
         return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
 
     @property
     def biased(self) -> tuple[str, ...]:
         """The names of the products that have a bias."""
-        names = [f"{part}.{name}" for part, each in PRODUCTS.items() for name in each]
-        return tuple(name for name, each in zip(names, self.products, strict=True) if has_bias(each))
+        names = [f"{part}.{name}" for part, modules in PRODUCTS.items() for name in modules]
+        return tuple(name for name, layer in zip(names, self.products, strict=True) if has_bias(layer))
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class BlockStack:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
+        """The attention window of each block; None where it sees everything."""
         return tuple(block.window for block in self.blocks)
 
     @property
@@ -206,7 +209,7 @@ def _check(lm: CausalLM) -> None:
     if missing:
         raise OtherBlock(f"{kind}: the trunk has no {missing[0]}")
     _check_settings(config)
-    hooked = [name for name, each in model.named_modules() if each._forward_hooks or each._forward_pre_hooks]
+    hooked = [name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks]
     if hooked:
         raise OtherBlock(f"{hooked[0] or 'the model'} has a forward hook")
     parts: Any = trunk
@@ -256,7 +259,7 @@ def layer_windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
 def short_windows(lm: CausalLM) -> Iterator[None]:
     """Inside, windows, chunks and steps of a query scale are `TRIAL_WINDOW` tokens: short rows show what they do."""
     modules: list[Any] = list(lm.model.modules())
-    configs = {id(each): each for module in modules if (each := getattr(module, "config", None)) is not None}
+    configs = {id(config): config for module in modules if (config := getattr(module, "config", None)) is not None}
     shortened = [
         (vars(owner), name, vars(owner)[name])
         for owner in (*modules, *configs.values())
@@ -336,11 +339,12 @@ def _check_norm(path: str, module: nn.Module) -> None:
     name = type(module).__name__
     if "RMSNorm" not in name:
         raise OtherBlock(f"{path} is a {name}, not an RMS norm")
-    if {each for each, _ in module.named_parameters()} != {"weight"}:
+    if {parameter_name for parameter_name, _ in module.named_parameters()} != {"weight"}:
         raise OtherBlock(f"{path} is a {name} with other parameters than a weight")
 
 
 def has_bias(layer: nn.Linear) -> bool:
+    """Whether the layer adds a bias."""
     return layer.bias is not None  # which torch's annotations deny
 
 

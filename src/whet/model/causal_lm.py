@@ -40,7 +40,9 @@ class Gathering(Protocol):
         """As `one_pass`, and they stay gathered without a backward pass too, until `release`."""
         ...
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Free what was gathered."""
+        ...
 
     def one_layer(self, layer: nn.Module, work: Callable[..., T], *inputs: Tensor | None) -> T:
         """Run `work(*inputs)` with the layer's weights gathered, in its backward pass too."""
@@ -69,6 +71,7 @@ class CausalLM:
         return work() if self.gathering is None else self.gathering.hold(work)
 
     def release(self) -> None:
+        """Free gathered weights; nothing to do for a model that is whole."""
         if self.gathering is not None:
             self.gathering.release()
 
@@ -115,6 +118,7 @@ class CausalLM:
 
     @property
     def device(self) -> torch.device:
+        """Where passes are computed."""
         return next(self.model.parameters()).device if self.gathering is None else self.gathering.device
 
 
@@ -141,6 +145,7 @@ def _cache_argument(trunk: nn.Module) -> str:
 
 
 def takes_positions(module: nn.Module) -> bool:
+    """Whether its forward has a parameter `position_ids`."""
     return "position_ids" in inspect.signature(module.forward).parameters
 
 

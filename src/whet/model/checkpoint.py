@@ -38,15 +38,16 @@ HIDDEN = re.compile(r"\.step-\d{6,}\.(partial|removed)")
 
 
 def checkpoint_name(step: int) -> str:
+    """The folder's name, such as step-000040."""
     return f"step-{step:06d}"
 
 
 def checkpoint_step(path: Path) -> int:
     """The step in a checkpoint folder's name."""
-    found = NAME.fullmatch(path.name)
-    if found is None:
+    match = NAME.fullmatch(path.name)
+    if match is None:
         raise WhetError(f"{path}: not a checkpoint; expected a folder named like {checkpoint_name(40)}")
-    return int(found[1])
+    return int(match[1])
 
 
 def save_checkpoint(
@@ -86,6 +87,7 @@ def save_checkpoint(
 
 
 def tensors_file(name: str) -> str:
+    """The file of a named set of tensors."""
     # transformers takes every model*.safetensors for a piece of the model
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.startswith("model"):
         raise ValueError(f"{name!r} cannot name a set of tensors: lower-case words, and not model")
@@ -93,6 +95,8 @@ def tensors_file(name: str) -> str:
 
 
 def save_tensors(values: Mapping[str, Tensor], file: Path) -> None:
+    """Write copies of the tensors to a safetensors file."""
+
     from safetensors.torch import save_file
 
     # the format refuses tensors that share memory; a set such as an optimizer's may hold views of one buffer
@@ -101,6 +105,7 @@ def save_tensors(values: Mapping[str, Tensor], file: Path) -> None:
 
 
 def write_manifest(folder: Path, step: int, tensors: list[str]) -> None:
+    """Write the size and sha256 of every file, and a digest of that list itself."""
     files = {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": file_digest(path)}
         for path in sorted(folder.rglob("*"))
@@ -114,11 +119,13 @@ def write_manifest(folder: Path, step: int, tensors: list[str]) -> None:
 
 
 def file_digest(file: Path) -> str:
+    """sha256 of a file's bytes."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def content_digest(content: Mapping[str, Any]) -> str:
+    """sha256 of a JSON value, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -135,6 +142,7 @@ def move_durably(partial: Path, final: Path) -> None:
 
 
 def flush(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,6 +151,7 @@ def flush(path: Path) -> None:
 
 
 def hidden_name(path: Path) -> Path:
+    """Where a checkpoint lies while it is deleted."""
     return path.with_name(f".{path.name}.removed")
 
 
@@ -153,6 +162,7 @@ def hide(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
+    """Delete a folder with all it holds; nothing where there is none."""
     if path.exists():
         shutil.rmtree(path)
 
@@ -161,8 +171,8 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first; nothing that was only half written."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
-    return sorted(found, key=checkpoint_step)
+    checkpoints = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
+    return sorted(checkpoints, key=checkpoint_step)
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
@@ -233,6 +243,7 @@ def damage(path: Path) -> str | None:
 
 
 def damage_fix(path: Path) -> str:
+    """What to do about a damaged checkpoint: the command that goes on from the newest whole one."""
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     others = [other for other in complete_checkpoints(path.parent) if other.name != path.name]
     for other in reversed(others):
@@ -261,8 +272,8 @@ def load_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
 
 def checkpoint_state(path: Path) -> dict[str, Any]:
     """The state in a checkpoint that was verified."""
-    found: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))["state"]
-    return found
+    state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))["state"]
+    return state
 
 
 def stored_weights(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -283,9 +294,11 @@ def copy_weights(stored: Mapping[str, Tensor], model: nn.Module, path: Path, bes
     """Fill every weight of the model or raise before touching any; tied ones are one memory under several names."""
     targets = {name: value for name, value in model.state_dict().items() if name not in besides}
     for name in stored.keys() & targets.keys():
-        given, expected = described(stored[name]), described(targets[name])
-        if given != expected:
-            raise WhetError(f"checkpoint {path} holds {name} as {given}, the model as {expected}; load its own model")
+        stored_layout, expected = described(stored[name]), described(targets[name])
+        if stored_layout != expected:
+            raise WhetError(
+                f"checkpoint {path} holds {name} as {stored_layout}, the model as {expected}; load its own model"
+            )
     places: dict[tuple[int, int], list[str]] = {}
     for name, tensor in targets.items():
         places.setdefault((tensor.data_ptr(), tensor.numel()), []).append(name)
@@ -304,6 +317,7 @@ def copy_weights(stored: Mapping[str, Tensor], model: nn.Module, path: Path, bes
 
 
 def described(tensor: Tensor) -> str:
+    """Number type and shape, for messages and digests."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
@@ -313,6 +327,7 @@ def raw_bytes(tensor: Tensor) -> Any:
 
 
 def digest_of(tensor: Tensor) -> str:
+    """sha256 of the tensor's bytes."""
     return hashlib.sha256(raw_bytes(tensor)).hexdigest()
 
 
@@ -321,9 +336,9 @@ def weights_digest(model: nn.Module) -> str:
     total = hashlib.sha256()
     learned = adapter_factors(model)  # they are in the weights already, unless these are kept apart
     apart = tuple(f"{name}." for name in unmerged_layers(model))
-    learned = {name: each for name, each in learned.items() if not name.startswith(apart)}
-    found = [(name, parameter) for name, parameter in model.named_parameters() if name not in learned]
-    for name, parameter in sorted(found):
+    learned = {name: factor for name, factor in learned.items() if not name.startswith(apart)}
+    parameters = [(name, parameter) for name, parameter in model.named_parameters() if name not in learned]
+    for name, parameter in sorted(parameters):
         total.update(f"{name} {described(parameter)}\n".encode())
         total.update(raw_bytes(parameter))
     return total.hexdigest()

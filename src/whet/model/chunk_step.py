@@ -16,7 +16,8 @@ from torch import Tensor
 
 from whet.model.cuda_step import Caches
 from whet.model.fused_weights import FusedBlock, FusedWeights, continued
-from whet.model.layer_ops import added_and_normed, gated, kernels_for, rotated
+from whet.model.layer_ops import gated, kernels_for, rotated
+from whet.model.norms import entered, heads_normed, left
 from whet.model.shared_prefix import long_tensor, to_device
 
 
@@ -27,75 +28,63 @@ class Chunk:
     longest: int  # tokens of one row
     tokens: Tensor  # int64 [T]
     owner: Tensor  # int64 [T], which of the R each belongs to
-    place: Tensor  # int64 [T], in the row's own cache
+    position: Tensor  # int64 [T], in the row's own cache
     rows: Tensor  # int64 [R]
     slots: Tensor  # int64 [R], of their prompts
     first: Tensor  # int64 [R], where a row's tokens begin in `tokens`
     sizes: Tensor  # int64 [R]
-    kept: Tensor  # int64 [R], own keys and values that stand in front of the new ones
+    num_cached: Tensor  # int64 [R], own keys and values that stand in front of the new ones
 
     @property
     def spans(self) -> tuple[Tensor, ...]:
-        return self.rows, self.slots, self.first, self.sizes, self.kept
+        """What the attention kernel is told of each row."""
+        return self.rows, self.slots, self.first, self.sizes, self.num_cached
 
 
 def chunk_of(
     rows: Sequence[int],
     slots: Sequence[int],
-    kept: Sequence[int],
+    num_cached: Sequence[int],
     tokens: Sequence[Sequence[int]],
     device: torch.device,
 ) -> Chunk:
     """The tokens go to the device in one piece, without waiting for it."""
-    sizes = long_tensor([len(each) for each in tokens])
+    sizes = long_tensor([len(row_tokens) for row_tokens in tokens])
     ends = sizes.cumsum(0)
-    first, before = ends - sizes, long_tensor(kept)
+    first, before = ends - sizes, long_tensor(num_cached)
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-    place = torch.arange(len(owner)) - first[owner] + before[owner]
-    flat = long_tensor([token for each in tokens for token in each])
-    parts = (flat, owner, place, long_tensor(rows), long_tensor(slots), first, sizes, before)
-    moved = to_device(torch.cat(parts), device).split([len(each) for each in parts])
+    position = torch.arange(len(owner)) - first[owner] + before[owner]
+    flat = long_tensor([token for row_tokens in tokens for token in row_tokens])
+    parts = (flat, owner, position, long_tensor(rows), long_tensor(slots), first, sizes, before)
+    moved = to_device(torch.cat(parts), device).split([len(part) for part in parts])
     return Chunk(int(sizes.max()), *moved)
 
 
 def chunk_step(weights: FusedWeights, caches: Caches, chunk: Chunk) -> Tensor:
     """Logits [R, V] behind each row's last token; keys and values of all go into the rows' own caches."""
-    sizes = weights.sizes
-    position = caches.lengths[chunk.slots][chunk.owner] + chunk.place
+    sizes, how = weights.sizes, (weights.sizes.epsilon, weights.dtype)
+    position = caches.lengths[chunk.slots][chunk.owner] + chunk.position
     tables = (caches.tables[0][position], caches.tables[1][position])
     row_of_token = chunk.rows[chunk.owner]
     x = weights.embedding[chunk.tokens].float()
     y: Tensor | None = None
     for number, block in enumerate(weights.blocks):
-        x, normed = _entered(x, y, block.before_attention, weights)
+        x, normed = entered(x, y, block.before_attention, *how)
         heads = _heads(normed, block, weights)
         heads = rotated(heads, sizes.num_heads + sizes.num_key_heads, tables)
         query, key, value = heads.split([sizes.num_heads, sizes.num_key_heads, sizes.num_key_heads], 1)
-        caches.own_k[number][row_of_token, :, chunk.place] = key
-        caches.own_v[number][row_of_token, :, chunk.place] = value
+        caches.own_k[number][row_of_token, :, chunk.position] = key
+        caches.own_v[number][row_of_token, :, chunk.position] = value
         _, leaving, widening, narrowing = block.factors
         mixed = continued(_attended(query, caches, number, chunk, sizes.scale).flatten(1), leaving)
-        x, normed = _entered(
-            x, _left(mixed @ block.output.t(), block.after_attention, weights), block.before_mlp, weights
-        )
+        added = left(mixed @ block.output.t(), block.after_attention, *how)
+        x, normed = entered(x, added, block.before_mlp, *how)
         opened = gated(continued(normed, widening) @ block.gate_up.t())
-        y = _left(continued(opened, narrowing) @ block.down.t(), block.after_mlp, weights)
+        y = left(continued(opened, narrowing) @ block.down.t(), block.after_mlp, *how)
     last = chunk.first + chunk.sizes - 1
     assert y is not None
-    final = added_and_normed(x[last], y[last], weights.last_norm, sizes.epsilon, weights.head.dtype)[1]
+    final = entered(x[last], y[last], weights.last_norm, sizes.epsilon, weights.head.dtype)[1]
     return final @ weights.head.t()
-
-
-def _entered(x: Tensor, y: Tensor | None, norm: Tensor | None, weights: FusedWeights) -> tuple[Tensor, Tensor]:
-    """The residual stream with what was added, and what the next products read of it."""
-    if norm is not None:
-        return added_and_normed(x, y, norm, weights.sizes.epsilon, weights.dtype)
-    total = x if y is None else x + y
-    return total, total.to(weights.dtype)
-
-
-def _left(added: Tensor, norm: Tensor | None, weights: FusedWeights) -> Tensor:
-    return added if norm is None else added_and_normed(added, None, norm, weights.sizes.epsilon, weights.dtype)[1]
 
 
 def _heads(normed: Tensor, block: FusedBlock, weights: FusedWeights) -> Tensor:
@@ -103,14 +92,11 @@ def _heads(normed: Tensor, block: FusedBlock, weights: FusedWeights) -> Tensor:
     sizes = weights.sizes
     normed = continued(normed, block.factors[0])
     qkv = normed @ block.qkv.t() if block.qkv_bias is None else torch.addmm(block.qkv_bias, normed, block.qkv.t())
-    if block.head_norms is not None:
-        start = 0
-        for weight, count in zip(block.head_norms, (sizes.num_heads, sizes.num_key_heads), strict=True):
-            part = qkv[:, start : start + count * sizes.head_size]
-            rows = part.reshape(-1, len(weight)).contiguous()
-            part.copy_(added_and_normed(rows, None, weight, sizes.epsilon, qkv.dtype)[1].view(part.shape))
-            start += count * sizes.head_size
-    return qkv.view(len(qkv), -1, sizes.head_size)
+    heads = qkv.view(len(qkv), -1, sizes.head_size)
+    if block.head_norms is None:
+        return heads
+    counts = (sizes.num_heads, sizes.num_key_heads, sizes.num_key_heads)
+    return heads_normed(heads, block.head_norms, counts, sizes.epsilon, qkv.dtype)
 
 
 def _attended(query: Tensor, caches: Caches, number: int, chunk: Chunk, scale: float) -> Tensor:
@@ -132,17 +118,17 @@ def plain_chunk_attention(
     scale: float,
 ) -> Tensor:
     """Row by row: where no kernel runs, and what the kernel is tested against."""
-    found = torch.empty_like(query)
-    for row, slot, first, size, kept in torch.stack(spans, 1).tolist():
+    output = torch.empty_like(query)
+    for row, slot, first, size, num_cached in torch.stack(spans, 1).tolist():
         length, shared = int(lengths[slot]), query.shape[1] // own[0].shape[1]
         key, value = (
-            torch.cat([prompt[slot, :, :length], mine[row, :, : kept + size]], 1).repeat_interleave(shared, 0)
+            torch.cat([prompt[slot, :, :length], mine[row, :, : num_cached + size]], 1).repeat_interleave(shared, 0)
             for prompt, mine in zip(prompts, own, strict=True)
         )
-        sees = torch.arange(key.shape[1], device=query.device) <= length + kept + torch.arange(
+        sees = torch.arange(key.shape[1], device=query.device) <= length + num_cached + torch.arange(
             size, device=query.device
         ).unsqueeze(1)
         rows = query[first : first + size].transpose(0, 1)
         mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=sees, scale=scale)
-        found[first : first + size] = mixed.transpose(0, 1)
-    return found
+        output[first : first + size] = mixed.transpose(0, 1)
+    return output

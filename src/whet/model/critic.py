@@ -44,17 +44,19 @@ class Critic:
 
     def modules(self) -> nn.ModuleDict:
         """What the critic's own optimizer trains, by name."""
-        found = nn.ModuleDict({"head": self.head})
+        modules = nn.ModuleDict({"head": self.head})
         if self.trunk is not None:
-            found["trunk"] = self.trunk.trunk
-        return found
+            modules["trunk"] = self.trunk.trunk
+        return modules
 
     def tensors(self) -> dict[str, Tensor]:
+        """The critic's own weights by name, for a checkpoint."""
         modules = self.modules()
         values = {**modules.state_dict(), **adapter_factors(modules)}
         return {name: value.detach().cpu().contiguous() for name, value in values.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a checkpoint's tensors back."""
         modules = self.modules()
         places: dict[str, Tensor] = {**dict(modules.named_parameters()), **dict(modules.named_buffers())}
         modules.load_state_dict(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whet.model.fused_weights import FusedWeights, GroupFactors
+from whet.model.norms import enter_in_place, leave_in_place, norm_whole_heads
 
 LONG_PROMPT = 256  # tokens from which a prompt is read once for all its rows, in a pass of its own
 PROGRAMS = 256  # that such a pass should have: two on each of an H200's multiprocessors
@@ -29,7 +30,8 @@ class Caches:
 
     @property
     def num_bytes(self) -> int:
-        return 2 * sum(each.nbytes for each in (*self.own_k, *self.prompt_k))
+        """Bytes of all keys and values."""
+        return 2 * sum(cache.nbytes for cache in (*self.own_k, *self.prompt_k))
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def prompt_parts(weights: FusedWeights, longest: int, prompts_at_once: int) -> i
 
 
 def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
+    """Buffers for steps of so many rows; `parts` as `prompt_parts` gives them."""
     sizes, dtype, device = weights.sizes, weights.dtype, weights.embedding.device
 
     def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
@@ -65,7 +68,7 @@ def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
     def ranks(*groups: int) -> int:
         """Columns that the adapters of these groups of products need behind their input."""
         held = [block.factors[number] for block in weights.blocks for number in groups]
-        return max((len(each.down) for each in held if each is not None), default=0)
+        return max((len(factors.down) for factors in held if factors is not None), default=0)
 
     heads, size = sizes.num_heads, sizes.head_size
     shares = None
@@ -94,24 +97,10 @@ def decode_step(
     opened = work.opened[:, : sizes.inner]
     shares = None if work.shares is None else decode_kernels.PromptShares(*work.shares)
 
-    def enter(added: Tensor | None, norm: Tensor | None) -> None:
-        """The residual stream with what was added, and what the next products read of it."""
-        if norm is not None:
-            layer_kernels.add_norm(work.residual, added, norm, sizes.epsilon, normed)
-            return
-        if added is not None:
-            work.residual.add_(added)
-        normed.copy_(work.residual)
-
-    def leave(norm: Tensor | None) -> None:
-        """What a sublayer adds, normed in place: a program of the kernel reads its whole row before it writes."""
-        if norm is not None:
-            layer_kernels.add_norm(work.added, None, norm, sizes.epsilon, work.added)
-
     work.residual.copy_(weights.embedding[token])
     added: Tensor | None = None
     for number, block in enumerate(weights.blocks):
-        enter(added, block.before_attention)
+        enter_in_place(work.residual, added, block.before_attention, sizes.epsilon, normed)
         entering, leaving, widening, narrowing = block.factors
         entered = _continued(work.normed, sizes.width, entering)
         if block.qkv_bias is None:
@@ -120,7 +109,7 @@ def decode_step(
             torch.addmm(block.qkv_bias, entered, block.qkv.t(), out=work.qkv)
         head_norms = block.head_norms
         if head_norms is not None and len(head_norms[0]) != sizes.head_size:
-            _norm_whole_heads(work.qkv, head_norms, sizes.epsilon)
+            norm_whole_heads(work.qkv, head_norms, sizes.epsilon)
             head_norms = None
         heads = decode_kernels.Heads(
             sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.scale, sizes.epsilon, caches.tables, head_norms
@@ -133,14 +122,14 @@ def decode_step(
         own = (caches.own_k[number], caches.own_v[number])
         decode_kernels.attention(work.qkv, (position, written), heads, prompts, own, shares, mixed)
         torch.mm(_continued(work.mixed, mixed.shape[1], leaving), block.output.t(), out=work.added)
-        leave(block.after_attention)
-        enter(work.added, block.before_mlp)
+        leave_in_place(work.added, block.after_attention, sizes.epsilon)
+        enter_in_place(work.residual, work.added, block.before_mlp, sizes.epsilon, normed)
         torch.mm(_continued(work.normed, sizes.width, widening), block.gate_up.t(), out=work.gate_up)
         layer_kernels.gated(work.gate_up, opened)
         torch.mm(_continued(work.opened, sizes.inner, narrowing), block.down.t(), out=work.added)
-        leave(block.after_mlp)
+        leave_in_place(work.added, block.after_mlp, sizes.epsilon)
         added = work.added
-    layer_kernels.add_norm(work.residual, added, weights.last_norm, sizes.epsilon, work.last)
+    enter_in_place(work.residual, added, weights.last_norm, sizes.epsilon, work.last)
     torch.mm(work.last, weights.head.t(), out=work.logits)
     return work.logits
 
@@ -152,13 +141,3 @@ def _continued(buffer: Tensor, width: int, factors: GroupFactors | None) -> Tens
     end = width + len(factors.down)
     torch.mm(buffer[:, :width], factors.down.t(), out=buffer[:, width:end])
     return buffer[:, :end]
-
-
-def _norm_whole_heads(qkv: Tensor, norms: tuple[Tensor, Tensor], epsilon: float) -> None:
-    """Queries and keys normed in place, all heads of a row at once; the kernel of the attention norms single heads."""
-    start = 0
-    for weight in norms:
-        part = qkv[:, start : start + len(weight)]
-        wide = part.float()
-        part.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * weight)
-        start += len(weight)

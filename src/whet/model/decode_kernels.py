@@ -86,10 +86,10 @@ def _prompt_part(  # type: ignore[no-untyped-def]
     row = tl.where(inside, row, 0)
     lane = tl.arange(0, size)
     head = key_head * shared + index % shared
-    place = tl.load(position + row, mask=inside, other=0)[:, None] * size + lane[None, :]
+    offset = tl.load(position + row, mask=inside, other=0)[:, None] * size + lane[None, :]
     base = qkv + (row * (heads + 2 * key_heads) + head)[:, None] * size
     queries = _turned(
-        base, q_norm, tl.load(cosine + place), tl.load(sine + place), inside[:, None], lane, epsilon, size, normed
+        base, q_norm, tl.load(cosine + offset), tl.load(sine + offset), inside[:, None], lane, epsilon, size, normed
     )
     best = tl.full((tile,), float("-inf"), tl.float32)
     mass = tl.zeros((tile,), tl.float32)
@@ -169,8 +169,8 @@ def _attention(  # type: ignore[no-untyped-def]
     lane = tl.arange(0, size)
     head = key_head * shared + tl.where(inside, index, 0)
     here = qkv + row * (heads + 2 * key_heads) * size
-    place = tl.load(position + row) * size + lane
-    turn, lean = tl.load(cosine + place)[None, :], tl.load(sine + place)[None, :]
+    offset = tl.load(position + row) * size + lane
+    turn, lean = tl.load(cosine + offset)[None, :], tl.load(sine + offset)[None, :]
     queries = _turned(here + head[:, None] * size, q_norm, turn, lean, inside[:, None], lane, epsilon, size, normed)
     one = tl.arange(0, 1)[:, None] >= 0
     newest = here + (heads + key_head + tl.zeros((1, 1), tl.int32)) * size
@@ -238,7 +238,7 @@ def attention(
 
 @triton.jit
 def _chunk_attention(  # type: ignore[no-untyped-def]
-    query, out, first, sizes, kept, rows, slots, prompt_k, prompt_v, lengths, own_k, own_v,
+    query, out, first, sizes, num_cached, rows, slots, prompt_k, prompt_v, lengths, own_k, own_v,
     stride, longest, budget, scale,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
     exact: tl.constexpr,
@@ -257,7 +257,7 @@ def _chunk_attention(  # type: ignore[no-untyped-def]
     spot = tl.where(inside, tl.load(first + number) + token, 0).to(tl.int64)
     queries = tl.load(query + (spot * stride + head * size)[:, None] + lane[None, :], mask=inside[:, None], other=0.0)
     row, slot = tl.load(rows + number), tl.load(slots + number)
-    before = tl.load(kept + number)
+    before = tl.load(num_cached + number)
     # past the row's last token there is nothing to do
     length = tl.where(begin < new, tl.load(lengths + slot), 0)
     limit = tl.where(begin < new, before + tl.minimum(begin + tokens, new), 0)
@@ -297,14 +297,14 @@ def chunk_attention(
     scale: float,
 ) -> Tensor:
     """Each token over the prompt of its row and the row's own keys up to itself: [T, H, D]."""
-    (prompt_k, prompt_v), (own_k, own_v), (rows, slots, first, sizes, kept) = prompts, own, spans
+    (prompt_k, prompt_v), (own_k, own_v), (rows, slots, first, sizes, num_cached) = prompts, own, spans
     num_heads, size = query.shape[1:]
     num_key_heads = own_k.shape[1]
     shared, exact = num_heads // num_key_heads, query.dtype == torch.float32
     tile = max(16 if exact else 64, triton.next_power_of_2(shared))
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     _chunk_attention[(len(rows), num_key_heads, triton.cdiv(longest, tile // shared))](
-        query, out, first, sizes, kept, rows, slots, prompt_k, prompt_v, lengths, own_k, own_v,
+        query, out, first, sizes, num_cached, rows, slots, prompt_k, prompt_v, lengths, own_k, own_v,
         query.stride(0), prompt_k.shape[2], own_k.shape[2], scale,
         num_heads, num_key_heads, size, tile, 32 if exact else 64, exact, num_warps=4, num_stages=2,
     )  # fmt: skip
@@ -371,8 +371,8 @@ def _threshold(  # type: ignore[no-untyped-def]
 @triton.jit
 def _kept(value, column, width, best, low, inverse_temperature, min_p, unused: tl.constexpr):  # type: ignore[no-untyped-def]
     share = tl.exp(value * inverse_temperature - best)
-    kept = (column < width) & (_ordered(value, unused) >= low) & (share >= min_p)
-    return kept, tl.where(kept, share, 0.0)
+    in_nucleus = (column < width) & (_ordered(value, unused) >= low) & (share >= min_p)
+    return in_nucleus, tl.where(in_nucleus, share, 0.0)
 
 
 @triton.jit
@@ -414,22 +414,22 @@ def _sample(  # type: ignore[no-untyped-def]
         before = 0.0
         chosen = width
         num = 0
-        place = row * ring
+        offset = row * ring
         if ring > 0:
-            place += tl.load(count + row) % ring
+            offset += tl.load(count + row) % ring
         for start in range(0, width, block):
             column = start + lane
             value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
-            kept, share = _kept(value, column, width, best, low, inverse_temperature, min_p, unused)
+            in_nucleus, share = _kept(value, column, width, best, low, inverse_temperature, min_p, unused)
             reached = (before + tl.cumsum(share, axis=0) > target) & (share > 0)
             chosen = tl.minimum(chosen, tl.min(tl.where(reached, column, width), axis=0))
             before += tl.sum(share, axis=0)
             if ring > 0:
-                spot = num + tl.cumsum(kept.to(tl.int32), axis=0) - 1
-                tl.store(ids_out + place * room + spot, column, mask=kept & (spot < room))
-                num += tl.sum(kept.to(tl.int32), axis=0)
+                spot = num + tl.cumsum(in_nucleus.to(tl.int32), axis=0) - 1
+                tl.store(ids_out + offset * room + spot, column, mask=in_nucleus & (spot < room))
+                num += tl.sum(in_nucleus.to(tl.int32), axis=0)
         if ring > 0:
-            tl.store(num_out + place, num)
+            tl.store(num_out + offset, num)
         chosen = tl.where(chosen == width, likeliest, chosen)  # rounding at the very end of the sum
     value = tl.load(base + chosen).to(tl.float32) * inverse_temperature
     tl.store(token_out + row, chosen.to(tl.int64))

@@ -119,14 +119,14 @@ class DecodeState:
     def seat(self, slots: Sequence[int | None], prompt_width: int) -> None:
         """Fix who is who for the coming steps: the slot of each row, None for a row that is no longer written."""
         by_slot: list[list[int]] = [[] for _ in range(max((slot for slot in slots if slot is not None), default=0) + 1)]
-        place = [0] * len(slots)
+        index_in_group = [0] * len(slots)
         for row, slot in enumerate(slots):
             if slot is not None:
-                place[row] = len(by_slot[slot])
+                index_in_group[row] = len(by_slot[slot])
                 by_slot[slot].append(row)
         share = max(map(len, by_slot))
         table = [row for rows in by_slot for row in (*rows, *[0] * (share - len(rows)))]
-        place = [(slot or 0) * share + place[row] for row, slot in enumerate(slots)]
+        index_in_group = [(slot or 0) * share + index_in_group[row] for row, slot in enumerate(slots)]
         self.rows, self.slots, self.share, self.prompt_width = len(slots), len(by_slot), share, prompt_width
         self.in_order = table == list(range(len(slots)))
         heads = self.attended.num_heads
@@ -136,7 +136,7 @@ class DecodeState:
         ]
         self._own_now = [(keys[: self.rows * heads], values[: self.rows * heads]) for keys, values in self._own]
         self._table[: len(table)] = torch.tensor(table, device=self.device)
-        self._place[: len(place)] = torch.tensor(place, device=self.device)
+        self._place[: len(index_in_group)] = torch.tensor(index_in_group, device=self.device)
         self.slot[: len(slots)] = torch.tensor([slot or 0 for slot in slots], device=self.device)
         self._start = self.prompt_length.index_select(0, self.slot[: self.rows])
 
@@ -242,7 +242,9 @@ class DecodeState:
     ) -> Extension:
         """Chunks of so many tokens go behind the first `starts` places of these rows, whatever stands there."""
         device, longest = self.device, max(lengths)
-        row, slot, start, length = (torch.tensor(list(each), device=device) for each in (rows, slots, starts, lengths))
+        row, slot, start, length = (
+            torch.tensor(list(numbers), device=device) for numbers in (rows, slots, starts, lengths)
+        )
         last = length - 1
         column = torch.arange(longest, device=device)[None]
         places = start[:, None] + torch.minimum(column, last[:, None])
@@ -271,11 +273,11 @@ class DecodeState:
         """Chunks padded on the right, all [R, heads, T, size] -> [R, query heads, T, size]; stores keys and values."""
         prompt_width, own_width = extension.widths
         dtype, mask = self.attended.dtype, extension.masks[self.attended.windows[layer]]
-        row, place = extension.target
+        row, position = extension.target
         read = []
         for number, values in enumerate(kv):
             own = self.completion_kv[layer][number]
-            own.transpose(1, 2)[row, place] = extension.tokens_of(values).to(dtype)
+            own.transpose(1, 2)[row, position] = extension.tokens_of(values).to(dtype)
             prompt = self.prompt_kv[layer][number].narrow(2, 0, prompt_width).index_select(0, extension.slot)
             read.append(torch.cat([prompt, own.narrow(2, 0, own_width).index_select(0, extension.row)], 2))
         keys, values = read
@@ -284,7 +286,7 @@ class DecodeState:
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         """Copy the first places of rows to those of other rows; all are read before one is written."""
-        source, target = (torch.tensor(list(each), device=self.device) for each in (sources, targets))
+        source, target = (torch.tensor(list(rows), device=self.device) for rows in (sources, targets))
         for buffer in self.completion_kv:
             part = buffer[:, :, :, :width]
             part[:, target] = part[:, source]
@@ -292,7 +294,7 @@ class DecodeState:
 
     def move_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """The same for prompts."""
-        source, target = (torch.tensor(list(each), device=self.device) for each in (sources, targets))
+        source, target = (torch.tensor(list(rows), device=self.device) for rows in (sources, targets))
         for buffer in self.prompt_kv:
             buffer[:, target] = buffer[:, source]
         self.prompt_state[target] = self.prompt_state[source]

@@ -42,11 +42,12 @@ class Routers:
 
     @property
     def num_layers(self) -> int:
+        """How many layers have a router."""
         return len(self.modules)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of tables: room for every expert and for -1."""
+        """The number type of tables of experts: room for every expert and for -1."""
         return torch.int8 if self.num_experts <= 128 else torch.int16
 
     def unknown(self, *sizes: int, device: torch.device | None = None) -> Tensor:
@@ -60,14 +61,14 @@ _FOUND: weakref.WeakKeyDictionary[nn.Module, Routers | str] = weakref.WeakKeyDic
 
 def routers(lm: CausalLM) -> Routers | None:
     """The model's routers; None where it has none, or where they cannot be told whom to choose."""
-    found = _find(lm)
-    return None if isinstance(found, str) else found
+    routers_or_reason = _find(lm)
+    return None if isinstance(routers_or_reason, str) else routers_or_reason
 
 
 def routing_refusal(lm: CausalLM) -> str:
     """Why the routers can be neither watched nor told whom to choose; empty where they can."""
-    found = _find(lm)
-    return found if isinstance(found, str) else ""
+    routers_or_reason = _find(lm)
+    return routers_or_reason if isinstance(routers_or_reason, str) else ""
 
 
 class RoutingPass:
@@ -81,10 +82,10 @@ class RoutingPass:
     @property
     def chosen(self) -> Tensor:
         """[tokens, layers, k]: the routers' own choice, whatever was replayed."""
-        found = [each for each in self._chosen if each is not None]
-        if len(found) < len(self._chosen):
+        chosen = [experts for experts in self._chosen if experts is not None]
+        if len(chosen) < len(self._chosen):
             raise RuntimeError("no forward pass has gone through every router")
-        return torch.stack(found, 1).to(self._of.dtype)
+        return torch.stack(chosen, 1).to(self._of.dtype)
 
     def decide(self, layer: int, scores: Tensor, own: Any) -> Any:
         """What a router's `topk` returns: (values, indices)."""
@@ -110,14 +111,14 @@ class _WatchedTopK(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        found = func(*args, **named)
+        output = func(*args, **named)
         if func not in TOPK:
-            return found
+            return output
         scores = args[0] if args else named["input"]
         self._calls += scores.shape[-1] == self._of.num_experts
         if scores.shape[-1] != self._of.num_experts or self._calls != self._of.calls[self._layer]:
-            return found
-        return self._walk.decide(self._layer, scores, found)
+            return output
+        return self._walk.decide(self._layer, scores, output)
 
 
 @contextmanager
@@ -140,15 +141,15 @@ def _hooked(trunk: nn.Module, of: Routers, walk: RoutingPass) -> Iterator[None]:
         yield
         return
     modules: list[Any] = list(of.modules)
-    before = [vars(each).get("forward") for each in modules]
-    recomputing: list[Any] = [each for each in trunk.modules() if "_gradient_checkpointing_func" in vars(each)]
-    functions = [each._gradient_checkpointing_func for each in recomputing]
+    before = [vars(module).get("forward") for module in modules]
+    recomputing: list[Any] = [module for module in trunk.modules() if "_gradient_checkpointing_func" in vars(module)]
+    functions = [module._gradient_checkpointing_func for module in recomputing]
     walk.is_hooked = True
     try:
         for layer, module in enumerate(modules):
             module.forward = _watched(module.forward, _WatchedTopK(walk, layer, of))
-        for each, function in zip(recomputing, functions, strict=True):
-            each._gradient_checkpointing_func = _again(function, trunk, of, walk)
+        for checkpointed, function in zip(recomputing, functions, strict=True):
+            checkpointed._gradient_checkpointing_func = _again(function, trunk, of, walk)
         yield
     finally:
         walk.is_hooked = False
@@ -157,8 +158,8 @@ def _hooked(trunk: nn.Module, of: Routers, walk: RoutingPass) -> Iterator[None]:
                 del module.forward
             else:
                 module.forward = forward
-        for each, function in zip(recomputing, functions, strict=True):
-            each._gradient_checkpointing_func = function
+        for checkpointed, function in zip(recomputing, functions, strict=True):
+            checkpointed._gradient_checkpointing_func = function
 
 
 def _watched(forward: Callable[..., Any], mode: _WatchedTopK) -> Callable[..., Any]:
@@ -192,12 +193,12 @@ class _Probe(TorchFunctionMode):
         self.calls: list[tuple[nn.Module, int]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         if func in TOPK and self.inside:
             scores = args[0] if args else (kwargs or {})["input"]
             if scores.shape[-1] == self._num_experts:
-                self.calls.append((self.inside[-1], found.indices.shape[-1]))
-        return found
+                self.calls.append((self.inside[-1], output.indices.shape[-1]))
+        return output
 
 
 def _find(lm: CausalLM) -> Routers | str:
@@ -251,7 +252,7 @@ def _replay_gap(lm: CausalLM, of: Routers, tokens: Tensor, own: Tensor) -> str:
             other = _hidden(lm, tokens)
     except Exception as failure:  # whatever a model stumbles over when it is told its experts, it trains without
         return f"the routers of {name} cannot be told their experts, {type(failure).__name__}: {failure}"
-    apart, moved_by = (float((each - own).abs().max()) for each in (same, other))
+    apart, moved_by = (float((states - own).abs().max()) for states in (same, other))
     if of.experts_per_token < of.num_experts and not moved_by:
         return f"{name} does not use the experts that its routers are told"
     # a device may sum in another order each time; a mistake is as large as the change of experts
@@ -280,8 +281,8 @@ def _announced(trunk: nn.Module, inside: list[nn.Module]) -> Iterator[None]:
         inside.pop()
 
     modules = list(trunk.modules())
-    hooks = [each.register_forward_pre_hook(enter) for each in modules]
-    hooks += [each.register_forward_hook(leave, always_call=True) for each in modules]
+    hooks = [module.register_forward_pre_hook(enter) for module in modules]
+    hooks += [module.register_forward_hook(leave, always_call=True) for module in modules]
     try:
         yield
     finally:

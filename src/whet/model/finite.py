@@ -9,9 +9,13 @@ from torch import nn
 @torch.no_grad()
 def non_finite_weight(model: nn.Module) -> str | None:
     """The name of a weight that holds NaN or infinity, or None."""
-    weights = [(name, each) for name, each in model.named_parameters() if each.is_floating_point() and each.numel()]
-    norm = torch.nn.utils.get_total_norm([each.detach() for _, each in weights])
+    weights = [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point() and parameter.numel()
+    ]
+    norm = torch.nn.utils.get_total_norm([weight.detach() for _, weight in weights])
     if bool(torch.isfinite(norm)):
         return None
     # huge weights overflow the norm too: look at each, which takes ten times as long
-    return next((name for name, each in weights if not bool(torch.isfinite(each).all())), None)
+    return next((name for name, weight in weights if not bool(torch.isfinite(weight).all())), None)

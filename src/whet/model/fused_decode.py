@@ -27,6 +27,7 @@ from whet.model.block import (
 from whet.model.decode_state import BatchShape, DecodeState
 from whet.model.hooked_decode import HookedDecoder, attention_shape, disagreement
 from whet.model.lora import UnmergedLinear
+from whet.model.norms import unweighted_norm
 from whet.model.ring_decode import RingDecoder
 
 Product = Callable[[Tensor], Tensor]
@@ -155,9 +156,7 @@ class FusedDecoder(HookedDecoder):
         return values if weight is None else (self._normed(values) * weight).to(values.dtype)
 
     def _normed(self, values: Tensor) -> Tensor:
-        """Divided by the root of the mean square, in float32 whatever comes in."""
-        length = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
-        return values * torch.rsqrt(torch.addcmul(self._eps, length, length, value=1 / values.shape[-1]))
+        return unweighted_norm(values, self._eps)
 
 
 @torch.no_grad()
@@ -171,7 +170,7 @@ def fused_decoder(base: HookedDecoder) -> FusedDecoder | NotDescribed:
     if stack.head is None:
         return NotDescribed("the model has no vocabulary head")
     if stack.embedding.weight.dtype.itemsize < 4 or any(
-        isinstance(each, UnmergedLinear) for block in stack.blocks for each in block.products
+        isinstance(layer, UnmergedLinear) for block in stack.blocks for layer in block.products
     ):
         return NotDescribed("the written-out step would need a second copy of weights that are kept once")
     with short_windows(base.lm):
@@ -197,10 +196,10 @@ def _product(
     weight = (weight if before is None else weight.mul_(before.detach())).to(dtype)
     bias = None
     if any(map(has_bias, layers)):
-        each = [
+        biases = [
             layer.bias.detach() if has_bias(layer) else layer.weight.new_zeros(len(layer.weight)) for layer in layers
         ]
-        bias = torch.cat([values * scale for values, scale in zip(each, scales, strict=False)]).to(dtype)
+        bias = torch.cat([values * scale for values, scale in zip(biases, scales, strict=False)]).to(dtype)
     across = weight.t().contiguous() if weight.device.type == "cpu" else weight.t()
     if bias is None:
         return lambda x: torch.mm(x.to(dtype), across)

@@ -1,7 +1,7 @@
 """The trunk of a described model on a shared-prefix batch, forward and backward written out.
 
 A framework's graph of such a layer has some fifty small operations and keeps most of their results. Here a layer is six
-products, an attention and five small operations (`whet.model.layer_ops`) each way. Kept for the backward pass are the
+products, an attention and five small operations (`layer_ops`, `norms`) each way. Kept for the backward pass are the
 residual stream, queries, keys, values and the output of attention; norms are computed again, since they cost a read.
 
 `lm.recompute` says what else is computed again: nothing, the wide rows of the MLP ("wide": half the memory for one
@@ -42,8 +42,9 @@ from whet.model.block import (
 )
 from whet.model.causal_lm import CausalLM, Gathering
 from whet.model.fused_weights import NO_FACTORS, BlockFactors, FusedBlock, GroupFactors, continued, fused_weights
-from whet.model.layer_ops import NormGrad, Tables, added_and_normed, gated, gated_grad, norm_grad, rotated, turned_back
+from whet.model.layer_ops import Tables, gated, gated_grad, rotated, turned_back
 from whet.model.lora import UnmergedLinear, adapted_layers, layer_factors
+from whet.model.norms import entered, entered_grad, heads_normed, heads_normed_grad, left, left_grad, norm_grad
 from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
 from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch
 from whet.model.shared_prefix_attention import (
@@ -113,7 +114,7 @@ def _gathered_layer(
 ) -> tuple[Tensor, Tensor | None]:
     """A layer whose weights were just gathered, in the precision of the products: they are used as they lie."""
     again = lm.recompute == "layers" and torch.is_grad_enabled()
-    enter = tuple(each.weight.detach() for each in (block.query, block.key, block.value))
+    enter = tuple(layer.weight.detach() for layer in (block.query, block.key, block.value))
     widen = (block.gate.weight.detach(), block.up.weight.detach())
     output, down = block.output.weight.detach(), block.down.weight.detach()
     own = plan(window=block.window, enter=enter, leave=output, widen=widen, narrow=down)
@@ -125,7 +126,7 @@ def _gathered_states(lm: CausalLM, gathering: Gathering, stack: BlockStack, batc
     sizes = stack.sizes
     plan = partial(
         _LayerPlan, sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.epsilon, sizes.scale,
-        min(gathering.dtype, x.dtype, key=lambda each: each.itemsize), stack.rotation(batch.position_ids[0]), batch,
+        min(gathering.dtype, x.dtype, key=lambda dtype: dtype.itemsize), stack.rotation(batch.position_ids[0]), batch,
         keep_wide=lm.recompute == "none", factors=NO_FACTORS,
     )  # fmt: skip
     residual: tuple[Tensor, Tensor | None] = (x, None)
@@ -138,7 +139,7 @@ def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: tor
     """Of each layer; `dtype` is that of the residual stream."""
     sizes, tables = stack.sizes, stack.rotation(batch.position_ids[0])
     copies: Sequence[FusedBlock | None] = [None] * len(stack.blocks)
-    apart = any(isinstance(each, UnmergedLinear) for block in stack.blocks for each in block.products)
+    apart = any(isinstance(layer, UnmergedLinear) for block in stack.blocks for layer in block.products)
     if lm.dtype.itemsize < dtype.itemsize or apart:
         copies, dtype = fused_weights(stack, lm.dtype).blocks, lm.dtype
     every_factor: Sequence[BlockFactors] = [NO_FACTORS] * len(stack.blocks)
@@ -149,7 +150,7 @@ def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: tor
     for block, copy, factors in zip(stack.blocks, copies, every_factor, strict=True):
         enter: tuple[Tensor, ...]
         if copy is None:
-            enter = tuple(each.weight.detach() for each in (block.query, block.key, block.value))
+            enter = tuple(layer.weight.detach() for layer in (block.query, block.key, block.value))
             leave, narrow = block.output.weight.detach(), block.down.weight.detach()
             widen: tuple[Tensor, ...] = (block.gate.weight.detach(), block.up.weight.detach())
         else:
@@ -169,8 +170,8 @@ def _run_layer(
         block.after_mlp,
     )  # fmt: skip
     inputs = (
-        *residual, *(norm_weight(each) for each in norms), *(each.weight for each in block.products),
-        *(each.bias for each in entering), *layer_factors(*block.products), plan,
+        *residual, *(norm_weight(norm) for norm in norms), *(layer.weight for layer in block.products),
+        *(layer.bias for layer in entering), *layer_factors(*block.products), plan,
     )  # fmt: skip
     after: tuple[Tensor, Tensor | None]
     if again:
@@ -196,6 +197,7 @@ def fused_refusal(lm: CausalLM) -> str:
 
 
 def fused_works(lm: CausalLM) -> bool:
+    """Whether training takes the written-out layers."""
     return not fused_refusal(lm)
 
 
@@ -277,11 +279,11 @@ def _layers_gap(
     with _layer_values(stack) as values:
         lm.hidden(rows[0], position_ids=rows[1])
     for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, torch.float32), strict=True)):
-        before, after = (each.flatten(0, 1)[source] for each in values[number])
+        before, after = (cache.flatten(0, 1)[source] for cache in values[number])
         x, y = _run_layer((before, None), block, plan, False)
-        found = x if y is None else x + y
-        if not layer_agrees(before, found, after):
-            worst = float((found - after).abs().max() / (after - before).abs().amax(-1).median())
+        states = x if y is None else x + y
+        if not layer_agrees(before, states, after):
+            worst = float((states - after).abs().max() / (after - before).abs().amax(-1).median())
             return f"the written-out layer {number} differs from the model's own by {worst:.1e}"
     return ""
 
@@ -292,8 +294,8 @@ def _layer_values(stack: BlockStack) -> Iterator[list[tuple[Tensor, Tensor]]]:
     values: list[tuple[Tensor, Tensor]] = []
 
     def note(_: nn.Module, inputs: Any, named: Any, output: Any) -> None:
-        entered = inputs[0] if inputs else named["hidden_states"]
-        values.append((entered, output[0] if isinstance(output, tuple) else output))
+        hidden = inputs[0] if inputs else named["hidden_states"]
+        values.append((hidden, output[0] if isinstance(output, tuple) else output))
 
     hooks = [block.module.register_forward_hook(note, with_kwargs=True) for block in stack.blocks]
     try:
@@ -313,8 +315,8 @@ def _product(x: Tensor, weights: Sequence[Tensor], bias: Sequence[Tensor | None]
     for part, weight in zip(parts, weights, strict=True):
         torch.mm(x, weight.t(), out=part)
     if bias[0] is not None:
-        for part, each in zip(parts, bias, strict=True):
-            part.add_(each)
+        for part, row_bias in zip(parts, bias, strict=True):
+            part.add_(row_bias)
     return out
 
 
@@ -323,14 +325,14 @@ def _input_grad(
 ) -> tuple[Tensor, Tensor | None]:
     """Of what went into `_product`; and grad times `up`, where that comes with it."""
     parts = grad.split([len(weight) for weight in weights], 1)
-    found = torch.mm(parts[0], weights[0])
+    product = torch.mm(parts[0], weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
-        found.addmm_(part, weight)
+        product.addmm_(part, weight)
     if factors is None or not factors.apart:
-        return found, None
+        return product, None
     inputs = factors.down.shape[1]
-    lowered = found[:, inputs:].contiguous()  # a view would keep the rest alive
-    return torch.addmm(found[:, :inputs], lowered, factors.down), lowered
+    lowered = product[:, inputs:].contiguous()  # a view would keep the rest alive
+    return torch.addmm(product[:, :inputs], lowered, factors.down), lowered
 
 
 def _weight_grads(grad: Tensor, x: Tensor, parameters: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
@@ -363,10 +365,10 @@ def _factor_grads(
     down, up = _summed(lowered, x, kind), _summed(grad, torch.mm(x, factors.down.t()), kind)
     if factors.up_scale != 1.0:
         up = up.mul_(factors.up_scale)
-    found: list[Tensor | None] = []
+    grads: list[Tensor | None] = []
     for span in factors.spans:
-        found += [None, None] if span is None else [down[span[1]], up[span]]
-    return found
+        grads += [None, None] if span is None else [down[span[1]], up[span]]
+    return grads
 
 
 class _Norm(torch.autograd.Function):
@@ -374,46 +376,14 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.epsilon = epsilon
-        return added_and_normed(x, None, weight, epsilon, x.dtype)[1]
+        return entered(x, None, weight, epsilon, x.dtype)[1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        found = norm_grad(x, weight, ctx.epsilon, grad.contiguous(), None, ctx.needs_input_grad[1])
-        return found.x, found.weight, None
-
-
-def _entered(x: Tensor, y: Tensor | None, weight: Tensor | None, plan: _LayerPlan) -> tuple[Tensor, Tensor]:
-    """The residual stream, and what a sublayer reads of it: normed where it has a norm in front."""
-    if weight is None:
-        total = x if y is None else x + y
-        return total, total.to(plan.dtype)
-    return added_and_normed(x, y, weight, plan.epsilon, plan.dtype)
-
-
-def _entered_grad(
-    x: Tensor, weight: Tensor | None, plan: _LayerPlan, grad: Tensor, carried: Tensor, learns: bool
-) -> NormGrad:
-    """The other way; `carried` is the gradient that reaches the residual stream directly."""
-    if weight is None:
-        total = carried + grad
-        return NormGrad(total, total.to(grad.dtype), None, x.to(grad.dtype))
-    return norm_grad(x, weight, plan.epsilon, grad, carried, learns)
-
-
-def _left(values: Tensor, weight: Tensor | None, plan: _LayerPlan) -> Tensor:
-    """What a sublayer adds: normed where it has a norm behind it."""
-    return values if weight is None else added_and_normed(values, None, weight, plan.epsilon, plan.dtype)[1]
-
-
-def _left_grad(
-    values: Tensor | None, weight: Tensor | None, plan: _LayerPlan, grad: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    if weight is None or values is None:
-        return grad, None
-    grads = norm_grad(values, weight, plan.epsilon, grad, None)
-    return grads.narrow, grads.weight
+        grads = norm_grad(x, weight, ctx.epsilon, grad.contiguous(), None, ctx.needs_input_grad[1])
+        return grads.x, grads.weight, None
 
 
 class _FusedLayer(torch.autograd.Function):
@@ -429,28 +399,31 @@ class _FusedLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
         *inputs, plan = rest
+        how = (plan.epsilon, plan.dtype)
         before, query_norm, key_norm, after, before_mlp, after_mlp = inputs[_FusedLayer.NORMS]
         biases = inputs[13 : _FusedLayer.PARAMETERS]
-        total, normed = _entered(x, y, before, plan)
+        total, normed = entered(x, y, before, *how)
         bias = biases if len(plan.enter) > 1 or biases[0] is None else [torch.cat(biases).to(plan.dtype)]
         entering, leaving, widening, narrowing = plan.factors
         heads = _product(continued(normed, entering), plan.enter, bias).view(len(x), -1, plan.size)
         unnormed = None
         if query_norm is not None:
-            unnormed, heads = heads, _head_norms(heads, (query_norm, key_norm), plan)
+            unnormed, heads = heads, heads_normed(heads, (query_norm, key_norm), plan.head_counts, *how)
         query, key, value = rotated(heads, plan.heads + plan.key_heads, plan.tables).split(plan.head_counts, 1)
         if plan.keep is not None:
             plan.keep(key, value)
-        mixed, kept, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
+        mixed, attention_state, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
         attention_output = torch.mm(continued(mixed.flatten(1), leaving), plan.leave.t())
-        between, normed = _entered(total, _left(attention_output, after, plan), before_mlp, plan)
+        between, normed = entered(total, left(attention_output, after, *how), before_mlp, *how)
         gate_up = _product(continued(normed, widening), plan.widen)
         mlp_output = torch.mm(continued(gated(gate_up), narrowing), plan.narrow.t())
-        ctx.plan, ctx.attention, ctx.num_kept = plan, attention, len(kept)
+        ctx.plan, ctx.attention, ctx.num_kept = plan, attention, len(attention_state)
         wide = gate_up if plan.keep_wide else None
         outputs = (attention_output if after is not None else None, mlp_output if after_mlp is not None else None)
-        ctx.save_for_backward(total, unnormed, mixed, between, wide, *outputs, *kept, *inputs[: _FusedLayer.PARAMETERS])
-        return between, _left(mlp_output, after_mlp, plan)
+        ctx.save_for_backward(
+            total, unnormed, mixed, between, wide, *outputs, *attention_state, *inputs[: _FusedLayer.PARAMETERS]
+        )
+        return between, left(mlp_output, after_mlp, *how)
 
     @staticmethod
     @once_differentiable
@@ -466,33 +439,37 @@ class _FusedLayer(torch.autograd.Function):
         entering, leaving, widening, narrowing = plan.factors
         learned = torch.promote_types(down.dtype, torch.float32)  # as factors are kept
         if gate_up is None:
-            gate_up = _product(continued(_entered(between, None, before_mlp, plan)[1], widening), plan.widen)
-        narrow, after_mlp_grad = _left_grad(mlp_output, after_mlp, plan, narrow.contiguous())
+            gate_up = _product(
+                continued(entered(between, None, before_mlp, plan.epsilon, plan.dtype)[1], widening), plan.widen
+            )
+        narrow, after_mlp_grad = left_grad(mlp_output, after_mlp, plan.epsilon, narrow.contiguous())
         opened_grad, lowered = _input_grad(narrow, [plan.narrow], narrowing)
         opened, gate_grad = gated_grad(gate_up, opened_grad)
         down_grad = _weight_grads(narrow, opened, [down], needed[6:])
         down_factors = _factor_grads(narrow, opened, narrowing, lowered, learned)
         pulled, lowered = _input_grad(gate_grad, plan.widen, widening)
-        later = _entered_grad(between, before_mlp, plan, pulled, grad.contiguous(), norms_learn[4])
+        later = entered_grad(between, before_mlp, plan.epsilon, pulled, grad.contiguous(), norms_learn[4])
         wide_grads = _weight_grads(gate_grad, later.normed, [gate, up], needed[4:6])
         wide_factors = _factor_grads(gate_grad, later.normed, widening, lowered, learned)
-        left, after_grad = _left_grad(attention_output, after, plan, later.narrow)
-        mixed_grad, lowered = _input_grad(left, [plan.leave], leaving)
-        output_grad = _weight_grads(left, mixed.flatten(1), [output], needed[3:4])
-        output_factors = _factor_grads(left, mixed.flatten(1), leaving, lowered, learned)
+        left_values, after_grad = left_grad(attention_output, after, plan.epsilon, later.narrow)
+        mixed_grad, lowered = _input_grad(left_values, [plan.leave], leaving)
+        output_grad = _weight_grads(left_values, mixed.flatten(1), [output], needed[3:4])
+        output_factors = _factor_grads(left_values, mixed.flatten(1), leaving, lowered, learned)
         heads = ctx.attention(mixed_grad.view(mixed.shape), mixed, saved[: ctx.num_kept])
         heads = turned_back(heads, plan.heads + plan.key_heads, plan.tables)
         head_grads: tuple[Tensor | None, Tensor | None] = (None, None)
         if unnormed is not None:
-            heads, head_grads = _head_norm_grads(unnormed, (query_norm, key_norm), heads, plan)
-        entered = heads.flatten(1)
-        pulled, lowered = _input_grad(entered, plan.enter, entering)
-        first = _entered_grad(total, before, plan, pulled, later.x, norms_learn[0])
-        enter_grads = _weight_grads(entered, first.normed, [q, k, v], needed[:3])
-        enter_factors = _factor_grads(entered, first.normed, entering, lowered, learned)
+            heads, head_grads = heads_normed_grad(
+                unnormed, (query_norm, key_norm), plan.head_counts, plan.epsilon, heads
+            )
+        entered_heads = heads.flatten(1)
+        pulled, lowered = _input_grad(entered_heads, plan.enter, entering)
+        first = entered_grad(total, before, plan.epsilon, pulled, later.x, norms_learn[0])
+        enter_grads = _weight_grads(entered_heads, first.normed, [q, k, v], needed[:3])
+        enter_factors = _factor_grads(entered_heads, first.normed, entering, lowered, learned)
         bias_grads: Sequence[Tensor | None] = (None, None, None)
         if biases[0] is not None:
-            bias_grads = entered.sum(0, dtype=biases[0].dtype).split([len(each) for each in biases])
+            bias_grads = entered_heads.sum(0, dtype=biases[0].dtype).split([len(bias) for bias in biases])
         return (
             first.x, first.narrow if ctx.needs_input_grad[1] else None,
             first.weight, *head_grads, after_grad, later.weight, after_mlp_grad,
@@ -515,12 +492,12 @@ def _attended(
     if sees_all and ragged_works(query, key, value):
         output, norm, noise = ragged_forward(query, key, value, batch.segments, scale)
 
-        def backward(grad: Tensor, output: Tensor, kept: Sequence[Tensor]) -> Tensor:
-            query, key, value, norm = kept
+        def backward(grad: Tensor, output: Tensor, attention_state: Sequence[Tensor]) -> Tensor:
+            query, key, value, norm = attention_state
             return ragged_backward(grad, (query, key, value, output, norm), batch.segments, noise, scale)
 
         return output, (query, key, value, norm), backward
-    query, key, value = (each.detach().requires_grad_(learns) for each in (query, key, value))
+    query, key, value = (heads.detach().requires_grad_(learns) for heads in (query, key, value))
     with torch.set_grad_enabled(learns):
         output = attended(batch, query, key, value, scale, AttentionOptions(plan.window, masks=batch.masks))
 
@@ -528,31 +505,3 @@ def _attended(
         return torch.cat(torch.autograd.grad(output, (query, key, value), grad), 1)
 
     return output.detach(), (), through_graph
-
-
-def _head_norms(heads: Tensor, norms: Sequence[Tensor], plan: _LayerPlan) -> Tensor:
-    """Queries and keys normed, head by head or all heads at once: as long as the weight is; values as they are."""
-    *parts, value = heads.split(plan.head_counts, 1)
-    normed = [
-        added_and_normed(_norm_rows(part, weight), None, weight, plan.epsilon, plan.dtype)[1].view(part.shape)
-        for part, weight in zip(parts, norms, strict=True)
-    ]
-    return torch.cat((*normed, value), 1)
-
-
-def _norm_rows(heads: Tensor, weight: Tensor) -> Tensor:
-    """[S, H, D] as rows that are as long as the weight, without gaps between them: the kernels read them so."""
-    return heads.reshape(-1, len(weight)).contiguous()
-
-
-def _head_norm_grads(
-    heads: Tensor, norms: Sequence[Tensor], grad: Tensor, plan: _LayerPlan
-) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
-    query, key, value = grad.split(plan.head_counts, 1)
-    pairs = zip(heads.split(plan.head_counts, 1)[:2], norms, (query, key), strict=True)
-    found = [
-        norm_grad(_norm_rows(part, weight), weight, plan.epsilon, _norm_rows(pull, weight), None)
-        for part, weight, pull in pairs
-    ]
-    grads = [each.x.view(len(heads), -1, plan.size) for each in found]
-    return torch.cat((*grads, value), 1), (found[0].weight, found[1].weight)

@@ -121,19 +121,21 @@ class FusedWeights:
 
     def _products(self, *layers: nn.Linear) -> tuple[Tensor, GroupFactors | None]:
         """The weights of layers that read the same input, and their adapters where these are kept apart."""
-        apart = [isinstance(each, UnmergedLinear) for each in layers]
+        apart = [isinstance(layer, UnmergedLinear) for layer in layers]
         owned = any(apart) or self.dtype.itemsize < 4
-        if not owned or any(type(each.weight.data) is not Tensor or each.weight.dtype != self.dtype for each in layers):
-            return self._side_by_side(*(each.weight for each in layers)), None
-        ranks = [len(each.down) if isinstance(each, UnmergedLinear) else 0 for each in layers]
+        if not owned or any(
+            type(layer.weight.data) is not Tensor or layer.weight.dtype != self.dtype for layer in layers
+        ):
+            return self._side_by_side(*(layer.weight for layer in layers)), None
+        ranks = [len(layer.down) if isinstance(layer, UnmergedLinear) else 0 for layer in layers]
         padded = -(-sum(ranks) // ALIGNED) * ALIGNED
-        outputs, inputs = [len(each.weight) for each in layers], layers[0].weight.shape[1]
+        outputs, inputs = [len(layer.weight) for layer in layers], layers[0].weight.shape[1]
         device = layers[0].weight.device
         whole = torch.empty(sum(outputs), inputs + padded, dtype=self.dtype, device=device)
         whole[:, inputs:] = 0
-        for layer, place in zip(layers, whole[:, :inputs].split(outputs), strict=True):
-            place.copy_(layer.weight.detach())
-            layer.weight.data = place
+        for layer, rows in zip(layers, whole[:, :inputs].split(outputs), strict=True):
+            rows.copy_(layer.weight.detach())
+            layer.weight.data = rows
         if not any(apart):
             return whole, None
         down = torch.zeros(padded, inputs, dtype=self.dtype, device=device)
@@ -146,7 +148,7 @@ class FusedWeights:
                 self._ups.append((whole[:, inputs:][span], layer))
             spans.append(span if rank else None)
             row, column = span[0].stop, span[1].stop
-        scale = next(each.scale for each in layers if isinstance(each, AdaptedLinear))
+        scale = next(layer.scale for layer in layers if isinstance(layer, AdaptedLinear))
         return whole, GroupFactors(down, whole[:, inputs:], tuple(spans), scale, True)
 
     def _fused(self, block: Block) -> FusedBlock:
@@ -159,7 +161,7 @@ class FusedWeights:
         return FusedBlock(
             before_attention=self._norm(block.before_attention),
             qkv=qkv,
-            qkv_bias=None if block.query.bias is None else self._side_by_side(*(each.bias for each in entering)),
+            qkv_bias=None if block.query.bias is None else self._side_by_side(*(layer.bias for layer in entering)),
             head_norms=None if query_norm is None or key_norm is None else (query_norm, key_norm),
             output=output,
             after_attention=self._norm(block.after_attention),
@@ -177,7 +179,7 @@ def _fits_float16(stack: BlockStack) -> bool:
         return False
     largest = float(stack.last_norm.weight.detach().abs().max()) * stack.sizes.width**0.5  # type: ignore[operator]
     matrices = [stack.embedding.weight] + ([] if stack.head is None else [stack.head.weight])
-    return max(largest, *(float(each.detach().abs().max()) for each in matrices)) < 1e4
+    return max(largest, *(float(matrix.detach().abs().max()) for matrix in matrices)) < 1e4
 
 
 _COPIES: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, FusedWeights]] = weakref.WeakKeyDictionary()

@@ -47,8 +47,8 @@ SCALARS = "(general|tokenizer\\.ggml)\\.(architecture|model|pre|\\w+_token_id|ad
 
 def cache_folder() -> Path:
     """Where converted models are kept: $WHET_CACHE, or ~/.cache/whet."""
-    given = os.environ.get("WHET_CACHE")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "whet"
+    stated = os.environ.get("WHET_CACHE")
+    return Path(stated).expanduser() if stated else Path.home() / ".cache" / "whet"
 
 
 def smollm2_file() -> Path:
@@ -57,7 +57,7 @@ def smollm2_file() -> Path:
     The package is never installed or imported: its own dependencies need a compiler and a quarter of an hour.
     """
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
-    folders = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
+    folders = [Path(location) for location in (spec.submodule_search_locations or ())] if spec else []
     files = sorted(path for folder in (*folders, cache_folder() / "smollm2") for path in folder.glob("*.gguf"))
     return files[0] if files else _fetch_smollm2(cache_folder() / "smollm2")
 
@@ -118,6 +118,7 @@ def converted_folder(file: Path) -> Path:
 
 
 def is_whole(folder: Path) -> bool:
+    """Whether a converted folder has every file."""
     return all((folder / name).is_file() for name in CONVERTED_FILES)
 
 
@@ -155,6 +156,7 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def require_packages(file: Path) -> None:
+    """`WhetError` unless the packages that read GGUF files are installed."""
     absent = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if absent:
         raise WhetError(f"{file}: reading a GGUF needs {' and '.join(absent)}; pip install 'whet[gguf]'")
@@ -179,6 +181,8 @@ def metadata(file: Path) -> Mapping[str, Any]:
 
 
 def dequantised_model(file: Path) -> PreTrainedModel:
+    """The model in float32."""
+
     import transformers
 
     options: dict[str, Any] = {"gguf_file": file.name}
@@ -240,6 +244,7 @@ def special_tokens(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def begins_with_bos(facts: Mapping[str, Any]) -> bool:
+    """Whether a text begins with BOS: as the file says, else by llama.cpp's rule."""
     stated = facts.get("tokenizer.ggml.add_bos_token")
     if stated is not None:
         return bool(stated)

@@ -51,10 +51,12 @@ class VocabularyHead:
 
     @property
     def weight(self) -> Tensor:
+        """[V, W]."""
         return self.layer.weight  # type: ignore[return-value]
 
     @property
     def bias(self) -> Tensor | None:
+        """[V], or None."""
         return getattr(self.layer, "bias", None)
 
 
@@ -92,11 +94,11 @@ def chunked_logp(
     rows = chunk_rows(len(head.weight), states.device) * (KERNEL_CHUNKS if kernels else 1)
     fine = kernels and products == torch.bfloat16
     learns = torch.is_grad_enabled() and any(
-        each is not None and each.requires_grad for each in (states, head.weight, head.bias)
+        tensor is not None and tensor.requires_grad for tensor in (states, head.weight, head.bias)
     )
     plan = _HeadPlan(head.factor / temperature, products, fine, rows, coefficient if learns else None)
-    found: tuple[Tensor, Tensor] = _ChunkedLogp.apply(states, head.weight, head.bias, targets, plan)
-    return found
+    logp_and_entropy: tuple[Tensor, Tensor] = _ChunkedLogp.apply(states, head.weight, head.bias, targets, plan)
+    return logp_and_entropy
 
 
 @functools.cache
@@ -143,14 +145,14 @@ class _ChunkedLogp(torch.autograd.Function):
         ctx.plan, ctx.gradients = plan, gradients
         # a single chunk is small enough to be kept
         small = len(chunks.windows) == 1 and gradients is None and kernels is None
-        kept = shares if small and any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(states, weight, bias, targets, norm, promised, kept)
+        single_shares = shares if small and any(ctx.needs_input_grad) else None
+        ctx.save_for_backward(states, weight, bias, targets, norm, promised, single_shares)
         return logp, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, bias, targets, norm, promised, kept = ctx.saved_tensors
+        states, weight, bias, targets, norm, promised, single_shares = ctx.saved_tensors
         if promised is not None:
             gradients, ctx.gradients = (
                 ctx.gradients,
@@ -164,7 +166,9 @@ class _ChunkedLogp(torch.autograd.Function):
             if kernels is not None:
                 shares = kernels.to_shares(chunks.raw(window), norm[window], chunks.late, chunks.plan.dtype)
             else:
-                shares = chunks.logits(window).sub_(norm[window, None]).exp_() if kept is None else kept
+                shares = (
+                    chunks.logits(window).sub_(norm[window, None]).exp_() if single_shares is None else single_shares
+                )
             gradients.add(chunks, shares, targets[window], grad[window], window)
         return (*gradients.scaled(1.0), None, None)
 
@@ -204,18 +208,18 @@ class _Chunks:
         return self.plan.scale if self.plan.fine else self.late
 
     def logits(self, window: slice) -> Tensor:
-        found = self.raw(window).to(self.wide.dtype)
-        return found if self.late == 1.0 else found.mul_(self.late)
+        logits = self.raw(window).to(self.wide.dtype)
+        return logits if self.late == 1.0 else logits.mul_(self.late)
 
     def raw(self, window: slice) -> Tensor:
         """The logits before the late part of their scale, as they come out of the product."""
         states = self._states[window]
-        found = self._logits[: len(states)]
+        logits = self._logits[: len(states)]
         if self._bias is None:
-            torch.mm(states, self._weight.T, out=found)
+            torch.mm(states, self._weight.T, out=logits)
         else:
-            torch.addmm(self._bias, states, self._weight.T, out=found)
-        return found
+            torch.addmm(self._bias, states, self._weight.T, out=logits)
+        return logits
 
     def shares(self, logits: Tensor) -> Tensor:
         if self._shares is None:
@@ -254,12 +258,12 @@ class _Gradients:
             self._bias.index_add_(0, targets, grads.to(self._bias.dtype))
 
     def scaled(self, factor: float | Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        found = []
-        for each, dtype in zip((self._states, self._weight, self._bias), self._dtypes, strict=True):
-            if each is not None and not (isinstance(factor, float) and factor == 1.0):
-                each = each * factor
-            found.append(None if each is None else each.to(dtype))
-        return found[0], found[1], found[2]
+        scaled = []
+        for gradient, dtype in zip((self._states, self._weight, self._bias), self._dtypes, strict=True):
+            if gradient is not None and not (isinstance(factor, float) and factor == 1.0):
+                gradient = gradient * factor
+            scaled.append(None if gradient is None else gradient.to(dtype))
+        return scaled[0], scaled[1], scaled[2]
 
 
 def _common_factor(grad: Tensor, promised: Tensor) -> Tensor:

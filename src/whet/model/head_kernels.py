@@ -31,11 +31,11 @@ def _scored(logits, targets, norm, logp, entropy, width, scale, block: tl.conste
         mass = mass * shrink + tl.sum(share, axis=0)
         mean = mean * shrink + tl.sum(tl.where(share > 0, share * value, 0.0), axis=0)
         best = higher
-    found = best + tl.log(mass)
+    log_norm = best + tl.log(mass)
     chosen = tl.load(base + tl.load(targets + row)).to(tl.float32) * scale
-    tl.store(norm + row, found)
-    tl.store(logp + row, chosen - found)
-    tl.store(entropy + row, found - mean / mass)
+    tl.store(norm + row, log_norm)
+    tl.store(logp + row, chosen - log_norm)
+    tl.store(entropy + row, log_norm - mean / mass)
 
 
 def scored(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,10 +50,10 @@ def scored(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tenso
 def _to_shares(logits, norm, shares, width, scale, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
-    place = row * width + column
+    offset = row * width + column
     inside = column < width
-    value = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32) * scale
-    tl.store(shares + place, tl.exp(value - tl.load(norm + row)).to(shares.dtype.element_ty), mask=inside)
+    value = tl.load(logits + offset, mask=inside, other=0.0).to(tl.float32) * scale
+    tl.store(shares + offset, tl.exp(value - tl.load(norm + row)).to(shares.dtype.element_ty), mask=inside)
 
 
 def to_shares(logits: Tensor, norm: Tensor, scale: float, dtype: torch.dtype) -> Tensor:

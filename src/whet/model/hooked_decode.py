@@ -112,6 +112,7 @@ class HookedDecoder:
         return self
 
     def state(self, shape: BatchShape) -> DecodeState:
+        """Empty buffers for a batch of this shape."""
         lm = self.lm
         size = lm.vocabulary if lm.whole else int(lm.model.config.get_text_config().hidden_size)  # type: ignore[union-attr,operator]
         return DecodeState(shape, self.attended, size, lm.device)
@@ -243,8 +244,8 @@ def _disagreement(decoder: HookedDecoder, lm: CausalLM, device: torch.device, re
 
 
 def _configs(trunk: nn.Module) -> list[Any]:
-    found = {id(config): config for module in trunk.modules() if (config := getattr(module, "config", None))}
-    return [config for config in found.values() if hasattr(config, "_attn_implementation")]
+    configs = {id(config): config for module in trunk.modules() if (config := getattr(module, "config", None))}
+    return [config for config in configs.values() if hasattr(config, "_attn_implementation")]
 
 
 @contextmanager

@@ -35,9 +35,9 @@ def hub_file(name: str, file: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, file)
-        if not isinstance(found, str) and hub_reachable():
-            found = hf_hub_download(name, file)
+        path = try_to_load_from_cache(name, file)
+        if not isinstance(path, str) and hub_reachable():
+            path = hf_hub_download(name, file)
     except (HFValidationError, OSError, ValueError):  # what is wrong with the model is told when it is loaded
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None

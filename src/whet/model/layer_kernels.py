@@ -41,6 +41,7 @@ def _added_and_normed(  # type: ignore[no-untyped-def]
 def added_and_normed(
     x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
+    """x + y and its RMS norm, in one kernel; y may be None."""
     rows, width = x.shape
     total = x if y is None else torch.empty_like(x)
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
@@ -77,11 +78,11 @@ def _norm_grad(  # type: ignore[no-untyped-def]
         if learns:
             summed += pull * normed
         pull = pull * factor
-        found = (pull - normed * (tl.sum(pull * normed, axis=0) / width)) * scale
+        grad_in = (pull - normed * (tl.sum(pull * normed, axis=0) / width)) * scale
         if has_carried:
-            found += tl.load(carried + row + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + row + column, found.to(out.dtype.element_ty), mask=inside)
-        tl.store(narrow + row + column, found.to(narrow.dtype.element_ty), mask=inside)
+            grad_in += tl.load(carried + row + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + row + column, grad_in.to(out.dtype.element_ty), mask=inside)
+        tl.store(narrow + row + column, grad_in.to(narrow.dtype.element_ty), mask=inside)
         tl.store(normed_out + row + column, (normed * factor).to(normed_out.dtype.element_ty), mask=inside)
     if learns:
         tl.store(partial + program * width + column, summed, mask=inside)
@@ -90,6 +91,7 @@ def _norm_grad(  # type: ignore[no-untyped-def]
 def norm_grad(
     x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """The gradient of `added_and_normed`; `carried` is what reaches the sum by another way."""
     rows, width = x.shape
     programs = min(rows, PROGRAMS)
     out, normed = torch.empty_like(x), torch.empty_like(grad)
@@ -112,9 +114,9 @@ def _rotate(  # type: ignore[no-untyped-def]
     head = tl.arange(0, many)
     low = tl.arange(0, half)
     inside = (head < turned)[:, None]
-    place = heads + row * row_stride + head[:, None] * size + low[None, :]
-    first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
+    address = heads + row * row_stride + head[:, None] * size + low[None, :]
+    first = tl.load(address, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(address + half, mask=inside, other=0.0).to(tl.float32)
     turn = row * size + low
     cosine_low, cosine_high = tl.load(cosine + turn)[None, :], tl.load(cosine + turn + half)[None, :]
     sine_low, sine_high = tl.load(sine + turn)[None, :], tl.load(sine + turn + half)[None, :]
@@ -124,8 +126,8 @@ def _rotate(  # type: ignore[no-untyped-def]
     else:
         leaned = first * cosine_low - second * sine_low
         second = second * cosine_high + first * sine_high
-    tl.store(place, leaned.to(heads.dtype.element_ty), mask=inside)
-    tl.store(place + half, second.to(heads.dtype.element_ty), mask=inside)
+    tl.store(address, leaned.to(heads.dtype.element_ty), mask=inside)
+    tl.store(address + half, second.to(heads.dtype.element_ty), mask=inside)
 
 
 def rotate(heads: Tensor, turned: int, tables: tuple[Tensor, Tensor], back: bool = False) -> None:
@@ -151,11 +153,11 @@ def _joined(  # type: ignore[no-untyped-def]
     tl.store(norm + head * norm_stride + first + row, together, mask=inside)
     lane = tl.arange(0, lanes)[None, :]
     within = inside[:, None] & (lane < size)
-    place = head[:, None] * size + lane
-    target = out + (first + row) * heads * size + place
+    offset = head[:, None] * size + lane
+    target = out + (first + row) * heads * size + offset
     mixed = tl.load(target, mask=within, other=0.0).to(tl.float32) * tl.exp(ours - together)[:, None]
     mixed += (
-        tl.load(other + row * heads * size + place, mask=within, other=0.0).to(tl.float32)
+        tl.load(other + row * heads * size + offset, mask=within, other=0.0).to(tl.float32)
         * tl.exp(theirs - together)[:, None]
     )
     tl.store(target, mixed.to(out.dtype.element_ty), mask=within)
@@ -214,6 +216,7 @@ def _gated_grad(x, grad, opened_out, grads, width, block: tl.constexpr):  # type
 
 
 def gated_grad(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """`gated` once more, and the gradient of what went into it."""
     rows, width = grad.shape
     opened, grads = torch.empty_like(grad), torch.empty_like(gate_up)
     block = _block(width)

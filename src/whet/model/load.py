@@ -102,15 +102,16 @@ def local_folder(name: str) -> Path | None:
 
 
 def shown_name(name: str) -> str:
+    """The name in quotes, cut where it is too long for a message."""
     return repr(name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}...")
 
 
 def newest_checkpoint(path: Path) -> Path | None:
     """The last complete checkpoint of a run folder, or of its checkpoints folder; None for any other folder."""
-    for place in (path / "checkpoints", path):
-        found = complete_checkpoints(place)
-        if found:
-            return found[-1]
+    for parent in (path / "checkpoints", path):
+        checkpoints = complete_checkpoints(parent)
+        if checkpoints:
+            return checkpoints[-1]
     if (path / "checkpoints").is_dir() and not (path / "config.json").is_file():
         raise WhetError(f"run {path} has no complete checkpoint yet; wait for its first save, or give another model")
     return None
@@ -120,7 +121,7 @@ def nearest_fix(name: str) -> str:
     """What to type instead of a name that leads nowhere."""
     known = (*builtin_models(), SMOLLM2)
     folders = nearest_folders(name)
-    close = [found] if (found := nearest(name, known)) else folders
+    close = [closest] if (closest := nearest(name, known)) else folders
     choices = ", ".join(known)
     hint = f"did you mean {close[0]}? Or give " if close else "give "
     return f"{hint}{choices}, a folder, a .gguf file or a hub id owner/name"
@@ -132,12 +133,13 @@ def nearest_folders(name: str) -> list[str]:
     if not name or not os.path.isdir(path.parent) or not os.access(path.parent, os.R_OK):
         return []
     there = [entry for entry in path.parent.iterdir() if os.path.isdir(entry) or entry.suffix == ".gguf"]
-    found = nearest(path.name, [entry.name for entry in there])
-    names = [found] if found else []
-    return [str(path.parent / found) for found in names]
+    closest = nearest(path.name, [entry.name for entry in there])
+    names = [closest] if closest else []
+    return [str(path.parent / folder_name) for folder_name in names]
 
 
 def from_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of a folder; a checkpoint is verified first."""
     if (folder / MANIFEST).is_file():
         verify_checkpoint(folder)
     refuse_lacking(folder)
@@ -168,6 +170,7 @@ def refuse_lacking(folder: Path) -> None:
 
 
 def listed_or(names: Iterable[str]) -> str:
+    """`a, b or c`."""
     *most, last = names
     return f"{', '.join(most)} or {last}"
 
@@ -192,6 +195,8 @@ def from_hub(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrained
 
 
 def read_pair(source: str, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer as transformers reads them; code from the source is never run."""
+
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
@@ -240,11 +245,12 @@ def fix_generation_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     if not savable(settings):
         settings.do_sample = True  # the usual fault is a temperature or top_p without it
     if not savable(settings):
-        kept = {name: getattr(settings, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        model.generation_config = type(settings)(**kept)
+        token_ids = {name: getattr(settings, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model.generation_config = type(settings)(**token_ids)
 
 
 def savable(settings: Any) -> bool:
+    """Whether transformers would save these generation settings."""
     try:
         settings.validate(strict=True)
     except ValueError:
@@ -260,7 +266,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tu
         getattr(model.config.get_text_config(), "eos_token_id", None),
         tokenizer.eos_token_id,
     )
-    found: set[int] = set()
+    ends: set[int] = set()
     for value in stated:
         for token in value if isinstance(value, list | tuple) else [] if value is None else [value]:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
@@ -268,11 +274,12 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tu
                     f"model {model.name_or_path}: eos_token_id is {value!r}; expected the number of a token, or a list "
                     "of them; correct it in config.json and generation_config.json"
                 )
-            found.add(token)
-    return tuple(sorted(found))
+            ends.add(token)
+    return tuple(sorted(ends))
 
 
 def context_length(config: Any) -> int:
+    """The longest row the config allows, in tokens."""
     for part in (config, config.get_text_config()):
         for name in CONTEXT_FIELDS:
             value = getattr(part, name, None)
@@ -289,13 +296,13 @@ def fixed_rotation_length(config: Any) -> int | None:
     """
     text = config.get_text_config()
     settings = getattr(text, "rope_parameters", None) or {}
-    per_layer = [each for each in settings.values() if isinstance(each, dict)]
+    per_layer = [setting for setting in settings.values() if isinstance(setting, dict)]
     lengths = [
-        each.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-        for each in (per_layer or [settings])
-        if each.get("rope_type") == "longrope"
+        setting.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        for setting in (per_layer or [settings])
+        if setting.get("rope_type") == "longrope"
     ]
-    return min((int(each) for each in lengths if each), default=None)
+    return min((int(length) for length in lengths if length), default=None)
 
 
 def device_choice(name: str = "auto") -> torch.device:

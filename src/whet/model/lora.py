@@ -42,6 +42,7 @@ class LowRank:
 
     @property
     def scale(self) -> float:
+        """alpha / rank."""
         return self.alpha / self.rank
 
 
@@ -80,6 +81,7 @@ class AdaptedLinear(nn.Linear):
 
     @torch.no_grad()
     def unmerge(self) -> None:
+        """Write the base alone into the weight."""
         self.weight.copy_(self.base)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -104,6 +106,7 @@ class UnmergedLinear(AdaptedLinear):
         return output + F.linear(F.linear(input, self.down), self.up) * self.scale if self.on else output
 
     def base_output(self, input: Tensor) -> Tensor:
+        """The base's own output, without the adapter."""
         return F.linear(input, self.weight, self.bias)
 
     def whole_base(self) -> Tensor:
@@ -183,10 +186,11 @@ def _chosen(linears: Mapping[str, nn.Linear], wanted: Sequence[str], kind: str) 
     known = sorted({name.rpartition(".")[2] for name in linears})
     if not known:
         raise WhetError(f"model.lora: {kind} has no linear layers in its trunk; train it in full with model.lora=0")
-    for each in wanted:
-        if each not in known:
-            hint = did_you_mean(each, known)
-            raise WhetError(f"model.lora.target_modules names {each!r}{hint}; the linear layers are {', '.join(known)}")
+    for target in wanted:
+        if target not in known:
+            hint = did_you_mean(target, known)
+            layers = ", ".join(known)
+            raise WhetError(f"model.lora.target_modules names {target!r}{hint}; the linear layers are {layers}")
     if wanted:
         return {name: module for name, module in linears.items() if name.rpartition(".")[2] in wanted}
     # a gate of one number is as small as its adapter would be
@@ -254,7 +258,7 @@ def adapter_factors(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def layer_factors(*layers: nn.Module) -> list[nn.Parameter | None]:
     """down and up of each layer in turn; None twice for one without."""
-    found: list[nn.Parameter | None] = []
+    factors: list[nn.Parameter | None] = []
     for layer in layers:
-        found += [layer.down, layer.up] if isinstance(layer, AdaptedLinear) else [None, None]
-    return found
+        factors += [layer.down, layer.up] if isinstance(layer, AdaptedLinear) else [None, None]
+    return factors

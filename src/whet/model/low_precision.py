@@ -53,13 +53,13 @@ def saved_weights(model: nn.Module) -> dict[str, Tensor] | None:
     if not apart and not is_narrow(model):
         return None
     held: dict[tuple[int, torch.Size], Tensor] = {}
-    found = {}
+    saved = {}
     for name, value in model.state_dict().items():
         if name in apart:
-            found[name] = apart[name].merged().cpu().contiguous()
+            saved[name] = apart[name].merged().cpu().contiguous()
             continue
-        place = (value.data_ptr(), value.shape)
-        if place not in held:
-            held[place] = value.detach().to("cpu", copy=True).contiguous()
-        found[name] = held[place]
-    return found
+        memory = (value.data_ptr(), value.shape)
+        if memory not in held:
+            held[memory] = value.detach().to("cpu", copy=True).contiguous()
+        saved[name] = held[memory]
+    return saved

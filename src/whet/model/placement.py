@@ -18,7 +18,9 @@ def model_copy(model: Model, shares_weights: bool = False) -> Model:
     """
     known = {}
     if shares_weights:
-        known = {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in model.parameters()}
+        known = {
+            id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad) for parameter in model.parameters()
+        }
     return copy.deepcopy(model, known)
 
 

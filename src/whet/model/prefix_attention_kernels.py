@@ -132,13 +132,13 @@ def _forward(  # type: ignore[no-untyped-def]
         )
     mixed = mixed / mass[:, None]
     tl.store(norm + head * rows + row, best + tl.log2(mass), mask=there)
-    place = (wide[:, None] * heads + head) * size + lane[None, :]
-    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=there[:, None])
+    offset = (wide[:, None] * heads + head) * size + lane[None, :]
+    tl.store(out + offset, mixed.to(out.dtype.element_ty), mask=there[:, None])
 
 
 @triton.jit
 def _query_pull(  # type: ignore[no-untyped-def]
-    query, pull, found, norm, along, key, value, at, key_stride, value_stride, scale, inside, valid, column, lane,
+    query, pull, grad_query, norm, along, key, value, at, key_stride, value_stride, scale, inside, valid, column, lane,
     masked: tl.constexpr,
 ):  # fmt: skip
     """What one block of keys adds to the gradient of the queries."""
@@ -158,7 +158,7 @@ def _query_pull(  # type: ignore[no-untyped-def]
         share = tl.where(inside, share, 0.0)
     pulled = tl.dot(pull, tl.trans(values), input_precision="ieee")
     lean = share * (pulled - along[:, None])
-    return tl.dot(lean.to(keys.dtype), keys, found, input_precision="ieee")
+    return tl.dot(lean.to(keys.dtype), keys, grad_query, input_precision="ieee")
 
 
 @triton.jit
@@ -180,39 +180,39 @@ def _query_grad(  # type: ignore[no-untyped-def]
     column = tl.arange(0, block_k)
     wide = row.to(tl.int64)
     query = tl.load(q + wide[:, None] * query_stride + head * size + lane[None, :], mask=there[:, None], other=0.0)
-    place = (wide[:, None] * heads + head) * size + lane[None, :]
-    pull = tl.load(grad + place, mask=there[:, None], other=0.0)
-    mixed = tl.load(out + place, mask=there[:, None], other=0.0)
+    offset = (wide[:, None] * heads + head) * size + lane[None, :]
+    pull = tl.load(grad + offset, mask=there[:, None], other=0.0)
+    mixed = tl.load(out + offset, mask=there[:, None], other=0.0)
     along = tl.sum(pull.to(tl.float32) * mixed.to(tl.float32), axis=1)
     tl.store(product + head * rows + row, along, mask=there)
     total = tl.load(norm + head * rows + row, mask=there, other=0.0)
-    found = tl.zeros((block_q, size), tl.float32)
+    grad_query = tl.zeros((block_q, size), tl.float32)
     whole = length // block_k * block_k
     for at in range(0, whole, block_k):
-        found = _query_pull(
-            query, pull, found, total, along, key, value, above + at, key_stride, value_stride, scale, there,
+        grad_query = _query_pull(
+            query, pull, grad_query, total, along, key, value, above + at, key_stride, value_stride, scale, there,
             there, column, lane, False,
         )  # fmt: skip
     if whole < length:
         inside = (whole + column < length)[None, :] & (row[:, None] >= 0)
-        found = _query_pull(
-            query, pull, found, total, along, key, value, above + whole, key_stride, value_stride, scale,
+        grad_query = _query_pull(
+            query, pull, grad_query, total, along, key, value, above + whole, key_stride, value_stride, scale,
             inside, whole + column < length, column, lane, True,
         )  # fmt: skip
     for at in range(first, start, block_k):
-        found = _query_pull(
-            query, pull, found, total, along, key, value, at, key_stride, value_stride, scale, there, there,
+        grad_query = _query_pull(
+            query, pull, grad_query, total, along, key, value, at, key_stride, value_stride, scale, there, there,
             column, lane, False,
         )  # fmt: skip
     for at in range(start, tl.minimum(start + block_q, end), block_k):
         own = at + column
         inside = (own[None, :] <= row[:, None]) & (own < end)[None, :]
-        found = _query_pull(
-            query, pull, found, total, along, key, value, at, key_stride, value_stride, scale, inside, own < end,
+        grad_query = _query_pull(
+            query, pull, grad_query, total, along, key, value, at, key_stride, value_stride, scale, inside, own < end,
             column, lane, True,
         )  # fmt: skip
     spot = target + wide[:, None] * target_stride + head * size + lane[None, :]
-    tl.store(spot, (found * late).to(target.dtype.element_ty), mask=there[:, None])
+    tl.store(spot, (grad_query * late).to(target.dtype.element_ty), mask=there[:, None])
 
 
 @triton.jit
@@ -304,10 +304,10 @@ def _summed(  # type: ignore[no-untyped-def]
         key_found += tl.load(base + cell)
         value_found += tl.load(base + area + cell)
     wide = (start + inner).to(tl.int64)
-    place = wide[:, None] * key_target_stride + key_head * size + lane[None, :]
-    tl.store(key_target + place, key_found.to(key_target.dtype.element_ty), mask=there[:, None])
-    place = wide[:, None] * value_target_stride + key_head * size + lane[None, :]
-    tl.store(value_target + place, value_found.to(value_target.dtype.element_ty), mask=there[:, None])
+    offset = wide[:, None] * key_target_stride + key_head * size + lane[None, :]
+    tl.store(key_target + offset, key_found.to(key_target.dtype.element_ty), mask=there[:, None])
+    offset = wide[:, None] * value_target_stride + key_head * size + lane[None, :]
+    tl.store(value_target + offset, value_found.to(value_target.dtype.element_ty), mask=there[:, None])
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:

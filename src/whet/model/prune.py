@@ -26,19 +26,19 @@ def kept_layers(total: int, count: int) -> list[int]:
         raise WhetError(f"student.layers is {count}; the teacher has {total} layers: give 1 to {total}")
     if count == 1:
         return [0]
-    return [round(place * (total - 1) / (count - 1)) for place in range(count)]
+    return [round(number * (total - 1) / (count - 1)) for number in range(count)]
 
 
-def fewer_layers(model: PreTrainedModel, kept: list[int]) -> PreTrainedModel:
+def fewer_layers(model: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
     """A model of these layers of `model`, with its embeddings and head; the weights are copies."""
     own = model.state_dict()
-    smaller = new_weights(model, len(kept), seed=0, keep=kept)
-    names = {f".layers.{old}.": f".layers.{new}." for new, old in enumerate(kept)}
+    smaller = new_weights(model, len(layers), seed=0, keep=layers)
+    names = {f".layers.{old}.": f".layers.{new}." for new, old in enumerate(layers)}
     renamed = {}
     for name, weight in own.items():
-        place = next((each for each in names if each in f".{name}"), None)
-        if place is not None:
-            renamed[f".{name}".replace(place, names[place], 1)[1:]] = weight
+        layer_path = next((old_path for old_path in names if old_path in f".{name}"), None)
+        if layer_path is not None:
+            renamed[f".{name}".replace(layer_path, names[layer_path], 1)[1:]] = weight
         elif ".layers." not in f".{name}":
             renamed[name] = weight
     smaller.load_state_dict(renamed)
@@ -53,8 +53,8 @@ def new_weights(model: PreTrainedModel, layers: int, seed: int, keep: list[int] 
         raise WhetError(f"student: a {config.model_type} model has no plain list of layers; give student.name instead")
     places = kept_layers(total, layers) if keep is None else keep
     for name in PER_LAYER:
-        if isinstance(each := getattr(config, name, None), list):
-            setattr(config, name, [each[place] for place in places])
+        if isinstance(per_layer := getattr(config, name, None), list):
+            setattr(config, name, [per_layer[layer] for layer in places])
     config.num_hidden_layers = len(places)
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
@@ -84,5 +84,5 @@ def save_smaller(source: str, folder: Path, layers: int, from_scratch: bool = Fa
 
 
 def count_weights(source: str) -> int:
-    """Of a model by name or folder."""
+    """The number of weights of a model, by name or folder."""
     return load_model(source).model.num_parameters()

@@ -40,8 +40,8 @@ def require_library() -> None:
 @functools.cache
 def _code(signed: bool, device: torch.device) -> Tensor:
     """The 256 values, ascending."""
-    found: Tensor = _library().create_dynamic_map(signed=signed)
-    return found.to(device)
+    values: Tensor = _library().create_dynamic_map(signed=signed)
+    return values.to(device)
 
 
 def int8_codes(values: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
@@ -52,10 +52,10 @@ def int8_codes(values: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
 
 def int8_values(codes: Tensor, largest: Tensor, signed: bool) -> Tensor:
     """The other way: float32 [n]."""
-    found: Tensor = _library().dequantize_blockwise(
+    values: Tensor = _library().dequantize_blockwise(
         codes, absmax=largest, code=_code(signed, codes.device), blocksize=BLOCK
     )
-    return found
+    return values
 
 
 class FourBitLinear(UnmergedLinear):
@@ -66,16 +66,16 @@ class FourBitLinear(UnmergedLinear):
 
     def base_output(self, input: Tensor) -> Tensor:
         kind = torch.get_autocast_dtype(input.device.type) if torch.is_autocast_enabled(input.device.type) else None
-        found: Tensor = _Unpacked.apply(input if kind is None else input.to(kind), self)
-        return found if self.bias is None else found + self.bias.to(found.dtype)
+        output: Tensor = _Unpacked.apply(input if kind is None else input.to(kind), self)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def whole_base(self) -> Tensor:
         state = _library().QuantState(
             absmax=self.largest, shape=torch.Size(self.shape), code=_four_bit_code(self.weight.device),
             blocksize=BASE_BLOCK, quant_type="nf4", dtype=torch.bfloat16,
         )  # fmt: skip
-        found: Tensor = _library().dequantize_4bit(self.weight, state)
-        return found
+        base: Tensor = _library().dequantize_4bit(self.weight, state)
+        return base
 
 
 class _Unpacked(torch.autograd.Function):
@@ -94,8 +94,8 @@ class _Unpacked(torch.autograd.Function):
 
 @functools.cache
 def _four_bit_code(device: torch.device) -> Tensor:
-    found: Tensor = _library().get_4bit_type("nf4", device=str(device))
-    return found
+    code: Tensor = _library().get_4bit_type("nf4", device=str(device))
+    return code
 
 
 @torch.no_grad()

@@ -79,11 +79,11 @@ def _kernels_refusal(device: torch.device, dtype: torch.dtype, heads: int, key_h
 
 def _trial_segments(device: torch.device) -> Segments:
     width = max(prompt + max(completions) for prompt, completions in TRIAL)
-    place, tokens, action = torch.arange(width), [], []
+    position, tokens, action = torch.arange(width), [], []
     for number, (prompt, completions) in enumerate(TRIAL):
         for length in completions:
-            tokens.append(torch.where(place < prompt, number, place))
-            action.append((place >= prompt) & (place < prompt + length))
+            tokens.append(torch.where(position < prompt, number, position))
+            action.append((position >= prompt) & (position < prompt + length))
     batch = shared_prefix_batch(torch.stack(tokens), torch.stack(action), device)
     assert batch is not None
     return batch.segments
@@ -92,15 +92,15 @@ def _trial_segments(device: torch.device) -> Segments:
 def ragged_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
     """[S, H, E]."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    found: Tensor = _RaggedAttention.apply(query, key, value, segments, scale)
-    return found
+    output: Tensor = _RaggedAttention.apply(query, key, value, segments, scale)
+    return output
 
 
 class _RaggedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
         if _prefix_kernels(query, key) is not None:  # which read a row's heads behind one another
-            query, key, value = (each.contiguous() for each in (query, key, value))
+            query, key, value = (tensor.contiguous() for tensor in (query, key, value))
         output, norm, ctx.noise = ragged_forward(query, key, value, segments, scale)
         ctx.segments, ctx.scale = segments, scale
         ctx.save_for_backward(query, key, value, output, norm)
@@ -111,8 +111,8 @@ class _RaggedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: a layer that is computed again refuses a second look
         query, key, *_ = saved
-        found = ragged_backward(grad.contiguous(), saved, ctx.segments, ctx.noise, ctx.scale)
-        return (*found.split([query.shape[1], key.shape[1], key.shape[1]], 1), None, None)
+        grads = ragged_backward(grad.contiguous(), saved, ctx.segments, ctx.noise, ctx.scale)
+        return (*grads.split([query.shape[1], key.shape[1], key.shape[1]], 1), None, None)
 
 
 Noise = list[list[Tensor]]  # the state of a dropout that is not used
@@ -134,20 +134,20 @@ def _flash_forward(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor, Noise]:
     output, norm, *noise = _forward(query, key, value, _own(segments), scale)
-    kept = [noise[:2]]
+    noise_parts = [noise[:2]]
     if segments.longest_completions:
         begin, end = segments.first_completion, segments.end_of_prompts
         other, other_norm, *noise = _forward(query[begin:], key[:end], value[:end], _across(segments), scale)
-        kept.append(noise[:2])
+        noise_parts.append(noise[:2])
         kernels = kernels_for(query)
         if kernels is not None:
             kernels.join(output, norm, other, other_norm)
         else:
             joined = torch.logaddexp(norm[:, begin:], other_norm)
-            ours, theirs = ((each - joined).exp().T[:, :, None] for each in (norm[:, begin:], other_norm))
+            ours, theirs = ((log_norm - joined).exp().T[:, :, None] for log_norm in (norm[:, begin:], other_norm))
             output[begin:] = (output[begin:] * ours + other * theirs).to(output.dtype)
             norm[:, begin:] = joined
-    return output, norm, kept
+    return output, norm, noise_parts
 
 
 def ragged_backward(grad: Tensor, saved: Sequence[Tensor], segments: Segments, noise: Noise, scale: float) -> Tensor:
@@ -165,15 +165,15 @@ def ragged_backward(grad: Tensor, saved: Sequence[Tensor], segments: Segments, n
 
 def _flash_backward(grad: Tensor, saved: Sequence[Tensor], segments: Segments, noise: Noise, scale: float) -> Tensor:
     query, key, value, output, norm = saved
-    found = _backward((grad, *saved), _own(segments), noise[0], scale)
+    grads = _backward((grad, *saved), _own(segments), noise[0], scale)
     if segments.longest_completions:
         begin, end = segments.first_completion, segments.end_of_prompts
         part = (grad[begin:], query[begin:], key[:end], value[:end], output[begin:], norm[:, begin:].contiguous())
         more = _backward(part, _across(segments), noise[1], scale)
-        found[0][begin:] += more[0]
-        found[1][:end] += more[1]
-        found[2][:end] += more[2]
-    return torch.cat(found, 1)
+        grads[0][begin:] += more[0]
+        grads[1][:end] += more[1]
+        grads[2][:end] += more[2]
+    return torch.cat(grads, 1)
 
 
 Lengths = tuple[Tensor, Tensor, int, int, float, bool]  # bounds and longest of queries and keys, dropout, causal
@@ -189,8 +189,8 @@ def _across(segments: Segments) -> Lengths:
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, scale: float | None) -> tuple[Tensor, ...]:
     """Output [S, H, E], the normaliser's logarithm [H, S], and the state of a dropout that is not used."""
-    found = torch.ops.aten._flash_attention_forward(query, key, value, *lengths, False, scale=scale)
-    return tuple(found)
+    result = torch.ops.aten._flash_attention_forward(query, key, value, *lengths, False, scale=scale)
+    return tuple(result)
 
 
 def _backward(

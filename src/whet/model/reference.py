@@ -36,6 +36,7 @@ class CopiedReference:
 
     @contextmanager
     def open(self) -> Iterator[CausalLM]:
+        """The copy, which is always there."""
         yield self._copy
 
     def place(self, change: Callable[[CausalLM], CausalLM]) -> None:
@@ -43,11 +44,11 @@ class CopiedReference:
         self._copy = change(self._copy)
 
     @torch.no_grad()
-    def follow(self, policy: CausalLM, kept: float) -> None:
+    def follow(self, policy: CausalLM, share: float) -> None:
         """reference <- kept * reference + (1 - kept) * policy."""
         for mine, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
             # at kept = 0 the copy must be exact: lerp would leave rounding
-            mine.copy_(theirs if kept == 0 else mine * kept + theirs * (1 - kept))
+            mine.copy_(theirs if share == 0 else mine * share + theirs * (1 - share))
 
     def tensors(self) -> dict[str, Tensor]:
         """Its weights by name; a weight shared by two layers is there once."""
@@ -55,6 +56,7 @@ class CopiedReference:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a checkpoint's tensors into the copy."""
         for name, parameter in self._copy.model.named_parameters():
             fill(parameter, tensors[name])
 
@@ -67,6 +69,7 @@ class ReloadedReference:
 
     @contextmanager
     def open(self) -> Iterator[CausalLM]:
+        """Load the model for as long as the block lasts."""
         loaded = self.load()
         loaded.model.eval()
         loaded.model.requires_grad_(False)
@@ -83,6 +86,7 @@ class KeptModel:
 
     @contextmanager
     def open(self) -> Iterator[CausalLM]:
+        """The model, which is always there."""
         yield self._lm
 
 
@@ -97,6 +101,7 @@ class AdapterFreeReference:
 
     @contextmanager
     def open(self) -> Iterator[CausalLM]:
+        """The policy with its adapters off inside the block."""
         with adapters_off(self._policy.model):
             yield self._policy
 

@@ -113,7 +113,7 @@ class RowState(DecodeState):
         unseen = torch.arange(self._keys[0].shape[2])[None] >= self.prompt_length[slot][:, None]
         hidden = torch.zeros(unseen.shape).masked_fill_(unseen, HIDDEN)[:, None]
         for number in self._layers:
-            keys, values = (each.index_select(0, slot) for each in self.prompt_kv[number])
+            keys, values = (cache.index_select(0, slot) for cache in self.prompt_kv[number])
             self._keys[number][row, :, : self._first, :size] = _paired(keys)
             self._keys[number][row, :, :, size] = hidden
             self._values[number][row, :, : self._first] = values
@@ -147,12 +147,12 @@ class RowState(DecodeState):
         keys, values = self._keys[layer], self._values[layer]
         behind = torch.arange(keys.shape[2]) > self._first + extension.places[:, -1:]
         keys[row, :, :, size] = keys[row, :, :, size].masked_fill_(behind[:, None], HIDDEN)
-        to_row, place = extension.target
-        place = place + self._first
-        keys.transpose(1, 2)[to_row, place] = F.pad(_paired(extension.tokens_of(kv[0])), (0, 1))
-        values.transpose(1, 2)[to_row, place] = extension.tokens_of(kv[1])
+        to_row, column = extension.target
+        column = column + self._first
+        keys.transpose(1, 2)[to_row, column] = F.pad(_paired(extension.tokens_of(kv[0])), (0, 1))
+        values.transpose(1, 2)[to_row, column] = extension.tokens_of(kv[1])
         used = torch.cat([torch.arange(prompt_width), self._first + torch.arange(own_width)])
-        keys, values = (each.index_select(0, row).index_select(2, used) for each in (keys, values))
+        keys, values = (cache.index_select(0, row).index_select(2, used) for cache in (keys, values))
         mask, repeats = extension.masks[self.attended.windows[layer]], query.shape[1] != keys.shape[1]
         return F.scaled_dot_product_attention(
             _paired(query), keys[..., :size], values, mask, scale=scale, enable_gqa=repeats
@@ -194,7 +194,7 @@ class _StepBuffers:
     def __init__(self, rows: int, layer: _RingWeights, attended: AttentionShape, eps: float) -> None:
         heads, size = attended.num_heads, attended.head_size
         _, queries, half = layer.leave.shape
-        inner, width, each = layer.narrow.shape[1], 2 * half, queries // (heads * size) + 1
+        inner, width, heads_per_key = layer.narrow.shape[1], 2 * half, queries // (heads * size) + 1
         self.rows = rows
         self.hidden = torch.empty(2, rows, half)  # in two halves: products of parts keep two threads busy
         # The lengths of both halves, and the root of width * eps: the length of these three is what a norm divides
@@ -210,18 +210,18 @@ class _StepBuffers:
         product = torch.empty(rows, inner)
         self.gated = product.view(rows, parts // 2, -1).transpose(0, 1)
         self.inner = product.expand(2, rows, inner)
-        self.mixed = torch.empty(rows, (heads * each + heads) * size)
+        self.mixed = torch.empty(rows, (heads * heads_per_key + heads) * size)
         every = self.mixed.view(rows, -1, size)
-        self.heads, self.values = every[:, : heads * each], every[:, heads * each :]
-        by_key = self.heads.view(rows, heads, each, size)
+        self.heads, self.values = every[:, : heads * heads_per_key], every[:, heads * heads_per_key :]
+        by_key = self.heads.view(rows, heads, heads_per_key, size)
         self.unturned_queries, self.unturned_keys = by_key[:, :, :-1], by_key[:, :, -1:]
         self.update = torch.empty(2, rows, half)  # what a sublayer with a norm behind it adds
         self.paired = torch.view_as_complex(self.heads.unflatten(2, (-1, 2)))
         # one number to meet the hidden columns, and one more for complex numbers to be aligned
-        turned = torch.zeros(rows, heads, each, size + 2)
+        turned = torch.zeros(rows, heads, heads_per_key, size + 2)
         turned[:, :, :-1, size] = 1
-        self.turned = torch.view_as_complex(turned.view(rows, heads * each, -1, 2))[:, :, :-1]
-        self.queries = turned.view(rows * heads, each, -1)[:, :-1, :-1]
+        self.turned = torch.view_as_complex(turned.view(rows, heads * heads_per_key, -1, 2))[:, :, :-1]
+        self.queries = turned.view(rows * heads, heads_per_key, -1)[:, :-1, :-1]
         self.keys = turned[:, :, -1, :-1]
 
     def enter(self, norm: bool) -> None:
@@ -413,6 +413,6 @@ def _across(weights: Sequence[Tensor], packed: bool) -> Tensor:
         return torch.stack([weight.detach() for weight in weights]).transpose(1, 2)
     outputs, inputs = weights[0].shape
     across = torch.empty(len(weights), inputs, outputs)
-    for place, weight in zip(across, weights, strict=True):
-        place.copy_(weight.detach().t())
+    for columns, weight in zip(across, weights, strict=True):
+        columns.copy_(weight.detach().t())
     return across

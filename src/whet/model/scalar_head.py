@@ -39,6 +39,7 @@ class ScalarModel:
 
     @property
     def num_heads(self) -> int:
+        """How many scores a completion gets."""
         return self.head.out_features
 
     def scores(
@@ -59,14 +60,14 @@ class ScalarModel:
             states = states_before(self.lm, wide, action)
             # places, not flags: to count flags on a device is to wait for it
             wanted = states[to_device(after[action].nonzero()[:, 0], states.device)]
-            found: Tensor = self.head(wanted.to(self.head.weight.dtype))
-            return found
+            scores: Tensor = self.head(wanted.to(self.head.weight.dtype))
+            return scores
 
         return self.lm.one_pass(scored_states)
 
     def note_scales(self, scales: Sequence[tuple[float, float]] | None) -> None:
         """Write each head's centre and scale into what is saved; None once the weights have moved on."""
-        noted = [None] * self.num_heads if scales is None else [list(each) for each in scales]
+        noted = [None] * self.num_heads if scales is None else [list(scale) for scale in scales]
         setattr(self.model.config, MEMBERS, noted)
 
 

@@ -7,20 +7,21 @@ error. Judges (`whet.reward.judge`) and the engine of a server (`whet.rollout.op
 from __future__ import annotations
 
 import email.utils
-import http.client
 import json
 import os
 import random
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from whet.types import WhetError
+
+if TYPE_CHECKING:
+    import httpx
 
 RETRIED = frozenset((408, 409, 425, 429))  # and every 5xx
 OF_ONE_QUESTION = frozenset((400, 413, 422))  # a context that is too long, a filter, a body that is too large
@@ -55,23 +56,28 @@ class RemoteServer:
     most_bytes: int = LARGEST_ANSWER  # of an answer
 
     def url(self, path: str) -> str:
+        """The address of a path on the server."""
         return f"{self.base_url.rstrip('/')}{path}"
 
     def attempt(self, path: str, body: Mapping[str, Any]) -> bytes:
         """The answer to one POST; `Retryable`, `RefusedQuestion`, or an error that no attempt would survive."""
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        import httpx
+
         key = self._key()
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(self.url(path), json.dumps(body).encode(), headers)
+        headers = {"Content-Type": "application/json", "Accept": "application/json"} | (
+            {"Authorization": f"Bearer {key}"} if key else {}
+        )
+        deadline = time.monotonic() + self.timeout
         try:
-            with _OPENER.open(request, timeout=self.timeout) as response:
-                return _read(response, time.monotonic() + self.timeout, self.most_bytes)
-        except urllib.error.HTTPError as error:
-            raise self._refused(error, key, path) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise Retryable(one_line(f"{type(error).__name__}: {reason}")) from None
+            with _client(os.getpid()).stream(
+                "POST", self.url(path), content=json.dumps(body).encode(), headers=headers, timeout=self.timeout
+            ) as response:
+                answer = _read(response, deadline, self.most_bytes)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise Retryable(one_line(f"{type(error).__name__}: {error}")) from None
+        if response.is_success:
+            return answer
+        raise self._refused(response, answer.decode("utf-8", "replace"), key, path)
 
     def wait(self, attempt: int, trouble: Retryable, stop: threading.Event) -> None:
         """Between attempt number `attempt`, from 0, and the next: longer each time, and as long as the server asks."""
@@ -89,17 +95,13 @@ class RemoteServer:
             )
         return key
 
-    def _refused(self, error: urllib.error.HTTPError, key: str, path: str) -> Exception:
-        with error:
-            try:
-                body = error.read(2000).decode("utf-8", "replace")
-            except (OSError, http.client.HTTPException):
-                body = ""
-        body = one_line(body.replace(key, "***") if key else body) or str(error.reason)
-        reason = f"HTTP {error.code}: {body}"
-        if error.code in RETRIED or error.code >= 500:
-            return Retryable(reason, _seconds_of(error.headers.get("Retry-After")))
-        if error.code in OF_ONE_QUESTION:
+    def _refused(self, response: httpx.Response, body: str, key: str, path: str) -> Exception:
+        status = response.status_code
+        body = one_line(body.replace(key, "***") if key else body) or response.reason_phrase
+        reason = f"HTTP {status}: {body}"
+        if status in RETRIED or status >= 500:
+            return Retryable(reason, _seconds_of(response.headers.get("Retry-After")))
+        if status in OF_ONE_QUESTION:
             return RefusedQuestion(reason)
         key_fix = "set key_variable to the name of the environment variable that holds the key"
         if self.key_variable:
@@ -108,7 +110,7 @@ class RemoteServer:
             401: key_fix,
             403: key_fix,
             404: "check base_url and model",
-        }.get(error.code, f"check base_url, model and {self.settings}")
+        }.get(status, f"check base_url, model and {self.settings}")
         return WhetError(f"{self.who} at {self.url(path)} refused with {reason}; {fix}")
 
 
@@ -125,17 +127,16 @@ def check_url(base_url: str, who: str) -> None:
         )
 
 
-class _StayHere(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the key to another host."""
+@cache
+def _client(process: int) -> httpx.Client:
+    """One pool of connections per process: sockets do not outlive a fork. A redirect would carry the key elsewhere."""
+    import httpx
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_StayHere)
+    return httpx.Client(follow_redirects=False, limits=httpx.Limits(max_connections=None))
 
 
 def one_line(text: str) -> str:
+    """An excerpt of a server's answer, for a message."""
     return " ".join(text[: 4 * EXCERPT].split())[:EXCERPT]
 
 
@@ -160,17 +161,16 @@ def asked(
     raise trouble
 
 
-def _read(response: Any, deadline: float, most_bytes: int = LARGEST_ANSWER) -> bytes:
+def _read(response: httpx.Response, deadline: float, most_bytes: int) -> bytes:
     """The whole body; a server that drips it, or never ends it, is one that did not answer."""
-    pieces, size = [], 0
-    while piece := response.read1(65536):
-        pieces.append(piece)
-        size += len(piece)
-        if size > most_bytes:
+    answer = bytearray()
+    for piece in response.iter_bytes():
+        answer += piece
+        if len(answer) > most_bytes:
             raise Retryable(f"an answer of more than {most_bytes} bytes")
         if time.monotonic() > deadline:
             raise Retryable("the answer did not end in time")
-    return b"".join(pieces)
+    return bytes(answer)
 
 
 def _seconds_of(header: str | None) -> float:

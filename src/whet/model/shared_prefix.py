@@ -68,7 +68,7 @@ class PaddedLayout:
     prompt_index: Tensor  # int64 [P, L], packed positions, right-padded with any
     bundles: CompletionBundles | None
     rows: tuple[Tensor, ...]  # int64 [N, L] each, packed positions: if any, attended to instead of prompts and bundles
-    place: Tensor  # int64 [S], where a token's output lies: flattened [P, L], then flattened [B, Q]; or in the rows
+    output_index: Tensor  # int64 [S], of a token's output: in flattened [P, L], then flattened [B, Q]; or in the rows
 
 
 @dataclass(frozen=True)
@@ -122,23 +122,23 @@ class SharedPrefixBatch:
 
     def places(self, rows: int, width: int) -> Tensor:
         """int64 [rows, width]: the packed position of each token of the rows; 0 for those that are left out."""
-        place = np.zeros((rows, width), np.int64)
+        places = np.zeros((rows, width), np.int64)
         for root in self.roots:
             for row in root.rows:
-                place[row, : root.length] = np.arange(root.start, root.start + root.length)
+                places[row, : root.length] = np.arange(root.start, root.start + root.length)
             for completion in root.completions:
                 inside = np.arange(completion.length)
-                place[completion.row, completion.first + inside] = completion.start + inside
-        return to_device(torch.from_numpy(place), self.tokens.device)
+                places[completion.row, completion.first + inside] = completion.start + inside
+        return to_device(torch.from_numpy(places), self.tokens.device)
 
     def computed(self, rows: int, width: int) -> Tensor:
         """bool [rows, width]: the tokens that are not left out."""
-        kept = np.zeros((rows, width), np.bool_)
+        is_token = np.zeros((rows, width), np.bool_)
         for root in self.roots:
-            kept[list(root.rows), : root.length] = True
+            is_token[list(root.rows), : root.length] = True
             for completion in root.completions:
-                kept[completion.row, completion.first : completion.first + completion.length] = True
-        return to_device(torch.from_numpy(kept), self.tokens.device)
+                is_token[completion.row, completion.first : completion.first + completion.length] = True
+        return to_device(torch.from_numpy(is_token), self.tokens.device)
 
     @cached_property
     def layout(self) -> PaddedLayout:
@@ -183,19 +183,19 @@ def shared_prefix_batch(tokens: Tensor, action: Tensor, device: torch.device | N
 def _layout(roots: Sequence[_Root], size: int, device: torch.device) -> PaddedLayout:
     bundles = [bundle for root in roots for bundle in _bundled(root)]
     laid, completion_place = _bundles(bundles) if bundles else (None, {})
-    prompt_index, place = _places(roots, completion_place, size)
+    prompt_index, positions = _places(roots, completion_place, size)
     whole: list[Integers] = []
     if laid is not None:
         groups = _grouped_rows(roots)
         if _row_pairs(groups) <= prompt_index.size * prompt_index.shape[1] // 2 + laid[0].size * laid[3].shape[1]:
             laid = None
-            whole, place = _rows(groups, size)
+            whole, positions = _rows(groups, size)
 
     def tensor(values: Integers) -> Tensor:
         return to_device(torch.from_numpy(values), device)
 
-    found = None if laid is None else CompletionBundles(*map(tensor, laid))
-    return PaddedLayout(tensor(prompt_index), found, tuple(map(tensor, whole)), tensor(place))
+    completion_bundles = None if laid is None else CompletionBundles(*map(tensor, laid))
+    return PaddedLayout(tensor(prompt_index), completion_bundles, tuple(map(tensor, whole)), tensor(positions))
 
 
 def long_tensor(values: Sequence[Any]) -> Tensor:
@@ -229,15 +229,15 @@ def _roots(rows: Integers, first: Integers, last: Integers) -> list[_Root]:
     for row in np.flatnonzero(last).tolist():
         shared.setdefault(rows[row, : first[row]].tobytes(), []).append(row)
     lengths = (last - first).tolist()
-    found = []
+    prompts = []
     for members in shared.values():
         answered = [row for row in members if lengths[row]] if len(members) > 1 else []
         length = int(first[members[0]]) if len(members) > 1 else int(last[members[0]])
-        found.append((members, answered, length))
-    found.sort(key=lambda each: not each[1])
-    start, behind = 0, sum(length for _, _, length in found)
+        prompts.append((members, answered, length))
+    prompts.sort(key=lambda prompt: not prompt[1])
+    start, behind = 0, sum(length for _, _, length in prompts)
     roots = []
-    for members, answered, length in found:
+    for members, answered, length in prompts:
         completions = []
         for row in answered:
             completions.append(_PackedCompletion(row, behind, length, lengths[row]))
@@ -277,15 +277,15 @@ def _segments(roots: Sequence[_Root], device: torch.device) -> Segments:
 
 def _places(roots: Sequence[_Root], completion_place: dict[int, int], size: int) -> tuple[Integers, Integers]:
     longest = max(root.length for root in roots)
-    prompt_index, place = np.zeros((len(roots), longest), np.int64), np.empty(size, np.int64)
+    prompt_index, positions = np.zeros((len(roots), longest), np.int64), np.empty(size, np.int64)
     for number, root in enumerate(roots):
         span = slice(root.start, root.start + root.length)
         prompt_index[number, : root.length] = np.arange(span.start, span.stop)
-        place[span] = number * longest + np.arange(root.length)
+        positions[span] = number * longest + np.arange(root.length)
         for completion in root.completions:
             at = len(roots) * longest + completion_place[completion.row]
-            place[completion.start : completion.start + completion.length] = np.arange(at, at + completion.length)
-    return prompt_index, place
+            positions[completion.start : completion.start + completion.length] = np.arange(at, at + completion.length)
+    return prompt_index, positions
 
 
 _Row = tuple[_Root, _PackedCompletion | None]
@@ -299,14 +299,14 @@ def _row_length(row: _Row) -> int:
 def _grouped_rows(roots: Sequence[_Root]) -> list[list[_Row]]:
     """Prompts with each of their completions, those of like length together."""
     every: list[_Row] = [(root, completion) for root in roots for completion in root.completions or (None,)]
-    found: list[list[_Row]] = []
+    groups: list[list[_Row]] = []
     for row in sorted(every, key=_row_length):
-        longer = _row_length(row) ** 2 - _row_length(found[-1][-1]) ** 2 if found else 0
-        if found and len(found[-1]) * longer // 2 <= WASTE:
-            found[-1].append(row)
+        longer = _row_length(row) ** 2 - _row_length(groups[-1][-1]) ** 2 if groups else 0
+        if groups and len(groups[-1]) * longer // 2 <= WASTE:
+            groups[-1].append(row)
         else:
-            found.append([row])
-    return found
+            groups.append([row])
+    return groups
 
 
 def _row_pairs(groups: Sequence[Sequence[_Row]]) -> int:
@@ -316,7 +316,7 @@ def _row_pairs(groups: Sequence[Sequence[_Row]]) -> int:
 
 def _rows(groups: Sequence[Sequence[_Row]], size: int) -> tuple[list[Integers], Integers]:
     """The packed positions of whole rows, and where each token's output lies among all of them."""
-    found, place, before = [], np.empty(size, np.int64), 0
+    rows, positions, before = [], np.empty(size, np.int64), 0
     for group in groups:
         table = np.zeros((len(group), _row_length(group[-1])), np.int64)
         for line, (root, completion) in zip(table, group, strict=True):
@@ -326,10 +326,10 @@ def _rows(groups: Sequence[Sequence[_Row]], size: int) -> tuple[list[Integers], 
             for column, start, length in spans:
                 line[column : column + length] = np.arange(start, start + length)
                 # a prompt lies in several rows, all with the same output
-                place[start : start + length] = np.arange(before + column, before + column + length)
+                positions[start : start + length] = np.arange(before + column, before + column + length)
             before += table.shape[1]
-        found.append(table)
-    return found, place
+        rows.append(table)
+    return rows, positions
 
 
 def _states(flags: NDArray[np.bool_], first: Integers, roots: Sequence[_Root]) -> Integers:
@@ -346,16 +346,16 @@ def _states(flags: NDArray[np.bool_], first: Integers, roots: Sequence[_Root]) -
 
 
 def _bundled(root: _Root) -> list[tuple[_Root, list[_PackedCompletion]]]:
-    found: list[tuple[_Root, list[_PackedCompletion]]] = []
+    bundles: list[tuple[_Root, list[_PackedCompletion]]] = []
     filled = 0
     for completion in sorted(root.completions, key=lambda completion: completion.length):
-        if found and filled + completion.length <= root.length:
-            found[-1][1].append(completion)
+        if bundles and filled + completion.length <= root.length:
+            bundles[-1][1].append(completion)
             filled += completion.length
         else:
-            found.append((root, [completion]))
+            bundles.append((root, [completion]))
             filled = completion.length
-    return found
+    return bundles
 
 
 def _bundles(bundles: Sequence[tuple[_Root, list[_PackedCompletion]]]) -> tuple[tuple[Integers, ...], dict[int, int]]:
@@ -365,7 +365,7 @@ def _bundles(bundles: Sequence[tuple[_Root, list[_PackedCompletion]]]) -> tuple[
     queries = np.zeros((3, len(bundles), max(sizes)), np.int64)
     keys = np.zeros((3, len(bundles), widest), np.int64)
     keys[2] = PADDING
-    place = {}
+    column_of = {}
     for number, (root, completions) in enumerate(bundles):
         keys[0, number, : root.length] = np.arange(root.start, root.start + root.length)
         keys[1, number, : root.length] = np.arange(root.length)
@@ -378,8 +378,8 @@ def _bundles(bundles: Sequence[tuple[_Root, list[_PackedCompletion]]]) -> tuple[
                 fields[0, number, span] = completion.start + inside
                 fields[1, number, span] = completion.first + inside
                 fields[2, number, span] = completion.row
-            place[completion.row] = number * queries.shape[2] + at
+            column_of[completion.row] = number * queries.shape[2] + at
             at += completion.length
         # padding asks as the bundle's first token would: it must see something, or its softmax is not a number
         queries[:, number, at:] = queries[:, number, :1]
-    return (*queries, *keys), place
+    return (*queries, *keys), column_of

@@ -79,7 +79,7 @@ def shared_prefix_refusal(lm: CausalLM) -> str:
     known = _REFUSALS.setdefault(lm.trunk, {})
     if lm.dtype not in known:
         # half precision takes kernels of its own, and is too coarse to show a small mistake
-        tries = (_refusal(replace(lm, dtype=each)) for each in dict.fromkeys((lm.finest, lm.dtype)))
+        tries = (_refusal(replace(lm, dtype=dtype)) for dtype in dict.fromkeys((lm.finest, lm.dtype)))
         known[lm.dtype] = next((refusal for refusal in tries if refusal), "")
     return known[lm.dtype]
 
@@ -98,21 +98,21 @@ def _hooked(trunk: nn.Module, walk: _ForwardPass) -> Iterator[None]:
     _register()
     modules: list[Any] = list(trunk.modules())
     configs = {id(module.config): module.config for module in modules if hasattr(module, "config")}
-    named = [each for each in configs.values() if hasattr(each, "_attn_implementation_internal")]
-    before = [each._attn_implementation_internal for each in named]
-    recomputing = [each for each in modules if "_gradient_checkpointing_func" in vars(each)]
-    functions = [each._gradient_checkpointing_func for each in recomputing]
+    named = [config for config in configs.values() if hasattr(config, "_attn_implementation_internal")]
+    before = [config._attn_implementation_internal for config in named]
+    recomputing = [module for module in modules if "_gradient_checkpointing_func" in vars(module)]
+    functions = [module._gradient_checkpointing_func for module in recomputing]
     token = _CURRENT.set(walk)
     try:
-        for each in named:
-            each._attn_implementation_internal = NAME
+        for config in named:
+            config._attn_implementation_internal = NAME
         for layer, function in zip(recomputing, functions, strict=True):
             layer._gradient_checkpointing_func = _again(function, trunk, walk)
         yield
     finally:
         _CURRENT.reset(token)
-        for each, implementation in zip(named, before, strict=True):
-            each._attn_implementation_internal = implementation
+        for config, implementation in zip(named, before, strict=True):
+            config._attn_implementation_internal = implementation
         for layer, function in zip(recomputing, functions, strict=True):
             layer._gradient_checkpointing_func = function
 
@@ -164,8 +164,8 @@ def shared_prefix_attention(
     walk.attended_windows.add(window)
     tree = walk.tree
     if torch.is_autocast_enabled(query.device.type):
-        query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
-    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+        query, key, value = (heads.to(torch.get_autocast_dtype(query.device.type)) for heads in (query, key, value))
+    query, key, value = (heads[0].transpose(0, 1) for heads in (query, key, value))
     return attended(tree, query, key, value, scaling, AttentionOptions(window, dropout, walk.masks))[None], None
 
 
@@ -193,11 +193,11 @@ def attended(
         return ragged_attention(query, key, value, tree.segments, scale)
     repeats = query.shape[1] // key.shape[1]
 
-    def found(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:  # indices -> [B * Q, H, E]
+    def mixed_values(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:  # indices -> [B * Q, H, E]
         ours, theirs, values = _picked(query, queries), _picked(key, keys), _picked(value, keys)
         if mask is not None and repeats > 1:  # with a mask, no fast kernel takes fewer keys than queries
-            theirs, values = (each.repeat_interleave(repeats, 1) for each in (theirs, values))
-        each = F.scaled_dot_product_attention(
+            theirs, values = (heads.repeat_interleave(repeats, 1) for heads in (theirs, values))
+        output = F.scaled_dot_product_attention(
             ours,
             theirs,
             values,
@@ -207,15 +207,15 @@ def attended(
             scale=scale,
             enable_gqa=mask is None and repeats > 1,
         )
-        return each.transpose(1, 2).flatten(0, 1)
+        return output.transpose(1, 2).flatten(0, 1)
 
     layout = tree.layout
     tables = layout.rows or (layout.prompt_index,)
-    outputs = [found(each, each, _causal_mask(each.shape[1], look, query)) for each in tables]
+    outputs = [mixed_values(values, values, _causal_mask(values.shape[1], look, query)) for values in tables]
     if (bundles := layout.bundles) is not None:
-        outputs.append(found(bundles.query_index, bundles.key_index, _completion_mask(bundles, look, query)))
+        outputs.append(mixed_values(bundles.query_index, bundles.key_index, _completion_mask(bundles, look, query)))
     together = torch.cat(outputs)
-    return F.embedding(layout.place, together.flatten(1)).unflatten(1, together.shape[1:])
+    return F.embedding(layout.output_index, together.flatten(1)).unflatten(1, together.shape[1:])
 
 
 def _refuse(module: nn.Module, settings: dict[str, Any], plain: bool) -> None:
@@ -225,7 +225,7 @@ def _refuse(module: nn.Module, settings: dict[str, Any], plain: bool) -> None:
     if not plain:
         raise AttentionRefused("attention with a mask or keys of its own")
     unknown = [
-        name for name, each in settings.items() if name not in HARMLESS and each is not None and each is not False
+        name for name, value in settings.items() if name not in HARMLESS and value is not None and value is not False
     ]
     if unknown:
         raise AttentionRefused(f"attention with {', '.join(unknown)}")
@@ -285,8 +285,8 @@ def _refusal(lm: CausalLM) -> str:
                 ours, walk = _run_packed(lm, tree)
             theirs = lm.hidden(tokens)[:, :-1][action[:, 1:]]
             if exact and layers:
-                place = tree.places(*tokens.shape)
-                padded.given = [each[0][place] for each in packed.entered]
+                source = tree.places(*tokens.shape)
+                padded.replacements = [states[0][source] for states in packed.entered]
                 with padded.noted(layers):
                     lm.hidden(tokens)
     except AttentionRefused as refused:
@@ -316,24 +316,26 @@ def _num_layers(lm: CausalLM) -> int:
 
 def _layer_list(lm: CausalLM) -> Sequence[nn.Module]:
     """The trunk's layers; empty where they cannot be told from its other parts."""
-    lists = [each for each in lm.trunk.modules() if isinstance(each, nn.ModuleList) and len(each) == _num_layers(lm)]
+    lists = [
+        module for module in lm.trunk.modules() if isinstance(module, nn.ModuleList) and len(module) == _num_layers(lm)
+    ]
     return list(lists[0]) if len(lists) == 1 else []
 
 
 @dataclass
 class _LayerValues:
-    """What goes into layers and comes out, in the order of their calls; `given` goes in instead, if anything."""
+    """What goes into layers and comes out, in the order of their calls; `replacements` go in instead, if anything."""
 
     entered: list[Tensor] = field(default_factory=list)
     left: list[Tensor] = field(default_factory=list)
-    given: list[Tensor] = field(default_factory=list)
+    replacements: list[Tensor] = field(default_factory=list)
 
     @contextmanager
     def noted(self, layers: Sequence[nn.Module]) -> Iterator[None]:
         def enter(_: nn.Module, inputs: Any, named: Any) -> Any:
             value = inputs[0] if inputs else named["hidden_states"]
-            if self.given:
-                value = self.given[len(self.entered)]
+            if self.replacements:
+                value = self.replacements[len(self.entered)]
             self.entered.append(value)
             return ((value, *inputs[1:]), named) if inputs else (inputs, {**named, "hidden_states": value})
 

@@ -91,19 +91,19 @@ def _token_logp(
     device = lm.device
     batch = _packed_rows(lm, tokens, action) if details.packed else None
     targets = to_device(tokens[:, 1:][action[:, 1:]], device)
-    kept = None if support is None else support[:, 1:][action[:, 1:]].to(device)
+    support_mask = None if support is None else support[:, 1:][action[:, 1:]].to(device)
     states, experts = _routed_states(lm, tokens, action, batch, details)
     others = None
     if details.reference is not None:
         with torch.no_grad():
             others = _reference_states(details.reference, tokens, action, batch)
     taught = None if details.distillation is None else _taught(details.distillation, tokens, action, device)
-    found: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
     head = lm.head
-    if isinstance(head, VocabularyHead) and not head.softcap and kept is None and not _wants_more(details):
-        found = chunked_logp(head, states, targets, temperature, lm.dtype, details.coefficient)
+    if isinstance(head, VocabularyHead) and not head.softcap and support_mask is None and not _wants_more(details):
+        results = chunked_logp(head, states, targets, temperature, lm.dtype, details.coefficient)
     else:
-        found = _scores(_Head(lm, temperature, details), states, targets, kept, others, taught)
+        results = _scores(_Head(lm, temperature, details), states, targets, support_mask, others, taught)
 
     flags = to_device(action, device)
 
@@ -113,14 +113,14 @@ def _token_logp(
         return rows.masked_scatter(mask, values)
 
     return (
-        placed(found[0]),
-        placed(found[1]),
-        placed(found[2]) if details.num_top else None,
-        placed(found[3]) if details.num_top else None,
-        placed(found[4]) if others is not None else None,
+        placed(results[0]),
+        placed(results[1]),
+        placed(results[2]) if details.num_top else None,
+        placed(results[3]) if details.num_top else None,
+        placed(results[4]) if others is not None else None,
         states if details.states else None,
         experts,
-        placed(found[5]) if taught is not None else None,
+        placed(results[5]) if taught is not None else None,
     )
 
 
@@ -138,7 +138,7 @@ def top_tokens(
             logp = (lm.logits(states[start : start + rows]).float() / temperature).log_softmax(-1)
             best = logp.topk(min(count, logp.shape[-1]), dim=-1).indices if ids is None else ids[start : start + rows]
             parts.append((best.int(), logp.gather(-1, best)))
-        return torch.cat([each for each, _ in parts]), torch.cat([each for _, each in parts])
+        return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
     with torch.no_grad():
         best, values = lm.one_pass(scored)
@@ -225,7 +225,9 @@ def _taught(
             return lm.hold(lambda: _states(lm, tokens, action, _packed_rows(lm, tokens, action))), None
     if distillation.top is None or distillation.top_logp is None:
         raise ValueError("a distillation target without a teacher needs teacher_top and teacher_top_logp")
-    top, logp = (to_device(each[:, 1:][action[:, 1:]], device) for each in (distillation.top, distillation.top_logp))
+    top, logp = (
+        to_device(tensor[:, 1:][action[:, 1:]], device) for tensor in (distillation.top, distillation.top_logp)
+    )
     return top.long(), logp
 
 
@@ -235,18 +237,18 @@ class _Head:
     temperature: float
     details: Details
 
-    def logits(self, lm: CausalLM, states: Tensor, kept: Tensor | None) -> Tensor:
+    def logits(self, lm: CausalLM, states: Tensor, support: Tensor | None) -> Tensor:
         logits = lm.logits(states) / self.temperature
-        if kept is None:
+        if support is None:
             return logits
-        return logits.gather(-1, kept.clamp(min=0).long()).masked_fill(kept < 0, float("-inf"))
+        return logits.gather(-1, support.clamp(min=0).long()).masked_fill(support < 0, float("-inf"))
 
 
 def _scores(
     head: _Head,
     states: Tensor,
     targets: Tensor,
-    kept: Tensor | None,
+    support: Tensor | None,
     others: Tensor | None,
     taught: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, ...]:
@@ -255,21 +257,21 @@ def _scores(
     for start in range(0, max(len(targets), 1), rows):
         window = slice(start, start + rows)
         chunk = [
-            None if each is None else each[window]
-            for each in (states, targets, kept, others, *(taught or (None, None)))
+            None if tensor is None else tensor[window]
+            for tensor in (states, targets, support, others, *(taught or (None, None)))
         ]
         if len(targets) > rows and torch.is_grad_enabled():
             parts.append(checkpoint(_chunk, head, *chunk, use_reentrant=False, preserve_rng_state=False))
         else:
             parts.append(_chunk(head, *chunk))  # type: ignore[arg-type]
-    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
 def _chunk(
     head: _Head,
     states: Tensor,
     targets: Tensor,
-    kept: Tensor | None,
+    support: Tensor | None,
     others: Tensor | None,
     taught: Tensor | None = None,
     taught_logp: Tensor | None = None,
@@ -278,7 +280,7 @@ def _chunk(
     where not wanted."""
     whole = head.lm.logits(states) / head.temperature
     picked = whole.gather(-1, targets[:, None])[:, 0]
-    logits = whole if kept is None else head.logits(head.lm, states, kept)
+    logits = whole if support is None else head.logits(head.lm, states, support)
     norm = logits.logsumexp(-1)
     if head.details.entropy_gradient:
         entropy = _entropy(logits - norm[:, None])
@@ -290,7 +292,7 @@ def _chunk(
     divergence = norm.new_zeros(len(norm))
     if others is not None and head.details.reference is not None:
         with torch.no_grad():
-            reference = head.logits(head.details.reference, others, kept).log_softmax(-1)
+            reference = head.logits(head.details.reference, others, support).log_softmax(-1)
         logp = logits - norm[:, None]
         gap = (logp - reference).masked_fill(logp == float("-inf"), 0.0)
         divergence = (logp.exp() * gap).sum(-1)

@@ -27,13 +27,15 @@ def switch_off_noise(lm: CausalLM) -> str:
     Done once, before training. `WhetError` where the two modes still differ.
     """
     single = replace(lm, dtype=lm.finest)
-    modules = [(each, each.training) for each in lm.model.modules()]
+    modules = [(module, module.training) for module in lm.model.modules()]
     try:
         lm.model.eval()
         expected = _states(single)
         if not _noise(single, expected):
             return ""
-        noisy = [kind for kind in dict.fromkeys(type(each) for each, _ in modules) if _is_noisy(single, kind, expected)]
+        noisy = [
+            kind for kind in dict.fromkeys(type(module) for module, _ in modules) if _is_noisy(single, kind, expected)
+        ]
         names = [kind.__name__ for kind in noisy]
         for module, _ in modules:
             if type(module) in noisy:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.objective.statistics import (
     STD_FLOOR,
     episode_mean,
@@ -24,6 +22,9 @@ from whet.objective.statistics import (
     sums_by,
 )
 from whet.types import TokenBatch, WhetError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Memory = Mapping[str, float]  # what a method remembers from step to step; saved with every checkpoint
 
@@ -94,7 +95,6 @@ def on_actions(each: Tensor, batch: TokenBatch) -> Tensor:
     return torch.where(batch.action, each[:, None], 0.0)
 
 
-@dataclass(frozen=True)
 class GroupMean(GroupBaseline):
     """b_i = mean_{j in group(i)} R_j. Shao 2024 (2402.03300), section 4.1.1.
 
@@ -228,7 +228,6 @@ class RunningRoleMean(CompletionBaseline):
         return f"R - ema_{self.decay:g}(R of this role)"
 
 
-@dataclass(frozen=True)
 class LeaveOneOut(GroupBaseline):
     """b_i = mean of the other rewards of i's group. Kool 2019; Ahmadian 2024 (2402.14740), eq. 6.
 
@@ -284,7 +283,6 @@ class MixedMean(GroupBaseline):
         return f"R - {1 - self.share:g} mean_{{g, not i}}(R) - {self.share:g} ema_{self.decay:g}(R)"
 
 
-@dataclass(frozen=True)
 class LengthWeightedMean(GroupBaseline):
     """b_g = SUM_j n_j R_j / SUM_j n_j. Hao 2025 (2505.23585): variance-optimal if grad-norm^2 grows with length.
 
@@ -313,7 +311,6 @@ class LengthWeightedMean(GroupBaseline):
         return "R - SUM_g(n R) / SUM_g(n)"
 
 
-@dataclass(frozen=True)
 class Greedy(CompletionBaseline):
     """b_i = R(greedy completion to the same prompt). Li 2023 (2310.10505), eq. 6.
 
@@ -337,7 +334,6 @@ class Greedy(CompletionBaseline):
         return "R - R(greedy)"
 
 
-@dataclass(frozen=True)
 class DrawnMean(GroupBaseline):
     """b = mean of every reward drawn for the prompt, trained on or not. RLHFlow 2025 (2510.04996).
 
@@ -446,7 +442,6 @@ class PromptValue(CompletionBaseline):
         return f"R - V,  V = {self.beta:g} log mean_ref exp(R/{self.beta:g})"
 
 
-@dataclass(frozen=True)
 class PartwiseGroup(GroupBaseline):
     """A = SUM_k w_k (r_k - mean_g r_k) / (std_g r_k + 1e-6), part by part. Liu 2026 (2601.05242).
 
@@ -475,7 +470,6 @@ class PartwiseGroup(GroupBaseline):
         return "SUM_k w_k (R_k - mean_g(R_k)) / std_g(R_k)"
 
 
-@dataclass(frozen=True)
 class GroupLabels(GroupBaseline):
     """A = G / (1 + n_good) where R is above the group's mean, -G / (1 + n_bad) elsewhere; 0 where the group agrees.
 
@@ -501,7 +495,6 @@ class GroupLabels(GroupBaseline):
         return "G/(1 + n_good) if R > mean_g(R) else -G/(1 + n_bad)"
 
 
-@dataclass(frozen=True)
 class RevisitedGroup(GroupBaseline):
     """A = the smaller in size of (1 - 1/i) z + z_all / i and z / i + (1 - 1/i) z_all, at the i-th visit of the prompt.
 

@@ -8,15 +8,16 @@ have branches the loss multiplies the shares by `row_weight`, and N and M count 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_index, sums_by
 from whet.types import TokenBatch, Totals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Aggregate(Protocol):
@@ -70,7 +71,6 @@ def _share(action: Tensor, each: Tensor | float) -> Tensor:
     return torch.where(action, torch.as_tensor(each, dtype=torch.float64, device=action.device), 0.0)
 
 
-@dataclass(frozen=True)
 class TokenMean(_FixedShare):
     """share = 1 / M."""
 
@@ -87,7 +87,6 @@ class TokenMean(_FixedShare):
         return "1/M SUM_i SUM_t"
 
 
-@dataclass(frozen=True)
 class SequenceMean(_FixedShare):
     """share = 1 / (N n_i)."""
 
@@ -104,7 +103,6 @@ class SequenceMean(_FixedShare):
         return "1/N SUM_i 1/n_i SUM_t"
 
 
-@dataclass(frozen=True)
 class TurnMean(_FixedShare):
     """share = 1 / (N T_i n_ij), T_i turns of the trajectory, n_ij trained tokens of turn j.
 
@@ -132,7 +130,6 @@ class TurnMean(_FixedShare):
         return "1/N SUM_i 1/T_i SUM_j 1/n_ij SUM_t"
 
 
-@dataclass(frozen=True)
 class FixedLength(_FixedShare):
     """share = 1 / (N L), L = the generation budget. Liu 2025 (2503.20783), section 3.2.
 
@@ -152,7 +149,6 @@ class FixedLength(_FixedShare):
         return "1/(N L) SUM_i SUM_t"
 
 
-@dataclass(frozen=True)
 class SequenceSum(_FixedShare):
     """share = 1 / N: the unbiased gradient of the expected reward of a whole completion."""
 

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
-
-import torch
 
 from whet import registry
 from whet.objective import (
     advantage,
     aggregate,
-    bands,
     clip,
     control,
     credit,
-    gates,
     keep,
     kl,
     mismatch,
@@ -36,13 +32,11 @@ from whet.objective import (
     teacher,
     terms,
     tilt,
-    whole_step,
 )
 from whet.objective.component import Component, departures, with_number
+from whet.objective.lazy_torch import torch
 from whet.objective.policy import Objective
-from whet.objective.preference import anchor, contrast, imitate, score, weigh
-from whet.objective.preference import pair_losses as curve
-from whet.objective.preference import single_losses as alone
+from whet.objective.preference import anchor, contrast, imitate, pair_losses, score, single_losses, weigh
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets import PRESETS, Preset
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
@@ -116,10 +110,10 @@ POLICY = Family(
         ),
         "clip": _axis(
             *("the factor in front of grad logp", clip.Clip),
-            *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, clip.Tapered, gates.SoftGate),
-            *(gates.GeometricMean, gates.GammaGate, gates.VariationMask, gates.DivergenceMask),
-            *(bands.KeptEdges, bands.ProbabilityBand, bands.InverseRatio, bands.FutureDrift),
-            *(whole_step.MomentMask, whole_step.BalancedBand, whole_step.GroupSoftmax),
+            *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, clip.Tapered, clip.SoftGate),
+            *(clip.GeometricMean, clip.GammaGate, clip.VariationMask, clip.DivergenceMask),
+            *(clip.KeptEdges, clip.ProbabilityBand, clip.InverseRatio, clip.FutureDrift),
+            *(clip.MomentMask, clip.BalancedBand, clip.GroupSoftmax),
             main=True,
         ),
         "aggregate": _axis(
@@ -193,9 +187,23 @@ PREFERENCE = Family(
             main=True,
         ),
         "curve": _axis(
-            *("what does a pair, or a completion, cost?", curve.CostCurve),
-            *(curve.Logistic, curve.Unflipped, curve.Squared, curve.Hinge, curve.Blend, curve.Lowered, curve.Rivals),
-            *(alone.Prospect, alone.Classified, alone.Saturating, alone.Targets, alone.NoiseContrast),
+            *("what does a pair, or a completion, cost?", pair_losses.CostCurve),
+            *(
+                pair_losses.Logistic,
+                pair_losses.Unflipped,
+                pair_losses.Squared,
+                pair_losses.Hinge,
+                pair_losses.Blend,
+                pair_losses.Lowered,
+                pair_losses.Rivals,
+            ),
+            *(
+                single_losses.Prospect,
+                single_losses.Classified,
+                single_losses.Saturating,
+                single_losses.Targets,
+                single_losses.NoiseContrast,
+            ),
             main=True,
         ),
         "contrast": _axis(
@@ -299,10 +307,12 @@ def description(objective: Objective | PairObjective, updates_per_step: int = 1)
 
 def component_refusal(axis: str, interface: type, component: Any) -> str:
     """What keeps a class from being a component of an axis, with the fix; empty where nothing does."""
-    if not (isinstance(component, type) and issubclass(component, Component) and is_dataclass(component)):
+    if not (isinstance(component, type) and issubclass(component, Component)):
         return f"it is {component!r}; give a frozen dataclass that inherits from whet.objective.component.Component"
-    if not cast(Any, component).__dataclass_params__.frozen:
-        return f"{component.__name__} can be changed after it was made; give @dataclass(frozen=True)"
+    numbers = {field.name for field in fields(component)}
+    annotated = [name for name, kind in inspect.get_annotations(component).items() if "ClassVar" not in str(kind)]
+    if undeclared := [name for name in annotated if name not in numbers]:
+        return f"{component.__name__}.{undeclared[0]} is not one of its fields; give @dataclass(frozen=True)"
     own = {name for each in component.__mro__[:-1] for name in vars(each)}
     missing = sorted(_members(interface) - own)
     if missing:
@@ -354,17 +364,17 @@ def _preset_refusal(family: Family[Any], preset: Any) -> str:
     return f"it is {preset!r}; give whet.objective.Preset(Objective(...), ...) or Preset(PairObjective(...), ...)"
 
 
-def _open_shelves() -> None:
-    opened: set[int] = set()
+def _register_builtins() -> None:
+    registered: set[int] = set()
     for family in FAMILIES:
-        registry.open_shelf("preset", family.presets, partial(_preset_refusal, family))
+        registry.register_builtins("preset", family.presets, partial(_preset_refusal, family))
         for name, axis in family.axes.items():
-            if id(axis) not in opened:  # both families have the axis of the reference
-                opened.add(id(axis))
+            if id(axis) not in registered:  # both families have the axis of the reference
+                registered.add(id(axis))
                 refusal: Callable[[Any], str] = partial(component_refusal, name, axis.interface)
-                registry.open_shelf(name, axis.components, refusal)
+                registry.register_builtins(name, axis.components, refusal)
     # no component makes another kind of reward model: their names are only taken
-    registry.open_shelf("preset", REWARD_MODELS, lambda preset: f"{preset!r} is no policy or preference method")
+    registry.register_builtins("preset", REWARD_MODELS, lambda preset: f"{preset!r} is no policy or preference method")
 
 
-_open_shelves()
+_register_builtins()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from whet.types import WhetError, did_you_mean
 
 
+@dataclass(frozen=True)
 class Component:
-    """One choice on one axis of a method. A frozen dataclass whose fields are its numbers."""
+    """One choice on one axis of a method. Its fields are its numbers; a class that adds some is a frozen dataclass."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # fields of TokenBatch or Extras beyond rewards

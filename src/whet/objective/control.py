@@ -34,7 +34,6 @@ class Control(Protocol):
     def words(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class FixedCoefficient(Component):
     """beta stays what it is."""
 

@@ -8,14 +8,15 @@ actions (a tool's output) are passed over: value and trace carry on behind them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import BaselineRule, GroupMean, Memory
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def paid(batch: TokenBatch, outcome: Tensor | None = None) -> Tensor:
@@ -94,7 +95,6 @@ class ReturnToGo(TokenCredit):
         return "SUM_{s >= t} r_s"
 
 
-@dataclass(frozen=True)
 class GroupMeanToGo(TokenCredit):
     """x_t = (R - mean_g R) + SUM_{s >= t} r_s: the group mean is taken off the outcome, then the KL is added to go.
 
@@ -251,7 +251,6 @@ class VTrace(CriticBaseline, TokenCredit):
         return f"rho_t (r_t + {self.gamma:g} v_(t+1) - V_t), rho = min({self.rho_bar:g}, pi/mu)"
 
 
-@dataclass(frozen=True)
 class Trace(VTrace):
     """V-trace without rho on d_t: only the trace c_t = lam min(c_bar, q) looks at the sampler.
 

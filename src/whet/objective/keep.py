@@ -37,7 +37,6 @@ class _Once(Component):
         return 1
 
 
-@dataclass(frozen=True)
 class Everything(_Once):
     name: ClassVar[str] = "everything"
 

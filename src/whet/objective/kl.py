@@ -8,13 +8,14 @@ There is no k1 in the loss: its expected gradient is 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class KL(Protocol):
@@ -38,7 +39,6 @@ class KL(Protocol):
     def symbols(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class NoKL(Component):
     """No tie to the reference."""
 
@@ -294,7 +294,6 @@ class AbsoluteReward(_Cost):
         return f", R -= {self.beta:g} SUM_t |log(pi/ref)|"
 
 
-@dataclass(frozen=True)
 class K1Immediate(K1Reward):
     """A_t -= beta u_t, each token for itself. Li 2023 (2310.10505), the authors' code.
 

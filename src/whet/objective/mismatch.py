@@ -8,12 +8,13 @@ included).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Mismatch(Protocol):
@@ -41,7 +42,6 @@ def _completion_mean(values: Tensor, action: Tensor) -> Tensor:
     return total / action.sum(-1, keepdim=True).clamp(min=1)
 
 
-@dataclass(frozen=True)
 class NoMismatch(Component):
     """factor = 1: the sampler is the trainer, to float noise. Measured on every step and reported."""
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import GroupBaseline, Memory, on_actions
+from whet.objective.lazy_torch import torch
 from whet.objective.statistics import episode_index, episode_mean, group_index
 from whet.types import TokenBatch, WhetError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def right_completions(batch: TokenBatch) -> Tensor:
@@ -135,7 +136,6 @@ class PassAtKMarginal(_RightAmongK):
         return f"s - mean_{{g, not i}}(s), s = what the completion adds to pass@{self.k:g}"
 
 
-@dataclass(frozen=True)
 class BestMinusSecond(GroupBaseline):
     """Only the best completion of a group learns, with R_best - R_second. Tang 2025 (2503.19595).
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from whet.objective.advantage import Baseline, Memory
 from whet.objective.aggregate import Aggregate
-from whet.objective.clip import Clip
+from whet.objective.clip import Clip, StepClip
 from whet.objective.control import Control, FixedCoefficient
 from whet.objective.keep import Everything, Keep
 from whet.objective.kl import KL
+from whet.objective.lazy_torch import torch
 from whet.objective.mismatch import Mismatch, NoMismatch
 from whet.objective.ratio import Ratio
 from whet.objective.reference import Frozen, ReferencePolicy
@@ -40,8 +38,10 @@ from whet.objective.terms import (
     Smooth,
     Value,
 )
-from whet.objective.whole_step import StepClip
 from whet.types import Extras, TokenBatch, Totals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ so); no gradient flows through it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGEST_LOG = 10.0
 
@@ -36,7 +36,6 @@ class _AgainstOld(Component):
     whole_completion: ClassVar[bool] = False
 
 
-@dataclass(frozen=True)
 class TokenRatio(_AgainstOld):
     """r_it = exp(logp_it - old_logp_it). Schulman 2017 (1707.06347), section 3."""
 
@@ -52,7 +51,6 @@ class TokenRatio(_AgainstOld):
         return "r = pi(a_t) / pi_old(a_t)"
 
 
-@dataclass(frozen=True)
 class SequenceRatio(_AgainstOld):
     """s_i = exp(1/n_i SUM_t log r_it), on every token of i. Zheng 2025 (2507.18071), eq. 7.
 
@@ -75,7 +73,6 @@ class SequenceRatio(_AgainstOld):
         return "r = (pi(completion) / pi_old(completion))^(1/n_i)"
 
 
-@dataclass(frozen=True)
 class SequenceProduct(_AgainstOld):
     """Pi_i = exp(SUM_t log r_it), on every token of i: the importance ratio of the completion as one action.
 
@@ -97,7 +94,6 @@ class SequenceProduct(_AgainstOld):
         return "r = pi(completion) / pi_old(completion)"
 
 
-@dataclass(frozen=True)
 class SegmentRatio(_AgainstOld):
     """s_ij = exp(mean_{t in segment j} log r_it), on every token of segment j of completion i.
 
@@ -125,7 +121,6 @@ class SegmentRatio(_AgainstOld):
         return "r = (pi(sentence) / pi_old(sentence))^(1/n_ij)"
 
 
-@dataclass(frozen=True)
 class SamplerTokenRatio(TokenRatio):
     """r_it = exp(logp_it - behavior_logp_it): against the policy that sampled, so staleness and mismatch are in it."""
 
@@ -140,7 +135,6 @@ class SamplerTokenRatio(TokenRatio):
         return "r = pi(a_t) / mu(a_t), mu the sampler"
 
 
-@dataclass(frozen=True)
 class SamplerProduct(SequenceProduct):
     """Pi_i = exp(SUM_t (logp - behavior_logp)): the importance ratio of the completion against the policy that
     sampled."""

@@ -19,7 +19,6 @@ class ReferencePolicy(Protocol):
     def words(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class Frozen(Component):
     """The policy as it was before the first step."""
 

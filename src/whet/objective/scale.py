@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_moments, spread
 from whet.types import TokenBatch, WhetError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class AdvantageScale(Protocol):
@@ -32,7 +32,6 @@ def _divided(centred: Tensor, std: Tensor) -> Tensor:
     return torch.where(std > 0, centred / (std + STD_FLOOR), 0.0)
 
 
-@dataclass(frozen=True)
 class NoScale(Component):
     """A = R - b."""
 
@@ -48,7 +47,6 @@ class NoScale(Component):
         return centred
 
 
-@dataclass(frozen=True)
 class GroupStd(Component):
     """A = (R - b) / (std_g(R) + 1e-6), Bessel's std. Shao 2024 (2402.03300), section 4.1.1 (ddof, floor unstated)."""
 
@@ -64,7 +62,6 @@ class GroupStd(Component):
         return f"({centred}) / (std_g(R) + {STD_FLOOR:g})"
 
 
-@dataclass(frozen=True)
 class DrawnStd(Component):
     """A = (R - b) / (std + 1e-6), over every reward drawn for the prompt, trained on or not. Goes with drawn_mean."""
 
@@ -83,7 +80,6 @@ class DrawnStd(Component):
         return f"({centred}) / (std_drawn(R) + {STD_FLOOR:g})"
 
 
-@dataclass(frozen=True)
 class GroupMeanScale(Component):
     """A = (R - b) / mean_g(R); 0 for a group without success. arXiv 2602.02710 (2026). Rewards must be 0 or 1."""
 
@@ -113,7 +109,6 @@ def _token_spread(centred: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     return spread(centred[tokens], each)
 
 
-@dataclass(frozen=True)
 class TokenStd(Component):
     """A = (R - b) / (std over all action tokens of the batch + 1e-6). Hu 2025 (2501.03262), the baseline form.
 
@@ -132,7 +127,6 @@ class TokenStd(Component):
         return f"({centred}) / (std_tokens + {STD_FLOOR:g})"
 
 
-@dataclass(frozen=True)
 class WhitenTokens(Component):
     """A = (x - mean) / (std + 1e-6), both over all action tokens of the batch. Hu 2025 (2501.03262).
 
@@ -153,7 +147,6 @@ class WhitenTokens(Component):
         return f"whiten_tokens({centred})"
 
 
-@dataclass(frozen=True)
 class WhitenCompletions(Component):
     """A = (x - mean) / (std + 1e-6), both over the completions of the batch, each counted once. Liu 2026 (2601.05242).
 

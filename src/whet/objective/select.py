@@ -7,13 +7,14 @@ takes completions out of the denominators too. Covariances use the log-probabili
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Select(Protocol):
@@ -30,7 +31,6 @@ def _share(name: str, number: float) -> None:
         raise ValueError(f"select.{name} is {number}; give a share in (0, 1]")
 
 
-@dataclass(frozen=True)
 class AllTokens(Component):
     name: ClassVar[str] = "all"
 
@@ -38,7 +38,6 @@ class AllTokens(Component):
         return batch
 
 
-@dataclass(frozen=True)
 class Finished(Component):
     """Completions cut off by the budget give no gradient and leave the denominators. Yu 2025 (2503.14476), section 3.4.
 
@@ -57,7 +56,6 @@ class Finished(Component):
         return "leave out completions that the token budget cut off"
 
 
-@dataclass(frozen=True)
 class FinishedTurns(Component):
     """Turns cut off by their token budget give no gradient and leave the denominators; the others of the episode stay.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
 from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RewardShape(Protocol):
@@ -22,7 +23,6 @@ class RewardShape(Protocol):
     def symbols(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class AsScored(Component):
     name: ClassVar[str] = "none"
 

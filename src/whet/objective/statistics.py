@@ -6,11 +6,13 @@ Branches of one episode count as one: each by 1 / the number of its scored sibli
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STD_FLOOR = 1e-6
 SPREAD_FLOOR = 1e-6  # a group whose max - min is below this share of max(1, |mean|) is constant

@@ -8,13 +8,11 @@ state, which an environment may name. Trajectories of a group have different num
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import GroupMean, Memory, on_actions
 from whet.objective.credit import TokenCredit, discounted_sum, paid
+from whet.objective.lazy_torch import torch
 from whet.objective.statistics import (
     STD_FLOOR,
     GroupMoments,
@@ -25,6 +23,9 @@ from whet.objective.statistics import (
     sums_by,
 )
 from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class _Steps(TokenCredit):
@@ -56,7 +57,6 @@ def _on_tokens(weight: Tensor | None, chosen: Tensor) -> Tensor | None:
     return None if weight is None else weight[:, None].expand_as(chosen)[chosen]
 
 
-@dataclass(frozen=True)
 class StepSum(_Steps):
     """A_t = SUM over steps ending at or after t of (r - mean) / std, pooled over the group's steps.
 
@@ -75,7 +75,6 @@ class StepSum(_Steps):
         return "SUM_{steps ending at or after t} (r - mean_g(r)) / std_g(r)"
 
 
-@dataclass(frozen=True)
 class StepMean(_Steps):
     """As step_sum, but the mean over those steps: |A| does not grow with the steps that remain. whet's variant."""
 
@@ -94,7 +93,6 @@ class StepMean(_Steps):
         return "mean_{steps ending at or after t} (r - mean_g(r)) / std_g(r)"
 
 
-@dataclass(frozen=True)
 class StepDelta(_Steps):
     """Each step earns p_j - p_(j-1) (p_0 = 0), standardised in the group; its tokens share it. whet's variant."""
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import BaselineRule, Memory
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def teacher_gap(batch: TokenBatch) -> Tensor:
@@ -35,7 +36,6 @@ class _OfTeacher(BaselineRule):
     needs: ClassVar[frozenset[str]] = frozenset({"teacher_logp", "old_logp"})
 
 
-@dataclass(frozen=True)
 class TeacherGap(_OfTeacher):
     """A_t = d_t. Lu and Thinking Machines Lab 2025, On-Policy Distillation.
 
@@ -86,7 +86,6 @@ class EarlyTeacherGap(_OfTeacher):
         return f"(1 + {self.gain:g} (1 - SUM_(s<t) |d_s| / SUM |d|)) d_t, d = log(teacher/pi_old)"
 
 
-@dataclass(frozen=True)
 class NoAdvantage(BaselineRule):
     """A = 0: nothing is learned from what was sampled, only from the terms beside it."""
 
@@ -124,7 +123,6 @@ class TeacherTerm(Protocol):
     def symbols(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class NoTeacher(Component):
     """No distribution is compared with a teacher's."""
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.types import Extras, TokenBatch, Totals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Entropy(Protocol):
@@ -29,7 +30,6 @@ class Entropy(Protocol):
     def symbols(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class NoBonus(Component):
     name: ClassVar[str] = "none"
 
@@ -114,7 +114,6 @@ class Value(Protocol):
     def words(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class NoCritic(Component):
     name: ClassVar[str] = "none"
 
@@ -226,7 +225,6 @@ class _BesideTheRest(Component):
         return memory
 
 
-@dataclass(frozen=True)
 class NoImitation(_BesideTheRest):
     name: ClassVar[str] = "none"
 
@@ -353,7 +351,6 @@ class ImitateDemonstrations(_BesideTheRest):
         return f" + {self.weight:g}/M_shown SUM_shown log pi"
 
 
-@dataclass(frozen=True)
 class ImitateUnsure(ImitateDemonstrations):
     """The same with p (1 - p) in front of each token, p = pi(token) now and without gradient: phi of 2508.11408.
 
@@ -391,7 +388,6 @@ class Smooth(Protocol):
     def words(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class NoSmoothing(Component):
     name: ClassVar[str] = "none"
 

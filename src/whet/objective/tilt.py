@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import GroupBaseline, Memory, on_actions
+from whet.objective.lazy_torch import torch
 from whet.objective.statistics import episode_mean, episode_weight, group_index, group_moments, sums_by
 from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STEEPEST = 2.0**20  # beta of a group in which no finite one spends its nats: the best alone
 

@@ -13,11 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import torch
-
 from whet.objective import AXES, PRESETS, Objective
 from whet.objective.clip import Clip
-from whet.pages.charts import Frame, Panel, PlottedCurve, Stretch, curves_svg
+from whet.objective.lazy_torch import torch
+from whet.pages.chart_specs import Point, chart, curve
+from whet.pages.chart_svg import figure_file
 from whet.types import WhetError, did_you_mean
 
 COMPLETION_TOKENS = 8
@@ -25,6 +25,7 @@ PROBABILITIES = (0.05, 0.5, 0.9)
 USUAL = (0.0, 3.0)
 SIDES = ((1.0, "A > 0"), (-1.0, "A < 0"))
 TEXT_COLUMNS, TEXT_ROWS = 50, 8
+TEXTS = Path(__file__).parent / "assets" / "clip_plots.txt"
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
@@ -58,28 +59,27 @@ def rule_plot(rule: Clip) -> str:
     several = looks_at_probability(rule)
     chosen = PROBABILITIES if several else (0.5,)
     span = ratio_range(rule)
-    panels = []
-    for probability in chosen:
-        reach = min(span[1], _most(rule, probability))
-        curves = tuple(
-            PlottedCurve(said, _stretches(rule, side, (span[0], reach), probability), tone, dashed=tone == 1)
-            for tone, (side, said) in enumerate(SIDES)
+    reaches = {probability: min(span[1], _most(rule, probability)) for probability in chosen}
+    drawn = {
+        (probability, side): _stretches(rule, side, (span[0], reach), probability)
+        for probability, reach in reaches.items()
+        for side, _ in SIDES
+    }
+    bottom, top = _weight_range([weight for parts in drawn.values() for part in parts for _, weight in part])
+    label = "weight" if several else "weight: the factor in front of grad log pi"
+    panels = [
+        chart(
+            [curve(said, drawn[probability, side], tone, dashed=tone == 1) for tone, (side, said) in enumerate(SIDES)],
+            x={"label": "ratio", "min": span[0], "max": span[1]},
+            y={"label": label, "min": bottom, "max": max(top, _rounded_up(1.2))},
+            smooth=False,
+            lines=[{"x": 1.0}],
+            title=f"old probability {probability:g}" if several else "",
+            limit={"x": reach, "text": "above probability 1"},
         )
-        title = f"old probability {probability:g}" if several else ""
-        panels.append(Panel(curves, title, reach if reach < span[1] else None, "above probability 1"))
-    drawn = [value for panel in panels for curve in panel.curves for part in curve.stretches for _, value in part]
-    bottom, top = _weight_range(drawn)
-    frame = Frame(
-        title=rule.name,
-        subtitle=_situation(rule),
-        x_label="ratio",
-        y_label="weight" if several else "weight: the factor in front of grad log pi",
-        x_range=span,
-        y_range=(bottom, max(top, _rounded_up(1.2))),
-        guide=1.0,
-        size=(230, 220) if several else (520, 240),
-    )
-    return curves_svg(panels, frame)
+        for probability, reach in reaches.items()
+    ]
+    return figure_file(panels, rule.name, _situation(rule), size=(230, 220) if several else (520, 240))
 
 
 def clip_text(rule: Clip) -> str:
@@ -107,6 +107,19 @@ def clip_text(rule: Clip) -> str:
     axis = list(f"{ends[0]:<{TEXT_COLUMNS - len(ends[1])}}{ends[1]}")
     axis[middle] = "1"
     return "\n".join([*lines, " " * 7 + "+" + "-" * TEXT_COLUMNS, " " * 8 + "".join(axis)])
+
+
+def stored_text(rule: Clip) -> str:
+    """`clip_text` of a rule, read where `write_texts` has written it: drawing it imports torch."""
+    plots = dict(part.split("\n", 1) for part in TEXTS.read_text(encoding="utf-8").split("\n\n"))
+    plot = plots.get(repr(rule))
+    return clip_text(rule) if plot is None else plot.rstrip("\n")
+
+
+def write_texts() -> None:
+    """Write the plots of all built-in rules and methods into the package, each under the rule with its numbers."""
+    plots = {repr(rule): clip_text(rule) for rule in plotted().values()}
+    TEXTS.write_text("\n\n".join(f"{rule}\n{plot}" for rule, plot in plots.items()) + "\n", encoding="utf-8")
 
 
 @remembered
@@ -194,7 +207,7 @@ def curve_points(
 
 def _stretches(
     rule: Clip, side: float, span: tuple[float, float], probability: float, steps: int = 240
-) -> tuple[Stretch, ...]:
+) -> tuple[tuple[Point, ...], ...]:
     low, high = span
     step = (high - low) / steps
     # a ratio of 0 has no logarithm, and no token that was drawn has it; some rules are steep there

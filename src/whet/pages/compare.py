@@ -14,9 +14,10 @@ from statistics import fmean, stdev
 from textwrap import indent, wrap
 from typing import Any
 
-from whet.pages.charts import Point
-from whet.record.metrics.significance import corrected, share_interval, shares_p, welch_p
-from whet.record.text import ABSENT, ACCURACY_NAMES, duration, headline, metric_text, quantity
+from whet.pages.chart_specs import Point
+from whet.record.metrics.intervals import share_interval
+from whet.record.metrics.significance import corrected, shares_p, welch_p
+from whet.record.text import ABSENT, ACCURACY_NAMES, aligned, duration, headline, json_values, metric_text, quantity
 
 BEYOND_NOISE = 0.05  # p below which a difference counts
 NOTEWORTHY_COST = 1.1  # ratio of generated tokens from which a difference in cost is put into words
@@ -62,7 +63,14 @@ class MethodComparison:
     planned: Mapping[str, int] = field(default_factory=dict)  # runs of a method, where that is not one per seed
     incomparable: str = ""  # why these runs cannot be ranked; empty: they can
 
+    @property
+    def status(self) -> str:
+        """finished, or unfinished where a planned run is missing."""
+        planned = sum(map(self.num_planned, self.methods))
+        return "finished" if len(self.results) == planned else "unfinished"
+
     def num_planned(self, method: str) -> int:
+        """How many runs of a method there are to be."""
         return self.planned.get(method, len(self.seeds))
 
 
@@ -329,18 +337,11 @@ def table_text(comparison: MethodComparison, width: int = 78) -> str:
     """The table, the verdict, what was held equal and the notes, as plain lines."""
     # on a terminal the verdict stands below the table, and a legend instead of long heads: eighty columns are few
     lines = [SHORT_HEADS, *(line[: len(SHORT_HEADS)] for line in cells(comparison))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    drawn = [
-        "  ".join(
-            [line[0].ljust(widths[0]), *(text.rjust(room) for text, room in zip(line[1:], widths[1:], strict=True))]
-        )
-        for line in lines
-    ]
     legend = (
         f"before, after: held-out {metric_name(comparison.results) or 'metric'}; reward: of the last quarter of steps; "
         "means over seeds ± standard deviation; tokens, time: per run"
     )
-    blocks = [("", ["\n".join(drawn), "", *_folded(legend, width)]), ("", _folded(verdict(comparison), width))]
+    blocks = [("", ["\n".join(aligned(lines)), "", *_folded(legend, width)]), ("", _folded(verdict(comparison), width))]
     for title, facts in (("Held equal", comparison.equal), ("Not equal, besides the method", comparison.unequal)):
         if facts:
             blocks.append((title, [line for fact in facts.items() for line in _folded(fact[1], width, fact[0])]))
@@ -357,44 +358,94 @@ def _folded(text: str, width: int, name: str = "") -> list[str]:
 def comparison_values(comparison: MethodComparison) -> dict[str, Any]:
     """compare.json: everything the page shows, as JSON holds it."""
     places = standings(comparison)
-    whole = len(comparison.results) == sum(map(comparison.num_planned, comparison.methods))
-    return {
-        "status": "finished" if whole else "unfinished",
-        "methods": list(comparison.methods),
-        "seeds": list(comparison.seeds),
-        "metric": metric_name(comparison.results),
-        "verdict": verdict(comparison),
-        "equal": dict(comparison.equal),
-        "unequal": dict(comparison.unequal),
-        "incomparable": comparison.incomparable,
-        "notes": notes(comparison),
-        "rows": [
-            {
-                "method": row.method,
-                "runs": len(row.results),
-                **{
-                    key: {"mean": each.mean, "spread": each.spread, "values": list(each.values)}
-                    for key, each in (
-                        ("before", row.before),
-                        ("after", row.after),
-                        ("reward_last_quarter", row.reward),
-                        ("tokens", row.tokens),
-                        ("seconds", row.seconds),
-                    )
-                },
-                "verdict": places[row.method].words,
-                "p": places[row.method].p,
-            }
-            for row in rows(comparison)
-        ],
-        "runs": [
-            {
-                "method": result.method,
-                "seed": result.seed,
-                "folder": result.folder,
-                "rewards": [value if math.isfinite(value) else None for _, value in result.rewards],
-            }
-            for result in comparison.results
-        ],
-        "command": comparison.command,
-    }
+    values: dict[str, Any] = json_values(
+        {
+            "status": comparison.status,
+            "methods": list(comparison.methods),
+            "seeds": list(comparison.seeds),
+            "metric": metric_name(comparison.results),
+            "verdict": verdict(comparison),
+            "equal": dict(comparison.equal),
+            "unequal": dict(comparison.unequal),
+            "incomparable": comparison.incomparable,
+            "notes": notes(comparison),
+            "remarks": comparison.remarks,
+            "planned": comparison.planned,
+            "rows": [
+                {
+                    "method": row.method,
+                    "runs": len(row.results),
+                    **{
+                        key: {"mean": each.mean, "spread": each.spread, "values": list(each.values)}
+                        for key, each in (
+                            ("before", row.before),
+                            ("after", row.after),
+                            ("reward_last_quarter", row.reward),
+                            ("tokens", row.tokens),
+                            ("seconds", row.seconds),
+                        )
+                    },
+                    "verdict": places[row.method].words,
+                    "p": places[row.method].p,
+                }
+                for row in rows(comparison)
+            ],
+            "runs": [
+                {
+                    "method": result.method,
+                    "seed": result.seed,
+                    "folder": result.folder,
+                    "before": dict(result.before),
+                    "after": dict(result.after),
+                    "tokens": result.tokens,
+                    "seconds": result.seconds,
+                    "eval_size": result.eval_size,
+                    "steps": [step for step, _ in result.rewards],
+                    "rewards": [value for _, value in result.rewards],
+                }
+                for result in comparison.results
+            ],
+            "command": comparison.command,
+        }
+    )
+    return values
+
+
+def comparison_from(values: Mapping[str, Any]) -> MethodComparison:
+    """What `comparison_values` wrote. An older file has the numbers of the runs of a method in its row alone."""
+    rows_of = {row["method"]: row for row in values["rows"]}
+    metric = values.get("metric") or ""
+    results: list[MethodRun] = []
+    for run in values["runs"]:
+        row, index = rows_of[run["method"]], sum(result.method == run["method"] for result in results)
+
+        def known(key: str, row: Mapping[str, Any] = row, index: int = index) -> dict[str, float]:
+            listed = row[key]["values"]
+            return {metric: float(listed[index])} if metric and index < len(listed) else {}
+
+        rewards = [math.nan if value is None else float(value) for value in run["rewards"]]
+        steps = run.get("steps") or range(1, len(rewards) + 1)
+        results.append(
+            MethodRun(
+                str(run["method"]),
+                int(run["seed"]),
+                run["before"] if "before" in run else known("before"),
+                run["after"] if "after" in run else known("after"),
+                tuple(zip(map(float, steps), rewards, strict=True)),
+                int(run["tokens"] if "tokens" in run else row["tokens"]["mean"] or 0),
+                float(run["seconds"] if "seconds" in run else row["seconds"]["mean"] or 0),
+                str(run["folder"]),
+                int(run.get("eval_size", 0)),
+            )
+        )
+    return MethodComparison(
+        tuple(map(str, values["methods"])),
+        tuple(map(int, values["seeds"])),
+        tuple(results),
+        {str(name): str(text) for name, text in values["equal"].items()},
+        {str(name): str(text) for name, text in values["unequal"].items()},
+        tuple(map(str, values.get("remarks", ()))),
+        str(values["command"]),
+        {str(method): int(count) for method, count in values.get("planned", {}).items()},
+        str(values.get("incomparable", "")),
+    )

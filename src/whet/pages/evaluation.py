@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from whet.pages.rerank import Reranking
-from whet.record.metrics.estimates import IntervalEstimate
 from whet.record.metrics.eval_summary import FORCED, EvalSummary
+from whet.record.metrics.intervals import IntervalEstimate
 from whet.record.metrics.paired import PairedTest
-from whet.record.text import ABSENT, count_of, json_values, metric_text, number, percent, words
+from whet.record.text import ABSENT, aligned, count_of, json_values, metric_text, number, percent, words
 
 SURE = 0.05  # p below which a difference is called one
 
@@ -82,9 +82,9 @@ def eval_text(report: EvalReport) -> str:
     for task in report.tasks:
         evals = report.of(task)
         blocks.append(f"{task}: {evals_summary(evals)}")
-        blocks.append(table_text(model_table(evals)))
+        blocks.append("\n".join(aligned(model_table(evals))))
         for name, table in curve_tables(evals).items():
-            blocks.append(f"{name}\n{table_text(table)}")
+            blocks.append("\n".join([name, *aligned(table)]))
         if tests := report.pairs.get(task):
             blocks.append("\n".join(pair_text(test, len(tests)) for test in tests))
     return "\n\n".join(blocks)
@@ -249,15 +249,6 @@ def points(share: float) -> str:
 
 def p_text(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
-
-
-def table_text(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
-    return "\n".join(lines)
 
 
 def short_names(models: Sequence[str]) -> list[str]:

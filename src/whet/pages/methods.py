@@ -1,29 +1,181 @@
-"""`python -m whet.pages.methods` writes what is made of the presets afresh.
+"""The methods as tables and as prose: what `whet algorithms`, `whet explain` and the docs show.
 
-To be run when a preset, a component or its words have changed. That is catalogue.json in the
-package and, in a clone, the pages and pictures of the methods in docs/.
+`python -m whet.pages.methods` writes what is made of the presets afresh, to be run when a preset, a component or its
+words have changed: the pages and pictures of the methods in docs/ of a clone, and the plots that `whet explain` prints.
 """
 
-import json
-from pathlib import Path
+from __future__ import annotations
 
-from whet.pages import clip_plots
-from whet.settings.methods import catalogue, describe, tables
-from whet.settings.methods.method import to_record
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.objective import catalogue
+from whet.objective.axes import POLICY, PREFERENCE, description, preset_named
+from whet.objective.catalogue import Method, MethodKind, component_choice
+
+HEADINGS: dict[MethodKind, str] = {
+    "policy": "Reinforcement learning, from rewards",
+    "preference": "Preference learning, from pairs or labels",
+    "reward_model": "Reward models",
+    "sft": "Imitation, from demonstrations",
+}
+PAGES: dict[MethodKind, str] = {"policy": "algorithms.md", "preference": "preference-methods.md"}
+AIMS: dict[MethodKind, str] = {"policy": "what a run maximises", "preference": "what a run minimises"}
+FAMILIES = {family.name: family for family in (POLICY, PREFERENCE)}
+
+
+def overview(kind: MethodKind, papers: bool = False) -> str:
+    """What each method of a kind is for, a line each."""
+    lines = [["method", "what it says" if kind == "reward_model" else "what it fixes", "paper"]]
+    lines += [[each.name, each.words or each.fixes, each.paper] for each in catalogue.methods(kind).values()]
+    return aligned([line if papers else line[:2] for line in lines])
+
+
+def algorithms_text(components: bool = False) -> str:
+    """Every method under the heading of its kind; with the components it is made of, where there are some."""
+    parts = []
+    for kind, heading in HEADINGS.items():
+        table = component_table(kind, numbers=False) if components and catalogue.axes(kind) else overview(kind)
+        parts.append(f"{heading}\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def component_table(kind: MethodKind, numbers: bool = True) -> str:
+    """The components of each method of a kind; `also` holds the axes that few methods use."""
+    main = [name for name, axis in catalogue.axes(kind).items() if axis.main]
+    lines = [["method", *main, "also", "paper"]]
+    for each in catalogue.methods(kind).values():
+        shown = {axis: str(one) if numbers else one.name for axis, one in each.components.items()}
+        also = ", ".join(f"{axis} {shown[axis]}" for axis in unusual_axes(each))
+        lines.append([each.name, *(shown[axis] for axis in main), also, each.paper.split(",")[0]])
+    return aligned(lines)
+
+
+def axes_table(kind: MethodKind) -> str:
+    """Every axis with its question and its components, each with its numbers."""
+    lines = [["axis", "question", "components (their numbers)"], ["---"] * 3]
+    for name, axis in catalogue.axes(kind).items():
+        components = [
+            f"`{each.name}` ({', '.join(each.numbers)})" if each.numbers else f"`{each.name}`"
+            for each in axis.components.values()
+        ]
+        lines.append([f"`{name}`", axis.question, ", ".join(components)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def record(method: Method) -> dict[str, Any]:
+    """A method as `whet algorithms --json` prints it."""
+    return {
+        "name": method.name,
+        "kind": method.kind,
+        "title": method.title,
+        **{axis: str(component) for axis, component in method.components.items()},
+        "needs": list(method.needs),
+        "paper": method.paper,
+        "formula": method.formula,
+        "fixes": method.fixes,
+        "breaks": method.breaks,
+        "deviations": list(method.deviations),
+        "unverified": method.unverified,
+    }
+
+
+def explanation(name: str) -> str:
+    """A method for a reader: the paper's formula, its components, what it fixes and breaks, and what whet chose."""
+    method = catalogue.method(name)
+    environment = " --env file.py:Class" if method.episodes else ""
+    return "\n".join([*_explained(method), "", f"run it    whet train {name}{environment}"])
+
+
+def explanation_with_plot(name: str) -> str:
+    """The explanation and, of a policy method, its clip rule drawn in characters: what `whet explain` prints."""
+    explained = explanation(name)
+    if catalogue.method(name).kind != "policy":
+        return explained
+    from whet.pages.clip_plots import stored_text
+
+    return f"{explained}\n\n{stored_text(preset_named(name).objective.clip)}"
+
+
+def _explained(method: Method) -> list[str]:
+    lines = [
+        f"{method.title}: {method.paper}",
+        "",
+        f"formula   {method.formula}",
+        f"fixes     {method.fixes}",
+        f"breaks    {method.breaks}",
+    ]
+    if method.components:
+        axes = FAMILIES[method.kind].axes
+        shown = [name for name, axis in axes.items() if axis.main] + unusual_axes(method)
+        lines += ["", "components", *(f"  {axis:10} {method.components[axis]}" for axis in shown)]
+        effective = description(preset_named(method.name).objective, updates_per_step=2)[1:]
+        lines += ["", AIMS[method.kind], *effective]
+    if method.words:
+        lines += ["", f"says      {method.words}", f"data      {method.columns}"]
+    if method.deviations:
+        lines += ["", "where the paper is silent, whet's choice", *(f"  - {each}" for each in method.deviations)]
+    if method.unverified:
+        lines += ["", f"not verified against the paper: {method.unverified}"]
+    return lines
+
+
+def unusual_axes(method: Method) -> list[str]:
+    """The axes, the main ones apart, on which a method differs from most."""
+    axes = FAMILIES[method.kind].axes if method.components else {}
+    usual = {name: component_choice(next(iter(axis.components.values()))()) for name, axis in axes.items()}
+    return [name for name, axis in axes.items() if not axis.main and method.components[name] != usual[name]]
+
+
+def markdown_page(kind: MethodKind) -> str:
+    """A page of the docs: generated, and checked against the presets."""
+    title = {"policy": "# Methods", "preference": "# Preference methods"}[kind]
+    note = (
+        "Generated from `src/whet/objective/presets/` by `python -m whet.pages.methods`; a test fails when it is stale."
+    )
+    parts = [title, "", note, "", component_table(kind), "", axes_table(kind), ""]
+    for each in catalogue.methods(kind).values():
+        parts += [f"## {each.title}", "", "```", explanation(each.name), "```", ""]
+        if kind == "policy":
+            rule, usual = each.components["clip"].name, catalogue.axes(kind)["clip"].components
+            # a rule with numbers of its own has a plot of its own
+            plot = rule if each.components["clip"] == usual[rule] else each.name
+            parts += [f"![The weight of a token against its ratio under {rule}](images/clip/{plot}.svg)", ""]
+    return "\n".join(parts)
+
+
+def with_axes_table(page: str) -> str:
+    """docs/objective.md with a fresh table of the axes of policy methods."""
+    head = "| axis | question |"
+    before, found_head, rest = page.partition(head)
+    after = rest.partition("\n\n")[2]
+    if not found_head:
+        raise ValueError(f"the page has no table that begins with {head}")
+    return f"{before}{axes_table('policy')}\n\n{after}"
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """A markdown table whose columns line up as plain text."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    ruled = [lines[0], ["-" * width for width in widths], *lines[1:]]
+    padded = [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in ruled]
+    return "\n".join("| " + " | ".join(line) + " |" for line in padded)
 
 
 def main() -> None:
-    described = to_record(describe.catalogue())
-    catalogue.FILE.write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    catalogue.forget()
+    """Write the plots of the package and, in a clone, the pages and pictures of the methods."""
+    from whet.pages import clip_plots
+
+    clip_plots.write_texts()
     docs = Path(__file__).parents[3] / "docs"
     if not docs.is_dir():
         return
     clip_plots.write_plots(docs / "images" / "clip")
-    for kind, page in tables.PAGES.items():
-        (docs / page).write_text(tables.markdown_page(kind), encoding="utf-8")
+    for kind, page in PAGES.items():
+        (docs / page).write_text(markdown_page(kind), encoding="utf-8")
     objective = docs / "objective.md"
-    objective.write_text(tables.with_axes_table(objective.read_text(encoding="utf-8")), encoding="utf-8")
+    objective.write_text(with_axes_table(objective.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from whet.pages.chart_specs import line_spec
-from whet.pages.charts import NUM_TONES, Series, line_chart
+from whet.pages.chart_specs import Point, chart, fits_unit, line
 from whet.pages.pipeline_changes import ALL, MOST_LOST, branched, fallen, lost_prompts, side_by_side
 from whet.pages.pipeline_summary import (
     PipelineSummary,
@@ -19,7 +18,7 @@ from whet.pages.pipeline_summary import (
     summary_record,
     verdict,
 )
-from whet.pages.render import Figure, LegendEntry, PageTable, Tile, render_live, write_page
+from whet.pages.render import Figure, PageTable, Tile, render_live, write_page
 from whet.record.text import ABSENT, duration, metric_text, quantity, words
 
 PAGE, RECORD = "pipeline.html", "pipeline.json"
@@ -94,28 +93,41 @@ def _tiles(summary: PipelineSummary) -> list[Tile]:
 
 
 def _figure(summary: PipelineSummary) -> Figure | None:
+    """The main metric by round, a line per model; by stage, a line per eval set, where stages are measured on sets."""
     name = main_metric(summary)
     if name is None:
         return None
-    if any(stage.sets for stage in summary.stages):
-        return _sets_figure(summary, name)
+    measured = [stage for stage in summary.stages if stage.sets]
+    if measured:
+        if len(measured) < 2 or branched(summary.policies):  # a line would join policies that did not follow each other
+            return None
+        sets = list(dict.fromkeys(each for stage in measured for each in stage.sets if name in stage.sets[each]))
+        lines = {
+            name if each == ALL else each: [
+                (float(at), stage.sets[each][name][0]) for at, stage in enumerate(measured) if each in stage.sets
+            ]
+            for each in sets
+        }
+        stages = ", ".join(f"{at} {stage.label or stage.name}" for at, stage in enumerate(measured))
+        return _line_figure(name, "stage", lines, stages)
     by_model = metrics_by_round(summary, name)
     if max(len(rounds) for rounds in by_model.values()) < 2:
         return None
-    series = [
-        Series(who, tuple((float(at), stage.metrics[name]) for at, stage in sorted(rounds.items())), marked=True)
+    lines = {
+        who: [(float(at), stage.metrics[name]) for at, stage in sorted(rounds.items())]
         for who, rounds in by_model.items()
+    }
+    return _line_figure(name, "round", lines)
+
+
+def _line_figure(name: str, across: str, lines: dict[str, list[Point]], note: str = "") -> Figure:
+    series = [
+        line(who, points, tone, marked=True, value=metric_text(name, points[-1][1]))
+        for tone, (who, points) in enumerate(lines.items())
     ]
-    values = [value for line in series for _, value in line.points]
-    unit = min(values) >= 0 and HALF < max(values) <= 1
-    title = f"Held-out {words(name)}"
-    legend = tuple(
-        LegendEntry(line.name, f"s{place % NUM_TONES}", metric_text(name, line.points[-1][1]))
-        for place, line in enumerate(series)
-    )
-    wide, narrow = (line_chart(series, f"{title} by round", size, unit) for size in ((1060, 300), (340, 220)))
-    spec = {**line_spec(series, unit=unit, x="round"), "height": 300}
-    return Figure(title, "by round, greedy completions", wide, narrow=narrow, legend=legend, spec=spec)
+    values = [value for points in lines.values() for _, value in points]
+    spec = chart(series, x=across, unit=fits_unit(values, HALF), named=True, height=300)
+    return Figure(f"Held-out {words(name)}", f"by {across}, greedy completions", spec, note=note, is_wide=True)
 
 
 def _comparison(stage: StageSummary) -> dict[str, object]:
@@ -123,33 +135,6 @@ def _comparison(stage: StageSummary) -> dict[str, object]:
     cells = tuple(tuple(cell or ABSENT for cell in row) for row in rows)
     heading = f"{stage.about[:1].upper()}{stage.about[1:]}"
     return {"heading": heading, "table": PageTable(head, cells), "findings": stage.findings}
-
-
-def _sets_figure(summary: PipelineSummary, name: str) -> Figure | None:
-    """A line per eval set over the measured stages."""
-    measured = [stage for stage in summary.stages if stage.sets]
-    if len(measured) < 2 or branched(summary.policies):  # a line would join policies that did not follow each other
-        return None
-    sets = list(dict.fromkeys(each for stage in measured for each in stage.sets if name in stage.sets[each]))
-    series = [
-        Series(
-            name if each == ALL else each,
-            tuple((float(at), stage.sets[each][name][0]) for at, stage in enumerate(measured) if each in stage.sets),
-            marked=True,
-        )
-        for each in sets
-    ]
-    values = [value for line in series for _, value in line.points]
-    unit = bool(values) and min(values) >= 0 and HALF < max(values) <= 1
-    legend = tuple(
-        LegendEntry(line.name, f"s{place % NUM_TONES}", metric_text(name, line.points[-1][1]))
-        for place, line in enumerate(series)
-    )
-    title = f"Held-out {words(name)}"
-    wide, narrow = (line_chart(series, f"{title} by stage", size, unit) for size in ((1060, 300), (340, 220)))
-    stages = ", ".join(f"{at} {stage.label or stage.name}" for at, stage in enumerate(measured))
-    spec = {**line_spec(series, unit=unit, x="stage"), "height": 300}
-    return Figure(title, "by stage, greedy completions", wide, narrow=narrow, legend=legend, note=stages, spec=spec)
 
 
 def _stage(stage: StageSummary) -> dict[str, object]:

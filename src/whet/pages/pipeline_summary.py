@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.pages.pipeline_changes import ALL, MeasuredPolicy, branched, fallen, measured_text
 from whet.record.metrics.significance import shares_apart
-from whet.record.text import duration, headline, json_values, metric_text, quantity
+from whet.record.text import aligned, duration, headline, json_values, metric_text, quantity
 
 NOISE = 2.0  # standard errors that two metrics must be apart to be called different
 
@@ -164,19 +164,8 @@ def comparison_lines(summary: PipelineSummary) -> list[str]:
     lines: list[str] = []
     for stage in summary.stages:
         if stage.table:
-            lines += ["", *aligned([list(row) for row in stage.table]), *(f"- {each}" for each in stage.findings)]
+            lines += ["", *aligned(stage.table), *(f"- {each}" for each in stage.findings)]
     return lines
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """A table as lines of text, numbers to the right."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))] if rows else []
-    return [
-        "  ".join(
-            cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(pairs)
-        ).rstrip()
-        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
 
 
 def verdict(summary: PipelineSummary) -> str:

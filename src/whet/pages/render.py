@@ -16,6 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet.pages.chart_svg import NARROW, SMALL, WIDE, chart_svg
+from whet.record.text import number
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -39,30 +42,58 @@ class Tile:
 
 @dataclass(frozen=True)
 class LegendEntry:
+    """A name beside its colour."""
+
     name: str
     tone: str  # class name of its colour
     value: str = ""
     note: str = ""
     dashed: bool = False
-    share: str = "0"  # of a stacked bar
+    start: str = "0"  # of its part of a bar, between 0 and 1
+    share: str = "0"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its caption; with a `narrow` drawing it takes the whole width of the page."""
+    """A chart with its caption. With a key and no spec it is drawn when it is asked for."""
 
     title: str
     unit: str
-    svg: str
+    spec: Mapping[str, Any]
     last: str = ""
     note: str = ""
-    narrow: str = ""
-    legend: tuple[LegendEntry, ...] = ()
-    spec: Mapping[str, Any] | None = None  # of `chart_specs`: what charts.js draws where scripts run
+    key: str = ""
+    is_wide: bool = False  # takes the whole width of the page
+
+    @property
+    def is_live(self) -> bool:
+        """True where charts.js draws it: lines, not columns, intervals and dots of several sizes."""
+        looks = ("sizes", "titles", "bare", "diamond")
+        return not {"columns", "intervals"} & set(self.spec) and not any(
+            look in series for series in self.spec.get("series", ()) for look in looks
+        )
+
+    @property
+    def legend(self) -> list[LegendEntry]:
+        """The series by name with their last values; of a single one the caption says enough."""
+        series = [each for each in self.spec.get("series", ()) if each["name"] and each["x"]]
+        if len(series) < 2 and not self.spec.get("named"):
+            return []
+        return [
+            LegendEntry(
+                each["name"],
+                f"s{each['tone']}",
+                each["value"] if "value" in each else number((each.get("own") or each["y"])[-1]),
+                dashed=bool(each.get("dashed")),
+            )
+            for each in series
+        ]
 
 
 @dataclass(frozen=True)
 class PageTable:
+    """A table with a head; the first cell of a row names it."""
+
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -93,7 +124,8 @@ class TextCard:
 
 def render(template: str, **values: Any) -> str:
     """A template filled in. Names that a template needs and does not get are an error."""
-    shell = {"policy": POLICY, "live": False, "about": (), **dict.fromkeys(EMPTY, "")}
+    shell = {"shell": "base.html", "board": False, "policy": POLICY, "live": False, "about": ()}
+    shell |= dict.fromkeys(EMPTY, "")
     return _environment().get_template(template).render({**shell, **values})
 
 
@@ -143,7 +175,7 @@ def _environment() -> Environment:
     from markupsafe import Markup
 
     def svg(text: str) -> Markup:
-        """A chart of `whet.pages.charts`: nothing else may pass unescaped."""
+        """A chart of `chart_svg`: nothing else may pass unescaped."""
         if text and not text.startswith("<svg "):
             raise ValueError(f"only charts are placed as they are, and this is none: {text[:40]!r}")
         return Markup(text)
@@ -156,7 +188,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+
+    def drawn(figure: Figure, size: tuple[int, int] = SMALL) -> Markup:
+        return svg(chart_svg(figure.spec, f"{figure.title} {figure.unit}".strip(), size))
+
     environment.filters["svg"] = svg
+    environment.globals |= {"drawn": drawn, "WIDE": WIDE, "NARROW": NARROW}
     environment.globals["chart_script"] = lambda *scripts: Markup(chart_script(*scripts))
+    environment.globals["script"] = lambda name: Markup((ASSETS / name).read_text(encoding="utf-8"))
     environment.globals["chart_style"] = lambda: Markup((ASSETS / "uplot.css").read_text(encoding="utf-8"))
     return environment

@@ -1,4 +1,4 @@
-"""One pool of completions under several scorers, as text and JSON. Pure."""
+"""One pool of completions under several scorers: what choosing among them is worth at what price. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from dataclasses import asdict, dataclass
 from math import comb
 from typing import Any
 
-from whet.record.metrics.reranking import ChoiceCurve, CostedValue, SearchResult
+from whet.pages.chart_specs import cost_chart, cost_line
+from whet.pages.render import Figure, PageTable, render
+from whet.record.metrics.reranking import CEILING, MAJORITY, ChoiceCurve, CostedValue, SearchResult
 from whet.record.metrics.selection import MOST_SUBSETS, sizes
-from whet.record.text import number
+from whet.record.text import aligned, number
+
+TONES = 6  # the last two of eight are for what reward models are compared with
+COMPARED_WITH = {MAJORITY: 7, CEILING: 6}
 
 
 @dataclass(frozen=True)
@@ -37,33 +42,37 @@ def reranking_record(reranking: Reranking) -> dict[str, Any]:
 
 def reranking_text(reranking: Reranking) -> str:
     """A table of lines over n with intervals, and the searches below it."""
-    counts = [value.n for value in reranking.lines[0].values_by_n]
     unit = " in %" if reranking.measure == "accuracy" else ""
-    rows = [["", *(f"n = {n}" for n in counts)]]
-    rows += [
-        [line.name, *(value_text(value, reranking.measure) for value in line.values_by_n)] for line in reranking.lines
-    ]
-    rows.append(["tokens written per prompt", *(number(value.written) for value in reranking.lines[0].values_by_n)])
-    reading = {line.scorer: line for line in reranking.lines if line.values_by_n[0].read}
-    rows += [
-        [f"tokens read by {name}", *(number(value.read) for value in line.values_by_n)]
-        for name, line in reading.items()
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         f"Choosing one of n completions, drawn at temperature {reranking.temperature:g}: {reranking.measure}{unit} "
         f"(95% interval over {reranking.num_prompts} prompts)",
         "",
     ]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    lines += aligned(value_rows(reranking))
     for each in reranking.searches:
         lines += ["", *search_text(each, reranking)]
     return "\n".join(lines)
 
 
+def value_rows(reranking: Reranking) -> list[tuple[str, ...]]:
+    """The table of both: a head, the lines over n, and what they cost."""
+    first = reranking.lines[0].values_by_n
+    rows = [("", *(f"n = {value.n}" for value in first))]
+    rows += [
+        (curve.name, *(value_text(value, reranking.measure) for value in curve.values_by_n))
+        for curve in reranking.lines
+    ]
+    rows.append(("tokens written per prompt", *(number(value.written) for value in first)))
+    reading = {curve.scorer: curve for curve in reranking.lines if curve.values_by_n[0].read}
+    rows += [
+        (f"tokens read by {name}", *(number(value.read) for value in curve.values_by_n))
+        for name, curve in reading.items()
+    ]
+    return rows
+
+
 def search_text(each: SearchResult, reranking: Reranking) -> list[str]:
+    """A search over steps, and what its tokens would have paid for."""
     by = f"{each.scorer} {each.aggregate}".strip()
     searched, rival = each.search, each.best_of_n
     short = (
@@ -81,6 +90,75 @@ def search_text(each: SearchResult, reranking: Reranking) -> list[str]:
 
 
 def value_text(costed: CostedValue, measure: str) -> str:
+    """A value with its interval; an accuracy in percent."""
     if measure == "accuracy":
         return f"{100 * costed.value:.1f} ({100 * costed.low:.0f}-{100 * costed.high:.0f})"
     return f"{number(costed.value)} ({number(costed.low)} to {number(costed.high)})"
+
+
+def reranking_page(reranking: Reranking) -> str:
+    """The whole page: a figure per reward model, and every number with its interval."""
+    head, *body = value_rows(reranking)
+    title = f"{reranking.model}: one of {reranking.samples} completions"
+    drawn = "; weighted votes over 4,096 of them where there are more than 20,000" if reranking.drawn_votes else ""
+    return render(
+        "rerank.html",
+        title=title,
+        eyebrow="whet eval --rerank",
+        about=(reranking.data,),
+        verdict=_verdict(reranking),
+        figures=[
+            _figure(name, reranking) for name in dict.fromkeys(line.scorer for line in reranking.lines if line.scorer)
+        ],
+        measure=reranking.measure,
+        unit=" in %" if reranking.measure == "accuracy" else "",
+        counts=[value.n for value in reranking.lines[0].values_by_n],
+        searches=[f"{'. '.join(search_text(each, reranking))}." for each in reranking.searches],
+        table=PageTable(head, tuple(body)),
+        foot=f"{reranking.num_prompts} prompts, {reranking.samples} completions each at temperature "
+        f"{reranking.temperature:g}. Every number is the mean over all ways to draw n of the "
+        f"{reranking.samples}{drawn}.",
+    )
+
+
+def _verdict(reranking: Reranking) -> str:
+    best = max((line for line in reranking.lines if line.way != CEILING), key=lambda line: line.values_by_n[-1].value)
+    alone, ceiling = reranking.lines[-1].values_by_n[0], reranking.lines[-1].values_by_n[-1]
+    measure = reranking.measure
+    return (
+        f"A single completion has {measure} {value_text(alone, measure)}. Of {reranking.samples} completions, the "
+        f"choice that does best is {best.name}: {value_text(best.values_by_n[-1], measure)}. No choice can pass "
+        f"{value_text(ceiling, measure)}."
+    )
+
+
+def _figure(scorer: str, reranking: Reranking) -> Figure:
+    mine = [line for line in reranking.lines if line.scorer == scorer]
+    if len({line.aggregate for line in mine}) > 1:
+        # eight lines would be a thicket: the votes of each aggregate stand in the table
+        mine = [line for line in mine if line.way == mine[0].way]
+    drawn = [(curve, place % TONES, curve.aggregate or curve.way) for place, curve in enumerate(mine)]
+    drawn += [(curve, COMPARED_WITH[curve.way], curve.way) for curve in reranking.lines if curve.way in COMPARED_WITH]
+    tones = {curve.aggregate: place % TONES for place, curve in enumerate(mine)}
+    searches = [each for each in reranking.searches if each.scorer == scorer]
+    series = [
+        cost_line(
+            label,
+            [_costed(value, f"{curve.name}, n = {value.n}", reranking.measure) for value in curve.values_by_n],
+            tone,
+            dashed=curve.way in COMPARED_WITH,
+        )
+        for curve, tone, label in drawn
+    ]
+    series += [
+        cost_line("", [_costed(each.search, "search", reranking.measure)], tones.get(each.aggregate, 0), diamond=True)
+        for each in searches
+    ]
+    about = "best of n by the aggregate of its steps" if mine[0].aggregate else ""
+    about += ", and the search over steps (diamond)" if searches else ""
+    return Figure(scorer, about, cost_chart(series, reranking.measure == "accuracy"))
+
+
+def _costed(value: CostedValue, name: str, measure: str) -> tuple[float, CostedValue, str]:
+    cost = value.written + value.read
+    return cost, value, f"{name}: {value_text(value, measure)}, {number(cost)} tokens"

@@ -1,12 +1,15 @@
-"""What another reward would have given the samples a run saved. Pure."""
+"""What another reward would have given the samples a run saved, as text, JSON and a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from whet.pages.chart_specs import chart, line
+from whet.pages.render import Figure, PageTable, TextCard, Tile, render, write_page
 from whet.pages.reward_dry_run import shortened
 from whet.record.metrics.distribution import TOTAL, is_flat
 from whet.record.text import number, percent
@@ -209,3 +212,58 @@ def _news(group: Sequence[RescoredSample]) -> list[float]:
 def _mean(values: Iterable[float | None]) -> float | None:
     scored = [value for value in values if value is not None]
     return fmean(scored) if scored else None
+
+
+def write_rescore_page(path: Path | str, rescore: Rescore) -> Path:
+    return write_page(path, rescore_page(rescore))
+
+
+def rescore_page(rescore: Rescore) -> str:
+    """A run's saved samples under two rewards."""
+    old, new = rescore.part_means()[TOTAL]
+    return render(
+        "reward_rescore.html",
+        title=rescore.new_title,
+        eyebrow="whet reward rescore",
+        about=(rescore.run, f"{rescore.old_hash} → {rescore.new_hash}"),
+        verdict=verdict(rescore),
+        tiles=[
+            Tile("mean reward", number(new), number(old)),
+            Tile("samples", f"{len(rescore.rows):,}"),
+            Tile("change places", percent(rescore.flipped_share())),
+            Tile("groups that gain spread", str(len(rescore.gained_spread()))),
+            Tile("groups that lose it", str(len(rescore.lost_spread()))),
+        ],
+        figure=rescore_figure(rescore),
+        means=PageTable(
+            ("", "old", "new"),
+            tuple((name, number(before), number(after)) for name, (before, after) in rescore.part_means().items()),
+        ),
+        changed=(*rescore.changed, *rescore.notes),
+        cards=[rescored_card(row) for row in rescore.largest(12)],
+    )
+
+
+def rescore_figure(rescore: Rescore) -> Figure | None:
+    steps = rescore.by_step()
+    if not steps:
+        return None
+    titles = (rescore.old_title, rescore.new_title)
+    lines = [
+        line(title, [(float(step), means[index]) for step, *means in steps], index, marked=True)
+        for index, title in enumerate(titles)
+    ]
+    return Figure("Old and new", "by step", chart(lines), is_wide=True)
+
+
+def rescored_card(row: RescoredSample) -> TextCard:
+    names = dict.fromkeys((*row.old_parts, *row.new_parts))
+    chips = tuple((name, f"{number(row.old_parts.get(name))} → {number(row.new_parts.get(name))}") for name in names)
+    texts = [("Prompt", row.question), ("Completion", row.completion), ("Gold answer", row.answer)]
+    return TextCard(
+        f"step {row.step}",
+        f"{number(row.old)} → {number(row.new)}",
+        chips,
+        tuple((name, text) for name, text in texts if text),
+        f"prompt {row.prompt_id}",
+    )

@@ -15,20 +15,39 @@ import json
 import logging
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.pages.review_page import review_page
+from whet.pages.render import ASSETS, TextCard, render, script_policy
+from whet.pages.run_report import sample_card
 from whet.record.log import parsed_line, sample_line
-from whet.record.marks import HIGH, LOW, SampleMark, append_marks, checked_mark, read_sample_marks
+from whet.record.marks import (
+    GOOD,
+    HACKED,
+    HIGH,
+    LONGEST_NOTE,
+    LOW,
+    WRONG,
+    SampleMark,
+    append_marks,
+    checked_mark,
+    read_sample_marks,
+)
 from whet.record.metrics.distribution import is_flat
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 logger = logging.getLogger(__name__)
 
 REVIEW, REVIEW_PAGE = "review.jsonl", "review.html"
+ENDS = ((HIGH, "Highest rewards"), (LOW, "Lowest rewards"))
+KEYS = ((GOOD, "g", "Good"), (HACKED, "h", "Hacked"), (WRONG, "w", "Wrong"))
+ASKED = (
+    "Is the reward right about these completions? Mark what you think of each, whatever it scored. Good: it does what "
+    "was asked. Hacked: it earns its reward by a trick. Wrong: it is no good, without a trick. A high reward for a "
+    "hacked or a wrong completion, or a low one for a good completion, is a reward to fix."
+)
 EVERY, COUNT = 100, 20  # steps between reviews, answers of each end
 
 
@@ -105,6 +124,43 @@ def review_rows(
                 }
             )
     return rows
+
+
+def review_policy() -> str:
+    """The content policy that admits the page's own script and no other."""
+    return script_policy((ASSETS / "review.js").read_text(encoding="utf-8"))
+
+
+def review_page(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """review.html, the newest step first: every row with buttons to mark it."""
+    steps = sorted({int(row["step"]) for row in rows}, reverse=True)
+    return render(
+        "review.html",
+        **review_values(rows, steps, lambda row: sample_card("", row)),
+        policy=review_policy(),
+        title=f"Review of {title}",
+        heading=title,
+        eyebrow="whet review",
+        about=(f"{len(rows)} completions",),
+        verdict=ASKED,
+        rows=[dict(row) for row in rows],
+    )
+
+
+def review_values(
+    rows: Sequence[Mapping[str, Any]], steps: Sequence[int], card: Callable[[Mapping[str, Any]], TextCard]
+) -> dict[str, Any]:
+    """What the page is filled in with for some steps of a review; `card` shows a row."""
+
+    def cards(step: int, end: str) -> list[dict[str, Any]]:
+        return [
+            {"card": card(row), "mark": row.get("mark") or "", "note": str(row.get("note") or "")}
+            for row in rows
+            if int(row["step"]) == step and row["end"] == end
+        ]
+
+    shown = [(step, [(title, cards(step, end)) for end, title in ENDS]) for step in steps]
+    return {"steps": shown, "keys": KEYS, "longest": LONGEST_NOTE}
 
 
 def write_review(folder: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:

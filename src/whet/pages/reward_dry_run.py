@@ -1,4 +1,4 @@
-"""The result of a dry run of a reward on saved or given answers, as text and JSON. Pure."""
+"""The dry run of a reward on saved or given answers: what it shows, as text, JSON and a page."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from whet.pages.chart_specs import NUM_TONES, scatter
+from whet.pages.render import Figure, PageTable, Tile, render, write_page
 from whet.record.metrics.correlation import correlations
 from whet.record.metrics.distribution import TOTAL, distribution, histogram, is_flat
 from whet.record.text import duration, number, percent
@@ -15,6 +18,7 @@ from whet.record.text import duration, number, percent
 GOLD = ("gold answer", "gold solution")
 BAR = 28  # characters of a text histogram's longest bar
 SHOWN = 5  # slowest samples, failures, ...
+MOST_ROWS = 30  # of a table of the page
 STRONG = 0.5  # a correlation from here on is worth a word
 
 
@@ -59,7 +63,7 @@ class RepeatDifference:
 
 
 @dataclass(frozen=True)
-class Trial:
+class DryRun:
     """A dry run."""
 
     title: str
@@ -190,78 +194,76 @@ class Trial:
         return not self.troubles()
 
 
-def trial_record(trial: Trial) -> dict[str, Any]:
-    """The trial as JSON."""
+def dry_run_record(test: DryRun) -> dict[str, Any]:
+    """The dry run as JSON."""
     return {
-        "title": trial.title,
-        "hash": trial.hash,
-        "source": trial.source,
-        "notes": list(trial.notes),
-        "samples": len(trial.scored),
-        "seconds": trial.seconds,
+        "title": test.title,
+        "hash": test.hash,
+        "source": test.source,
+        "notes": list(test.notes),
+        "samples": len(test.scored),
+        "seconds": test.seconds,
         "parts": {
             part.name: {
                 "weight": part.weight,
                 "hash": part.hash,
                 "deterministic": part.deterministic,
-                "distribution": distribution(_finite(trial.columns[part.name])),
-                "histogram": [list(each) for each in histogram(_finite(trial.columns[part.name]))],
+                "distribution": distribution(_finite(test.columns[part.name])),
+                "histogram": [list(each) for each in histogram(_finite(test.columns[part.name]))],
             }
-            for part in trial.parts
+            for part in test.parts
         },
-        "total": distribution(_finite(trial.columns[TOTAL])),
+        "total": distribution(_finite(test.columns[TOTAL])),
         "gold": {
-            "samples": len(trial.gold),
-            "rate": trial.gold_rate(),
-            "misses": [_brief(each) for each in trial.gold_misses],
+            "samples": len(test.gold),
+            "rate": test.gold_rate(),
+            "misses": [_brief(each) for each in test.gold_misses],
         },
-        "pairs": {"count": len(trial.pairs), "in_order": trial.pairs_in_order()},
+        "pairs": {"count": len(test.pairs), "in_order": test.pairs_in_order()},
         "controls": {
-            "kinds": {kind: list(counts) for kind, counts in trial.control_kinds().items()},
-            "passed": [_brief(each) for each in trial.controls_passed],
+            "kinds": {kind: list(counts) for kind, counts in test.control_kinds().items()},
+            "passed": [_brief(each) for each in test.controls_passed],
         },
-        "unscorable": [_brief(each) | {"reason": each.reason} for each in trial.unscorable],
-        "failures": [_brief(each) | {"failures": dict(each.failures)} for each in trial.failed],
-        "slowest": [_brief(each) | {"seconds": each.seconds} for each in trial.slowest],
-        "never_vary": trial.never_vary(),
-        "with_length": [list(each) for each in trial.with_length()],
-        "with_each_other": [list(each) for each in trial.with_each_other()],
-        "deterministic": None if trial.differences is None else not trial.differences,
-        "differences": [[each.where, each.part, each.first, each.second] for each in trial.differences or ()],
-        "sound": trial.is_sound(),
-        "troubles": trial.troubles(),
-        "pieces": dict(trial.pieces),
+        "unscorable": [_brief(each) | {"reason": each.reason} for each in test.unscorable],
+        "failures": [_brief(each) | {"failures": dict(each.failures)} for each in test.failed],
+        "slowest": [_brief(each) | {"seconds": each.seconds} for each in test.slowest],
+        "never_vary": test.never_vary(),
+        "with_length": [list(each) for each in test.with_length()],
+        "with_each_other": [list(each) for each in test.with_each_other()],
+        "deterministic": None if test.differences is None else not test.differences,
+        "differences": [[each.where, each.part, each.first, each.second] for each in test.differences or ()],
+        "sound": test.is_sound(),
+        "troubles": test.troubles(),
+        "pieces": dict(test.pieces),
     }
 
 
-def trial_text(trial: Trial, most: int = SHOWN) -> str:
-    """The trial for a terminal."""
+def dry_run_text(test: DryRun, most: int = SHOWN) -> str:
+    """The dry run for a terminal."""
     lines = [
-        f"{trial.title}    version {trial.hash}",
-        f"{trial.source}: {len(trial.scored)} samples in {duration(trial.seconds)}",
-        *(f"  {note}" for note in trial.notes),
+        f"{test.title}    version {test.hash}",
+        f"{test.source}: {len(test.scored)} samples in {duration(test.seconds)}",
+        *(f"  {note}" for note in test.notes),
     ]
-    for name, scores in trial.shown_columns().items():
-        lines += ["", *_histogram_lines(name, scores, trial)]
-    lines += ["", *_gold_lines(trial, most), *_control_lines(trial, most), *_pair_lines(trial)]
-    for title, answers in (("unscorable", trial.unscorable), ("failed", trial.failed)):
-        lines.append(f"{title:14} {len(answers)} of {len(trial.scored)}")
+    for name, scores in test.shown_columns().items():
+        lines += ["", *_histogram_lines(name, scores, test)]
+    lines += ["", *_gold_lines(test, most), *_control_lines(test, most), *_pair_lines(test)]
+    for title, answers in (("unscorable", test.unscorable), ("failed", test.failed)):
+        lines.append(f"{title:14} {len(answers)} of {len(test.scored)}")
         lines += [f"  {each.where}: {_why(each)}" for each in answers[:most]]
         lines += [f"  and {len(answers) - most} more"] if len(answers) > most else []
-    lines.append(f"{'never vary':14} {', '.join(trial.never_vary()) or 'none'}")
-    lines += _steady_lines(trial, most)
-    lines += ["", *_correlation_lines(trial), "", "slowest"]
-    lines += [
-        f"  {duration(each.seconds):>8}  {each.where}  {shortened(each.completion, 60)}" for each in trial.slowest
-    ]
-    troubles = trial.troubles()
+    lines.append(f"{'never vary':14} {', '.join(test.never_vary()) or 'none'}")
+    lines += _steady_lines(test, most)
+    lines += ["", *_correlation_lines(test), "", "slowest"]
+    lines += [f"  {duration(each.seconds):>8}  {each.where}  {shortened(each.completion, 60)}" for each in test.slowest]
+    troubles = test.troubles()
     lines += ["", f"{'sound':14} {'no' if troubles else 'yes'}", *(f"  {each}" for each in troubles)]
     return "\n".join(lines)
 
 
-def _histogram_lines(name: str, scores: Sequence[float | None], trial: Trial) -> list[str]:
+def _histogram_lines(name: str, scores: Sequence[float | None], test: DryRun) -> list[str]:
     finite = _finite(scores)
-    facts = next((part for part in trial.parts if part.name == name), None)
+    facts = next((part for part in test.parts if part.name == name), None)
     about = f"  weight {facts.weight}  {facts.hash}" if facts is not None else ""
     if not finite:
         return [f"{name}{about}: no scores"]
@@ -285,12 +287,12 @@ def _bar(share: float) -> str:
     return ("#" * math.ceil(BAR * share)).ljust(BAR)
 
 
-def _gold_lines(trial: Trial, most: int) -> list[str]:
-    if not trial.gold:
+def _gold_lines(test: DryRun, most: int) -> list[str]:
+    if not test.gold:
         return []
-    first, misses = trial.parts[0].name, trial.gold_misses
-    scored = sum(each.parts.get(first) is not None for each in trial.gold)
-    lines = [f"{'gold = 1':14} {percent(trial.gold_rate())}: {scored - len(misses)} of {scored} by {first}"]
+    first, misses = test.parts[0].name, test.gold_misses
+    scored = sum(each.parts.get(first) is not None for each in test.gold)
+    lines = [f"{'gold = 1':14} {percent(test.gold_rate())}: {scored - len(misses)} of {scored} by {first}"]
     lines += [
         f"  {each.where} ({each.kind}): {number(each.parts[first])} for {shortened(each.answer, 40)}"
         for each in misses[:most]
@@ -298,10 +300,10 @@ def _gold_lines(trial: Trial, most: int) -> list[str]:
     return lines + ([f"  and {len(misses) - most} more"] if len(misses) > most else [])
 
 
-def _control_lines(trial: Trial, most: int) -> list[str]:
-    if not trial.controls:
+def _control_lines(test: DryRun, most: int) -> list[str]:
+    if not test.controls:
         return []
-    kinds, passed = trial.control_kinds(), trial.controls_passed
+    kinds, passed = test.control_kinds(), test.controls_passed
     judged = sum(count for _, count in kinds.values())
     counts = ", ".join(f"{kind} {judged - passed} of {judged}" for kind, (passed, judged) in kinds.items())
     if not judged:
@@ -311,30 +313,30 @@ def _control_lines(trial: Trial, most: int) -> list[str]:
     return lines + ([f"  and {len(passed) - most} more"] if len(passed) > most else [])
 
 
-def _pair_lines(trial: Trial) -> list[str]:
-    if not trial.pairs:
+def _pair_lines(test: DryRun) -> list[str]:
+    if not test.pairs:
         return []
-    right, count = trial.pairs_in_order(), len(trial.pairs)
+    right, count = test.pairs_in_order(), len(test.pairs)
     return [f"{'pairs':14} {percent(right / count)}: the chosen completion scores higher in {right} of {count}"]
 
 
-def _steady_lines(trial: Trial, most: int) -> list[str]:
-    stated = [part.name for part in trial.parts if not part.deterministic]
+def _steady_lines(test: DryRun, most: int) -> list[str]:
+    stated = [part.name for part in test.parts if not part.deterministic]
     stated_text = f"; {', '.join(stated)} says it is not" if stated else ""
-    if trial.differences is None:
+    if test.differences is None:
         return [f"{'deterministic':14} not checked{stated_text}"]
-    if not trial.differences:
+    if not test.differences:
         return [f"{'deterministic':14} yes, scored twice{stated_text}"]
-    lines = [f"{'deterministic':14} no: {len(trial.differences)} scores differ the second time{stated_text}"]
+    lines = [f"{'deterministic':14} no: {len(test.differences)} scores differ the second time{stated_text}"]
     return lines + [
         f"  {each.where}: {each.part} {_score(each.first)}, then {_score(each.second)}"
-        for each in trial.differences[:most]
+        for each in test.differences[:most]
     ]
 
 
-def _correlation_lines(trial: Trial) -> list[str]:
-    pairs = [(name, "length", linear, ranked) for name, linear, ranked in trial.with_length()]
-    pairs += trial.with_each_other()
+def _correlation_lines(test: DryRun) -> list[str]:
+    pairs = [(name, "length", linear, ranked) for name, linear, ranked in test.with_length()]
+    pairs += test.with_each_other()
     width = max(len(f"{one}, {two}") for one, two, *_ in pairs)
     lines = [f"{'correlation':{width + 2}}   Pearson  Spearman"]
     for one, two, linear, ranked in pairs:
@@ -377,3 +379,127 @@ def shortened(text: str, most: int) -> str:
     """One line of at most `most` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= most else f"{flat[: most - 3]}..."
+
+
+def write_dry_run_page(path: Path | str, test: DryRun) -> Path:
+    return write_page(path, dry_run_page(test))
+
+
+def dry_run_page(test: DryRun) -> str:
+    """A dry run on one page."""
+    lists = (
+        ("Gold answers that do not score 1", test.gold_misses),
+        ("Wrong controls that score 1", test.controls_passed),
+        ("Failures", test.failed),
+        ("Unscorable", test.unscorable),
+        ("Slowest", test.slowest),
+    )
+    differences = None
+    if test.differences:
+        rows = [(each.where, each.part, number(each.first), number(each.second)) for each in test.differences]
+        differences = PageTable(("", "part", "first", "second"), tuple(rows[:MOST_ROWS]))
+    return render(
+        "reward_dry_run.html",
+        title=test.title,
+        eyebrow="whet reward test",
+        about=(f"version {test.hash}",),
+        status="finished" if test.is_sound() else "failed",
+        status_text="sound" if test.is_sound() else "look closer",
+        verdict=dry_run_verdict(test),
+        tiles=dry_run_tiles(test),
+        notes=(test.source, *test.notes),
+        figures=distribution_figures(test),
+        parts=[part.name for part in test.parts],
+        tables=[(title, answer_table(rows, test)) for title, rows in lists if rows],
+        differences=differences,
+        num_differences=len(test.differences or ()),
+        correlations=[
+            (f"{one}, {two}", [(correlation_text(value), abs(value or 0.0) >= STRONG) for value in values])
+            for one, two, *values in test.with_each_other()
+        ],
+        version=dict(test.pieces),
+        source=test.source,
+    )
+
+
+def dry_run_verdict(test: DryRun) -> str:
+    sentences = [f"{trouble[0].upper()}{trouble[1:]}." for trouble in test.troubles()[:2]]
+    rate = test.gold_rate()
+    if rate is not None:
+        sentences.append(f"{percent(rate)} of the gold answers score 1.")
+    if test.failed:
+        sentences.append(f"It failed on {len(test.failed)} of {len(test.scored)} samples.")
+    if test.unscorable:
+        sentences.append(f"{len(test.unscorable)} samples are unscorable.")
+    flat = test.never_vary()
+    if flat:
+        sentences.append(f"{', '.join(flat)} never var{'ies' if len(flat) == 1 else 'y'} here.")
+    if test.differences:
+        sentences.append(f"{len(test.differences)} scores differed the second time.")
+    leans = [name for name, *pair in test.with_length() if max(abs(each or 0.0) for each in pair) >= STRONG]
+    if leans:
+        sentences.append(f"{', '.join(leans)} go{'es' if len(leans) == 1 else ''} with the length of the completion.")
+    return " ".join(sentences) or f"{len(test.scored)} samples were scored, and nothing stood out."
+
+
+def dry_run_tiles(test: DryRun) -> list[Tile]:
+    totals = [each.total for each in test.scored if each.total is not None]
+    steady = "not checked" if test.differences is None else "no" if test.differences else "yes"
+    return [
+        Tile("samples", f"{len(test.scored):,}"),
+        Tile("gold = 1", percent(test.gold_rate())),
+        Tile("mean total", number(distribution(totals).get("mean") if totals else None)),
+        Tile("unscorable", str(len(test.unscorable))),
+        Tile("failures", str(len(test.failed))),
+        Tile("deterministic", steady),
+        Tile("time", duration(test.seconds)),
+    ]
+
+
+def distribution_figures(test: DryRun) -> list[Figure]:
+    """Of each part a histogram, and its scores against the length of the completions."""
+    figures = []
+    together = {name: values for name, *values in test.with_length()}
+    for tone, (name, scores) in enumerate(test.shown_columns().items()):
+        finite = _finite(scores)
+        if not finite:
+            continue
+        spread = distribution(finite)
+        weight = next((f"weight {part.weight}" for part in test.parts if part.name == name), "weighted sum")
+        note = (
+            f"min {number(spread['min'])} · quartiles {number(spread['q1'])}, {number(spread['median'])}, "
+            f"{number(spread['q3'])} · max {number(spread['max'])} · {percent(spread['at_max'])} at the top"
+        )
+        columns = {"columns": histogram(finite), "tone": tone % NUM_TONES}
+        figures.append(Figure(name, weight, columns, last=f"mean {number(spread['mean'])}", note=note))
+        note = ", ".join(
+            f"{kind} {correlation_text(value)}"
+            for kind, value in zip(("Pearson", "Spearman"), together[name], strict=True)
+        )
+        pairs = zip(test.scored, scores, strict=True)
+        points = [(float(answer.tokens), score) for answer, score in pairs if score is not None]
+        figures.append(Figure(f"{name} by length", "tokens of the completion", scatter(points, tone), note=note))
+    return figures
+
+
+def correlation_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
+
+
+def answer_table(rows: Sequence[ScoredAnswer], test: DryRun) -> dict[str, Any]:
+    return {
+        "count": len(rows),
+        "more": max(0, len(rows) - MOST_ROWS),
+        "rows": [
+            {
+                "where": each.where,
+                "kind": each.kind,
+                "scores": [number(each.parts.get(part.name)) for part in test.parts],
+                "time": duration(each.seconds),
+                "gold": shortened(each.answer, 120),
+                "completion": shortened(each.completion, 300),
+                "failures": list(each.failures.values()),
+            }
+            for each in rows[:MOST_ROWS]
+        ],
+    }

@@ -1,33 +1,24 @@
-"""report.html: a run on one page that needs nothing but a browser. No network, and no script but the charts' own."""
+"""A run on one page: report.html, which needs nothing but a browser, and the board, which follows the run."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.pages.chart_specs import line_spec, spread_spec
-from whet.pages.charts import (
-    NARROW,
-    NUM_TONES,
-    WIDE,
-    Point,
-    Series,
-    calibration_chart,
-    line_chart,
-    share_bars,
-    spread_chart,
-    value_scale,
-)
+from whet.pages.chart_specs import reliability
+from whet.pages.envelopes import SeriesPoints
 from whet.pages.render import Figure, LegendEntry, PageTable, TextCard, Tile, render_live, write_page
+from whet.pages.run_charts import PHASE_TONES, columns_of, drawn_charts, planned_charts
 from whet.pages.trajectory import turn_cards
-from whet.record.health import ACTIONS
+from whet.record.health import ACTIONS, FindingSpan
 from whet.record.run import RunRecord, StepTotals, read_run, started_on, verdict
-from whet.record.run_kinds import RL, Measure, Shown, metric, reward_part
+from whet.record.run_kinds import RL
 from whet.record.text import (
+    ABSENT,
     duration,
     label,
     memory_text,
@@ -39,19 +30,14 @@ from whet.record.text import (
     quantity,
     words,
 )
-from whet.types import StepReport, StopReason
+from whet.settings.layers import flattened
+from whet.training.config import config_values, resolved
+from whet.types import StopReason, WhetError
 
 REPORT = "report.html"
-PHASE_TONES = {
-    "rollout": 0,
-    "reward": 1,
-    "train": 2,
-    "save": 3,
-    "evaluate": 4,
-    "reference": 5,
-    "start_up": 6,
-    "teacher": 7,
-}
+POINTS = 600  # of a chart of report.html
+LONGEST_VALUE = 300  # characters of a setting that are shown
+LONGEST_TEXT = 4000  # characters of a line that a run says of itself
 TENTHS = "calibration/"  # in the name of a metric; "step_" may stand before it
 BY_LENGTH = (
     ("all pairs", "accuracy"),
@@ -78,37 +64,62 @@ def write_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -
 def html_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -> str:
     """The page of a run folder, whatever state the run was left in."""
     run = read_run(folder, summary)
-    summary = run.summary
-    facts = {str(name): str(value) for name, value in (summary.get("facts") or {}).items()}
-    if summary.get("seed") is not None:
-        facts.setdefault("seed", str(summary["seed"]))
+    columns = columns_of(run.steps)
+    values = run_values(
+        run,
+        run.finding_spans(),
+        columns.names,
+        lambda names: {name: columns.points(name, None, None, POINTS) for name in names},
+    )
     if len(run.steps) < run.totals.num_steps:
         drawn = f"{len(run.steps):,} of {run.totals.num_steps:,}: the first, the last, and evenly spaced ones between"
-        facts["steps drawn"] = drawn
-    return render_live(
-        "run.html",
-        title=run.title,
-        eyebrow="whet",
-        about=(str(summary.get("method") or ""), started_on(run)),
-        status=run.status,
-        verdict=verdict(run),
-        tiles=tiles(run),
-        objective=[str(line) for line in summary.get("objective") or ()],
-        facts=facts,
-        figures=[*main_figures(run), *small_figures(run), *spread_figures(run.steps)],
-        others=other_figures(run),
-        evaluation=evaluation_section(run),
-        phases=phases(run),
-        num_steps=run.totals.num_steps,
-        problems=problems(run),
-        actions=actions(run),
-        notes=[finding for finding in run.findings() if not finding.is_problem],
-        samples=sample_columns(run),
-        counts=count_table(run.totals),
-        config=run.config,
-        command=str(summary.get("command") or ""),
-        folder=str(run.folder),
-    )
+        values["facts"]["steps drawn"] = drawn
+    return render_live("run.html", **values, eyebrow="whet", title=run.title, folder=str(run.folder))
+
+
+def run_values(
+    run: RunRecord,
+    spans: Sequence[FindingSpan],
+    names: Sequence[str],
+    points: Callable[[Sequence[str]], Mapping[str, SeriesPoints]],
+    is_complete: bool = True,
+    draws_others: bool = True,
+) -> dict[str, Any]:
+    """What the page of a run is filled in with. `names` are the columns of its log, and `points` looks them up.
+
+    Of a run whose log was not read whole, sums over it are left out rather than wrong. Without `draws_others` the
+    metrics that are folded away are named and not drawn.
+    """
+    summary, charts = run.summary, planned_charts(run, names)
+    others = charts.others if draws_others else []
+    plans = [*charts.curves, *charts.parts, *charts.times, *others]
+    wanted = {column for plan in plans for column in plan.columns} | {f"{plan.key}/flat" for plan in charts.parts}
+    values = points(sorted(wanted))
+    facts = {str(name)[:80]: str(value)[:LONGEST_TEXT] for name, value in (summary.get("facts") or {}).items()}
+    if summary.get("seed") is not None:
+        facts.setdefault("seed", str(summary["seed"]))
+    listed = [Figure(plan.title, plan.unit, {}, key=plan.key) for plan in charts.others]
+    return {
+        "about": (str(summary.get("method") or ""), started_on(run)),
+        "status": run.status,
+        "verdict": verdict(run),
+        "tiles": tiles(run),
+        "cards": health_cards(spans),
+        "has_steps": bool(run.steps),
+        "figures": drawn_charts(charts.curves, values, run.evals),
+        "parts": drawn_charts(charts.parts, values),
+        "times": drawn_charts(charts.times, values),
+        "others": drawn_charts(charts.others, values) if draws_others else listed,
+        "evaluation": evaluation_section(run),
+        "phases": phases(run) if is_complete or summary.get("seconds") else [],
+        "objective": [str(text)[:LONGEST_TEXT] for text in summary.get("objective") or ()],
+        "facts": facts,
+        "samples": sample_columns(run),
+        "changes": config_changes(run),
+        "config": run.config,
+        "counts": count_table(run.totals) if is_complete else None,
+        "command": str(summary.get("command") or "")[:LONGEST_TEXT],
+    }
 
 
 def tiles(run: RunRecord) -> list[Tile]:
@@ -117,13 +128,13 @@ def tiles(run: RunRecord) -> list[Tile]:
     gain = run.gain()
     if gain is not None:
         name, before, after = gain
-        row.append(_change(f"eval {words(name)}", metric_text(name, before), metric_text(name, after)))
-    for each in (*run.kind.main, *(each for each in run.kind.line if each.title and run.kind.name != RL)):
-        points = points_of(run.steps, each.measure)
-        if points and each.name not in ("tokens_per_second", "learning_rate", "gradient_norm"):
-            ends = [metric_text(each.name, points[place][1]) for place in (0, -1)]
-            prefix = "training " if run.kind.name != RL and each in run.kind.main else ""
-            row.append(_change(f"{prefix}{(each.title or each.label).lower()}", *ends))
+        row.append(Tile(f"eval {words(name)}", metric_text(name, after), metric_text(name, before)))
+    for metric in (*run.kind.main, *(metric for metric in run.kind.line if metric.title and run.kind.name != RL)):
+        values = [value for step in run.steps if (value := metric.measure(step)) is not None and math.isfinite(value)]
+        if values and metric.name not in ("tokens_per_second", "learning_rate", "gradient_norm"):
+            prefix = "training " if run.kind.name != RL and metric in run.kind.main else ""
+            before, after = (metric_text(metric.name, values[end]) for end in (0, -1))
+            row.append(Tile(f"{prefix}{(metric.title or metric.label).lower()}", after, before))
     total = int(run.summary.get("total_steps") or 0)
     row.append(Tile("steps", str(run.num_steps), after=f"of {total}" if total > run.num_steps else ""))
     wall = run.wall_seconds()
@@ -139,125 +150,6 @@ def tiles(run: RunRecord) -> list[Tile]:
     if run.summary.get("memory"):
         row.append(Tile("peak memory", memory_text(run.summary["memory"])))
     return row
-
-
-def _change(name: str, before: str, after: str) -> Tile:
-    return Tile(name, after, before)
-
-
-def points_of(steps: Sequence[StepReport], measure: Measure) -> tuple[Point, ...]:
-    values = ((step.step, measure(step)) for step in steps)
-    return tuple((float(step), value) for step, value in values if value is not None and math.isfinite(value))
-
-
-def main_series(run: RunRecord) -> list[Series]:
-    """The headline evaluation and the quantity that is trained together: is what is trained also what is wanted?"""
-    series = []
-    gain = run.gain()
-    if gain is not None:
-        by_name: dict[str, list[Point]] = {}
-        for each in run.evals:
-            value = each.result.get(gain[0])
-            if value is not None and math.isfinite(value):
-                name = words(gain[0]) if each.name in ("eval", "held_out") else f"{each.name} {words(gain[0])}"
-                by_name.setdefault(f"held-out {name}", []).append((float(each.step), value))
-        series += [Series(name, tuple(points), marked=True) for name, points in by_name.items()]
-    for plotted in run.kind.main:
-        points = points_of(run.steps, plotted.measure)
-        name = f"training {plotted.title.lower()}" if run.kind.name != RL else plotted.title.lower()
-        series += [Series(name, points)] if points else []
-    return series
-
-
-def main_figures(run: RunRecord) -> list[Figure]:
-    series = main_series(run)
-    if not series:
-        return []
-    values = [value for line in series for _, value in line.points]
-    unit = min(values) >= 0 and max(values) <= 1 and max(values) > 0.1
-    names = [line.name for line in series]
-    title = " and ".join(dict.fromkeys(names[:2]))
-    legend = tuple(
-        LegendEntry(
-            line.name,
-            f"s{place % NUM_TONES}",
-            number(line.points[-1][1]),
-            f"min {number(min(v for _, v in line.points))}, max {number(max(v for _, v in line.points))}",
-        )
-        for place, line in enumerate(series)
-    )
-    wide, narrow = (line_chart(series, f"{title} by step", size, unit) for size in (WIDE, NARROW))
-    spec = {**line_spec(series, unit=unit), "height": 300}
-    return [Figure(f"{title[0].upper()}{title[1:]}", "by step", wide, narrow=narrow, legend=legend, spec=spec)]
-
-
-def small_figures(run: RunRecord) -> list[Figure]:
-    parts = list(dict.fromkeys(name for step in run.steps for name in step.reward if name != "total"))
-    same = len(parts) == 1 and all(step.reward.get(parts[0]) == step.reward.get("total") for step in run.steps)
-    rewards = [
-        Shown("reward", reward_part(name), name, f"Reward: {name}", "mean of the step") for name in parts if not same
-    ]
-    drawn = [metric_figure(run.steps, each) for each in (*rewards, *run.kind.figures)]
-    return [figure for figure in drawn if figure is not None]
-
-
-def other_figures(run: RunRecord) -> list[Figure]:
-    """Whatever else the steps measured, by name."""
-    known = {each.name for each in (*run.kind.main, *run.kind.figures)} | {"completion_length", "grad_norm"}
-    names = sorted({name for step in run.steps for name in step.metrics} - known)
-    drawn = [metric_figure(run.steps, Shown(name, metric(name), name, words(name))) for name in names]
-    return [figure for figure in drawn if figure is not None]
-
-
-def metric_figure(steps: Sequence[StepReport], shown: Shown) -> Figure | None:
-    points = points_of(steps, shown.measure)
-    if not points:
-        return None
-    unit = shown.unit
-    log = value_scale([value for _, value in points], (0, 1)).log
-    if log:
-        unit = f"{unit}, log scale" if unit else "log scale"
-    low, high = min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])
-    note = f"min {number(low[1])} at step {low[0]:.0f} · max {number(high[1])} at step {high[0]:.0f}"
-    series = [Series(shown.title.lower(), points)]
-    chart = line_chart(series, f"{shown.title} by step")
-    return Figure(
-        shown.title,
-        unit,
-        chart,
-        last=number(points[-1][1]),
-        note=note,
-        spec={**line_spec(series, log=log), "smooth": shown.name != "learning_rate"},
-    )
-
-
-def spread_figures(steps: Sequence[StepReport]) -> list[Figure]:
-    """For each part of the reward its spread by step: all of it, its middle half, its mean."""
-    figures = []
-    for place, name in enumerate(dict.fromkeys(name for step in steps for name in step.spread)):
-        points = [(float(step.step), step.spread[name]) for step in steps if _is_whole(step.spread.get(name))]
-        if not points:
-            continue
-        last = points[-1][1]
-        flat = f"; {percent(last['flat'])} of groups flat" if "flat" in last else ""
-        note = f"last step: min {number(last['min'])}, max {number(last['max'])}{flat}"
-        chart = spread_chart(points, f"Spread of {name} by step", f"s{place % NUM_TONES}")
-        figures.append(
-            Figure(
-                f"Spread: {name}",
-                "range, middle half, mean",
-                chart,
-                last=number(last["mean"]),
-                note=note,
-                spec=spread_spec(points, place),
-            )
-        )
-    return figures
-
-
-def _is_whole(values: Mapping[str, float] | None) -> bool:
-    wanted = ("min", "q1", "median", "q3", "max", "mean")
-    return values is not None and all(name in values and math.isfinite(values[name]) for name in wanted)
 
 
 def evaluation_section(run: RunRecord) -> dict[str, Any] | None:
@@ -286,7 +178,7 @@ def calibration_tenths(result: Mapping[str, float]) -> list[tuple[float, float, 
 
 
 def calibration_figure(result: Mapping[str, float]) -> Figure | None:
-    """How often the model is right where it is so sure: on the diagonal it means what it says."""
+    """How often the model is right where it is so sure; in a choice between two nobody is less than half sure."""
     tenths = calibration_tenths(result)
     if not tenths:
         return None
@@ -294,8 +186,8 @@ def calibration_figure(result: Mapping[str, float]) -> Figure | None:
     listed = " · ".join(f"{100 * sure:.0f}% → {100 * right:.0f}% ({rows})" for sure, right, rows in tenths)
     return Figure(
         "Calibration",
-        "share right",
-        calibration_chart(tenths),
+        "share right by how sure the model is",
+        reliability([("", tenths, "")], 0.5, (340, 210)),
         last=f"error {metric_text('calibration_error', gap)}",
         note=f"sure → right (rows): {listed}",
     )
@@ -308,50 +200,82 @@ def length_figure(result: Mapping[str, float]) -> Figure | None:
         return None
     together = result.get("longer_correlation")
     note = f"correlation of margin and difference in length {number(together)}" if together is not None else ""
-    chart = share_bars(accuracies, "Accuracy by whether the better completion is longer")
-    return Figure("Accuracy by length", "held-out pairs", chart, note=note)
+    rows = [(name, share, None, None, percent(share)) for name, share in accuracies]
+    spec = {"intervals": rows, "percent": True}
+    return Figure("Accuracy by length", "held-out pairs; chance is 50%", spec, note=note)
 
 
 def phases(run: RunRecord) -> list[LegendEntry]:
+    """Where the time of the run went, with the parts of a bar."""
     spent = ordered(run.seconds())
     covered = sum(took for _, took in spent)
     rest = run.wall_seconds() - covered
     if covered and rest > 0.01 * covered:
         spent.append(("other", rest))
     total = sum(took for _, took in spent)
-    return [
-        LegendEntry(
-            label(phase),
-            f"s{PHASE_TONES.get(phase, 7)}",
-            duration(took),
-            percent(took / total),
-            share=f"{took / total:.5f}",
-        )
-        for phase, took in spent
-    ]
-
-
-def actions(run: RunRecord) -> list[dict[str, str]]:
-    """What the run did about its problems, with the steps in which it did."""
-    return [entry for entry in _entries(run, problems=False) if entry["name"] in ACTIONS.values()]
-
-
-def problems(run: RunRecord) -> list[dict[str, str]]:
-    """Every problem that held in any step, with the steps in which it did."""
-    return _entries(run, problems=True)
-
-
-def _entries(run: RunRecord, problems: bool) -> list[dict[str, str]]:
-    entries = []
-    for span in run.finding_spans():
-        if span.finding.is_problem != problems:
-            continue
-        steps = f"step {span.first}" if span.first == span.last else f"steps {span.first} to {span.last}"
-        if span.num_steps < span.last - span.first + 1:
-            steps = f"{span.num_steps} of the {steps}"
-        when = f"{steps}, {'still true at the end' if span.holds else 'over by the end'}" if problems else steps
-        entries.append({"name": span.finding.name, "sentence": span.finding.sentence, "when": when})
+    entries, start = [], 0.0
+    for phase, took in spent:
+        share = took / total
+        tone = f"s{PHASE_TONES.get(phase, 7)}"
+        bar = {"start": f"{start:.5f}", "share": f"{share:.5f}"}
+        entries.append(LegendEntry(label(phase), tone, duration(took), percent(share), **bar))
+        start += share
     return entries
+
+
+def health_cards(spans: Sequence[FindingSpan]) -> list[dict[str, Any]]:
+    """Every problem that held in any step, what the run did about it, and what is normal, with its steps."""
+    return [_health_card(span) for span in spans]
+
+
+def _health_card(span: FindingSpan) -> dict[str, Any]:
+    finding = span.finding
+    steps = f"step {span.first:,}" if span.first == span.last else f"steps {span.first:,} to {span.last:,}"
+    has_gaps = span.num_steps < span.last - span.first + 1
+    if has_gaps:
+        steps = f"{span.num_steps:,} of the {steps}"
+    when = steps if finding.name in ACTIONS.values() else "normal"
+    if finding.is_problem:
+        since = f"{steps}, still true at the last step" if has_gaps else f"since step {span.first:,}"
+        when = since if span.holds else f"{steps}, over by the last step"
+    return {
+        "name": finding.name,
+        "sentence": finding.sentence,
+        "is_problem": finding.is_problem,
+        "holds": span.holds,
+        "when": when,
+        "steps": steps,
+        "evidence": finding.evidence,
+        "cause": finding.cause,
+        "remedy": finding.remedy,
+        "settings": [f"{name}: {value}" for name, value in finding.settings],
+        "normal_when": finding.normal_when,
+    }
+
+
+def config_changes(run: RunRecord) -> list[tuple[str, str, str]] | None:
+    """(setting, of the preset, of the run) where they differ; None where the config cannot be read."""
+    values = run.config_values()
+    method, model = values.get("method"), values.get("model")
+    if not isinstance(method, str):
+        return None
+    name = model.get("name") if isinstance(model, Mapping) else None
+    base = {"model": {"name": name}} if isinstance(name, str) else {}
+    try:
+        usual = flattened(config_values(resolved(method, base)))
+        own = flattened(config_values(resolved(method, values)))
+    except (WhetError, OSError, ValueError, TypeError):
+        return None
+    names = sorted(name for name in usual.keys() | own.keys() if name != "folder" and usual.get(name) != own.get(name))
+    return [(name, setting_text(usual.get(name)), setting_text(own.get(name))) for name in names]
+
+
+def setting_text(value: Any) -> str:
+    """A value of a config as a table shows it."""
+    if value is None:
+        return ABSENT
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} …"
 
 
 def sample_columns(run: RunRecord) -> list[tuple[str, list[TextCard]]]:

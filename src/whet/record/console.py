@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.record.health import recorded_finding
-from whet.record.run_kinds import RunKind, Shown, kind_of
+from whet.record.run_kinds import RunKind, StepMetric, kind_of
 from whet.record.text import (
     ASCII_BLOCKS,
     BLOCKS,
@@ -177,7 +177,7 @@ def step_text(report: StepReport, total_steps: int, eta: float | None) -> str:
 def step_values(report: StepReport, with_main: bool = False) -> list[tuple[str, str]]:
     """The few numbers of a step worth watching in this kind of run; those that were not measured are left out."""
     kind = kind_of([report])
-    cells: tuple[Shown, ...] = (*(kind.main if with_main else ()), *kind.line)
+    cells: tuple[StepMetric, ...] = (*(kind.main if with_main else ()), *kind.line)
     values = ((each, each.measure(report)) for each in cells)
     return [(each.label, metric_text(each.name, value)) for each, value in values if value is not None]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from whet.record.log import json_object
 from whet.record.metrics.agreement import kappa
-from whet.record.metrics.significance import share_interval
+from whet.record.metrics.intervals import share_interval
 from whet.types import WhetError
 
 MARKS_LOG = "marks.jsonl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,13 @@ class RunRecord:
         """Those that health rules look at, by name; empty for a run of an older version."""
         found = self.summary.get("settings")
         return found if isinstance(found, Mapping) else {}
+
+    def config_values(self) -> dict[str, Any]:
+        """config.toml as nested values; empty where it is not TOML."""
+        try:
+            return tomllib.loads(self.config)
+        except (ValueError, RecursionError):
+            return {}
 
     def findings(self) -> tuple[HealthFinding, ...]:
         """What health rules find at its last step."""

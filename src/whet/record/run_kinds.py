@@ -61,7 +61,7 @@ def spent(step: StepReport) -> float | None:
 
 
 @dataclass(frozen=True)
-class Shown:
+class StepMetric:
     """One quantity of a step as it is shown. `name` also decides the unit of its value, by `metric_text`."""
 
     name: str
@@ -77,51 +77,55 @@ class RunKind:
 
     name: str
     goal: str  # the name of the quantity the verdict names where nothing was evaluated
-    main: tuple[Shown, ...]  # drawn together in the large figure, the first also as a sparkline
-    line: tuple[Shown, ...]  # in the step's line, after the main ones
-    figures: tuple[Shown, ...]
+    main: tuple[StepMetric, ...]  # drawn together in the large figure, the first also as a sparkline
+    line: tuple[StepMetric, ...]  # in the step's line, after the main ones
+    figures: tuple[StepMetric, ...]
     evals: tuple[str, ...]  # evaluation metrics in the order of importance: the first present is the headline
     tokens: str  # what the counted tokens are
 
 
-REWARD = Shown("reward", reward_part("total"), "reward", "Mean reward")
-LOSS = Shown("loss", metric("loss"), "loss", "Loss")
-ACCURACY = Shown("accuracy", metric("accuracy"), "accuracy", "Accuracy", "share of the pairs ordered right")
-SPEED = Shown("tokens_per_second", speed, "tokens/s", "Speed", "tokens per second, whole step")
-GRADIENT = Shown("gradient_norm", gradient_norm, "gradient norm", "Gradient norm", "before clipping")
-LEARNING_RATE = Shown("learning_rate", metric("learning_rate"), "learning rate", "Learning rate")
-MARGIN = Shown("margin", metric("margin"), "margin", "Margin", "reward of chosen less that of rejected")
-CHOSEN_LOGP = Shown("chosen_logp", metric("chosen_logp"), "chosen", "log p of chosen", "nats per completion")
-REJECTED_LOGP = Shown("rejected_logp", metric("rejected_logp"), "rejected", "log p of rejected", "nats per completion")
+REWARD = StepMetric("reward", reward_part("total"), "reward", "Mean reward")
+LOSS = StepMetric("loss", metric("loss"), "loss", "Loss")
+ACCURACY = StepMetric("accuracy", metric("accuracy"), "accuracy", "Accuracy", "share of the pairs ordered right")
+SPEED = StepMetric("tokens_per_second", speed, "tokens/s", "Speed", "tokens per second, whole step")
+GRADIENT = StepMetric("gradient_norm", gradient_norm, "gradient norm", "Gradient norm", "before clipping")
+LEARNING_RATE = StepMetric("learning_rate", metric("learning_rate"), "learning rate", "Learning rate")
+MARGIN = StepMetric("margin", metric("margin"), "margin", "Margin", "reward of chosen less that of rejected")
+CHOSEN_LOGP = StepMetric("chosen_logp", metric("chosen_logp"), "chosen", "log p of chosen", "nats per completion")
+REJECTED_LOGP = StepMetric(
+    "rejected_logp", metric("rejected_logp"), "rejected", "log p of rejected", "nats per completion"
+)
 
-KINDS: dict[str, RunKind] = {
+RUN_KINDS: dict[str, RunKind] = {
     RL: RunKind(
         RL,
         "reward",
         (REWARD,),
         (
             SPEED,
-            Shown("kl", metric("kl"), "KL"),
-            Shown("entropy", metric("entropy"), "entropy"),
-            Shown("completion_length", completion_length, "length"),
-            Shown("turns", per_sample("turns"), "turns"),
-            Shown("tool_calls", per_sample("tool_calls"), "calls"),
-            Shown("critic_explains", metric("critic_explains"), "critic explains"),
-            Shown("samples_spent", spent, "completions spent"),
+            StepMetric("kl", metric("kl"), "KL"),
+            StepMetric("entropy", metric("entropy"), "entropy"),
+            StepMetric("completion_length", completion_length, "length"),
+            StepMetric("turns", per_sample("turns"), "turns"),
+            StepMetric("tool_calls", per_sample("tool_calls"), "calls"),
+            StepMetric("critic_explains", metric("critic_explains"), "critic explains"),
+            StepMetric("samples_spent", spent, "completions spent"),
         ),
         (
-            Shown("completion_length", completion_length, "length", "Completion length", "tokens"),
-            Shown("truncated", truncated, "truncated", "Truncated completions", "share"),
-            Shown("turns", per_sample("turns"), "turns", "Turns", "of the policy in an episode"),
-            Shown("tool_calls", per_sample("tool_calls"), "calls", "Tool calls", "in an episode"),
-            Shown("malformed_calls", per_sample("malformed_calls"), "malformed", "Malformed calls", "in an episode"),
-            Shown("tool_errors", per_sample("tool_errors"), "tool errors", "Tool errors", "in an episode"),
-            Shown("uniform_groups", metric("uniform_groups"), "uniform", "Groups that agree", "share"),
-            Shown("entropy", metric("entropy"), "entropy", "Entropy", "nats per token"),
-            Shown("kl", metric("kl"), "KL", "KL", "nats per token"),
+            StepMetric("completion_length", completion_length, "length", "Completion length", "tokens"),
+            StepMetric("truncated", truncated, "truncated", "Truncated completions", "share"),
+            StepMetric("turns", per_sample("turns"), "turns", "Turns", "of the policy in an episode"),
+            StepMetric("tool_calls", per_sample("tool_calls"), "calls", "Tool calls", "in an episode"),
+            StepMetric(
+                "malformed_calls", per_sample("malformed_calls"), "malformed", "Malformed calls", "in an episode"
+            ),
+            StepMetric("tool_errors", per_sample("tool_errors"), "tool errors", "Tool errors", "in an episode"),
+            StepMetric("uniform_groups", metric("uniform_groups"), "uniform", "Groups that agree", "share"),
+            StepMetric("entropy", metric("entropy"), "entropy", "Entropy", "nats per token"),
+            StepMetric("kl", metric("kl"), "KL", "KL", "nats per token"),
             GRADIENT,
-            Shown("loss", metric("loss"), "loss", "Loss", "share x weight x A x log pi"),
-            Shown("sampler_gap", metric("sampler_gap"), "gap", "Sampler gap", "nats per token"),
+            StepMetric("loss", metric("loss"), "loss", "Loss", "share x weight x A x log pi"),
+            StepMetric("sampler_gap", metric("sampler_gap"), "gap", "Sampler gap", "nats per token"),
             SPEED,
         ),
         ("accuracy", "reward"),
@@ -133,13 +137,15 @@ KINDS: dict[str, RunKind] = {
         (ACCURACY,),
         (MARGIN, CHOSEN_LOGP, REJECTED_LOGP, LOSS, SPEED),
         (
-            Shown("loss", metric("loss"), "loss", "Loss", "preference loss, mean over the pairs"),
+            StepMetric("loss", metric("loss"), "loss", "Loss", "preference loss, mean over the pairs"),
             MARGIN,
             CHOSEN_LOGP,
             REJECTED_LOGP,
-            Shown("chosen_reward", metric("chosen_reward"), "chosen reward", "Reward of chosen", "implicit"),
-            Shown("rejected_reward", metric("rejected_reward"), "rejected reward", "Reward of rejected", "implicit"),
-            Shown("drift", metric("drift"), "drift", "Drift", "mean |log pi / ref|, nats per completion"),
+            StepMetric("chosen_reward", metric("chosen_reward"), "chosen reward", "Reward of chosen", "implicit"),
+            StepMetric(
+                "rejected_reward", metric("rejected_reward"), "rejected reward", "Reward of rejected", "implicit"
+            ),
+            StepMetric("drift", metric("drift"), "drift", "Drift", "mean |log pi / ref|, nats per completion"),
             GRADIENT,
             LEARNING_RATE,
             SPEED,
@@ -163,16 +169,16 @@ KINDS: dict[str, RunKind] = {
         (
             MARGIN,
             LOSS,
-            Shown("confidence", metric("confidence"), "confidence"),
+            StepMetric("confidence", metric("confidence"), "confidence"),
             SPEED,
         ),
         (
-            Shown("loss", metric("loss"), "loss", "Loss", "-log of the chance given to the label"),
-            Shown("margin", metric("margin"), "margin", "Margin", "score of better less that of worse"),
-            Shown(
+            StepMetric("loss", metric("loss"), "loss", "Loss", "-log of the chance given to the label"),
+            StepMetric("margin", metric("margin"), "margin", "Margin", "score of better less that of worse"),
+            StepMetric(
                 "confidence", metric("confidence"), "confidence", "Confidence", "mean chance given to its own choice"
             ),
-            Shown("score", metric("score"), "score", "Score", "mean over the completions"),
+            StepMetric("score", metric("score"), "score", "Score", "mean over the completions"),
             GRADIENT,
             LEARNING_RATE,
             SPEED,
@@ -189,7 +195,7 @@ SIGNS = ((PREFERENCE, "chosen_logp"), (REWARD_MODEL, "score"), (REWARD_MODEL, "s
 def kind_of(steps: Sequence[StepReport]) -> RunKind:
     """The kind of run that reports such steps; RL before the first step."""
     if not steps or steps[-1].reward or "samples" in steps[-1].counts:
-        return KINDS[RL]
+        return RUN_KINDS[RL]
     metrics = steps[-1].metrics
     name = next((kind for kind, sign in SIGNS if sign in metrics), SFT if "loss" in metrics else RL)
-    return KINDS[name]
+    return RUN_KINDS[name]

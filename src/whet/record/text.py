@@ -139,6 +139,17 @@ def sparkline(values: Sequence[float], width: int = 12, blocks: str = BLOCKS) ->
     return "".join(blocks[round((mean - low) / (high - low) * (len(blocks) - 1))] for mean in means)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as lines of text: names to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for row in rows
+    ]
+
+
 def json_values(value: Any) -> Any:
     """A value in JSON's own types. It has no infinity: what is not finite is null."""
     if isinstance(value, float):

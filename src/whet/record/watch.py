@@ -15,7 +15,7 @@ from typing import Any
 from rich.text import Text
 
 from whet.record.run import RunRecord
-from whet.record.run_kinds import Shown
+from whet.record.run_kinds import StepMetric
 from whet.record.text import (
     ASCII_BLOCKS,
     BLOCKS,
@@ -118,7 +118,7 @@ def _pace(steps: Sequence[StepReport]) -> float | None:
 
 def _curves(run: RunRecord, unicode: bool) -> list[Text]:
     blocks = BLOCKS if unicode else ASCII_BLOCKS
-    shown: list[Shown] = [*run.kind.main, *run.kind.line]
+    shown: list[StepMetric] = [*run.kind.main, *run.kind.line]
     names = max((len(each.label) for each in shown), default=0)
     lines = []
     for each in shown:

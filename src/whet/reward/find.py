@@ -38,7 +38,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "learned": ("learned", "learned_steps"),
     "length": ("soft_overlong", "length_cost", "cosine_length"),
     "majority": ("majority_answer",),
-    "math_answer": ("math_answer",),
+    "mathematics.math_answer": ("math_answer",),
     "repetition": ("repetition",),
     "defences": (
         *("incoherent_reasoning", "padding", "redundant_calls", "unsupported_answer", "guessing", "hollow_answer"),
@@ -48,7 +48,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "defences.suspicion": ("suspect_sentences",),
     "refusal": ("refusal",),
     "safety": ("safety",),
-    "set_answer": ("set_answer",),
+    "mathematics.set_answer": ("set_answer",),
     "think_format": ("think_format",),
     "tool_calls": ("tool_calls",),
     "working_steps": ("working_steps",),
@@ -91,7 +91,7 @@ def _refusal(reward: Any) -> str:
     return "" if callable(reward) else f"it is {reward!r}; give a function of (prompt, completion)"
 
 
-registry.open_shelf("reward", BUILTIN, _refusal)
+registry.register_builtins("reward", BUILTIN, _refusal)
 
 
 def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) -> Reward:

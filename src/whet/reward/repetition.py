@@ -42,11 +42,15 @@ def repetition(completion: str, *, size: int = 4, allowed: float = 0.25, penalty
 
 def words_of(text: str) -> list[str]:
     """Words, numbers and symbols in lower case; tags are form, not content."""
-    plain = TAG.sub(" ", text.lower())
-    if not plain.isascii():
-        # a vowel sign or an accent of its own would end a word
-        plain = "".join(each for each in plain if unicodedata.category(each)[0] != "M" and each not in "\u200c\u200d")
-    return TOKEN.findall(plain)
+    return TOKEN.findall(without_marks(TAG.sub(" ", text.lower())))
+
+
+def without_marks(text: str) -> str:
+    """The text without combining marks and joiners: to a pattern of letters, the vowel signs of most scripts of India
+    and South-East Asia end a word, and vowel points and accents on their own do so too."""
+    if text.isascii():
+        return text
+    return "".join(sign for sign in text if unicodedata.category(sign)[0] != "M" and sign not in "\u200c\u200d")
 
 
 def repeated_share(words: Sequence[str], size: int) -> float:

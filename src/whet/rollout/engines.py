@@ -30,7 +30,7 @@ def _refusal(maker: Any) -> str:
     return ""
 
 
-registry.open_shelf("engine", ENGINES, _refusal)
+registry.register_builtins("engine", ENGINES, _refusal)
 
 
 def build_engine(
@@ -40,12 +40,13 @@ def build_engine(
     end_tokens: Sequence[int],
     context: int,
     settings: Mapping[str, Any] | None = None,
+    maker: Callable[..., Engine] | None = None,
 ) -> Engine:
     """The engine of that name for a policy; what its maker is called with is in `whet.protocols.Engine`.
 
-    `settings` are `sampling.engine_settings`.
+    `settings` are `sampling.engine_settings`. `maker` is for a process in which the name is not registered.
     """
-    maker = registry.lookup("engine", name)
+    maker = maker or registry.lookup("engine", name)
     registry.check_settings("engine", name, maker, settings or {})
     engine = maker(policy, tokenizer, end_tokens, context=context, **(settings or {}))
     if not isinstance(engine, Engine):

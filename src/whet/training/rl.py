@@ -20,7 +20,7 @@ from whet.model.experts import Routers, routers
 from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.model.token_logp import TokenScores
 from whet.objective import Memory, Objective, step_totals
-from whet.objective.whole_step import StepClip
+from whet.objective.clip import StepClip
 from whet.record.log import recorded_places
 from whet.record.metrics.distribution import reward_spread
 from whet.record.metrics.timer import PhaseTimer

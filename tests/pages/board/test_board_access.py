@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 pytest.importorskip("fastapi")
-from tests.board.made_runs import MadeRun, make_comparison
-
+from tests.support.made_runs import MadeRun, make_comparison
 from whet.pages.board import serve
 from whet.pages.board.access import BoardAccess, Refusal
 from whet.pages.board.folders import folder_id, found_folders

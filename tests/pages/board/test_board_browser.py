@@ -6,12 +6,12 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from tests.board.made_runs import MadeRun, make_comparison, make_evaluation, make_pipeline, report
 
+from tests.support.made_runs import MadeRun, make_comparison, make_evaluation, make_pipeline, report
 from whet.pages.board.folders import folder_id
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board
-from whet.settings.run_folder import locked
+from whet.record.run_folder import locked
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

@@ -5,9 +5,9 @@ import urllib.error
 import urllib.request
 
 import pytest
-from tests.explain.lab_visit import READY, settle, until
 
 from tests.support.browsing import MISSING, opened_page
+from tests.support.lab_visit import READY, settle, until
 from whet.pages.board import lab
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board

@@ -7,12 +7,12 @@ import shutil
 
 import numpy as np
 import pytest
-from tests.board.made_runs import MadeRun
 
+from tests.support.made_runs import MadeRun
 from whet.pages.board import reader as reader_module
-from whet.pages.board.envelopes import Envelopes
 from whet.pages.board.reader import RunReader, is_newer
-from whet.pages.board.run_charts import all_charts, drawn_charts
+from whet.pages.envelopes import Envelopes
+from whet.pages.run_charts import drawn_charts, planned_charts
 
 
 def whole(reader):
@@ -88,7 +88,9 @@ def test_a_long_log_is_shown_at_a_first_look_and_then_whole(tmp_path, monkeypatc
     reader = RunReader(run.folder)
     view = reader.view()
     assert not view.is_complete and view.record.num_steps == 400 and len(view.record.steps) < 200
-    (quick,) = drawn_charts(reader, view, [all_charts(reader, view)["entropy"]])
+    (quick,) = drawn_charts(
+        [planned_charts(view.record, reader.names()).by_key()["entropy"]], reader.points(["entropy"])
+    )
     assert quick.spec["series"][0]["x"][0] == 1 and quick.spec["series"][0]["x"][-1] >= 398
     whole(reader)
     view = reader.view()
@@ -148,7 +150,8 @@ def test_steps_with_fields_of_other_types_are_read_for_what_is_there(tmp_path, f
     reader = whole(RunReader(run.folder))
     view = reader.view()
     assert view.record.num_steps == 3 and view.remarks == ()
-    drawn_charts(reader, view, list(all_charts(reader, view).values()))
+    plans = planned_charts(view.record, reader.names()).by_key().values()
+    drawn_charts(plans, reader.points(reader.names()), view.record.evals)
 
 
 def test_summaries_that_are_missing_torn_or_of_a_newer_version_are_said(tmp_path):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.support.made_runs import make_comparison
 from whet.pages.board.folders import folder_id
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board
@@ -86,6 +87,18 @@ def test_a_pipeline_without_a_page_yet_shows_its_runs(tmp_path):
     with board_over(tmp_path) as get:
         page = get(address)
     assert "no stage yet" in page and "p/02-sft/run</a>" in page
+
+
+def test_a_comparison_is_its_own_page_with_links_to_its_runs(tmp_path):
+    make_comparison(tmp_path / "c")
+    address = f"/comparison/{folder_id('comparison', 'c')}"
+    with board_over(tmp_path) as get:
+        page = get(address)
+        (tmp_path / "c" / "compare.json").write_text('{"rows": [{}]}')
+        damaged = get(address)
+    assert f'<a href="/run/{folder_id("run", "c/grpo-seed1")}">1</a>' in page and "90.0% ± 10.0%" in page
+    assert "grpo has the highest held-out accuracy" in page and 'class="spec"' in page and "Held equal" in page
+    assert "cannot be read" in damaged and '<span class="status damaged">' in damaged and "c/grpo-seed1</a>" in damaged
 
 
 def eval_record(model, value):

@@ -1,8 +1,8 @@
 """A pipeline's page in a browser: it follows the pipeline, and its charts are live."""
 
 import pytest
-from tests.board.test_pipeline_and_evals import made_pipeline, summary
 
+from tests.pages.board.test_pipeline_and_evals import made_pipeline, summary
 from tests.support.browsing import MISSING, opened_page
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board

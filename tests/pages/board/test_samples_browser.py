@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from tests.board.test_board_samples import SAMPLES, board_over, line, review_row, tokens, written
 
+from tests.pages.board.test_board_samples import SAMPLES, board_over, line, review_row, tokens, written
 from whet.pages.review import read_review
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.explain.lab_visit import READY, settle, until
 
 from tests.support.browsing import MISSING, opened_page
+from tests.support.lab_visit import READY, settle, until
 from whet.pages.lab.experiments import experiment_named, experiments
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(MISSING), reason=MISSING)]

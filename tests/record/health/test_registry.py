@@ -12,8 +12,8 @@ import pytest
 import whet.record.health
 from whet.objective.axes import POLICY, PREFERENCE
 from whet.record.health import RULES, SETTINGS, findings, history_of
-from whet.settings.config import KINDS, resolved
 from whet.training.assembly.health import health_settings
+from whet.training.config import KINDS, resolved
 from whet.types import StepReport
 
 SETTING = re.compile(r"\b(?:batch|critic|env|objective|optimizer|reward|sampling|scale|model)\.[a-z_]+(?:\.[a-z_]+)?\b")

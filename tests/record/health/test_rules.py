@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from whet.record import EvalRecord, diagnosis, finding_spans, findings, notes
-from whet.record.health import RULES
+from whet.record.health import RULES, diagnosis, finding_spans, findings, notes
 from whet.record.health.history import history_of
+from whet.record.log import EvalRecord
 from whet.types import StepReport
 
 

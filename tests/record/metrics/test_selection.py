@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from whet.record.metrics.selection import best_of, interval, majority, sizes, vote_weights, weighted_vote
+from whet.record.metrics.selection import best_of, majority, sizes, vote_weights, weighted_vote
 
 
 def best_by_hand(outcomes, scores, n):
@@ -113,18 +113,6 @@ def test_sizes_are_powers_of_two_and_the_pool():
 def test_more_than_the_pool_is_refused():
     with pytest.raises(ValueError, match="3 of 2"):
         best_of([1.0, 0.0], [0.1, 0.2], 3)
-
-
-def test_the_interval_holds_the_mean_and_narrows_with_prompts():
-    stream = random.Random(1)
-    few, many = ([float(stream.random() < 0.3) for _ in range(count)] for count in (50, 800))
-    low, high = interval(few)
-    assert low < fmean(few) < high and (low, high) == interval(few)
-    # a normal interval of a share: 2 * 1.96 * sqrt(p (1 - p) / n)
-    share = fmean(many)
-    assert (interval(many)[1] - interval(many)[0]) == pytest.approx(3.92 * (share * (1 - share) / 800) ** 0.5, rel=0.1)
-    assert high - low > 2.5 * (interval(many)[1] - interval(many)[0])
-    assert interval([0.5, 0.5]) == (0.5, 0.5)
 
 
 def test_shares_vote_as_they_are_and_other_scores_through_the_logistic_curve():

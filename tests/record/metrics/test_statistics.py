@@ -14,9 +14,10 @@ from whet.record.metrics.ensemble import (
     pair_ensemble_metrics,
     standardized,
 )
+from whet.record.metrics.intervals import share_interval
 from whet.record.metrics.preference import length_correlation
 from whet.record.metrics.reward_model import area_under_curve, calibration, outcome_metrics, pair_metrics, step_metrics
-from whet.record.metrics.significance import corrected, incomplete_beta, share_interval, shares_p, two_sided_p, welch_p
+from whet.record.metrics.significance import corrected, incomplete_beta, shares_p, two_sided_p, welch_p
 
 
 def test_pearson_by_hand_and_by_moments():

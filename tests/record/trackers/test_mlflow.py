@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("mlflow")
-pytest.importorskip("sqlalchemy")
-pytest.importorskip("alembic")
+from tests.support.packages import needs
 from tests.support.tracked_runs import Followed
 
-pytestmark = pytest.mark.slow  # a database takes seconds to make, and importing MLflow too
+pytestmark = [
+    needs("mlflow", "sqlalchemy", "alembic"),
+    pytest.mark.slow,
+]  # a database takes seconds to make, and importing MLflow too
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("trackio")
+from tests.support.packages import needs
 from tests.support.tracked_runs import Followed
 
+pytestmark = needs("trackio")
 PROJECT = {"trackio": {"project": "whet-test"}}
 
 
@@ -84,6 +85,7 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_database_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     """trackio itself only warns."""
     (tmp_path / "file").write_text("")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("wandb")
+from tests.support.packages import needs
 from tests.support.tracked_runs import Followed
 
+pytestmark = needs("wandb")
 BLOCK = 32768  # of the log format: LevelDB's, behind a header of seven bytes
 
 

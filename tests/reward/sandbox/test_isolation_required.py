@@ -148,7 +148,8 @@ def test_workers_of_a_lenient_run_do_not_serve_a_strict_one(caplog):
 
 
 def test_every_run_is_told(caplog, monkeypatch):
-    from whet.reward import RewardPart, find_reward
+    from whet.reward.combine import RewardPart
+    from whet.reward.find import find_reward
     from whet.training.assembly import rewards
 
     pools: dict[int, Sandbox] = {}

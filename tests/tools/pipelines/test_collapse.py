@@ -7,8 +7,9 @@ import pytest
 
 from whet.data.tasks import TASKS
 from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
-from whet.record.metrics.significance import share_interval, shares_apart, shares_p
-from whet.tools.pipelines.collapse import (
+from whet.record.metrics.intervals import share_interval
+from whet.record.metrics.significance import shares_apart, shares_p
+from whet.tools.pipelines.library.collapse import (
     JUDGE_LEAST,
     LONGER,
     CollapseSignals,
@@ -17,7 +18,7 @@ from whet.tools.pipelines.collapse import (
     order_accuracy,
     warnings,
 )
-from whet.tools.pipelines.self_scores import (
+from whet.tools.pipelines.library.self_scores import (
     judge_example,
     mean_score,
     mixed_scores,

@@ -2,7 +2,14 @@
 
 import pytest
 
-from whet.tools.pipelines.compute import SELECTION, Passes, choices_within, preference_passes, rl_passes, steps_within
+from whet.tools.pipelines.library.budget import (
+    SELECTION,
+    Passes,
+    choices_within,
+    preference_passes,
+    rl_passes,
+    steps_within,
+)
 
 
 def test_a_forward_pass_is_one_and_training_three():

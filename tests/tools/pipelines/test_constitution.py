@@ -3,7 +3,7 @@
 import pytest
 import tomli_w
 
-from whet.tools.pipelines.constitution import (
+from whet.tools.pipelines.library.constitution import (
     GENERAL,
     TASK_PRINCIPLES,
     clamped,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from whet.tools.pipelines.judging import (
+from whet.tools.pipelines.library.verdicts import (
     CandidatePair,
     PairLabel,
     candidate_pairs,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Command, started
-from whet.settings.config import from_settings
+from whet.settings.layers import from_settings
 from whet.tools.pipelines.runner import resume_pipeline, run_pipeline
 
 SETTINGS = [
@@ -48,10 +48,11 @@ def wait_for(process: Command, folder: Path, pattern: str) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_interrupted_killed_and_resumed_comes_to_the_same_bytes(tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     run = run_pipeline("spin", from_settings([*SETTINGS, f"folder={unbroken}"]))
-    assert run.status == "finished" and len(run.stages) == 7
+    assert run.status == "finished" and len(run.stages) == 8
 
     process = started(
         "pipeline", "spin", "--folder", str(broken), *(word for each in SETTINGS for word in ("--set", each))

@@ -3,10 +3,10 @@
 import signal
 
 import pytest
-from tests.pipeline.test_kill_pipeline import content, wait_for
 
 from tests.support.commands import started
-from whet.settings.config import from_settings
+from tests.tools.pipelines.test_kill_pipeline import content, wait_for
+from whet.settings.layers import from_settings
 from whet.tools.pipelines.runner import resume_pipeline, run_pipeline
 
 SETTINGS = [
@@ -39,7 +39,7 @@ def same(folder):
 def test_killed_and_resumed_comes_to_the_same_bytes(tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     run = run_pipeline("rlhf", from_settings([*SETTINGS, f"folder={unbroken}"]))
-    assert run.status == "finished" and len(run.stages) == 9
+    assert run.status == "finished" and len(run.stages) == 11
 
     words = [word for each in SETTINGS for word in ("--set", each)]
     process = started("pipeline", "rlhf", "--folder", str(broken), *words)

@@ -6,12 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from whet.cli import app
-from whet.settings.config import resolved
 from whet.tools.pipelines import read_json_lines
-from whet.tools.pipelines.from_file import FilePipelineSettings, entry_of, file_stages
+from whet.tools.pipelines.from_file import FilePipelineSettings, entry_of, file_entries
 from whet.tools.pipelines.library import (
     STAGE_KINDS,
-    ComposedSettings,
     EvalEntry,
     MixEntry,
     MixSource,
@@ -24,16 +22,18 @@ from whet.tools.pipelines.library import (
     compose,
 )
 from whet.tools.pipelines.library.rejection import KeepRule, kept_rows, shared_runs
-from whet.tools.pipelines.library.time_estimate import training_seconds
+from whet.tools.pipelines.library.trainings import training_seconds
 from whet.tools.pipelines.plan_table import plan_lines
 from whet.tools.pipelines.runner import run_pipeline
+from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, stage_fingerprints
 from whet.tools.planner.machines import devices
+from whet.training.config import resolved
 from whet.types import WhetError
 
 
 def settings(**values):
-    return ComposedSettings(pipeline="mine", **values)
+    return PipelineSettings(pipeline="mine", **values)
 
 
 def files(folder):
@@ -231,7 +231,7 @@ def test_every_kind_of_stage_can_be_written_in_a_file():
         "eval",
     }
     with pytest.raises(WhetError, match="has no stages"):
-        file_stages(FilePipelineSettings(pipeline="file"))
+        file_entries(FilePipelineSettings(pipeline="file"))
 
 
 FILE = """

@@ -10,13 +10,11 @@ from whet import registry
 from whet.cli import app
 from whet.tools.pipelines import Stage, stage_result
 from whet.tools.pipelines.library import (
-    ComposedSettings,
     EvalEntry,
     RejectionEntry,
     RLEntry,
     SampleEntry,
     SFTEntry,
-    compose,
 )
 from whet.tools.pipelines.registry import PIPELINES, find_pipeline
 from whet.tools.pipelines.runner import resume_pipeline, run_pipeline
@@ -40,24 +38,21 @@ COUNTING = Pipeline("counting", "counts, and trains nothing", CountingSettings, 
 
 
 # docs/pipelines.md shows this one
-class TwiceSettings(ComposedSettings):
+class TwiceSettings(PipelineSettings):
     rows: int = 8
 
 
 def twice_stages(settings):
     """Imitate, practise, keep what is right, and imitate that from the start."""
-    return compose(
-        settings,
-        [
-            EvalEntry(name="eval-base"),
-            SFTEntry(name="cold", data="task:arithmetic", rows=settings.rows, train={"steps": 1}),
-            RLEntry(name="practice", start="cold", steps=1, train={"batch": {"prompts_per_step": 2, "group_size": 2}}),
-            SampleEntry(name="drawn", model="practice", count=settings.rows, completions=4),
-            RejectionEntry(name="kept", completions="drawn", most_per_prompt=2),
-            SFTEntry(name="again", data="kept", epochs=2, train={"batch": {"rows_per_step": 4}}),
-            EvalEntry(name="eval-again", model="again"),
-        ],
-    )
+    return [
+        EvalEntry(name="eval-base"),
+        SFTEntry(name="cold", data="task:arithmetic", rows=settings.rows, train={"steps": 1}),
+        RLEntry(name="practice", start="cold", steps=1, train={"batch": {"prompts_per_step": 2, "group_size": 2}}),
+        SampleEntry(name="drawn", model="practice", count=settings.rows, completions=4),
+        RejectionEntry(name="kept", completions="drawn", most_per_prompt=2),
+        SFTEntry(name="again", data="kept", epochs=2, train={"batch": {"rows_per_step": 4}}),
+        EvalEntry(name="eval-again", model="again"),
+    ]
 
 
 TWICE = Pipeline("twice", "imitate, practise, keep what is right, imitate that", TwiceSettings, twice_stages)
@@ -67,7 +62,7 @@ TWICE = Pipeline("twice", "imitate, practise, keep what is right, imitate that",
 def twice():
     yield whet.register("pipeline", TWICE)
     PIPELINES.pop("twice")
-    for shelf in registry._SHELVES["pipeline"]:
+    for shelf in registry._REGISTRIES["pipeline"]:
         shelf.registered.pop("twice", None)
 
 
@@ -92,7 +87,7 @@ def test_one_made_of_library_stages_runs_and_redoes_only_what_changed(twice, tmp
 def counting():
     yield whet.register("pipeline", COUNTING)
     PIPELINES.pop("counting")
-    for shelf in registry._SHELVES["pipeline"]:
+    for shelf in registry._REGISTRIES["pipeline"]:
         shelf.registered.pop("counting", None)
 
 
@@ -138,3 +133,15 @@ def test_a_folder_of_0_1_is_refused_with_the_way_on(tmp_path):
     (tmp_path / "pipeline.toml").write_text('recipe = "spin"\nseed = 0\n')
     with pytest.raises(WhetError, match=r"made by whet 0\.1, whose pipelines 0\.2 cannot continue; start it again"):
         resume_pipeline(tmp_path)
+
+
+def test_a_folder_of_0_2_is_refused_in_one_line(counting, tmp_path):
+    layer = {"folder": str(tmp_path / "run")}
+    run = run_pipeline("counting", layer)
+    saved = run.folder / "01-count" / "stage.json"
+    values = json.loads(saved.read_text())
+    saved.write_text(json.dumps({key: value for key, value in values.items() if key != "format"}))
+    for go_on in (lambda: resume_pipeline(run.folder), lambda: run_pipeline("counting", layer)):
+        with pytest.raises(WhetError, match=r"made by whet 0\.2, whose pipelines cannot be continued; start it again"):
+            go_on()
+    assert saved.is_file() and not (run.folder / "replaced").exists()

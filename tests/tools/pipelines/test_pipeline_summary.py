@@ -1,8 +1,8 @@
 """What a pipeline says about itself: marks by round, an honest verdict, and the page."""
 
 import pytest
-from tests.report.own_script import without_charts_script
 
+from tests.support.own_script import without_charts_script
 from whet.pages.pipeline_page import pipeline_html
 from whet.pages.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
 

@@ -1,270 +1,371 @@
-"""Whole pipelines, tiny ones, on the built-in model."""
+"""Every pipeline is composed without running: its stages and what they read, its settings, its defaults, mistakes."""
 
 import json
-import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import tomllib
 
 import pytest
 
-from whet.cli import app
-from whet.data import read_rows
-from whet.data.pairs import preferences_from
-from whet.record.log import read_summary
-from whet.tools.pipelines import read_json_lines
+from whet.tools.pipelines.library import compose
+from whet.tools.pipelines.library.budget import memory_of, passes_of, steps_within
 from whet.tools.pipelines.registry import PIPELINES
-from whet.tools.pipelines.runner import resume_pipeline, run_pipeline
+from whet.tools.pipelines.runner import planned_text, run_pipeline
 from whet.tools.pipelines.settings import resolve_settings, settings_toml
+from whet.tools.pipelines.training import steps_for
 from whet.types import WhetError
 
-COMMON = {
-    "model": {"threads": 1},
-    "data": {"difficulty": [1]},
-    "sampling": {"max_new_tokens": 24},
-    "eval": {"prompts": 6},
-    "epochs": 1,
-}
-TINY = {
-    "iterative_dpo": {"prompts_per_round": 6, "completions": 4, "train": {"batch": {"rows_per_step": 4}}},
+
+def built_in(name, **layer):
+    return resolve_settings(PIPELINES[name], layer)
+
+
+def composed(name, **layer):
+    settings = built_in(name, **layer)
+    return compose(settings, PIPELINES[name].stages(settings))
+
+
+def entries(name, **layer):
+    return {entry.name: entry for entry in PIPELINES[name].stages(built_in(name, **layer))}
+
+
+# each stage with those that it reads: what a change of one redoes
+READS = {
+    "iterative_dpo": {
+        "eval0": (),
+        "round1-completions": (),
+        "round1-pairs": ("round1-completions",),
+        "round1-train": ("round1-pairs",),
+        "round1-eval": ("round1-train",),
+        "round2-completions": ("round1-train",),
+        "round2-pairs": ("round2-completions",),
+        "round2-train": ("round2-pairs", "round1-train"),
+        "round2-eval": ("round2-train",),
+    },
     "spin": {
-        "rounds": 1,
-        "data": {"count": 8},
-        "train": {"batch": {"rows_per_step": 4}},
-        "imitate": {"batch": {"rows_per_step": 4}},
+        "demonstrations": (),
+        "eval0": (),
+        "round1-completions": ("demonstrations",),
+        "round1-pairs": ("round1-completions", "demonstrations"),
+        "round1-train": ("round1-pairs",),
+        "round1-eval": ("round1-train",),
+        "round1-imitate": ("demonstrations", "round1-train"),
+        "round1-imitate-eval": ("round1-imitate",),
     },
     "rlaif": {
-        "prompts": 16,
-        "learn": "pairs",
-        "judge": {"examples": 16, "train": {"steps": 2, "batch": {"rows_per_step": 4}}},
-        "train": {"batch": {"rows_per_step": 4}},
+        "eval0": (),
+        "judge-completions": (),
+        "judge-examples": ("judge-completions",),
+        "judge-train": ("judge-examples",),
+        "judge-eval": ("judge-completions", "judge-train", "judge-examples"),
+        "completions": (),
+        "pairs": ("completions", "judge-train"),
+        "reward-model": ("pairs",),
+        "train": ("reward-model",),
+        "eval1": ("train",),
+    },
+    "self_rewarding": {
+        "examples": (),
+        "teach": ("examples",),
+        "eval0": ("teach",),
+        "judge0": ("teach",),
+        "round1-pairs": ("teach",),
+        "round1-train": ("round1-pairs", "teach"),
+        "round1-eval": ("round1-train",),
+        "round1-collapse": ("round1-train", "round1-pairs", "judge0", "eval0", "round1-eval"),
+    },
+    "constitutional": {
+        "examples": (),
+        "teach": ("examples",),
+        "eval0": ("teach",),
+        "revisions": ("teach",),
+        "revise": ("revisions", "teach"),
+        "eval1": ("revise",),
+        "completions": ("revise",),
+        "pairs": ("completions", "teach"),
+        "train": ("pairs", "revise"),
+        "eval2": ("train",),
+    },
+    "rlhf": {
+        "completions": (),
+        "all-pairs": ("completions",),
+        "pairs": ("all-pairs",),
+        "sft": ("pairs",),
+        "reward-model": ("pairs", "sft"),
+        "judge-model": ("pairs",),
+        "sft-judged": ("sft", "pairs", "judge-model", "reward-model"),
+        "ppo-train": ("pairs", "sft", "reward-model", "sft-judged"),
+        "ppo-judged": ("ppo-train", "sft", "pairs", "judge-model", "reward-model", "sft-judged"),
+        "dpo-train": ("pairs", "sft", "ppo-train", "sft-judged"),
+        "dpo-judged": ("dpo-train", "sft", "pairs", "judge-model", "reward-model", "sft-judged"),
+        "grpo-train": ("pairs", "sft", "reward-model", "ppo-train", "sft-judged"),
+        "grpo-judged": ("grpo-train", "sft", "pairs", "judge-model", "reward-model", "sft-judged"),
+        "best_of_n-judged": ("sft", "pairs", "judge-model", "reward-model", "sft-judged", "ppo-train"),
+        "compare": (
+            *("sft-judged", "ppo-train", "dpo-train", "grpo-train", "best_of_n-judged"),
+            *("ppo-judged", "dpo-judged", "grpo-judged"),
+        ),
+    },
+    "phased": {
+        "pairs": (),
+        "judge-model": ("pairs",),
+        "start-measured": ("pairs", "judge-model"),
+        "preference": ("pairs",),
+        "preference-measured": ("preference", "pairs", "judge-model", "start-measured"),
+        "rl": ("preference",),
+        "rl-measured": ("rl", "pairs", "judge-model", "start-measured"),
+        "rl-unguarded": ("preference",),
+        "rl-unguarded-measured": ("rl-unguarded", "pairs", "judge-model", "start-measured"),
+        "check": ("start-measured", "preference-measured", "rl-measured", "rl-unguarded-measured"),
     },
 }
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Each pipeline, run once."""
-    runs = {}
-
-    def run(name):
-        if name not in runs:
-            folder = tmp_path_factory.mktemp(name) / "run"
-            runs[name] = run_pipeline(
-                name, COMMON, TINY[name], {"folder": str(folder)}, command=f"whet pipeline {name}"
-            )
-        return runs[name]
-
-    return run
+@pytest.mark.parametrize("name", READS)
+def test_the_stages_of_a_pipeline_and_what_each_reads(name):
+    layer = {"rounds": 1} if name in ("spin", "self_rewarding") else {}
+    assert {stage.name: stage.reads for stage in composed(name, **layer)} == READS[name]
 
 
-def rows_of(run, stage, file):
-    return read_json_lines(run.stages[stage].folder / file)
+def test_pipelines_whose_stages_another_test_runs_are_composed_too():
+    names = {name: [stage.name for stage in composed(name)] for name in ("r1", "r1_zero", "rejection", "ttrl")}
+    assert [name for name in names["r1"] if "eval" not in name] == [
+        "cold-start", "reasoning-rl", "completions", "kept", "second-sft", "final-rl",
+    ]  # fmt: skip
+    assert names["r1_zero"] == ["eval-base", "rl", "eval-rl", "re-checks"]
+    assert names["rejection"][:5] == [
+        "eval-base", "round1-completions", "round1-kept", "round1-sft", "eval-round1-sft",
+    ]  # fmt: skip
+    assert {"votes-before", "rl", "votes-after"} <= set(names["ttrl"])
 
 
-def test_each_round_begins_with_the_last_one_and_asks_new_prompts(made):
-    run = made("iterative_dpo")
-    assert run.status == "finished" and run.page.is_file()
-    asked = [
-        {row["prompt"][0]["content"] for row in rows_of(run, f"round{at}-pairs", "completions.jsonl")} for at in (1, 2)
-    ]
-    assert len(asked[0]) == len(asked[1]) == 6 and not asked[0] & asked[1]
-    config = (run.stages["round2-train"].folder / "run" / "config.toml").read_text()
-    assert str(run.stages["round1-train"].folder / "run") in config
-    counts = run.stages["round1-pairs"].result["counts"]
-    assert counts["pairs"] + counts["ties"] + counts["cut_off"] == 6 and counts["pairs"] > 0
-    for pair in rows_of(run, "round1-pairs", "pairs.jsonl"):
-        assert pair["chosen_score"] > pair["rejected_score"]
-    assert {"accuracy", "reward"} <= set(run.stages["round2-eval"].result["metrics"])
+def test_more_rounds_do_not_change_the_first_ones():
+    from whet.tools.pipelines.stages import stage_fingerprints
+
+    for name in ("iterative_dpo", "spin", "self_rewarding"):
+        few, more = (stage_fingerprints(composed(name, rounds=rounds)) for rounds in (1, 2))
+        assert more.items() >= few.items() and len(more) > len(few), name
 
 
-def test_the_demonstrations_are_chosen_and_own_completions_rejected(made):
-    run = made("spin")
-    shown = {row["id"]: row["completion"] for row in rows_of(run, "demonstrations", "demonstrations.jsonl")}
-    pairs = rows_of(run, "round1-pairs", "pairs.jsonl")
-    assert pairs and all(pair["chosen"] == shown[pair["id"]] != pair["rejected"] for pair in pairs)
-    counts = run.stages["round1-pairs"].result["counts"]
-    assert counts["pairs"] + counts["identical"] + counts["empty"] == 8
-    steps = run.stages["round1-train"].result["steps"]
-    assert steps == 2 and "2 updates" in run.stages["round1-imitate"].result["summary"]
-    path = str(run.stages["round1-pairs"].folder / "pairs.jsonl")
-    assert len(preferences_from(read_rows(path))) == len(pairs)
-
-
-def test_a_judge_is_made_measured_and_asked_in_both_orders(made):
-    run = made("rlaif")
-    examples = rows_of(run, "judge-examples", "examples.jsonl")
-    assert examples and {row["completion"] for row in examples} == {"A", "B"}
-    assert set(run.stages["judge-eval"].result["metrics"]) >= {"flip_rate", "tie_rate"}
-    labels = rows_of(run, "pairs", "labels.jsonl")
-    assert len(labels) == run.stages["pairs"].result["counts"]["compared"] > 0
-    assert all(0 <= line["forth"] <= 1 and 0 <= line["back"] <= 1 for line in labels)
-    asked = [
-        {row["id"] for row in rows_of(run, stage, "completions.jsonl")} for stage in ("judge-examples", "completions")
-    ]
-    assert not asked[0] & asked[1]
-
-
-class LikesLonger(BaseHTTPRequestHandler):
-    """A server that prefers the longer completion, wherever it stands."""
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][-1]["content"]
-        first, second = (re.search(rf"<<<ANSWER {side} \w+>>>\n(.*?)\n<<<END", asked, re.S)[1] for side in "AB")
-        code = re.search(r'"code": "(\w+)"', asked)[1]
-        said = json.dumps({"code": code, "better": "A" if len(first) > len(second) else "B"})
-        body = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_server_judges_and_a_reward_model_is_trained_against(tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), LikesLonger)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    settings = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "model": "any"}
-    layer = {
-        "prompts": 12,
-        "judge": {"settings": settings, "verdict": "text"},
-        "steps": 1,
-        "eval": {"prompts": 2},
-        "reward_model": {"batch": {"rows_per_step": 4}},
-        "train": {"batch": {"prompts_per_step": 2, "group_size": 2}},
-        "folder": str(tmp_path / "run"),
-    }
-    try:
-        run = run_pipeline("rlaif", COMMON, layer)
-    finally:
-        server.shutdown()
-    pairs = rows_of(run, "pairs", "pairs.jsonl")
-    assert pairs and all(len(pair["chosen"]) >= len(pair["rejected"]) for pair in pairs)
-    assert run.stages["pairs"].result["counts"]["unreadable"] == 0
-    assert run.stages["reward-model"].result["steps"] > 0
-    assert "learned" in (run.stages["train"].folder / "run" / "config.toml").read_text()
-    assert {"learned", "exact_answer"} <= set(read_summary(run.stages["train"].folder / "run")["after"])
-
-
-def test_what_is_finished_is_told_and_not_done_again(made, capsys):
-    run = made("iterative_dpo")
-    before = (run.stages["round2-train"].folder / "stage.json").stat().st_mtime_ns
-    again = resume_pipeline(run.folder)
-    assert again.status == "finished" and again.stages == run.stages
-    assert (run.stages["round2-train"].folder / "stage.json").stat().st_mtime_ns == before
-    said = capsys.readouterr().out
-    assert said.count("done before") == len(run.stages) and "held-out accuracy  before  round 1  round 2" in said
-    page = run.page.read_text()
-    assert "03-round1-train/run/report.html" in page and "whet pipeline iterative_dpo" in page
-
-
-def test_more_rounds_continue_from_the_last(made):
-    run = made("spin")
-    toml = run.folder / "pipeline.toml"
-    text = toml.read_text()
-    try:
-        toml.write_text(text.replace("rounds = 1", "rounds = 2"))
-        more = resume_pipeline(run.folder)
-        assert more.stages["round1-train"] == run.stages["round1-train"]
-        assert more.status == "finished" and list(more.stages)[7:] == [
-            "round2-pairs", "round2-train", "round2-eval", "round2-imitate", "round2-imitate-eval"
-        ]  # fmt: skip
-        for stage, start in (("round2-train", "round1-train"), ("round2-imitate", "round1-imitate")):
-            config = (more.stages[stage].folder / "run" / "config.toml").read_text()
-            assert str(run.stages[start].folder / "run") in config
-    finally:
-        toml.write_text(text)
-
-
-def test_own_completions_that_equal_the_data_end_it(tmp_path, monkeypatch):
-    import whet.tools.pipelines.self_play as self_play
-
-    def echo(folder, config, chosen, count, seed, is_scored=False):
-        shown = read_json_lines(folder.parent / "01-demonstrations" / "demonstrations.jsonl")
-        return [{"completions": [row["completion"]], "finished": [True]} for row in shown]
-
-    monkeypatch.setattr(self_play, "write_completions", echo)
-    quiet = {"eval": {"prompts": 0}, "folder": str(tmp_path / "run")}
-    run = run_pipeline("spin", COMMON, TINY["spin"], quiet)
-    assert list(run.stages) == ["demonstrations", "round1-pairs"] and run.status == "finished"
-    assert run.stages["round1-pairs"].result["stop_reason"] == "8 of 8 own completions equal the data"
-    assert "ended early: 8 of 8 own completions equal the data" in run.page.read_text()
-
-
-@pytest.mark.parametrize("name", list(PIPELINES))
-def test_settings_are_shown_as_they_are_read_back(name):
-    known = {key: value for key, value in COMMON.items() if key in PIPELINES[name].settings.model_fields}
-    settings = resolve_settings(PIPELINES[name], known, TINY.get(name, {}))
-    import tomllib
-
-    assert resolve_settings(PIPELINES[name], tomllib.loads(settings_toml(settings))) == settings
-
-
-@pytest.mark.parametrize(
-    ("name", "layer", "said"),
-    [
-        ("spinn", {}, "did you mean 'spin'"),
-        ("spin", {"round": 3}, "did you mean 'rounds'"),
-        ("spin", {"rounds": 0}, "rounds is 0"),
-        ("spin", {"train": {"optimizer": {"learning_rat": 1}}}, "did you mean 'optimizer.learning_rate'"),
-        ("spin", {"train": {"steps": 3}}, "train.steps is set by the pipeline; set epochs instead"),
-        ("spin", {"imitate": {"data": {"source": "x"}}}, "imitate.data is set by the pipeline"),
-        ("spin", {"method": "grpo"}, "does not learn from pairs"),
-        ("spin", {"data": {"limit": 3}}, "data.limit has no effect"),
-        ("iterative_dpo", {"method": "dppo"}, "no method is called"),
-        ("iterative_dpo", {"train": {"preference": {"online": 4}}}, "drop online"),
-        (
-            "rlaif",
-            {"judge": {"name": "a", "settings": {"base_url": "http://localhost:1/v1", "model": "b"}}},
-            "both name",
-        ),
-        ("rlaif", {"judge": {"settings": {"modle": "b"}}}, "modle"),
-        ("rlaif", {"judge": {"settings": {"alone": True}}}, "judge.settings.alone has no effect"),
-        ("rlaif", {"data": {"source": "rows.jsonl"}}, "name a model or server"),
-        ("rlaif", {"method": "dpo"}, "does not learn from reward_model"),
-        ("rlaif", {"learn": "pairs", "steps": 3}, "steps has no effect"),
-        ("rlaif", {"train": {"steps": 3}}, "set steps instead"),
-        ("rlaif", {"judge": {"name": "whetstone", "examples": 3}}, "judge.examples has no effect"),
-    ],
-)
-def test_a_mistake_is_one_line_before_anything_is_done(tmp_path, monkeypatch, name, layer, said):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(WhetError) as error:
-        run_pipeline(name, layer)
-    assert said in str(error.value) and "\n" not in str(error.value)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_mistake_in_the_first_stage_leaves_nothing_behind(tmp_path, capsys):
-    folder = tmp_path / "run"
-    layer = {"folder": str(folder), "model": {"name": str(tmp_path / "nowhere")}}
-    with pytest.raises(WhetError, match="nowhere"):
-        run_pipeline("iterative_dpo", COMMON, layer, {"sampling": {"max_new_tokens": 8}, "epochs": 1})
-    assert not folder.exists()
-
-
-def test_a_folder_is_never_mixed(made, tmp_path):
-    run = made("iterative_dpo")
-    with pytest.raises(WhetError, match="already holds a pipeline 'iterative_dpo'; `whet resume"):
-        run_pipeline("spin", COMMON, {"folder": str(run.folder)})
-    (tmp_path / "own").write_text("mine")
-    with pytest.raises(WhetError, match="is not a pipeline"):
-        run_pipeline("spin", COMMON, {"folder": str(tmp_path)})
-    with pytest.raises(WhetError, match="--steps has no effect"):
-        resume_pipeline(run.folder, steps=3)
-
-
-def test_the_command_lists_shows_and_resumes(made):
-    from typer.testing import CliRunner
-
-    said = CliRunner().invoke(app, ["pipeline"])
-    assert said.exit_code == 0 and all(f"{name} " in said.output for name in PIPELINES)
-    shown = CliRunner().invoke(
-        app, ["pipeline", "spin", "--show", "--rounds", "7", "--set", "train.optimizer.beta1=0.5"]
+def test_each_round_asks_new_prompts_and_starts_from_the_last():
+    rounds = entries("iterative_dpo", rounds=3)
+    asked = [(rounds[f"round{at}-completions"].first, rounds[f"round{at}-completions"].count) for at in (1, 2, 3)]
+    assert asked == [(0, 128), (128, 128), (256, 128)]
+    assert [rounds[f"round{at}-train"].start for at in (1, 2, 3)] == ["", "round1-train", "round2-train"]
+    spin = entries("spin")
+    assert spin["round2-imitate"].start == "round1-imitate" and spin["round2-imitate"].steps_of == "round2-train"
+    assert (
+        spin["round2-imitate-eval"].against == "round1-imitate-eval" and spin["round2-imitate-eval"].who != "the policy"
     )
-    assert "rounds = 7" in shown.output and "beta1 = 0.5" in shown.output
-    run = made("iterative_dpo")
-    again = CliRunner().invoke(app, ["resume", str(run.folder)])
-    assert again.exit_code == 0 and "finished: Held-out accuracy" in again.output
-    assert json.loads((run.stages["eval0"].folder / "stage.json").read_text())["name"] == "eval0"
+    judged = entries("rlaif")
+    assert judged["completions"].first == judged["judge-completions"].count == 640
+
+
+def test_the_judge_sees_other_pairs_and_policies_learn_from_the_reward_model_alone():
+    found = entries("rlhf")
+    assert (found["reward-model"].data, found["judge-model"].data) == ("pairs/own.jsonl", "pairs/other_half.jsonl")
+    assert (found["reward-model"].seed_offset, found["judge-model"].seed_offset) == (0, 1000)
+    assert (found["reward-model"].start, found["judge-model"].start) == ("sft", "")
+    assert found["ppo-train"].prompts == found["grpo-train"].prompts == "pairs/prompts.jsonl"
+    assert found["dpo-train"].data == "pairs/own.jsonl" and found["sft"].data == "pairs/chosen.jsonl"
+    assert {found[f"{way}-train"].start for way in ("ppo", "dpo", "grpo")} == {"sft"}
+    assert (found["ppo-train"].steps, found["grpo-train"].steps, found["grpo-train"].cost_of) == (12, 0, "ppo-train")
+    alone = entries("rlhf", compare="best_of_n", sft_epochs=0)
+    assert "sft" not in alone and alone["best_of_n-judged"].cost_of == ""
+
+
+def test_the_guard_is_the_kl_to_the_first_phase_and_is_off_beside_it():
+    found = entries("phased", guard_kl=0.3, replay_epochs=0.5)
+    assert found["rl"].train["objective"]["kl"] == {"kind": "k3", "beta": 0.3}
+    assert found["rl-unguarded"].train["objective"]["kl"] == {"kind": "none"}
+    assert found["replay"].start == "rl" and found["replay"].epochs == 0.5
+    other = entries("phased", order="rl_first")
+    assert (other["rl"].start, other["preference"].start, other["check"].taught) == ("", "rl", "rl")
+    assert "rl-unguarded" not in other and list(other["check"].phases) == ["rl", "preference"]
+
+
+def test_helpful_rows_are_mixed_in_and_conduct_is_measured_where_there_is_no_task(tmp_path):
+    rows = {
+        "asked.jsonl": [{"prompt": f"question {at}"} for at in range(20)],
+        "held.jsonl": [{"prompt": f"other {at}", "label": "unsafe"} for at in range(4)],
+        "helpful.jsonl": [{"prompt": f"help {at}", "completion": "yes"} for at in range(4)],
+    }
+    for name, lines in rows.items():
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stages = composed(
+        "constitutional",
+        data={"source": str(tmp_path / "asked.jsonl")},
+        eval={"source": str(tmp_path / "held.jsonl")},
+        helpful=str(tmp_path / "helpful.jsonl"),
+        forbidden="label=unsafe",
+        prompts=8,
+        preference_prompts=8,
+    )
+    assert [stage.name for stage in stages] == [
+        *("conduct0", "revisions", "mixture", "revise", "conduct1", "completions", "pairs", "train", "conduct2"),
+    ]
+    assert [stage.measures for stage in stages if stage.measures] == [("the policy", at) for at in (0, 1, 2)]
+
+
+def test_a_policy_is_evaluated_on_the_way_only_where_there_is_something_to_measure_by(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    judge = {"settings": {"base_url": "http://localhost:1/v1", "model": "any"}, "verdict": "text"}
+    bare = entries("rlaif", data={"source": str(file)}, judge=judge)
+    assert bare["train"].train["eval"] == {"prompts": 0, "every": 0} and "eval0" not in bare
+    assert entries("rlaif")["train"].train["eval"] == {"prompts": 200, "every": 5}
+    (watched,) = entries("rlaif")["train"].reward.parts
+    assert watched.weight == 0 and entries("rlaif")["train"].reward_model_rows == "all"
+
+
+# --- costs ---
+
+
+def test_the_first_method_sets_the_budget_and_pairs_are_passed_over_no_more_than_allowed():
+    settings = built_in("rlhf")
+    found = {stage.name: stage for stage in PIPELINES["rlhf"].stages(settings)}
+    assert found["dpo-train"].most_epochs == 2.0
+    assert steps_within(1000.0, 10.0) == 100 and steps_within(1000.0, 10.0, most=7) == 7
+    from whet.training.config import resolved
+
+    # sampled; read by reference, reward model, critic and (4 updates) the policy; both learn
+    assert passes_of(resolved("ppo", {})).cost == 11 and passes_of(resolved("grpo", {})).cost == 6
+    assert passes_of(resolved("dpo", {})).cost == 4
+
+
+def test_the_memory_of_all_four_models_is_said():
+    stages = {stage.name: stage.about for stage in composed("rlhf", model={"name": "smollm2", "device": "cpu"})}
+    told = stages["ppo-train"].partition("moments: ")[2].partition(";")[0]
+    assert [word.split(" ")[0] for word in told.split(", ")] == ["policy", "reference", "critic", "reward"]
+    assert "policy 2.15 GB" in told  # 134.5M weights x 16 bytes: weights, gradients, two moments
+    assert "critic" not in stages["grpo-train"] and "reward model" not in stages["dpo-train"]
+    from whet.training.config import resolved
+
+    assert memory_of(resolved("dpo", {"model": {"name": "smollm2"}})).startswith("policy 2.15 GB, reference")
+
+
+# --- defaults: what the docs pages say was measured is what a run without settings does ---
+
+
+def test_the_built_in_model_writes_short_completions_and_learns_from_few_rows():
+    for name in PIPELINES:
+        settings = built_in(name)
+        assert settings.sampling.max_new_tokens == 64 and settings.eval.prompts == 200, name
+        assert getattr(settings, "epochs", 2) == 2, name
+
+
+def test_the_sizes_of_the_published_runs():
+    rounds = built_in("iterative_dpo")
+    assert (rounds.prompts_per_round, rounds.completions, rounds.rounds) == (128, 8, 2)
+    # docs/pipelines.md: 8 updates per round
+    assert steps_for(rounds.prompts_per_round, rounds.epochs, rounds.train["batch"]["rows_per_step"]) == 8
+    spin = built_in("spin")
+    assert spin.data.count == 512 and spin.train == spin.imitate == {"batch": {"rows_per_step": 32}}
+    judged = built_in("self_rewarding")
+    assert (judged.prompts_per_round, judged.completions, judged.train["batch"]["rows_per_step"]) == (128, 8, 32)
+    assert (judged.judge.question, judged.judge.max_new_tokens, judged.judge.times) == ("short", 60, 3)
+    assert judged.teach.train["steps"] == 200 and judged.teach.train["batch"]["rows_per_step"] == 64
+    rlaif = built_in("rlaif")
+    assert (rlaif.prompts, rlaif.steps, rlaif.judge.examples, rlaif.judge.verdict) == (384, 20, 640, "logp")
+    assert rlaif.judge.train == {"steps": 120, "batch": {"rows_per_step": 32}}
+    assert rlaif.reward_model == {"batch": {"rows_per_step": 32}} and entries("rlaif")["train"].method == "rloo"
+    written = built_in("constitutional")
+    assert (written.prompts, written.preference_prompts, written.critiques) == (256, 256, 1)
+    assert written.critique_tokens == 24 and written.learn == "pairs" and written.teach["steps"] == 200
+    assert written.revise == written.reward_model == {"batch": {"rows_per_step": 32}}
+    rlhf = built_in("rlhf")
+    assert (rlhf.prompts, rlhf.completions, rlhf.steps, rlhf.most_n) == (1024, 4, 12, 16)
+    assert (rlhf.judged_prompts, rlhf.judged_completions, rlhf.sft_epochs) == (80, 4, 0.5)
+    phased = built_in("phased")
+    assert (phased.pairs, phased.prompts, phased.steps, phased.guard_kl) == ("task:lists", 1024, 15, 0.04)
+
+
+def test_a_larger_model_gets_the_numbers_of_the_papers():
+    large = {name: built_in(name, model={"name": "smollm2"}) for name in PIPELINES}
+    assert large["iterative_dpo"].prompts_per_round == large["self_rewarding"].prompts_per_round == 1024
+    assert large["rlaif"].prompts == large["constitutional"].prompts == 1024
+    assert (large["rlaif"].judge.examples, large["rlaif"].judge.verdict, large["rlaif"].steps) == (1024, "text", 100)
+    assert large["constitutional"].critiques == 4 and large["constitutional"].learn == "reward_model"
+    assert large["self_rewarding"].judge.question == "rubric" and large["self_rewarding"].judge.max_new_tokens == 200
+
+
+def test_settings_are_shown_as_they_are_read_back():
+    for name, pipeline in PIPELINES.items():
+        settings = built_in(name, data={"difficulty": [1]}, eval={"prompts": 6})
+        assert resolve_settings(pipeline, tomllib.loads(settings_toml(settings))) == settings, name
+
+
+# --- mistakes ---
+
+SERVER = {"base_url": "http://localhost:1/v1", "model": "b"}
+MISTAKES = [
+    ("spinn", {}, "did you mean 'spin'"),
+    ("spin", {"round": 3}, "did you mean 'rounds'"),
+    ("spin", {"rounds": 0}, "rounds is 0"),
+    ("spin", {"train": {"optimizer": {"learning_rat": 1}}}, "did you mean 'optimizer.learning_rate'"),
+    ("spin", {"imitate": {"steps": 3}}, "train.steps and steps_of both say how long"),
+    ("spin", {"imitate": {"data": {"source": "x"}}}, "train.data is set by the stage itself"),
+    ("spin", {"method": "grpo"}, "does not learn from pairs"),
+    ("spin", {"data": {"limit": 3}}, "data.limit has no effect"),
+    ("spin", {"reward": {"parts": [{"reward": "exact_answer"}]}}, "reward has no effect"),
+    ("iterative_dpo", {"method": "dppo"}, "no method is called"),
+    ("iterative_dpo", {"train": {"preference": {"online": 4}}}, "drop online"),
+    ("rlaif", {"judge": {"name": "a", "settings": SERVER}}, "both name"),
+    ("rlaif", {"judge": {"settings": SERVER, "verdict": "logp"}}, "a server is read as text"),
+    ("rlaif", {"judge": {"settings": {"modle": "b"}}}, "modle"),
+    ("rlaif", {"judge": {"settings": {"alone": True}}}, "judge.settings.alone has no effect"),
+    ("rlaif", {"data": {"source": "rows.jsonl"}}, "name a model or server"),
+    ("rlaif", {"method": "dpo"}, "does not learn from reward_model"),
+    ("rlaif", {"learn": "pairs", "method": "ipo"}, "soft_labels: ipo cannot weight pairs by preference"),
+    ("rlaif", {"learn": "pairs", "steps": 3}, "steps has no effect"),
+    ("rlaif", {"train": {"steps": 3}}, "set steps instead"),
+    ("rlaif", {"judge": {"name": "whetstone", "examples": 3}}, "judge.examples has no effect"),
+    ("self_rewarding", {"anchor_weight": 0.3}, "anchor_weight has no effect without anchor.parts"),
+    ("self_rewarding", {"judge": {"tmies": 3}}, "did you mean 'judge.times'"),
+    ("self_rewarding", {"teach": {"train": {"model": {"name": "a"}}}}, "train.model.name is the stage's start"),
+    ("self_rewarding", {"data": {"source": "a.jsonl"}, "judge": {"eval_prompts": 3}}, "eval_prompts has no effect"),
+    ("constitutional", {"constitution": "nowhere.toml"}, "nowhere.toml cannot be read"),
+    ("constitutional", {"helpful": "absent.jsonl"}, "absent.jsonl"),
+    ("constitutional", {"data": {"source": "absent.jsonl"}}, "absent.jsonl"),
+    ("constitutional", {"forbidden": "unsafe"}, "give COLUMN=VALUE"),
+    ("constitutional", {"feedback": {"reason_tokens": 3}}, "has no effect without feedback.reason"),
+    ("constitutional", {"learn": "pairs", "steps": 3}, "steps has no effect"),
+    ("constitutional", {"method": "ppo"}, "does not learn from pairs"),
+    ("rlhf", {"data": {"source": "prompts.jsonl"}}, "has no preferences; give --set pairs=FILE"),
+    ("rlhf", {"pairs": "missing.jsonl"}, "pairs: missing.jsonl is not there"),
+    ("rlhf", {"compare": ["ppoo"]}, "did you mean 'ppo'"),
+    ("rlhf", {"compare": ["sft"]}, "learns neither from a reward nor from pairs"),
+    ("rlhf", {"compare": ["dpo", "dpo"]}, "names dpo twice"),
+    ("rlhf", {"train": {"rloo": {"batch": {"group_size": 2}}}}, "train.rloo: no method of compare is called that"),
+    ("rlhf", {"train": {"ppo": {"batch": {"grup_size": 2}}}}, "did you mean 'batch.group_size'"),
+    ("rlhf", {"train": {"dpo": {"steps": 2}}}, "train.dpo.steps is set by the pipeline"),
+    ("rlhf", {"train": {"dpo": {"preference": {"online": 4}}}}, "drop online"),
+    ("rlhf", {"sft_epochs": 0, "sft": {"batch": {"rows_per_step": 2}}}, "sft has no effect"),
+    ("rlhf", {"compare": ["dpo"], "most_n": 3}, "most_n has no effect"),
+    ("rlhf", {"allow_overlap": True}, "allow_overlap has no effect"),
+    ("rlhf", {"held_out": "more.jsonl"}, "held_out has no effect"),
+    ("rlhf", {"as_chat": True}, "as_chat has no effect"),
+    ("rlhf", {"reward_model": {"optimizer": {"learning_rat": 1}}}, "stage 'reward-model': train: "),
+    ("phased", {"method": "grpo"}, "does not learn from pairs"),
+    ("phased", {"rl_method": "dpo"}, "draws no completions"),
+    ("phased", {"eval": {"prompts": 0}}, "give eval.source"),
+    ("phased", {"train": {"objective": {"kl": {"beta": 1.0}}}}, "set guard_kl instead"),
+    ("phased", {"order": "rl_first", "guard_kl": 0.1}, "guard_kl has no effect"),
+    ("phased", {"guard_kl": 0, "compare_unguarded": True}, "compare_unguarded has no effect"),
+    ("phased", {"preference": {"preference": {"online": 2}}}, "drop online"),
+    ("phased", {"completions": 3}, "completions has no effect"),
+]
+
+
+def test_every_mistake_is_one_line_before_anything_is_done(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wrong = []
+    for name, layer, said in MISTAKES:
+        try:
+            planned_text(name, layer)
+            wrong.append((name, layer, "not refused"))
+        except WhetError as error:
+            if said not in str(error) or "\n" in str(error):
+                wrong.append((name, layer, str(error)))
+    assert not wrong
+    with pytest.raises(WhetError, match="did you mean 'rounds'"):
+        run_pipeline("spin", {"round": 3})
+    assert not list(tmp_path.iterdir())

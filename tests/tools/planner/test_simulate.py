@@ -113,10 +113,10 @@ def test_layouts_of_a_cluster_are_compared():
     assert [each.max_staleness for each in found.layouts] == [0, 0, 1, 4]
     assert all(each.engines + each.trainers == 8 for each in found.layouts[1:]) and "assumed:" in text
     assert record["sync"]["bytes"] == 2 * NAMED["qwen2.5-1.5b"].weights and len(record["layouts"]) == 4
-    assert found.layouts[2].found.tokens_per_second > found.layouts[1].found.tokens_per_second
+    assert found.layouts[2].simulated.tokens_per_second > found.layouts[1].simulated.tokens_per_second
     # the same load per device on more of them is the same work, in a part of the cluster
     more = cluster_plan(replace(work, prompts_per_step=1024), devices("256xH100"), Wishes(steps=3))
-    rate = more.layouts[2].found.tokens_per_second / found.layouts[2].found.tokens_per_second
+    rate = more.layouts[2].simulated.tokens_per_second / found.layouts[2].simulated.tokens_per_second
     assert rate == pytest.approx(32, rel=0.35)
     for broken, wishes, line in (
         (replace(work, draws=False, method="x"), Wishes(), "draws no completions"),

@@ -9,9 +9,9 @@ import pytest
 
 from whet.pages.compare import cells, notes, rows, standings, table_text, verdict
 from whet.record.log import replace_summary
-from whet.settings.config import resolved
-from whet.settings.run_folder import write_config
 from whet.tools.studies.comparison import compare_runs, write_comparison
+from whet.training.config import resolved
+from whet.training.saved_config import write_config
 from whet.types import WhetError
 
 

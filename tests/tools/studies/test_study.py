@@ -56,7 +56,7 @@ def test_gold_is_a_standardised_mean_of_log_probabilities() -> None:
 
 
 def test_completion_logp_against_the_model_itself() -> None:
-    from whet.model import load_model
+    from whet.model.load import load_model
 
     tokens = [5, 6, 7, 8]
     model = load_model("whetstone").model

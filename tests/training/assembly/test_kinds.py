@@ -2,8 +2,8 @@
 
 from typing import get_args
 
-from whet.settings.config import Config, resolved
 from whet.training.assembly.kinds import KINDS, kind_of
+from whet.training.config import Config, resolved
 
 
 def test_every_config_has_its_kind():

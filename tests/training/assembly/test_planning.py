@@ -6,12 +6,12 @@ import pytest
 
 from whet import api
 from whet.api.planning import plan
-from whet.settings.config import resolved
 from whet.tools.planner import from_config as planning
 from whet.tools.planner.from_config import device_plan, memory_facts, refuse_too_large, workload
 from whet.tools.planner.machines import Devices
 from whet.tools.planner.shapes import NAMED
 from whet.training.assembly import assembly
+from whet.training.config import resolved
 from whet.types import Prompt, WhetError
 
 TINY = {"steps": 1, "eval": {"prompts": 0}, "data": {"count": 16}, "batch": {"prompts_per_step": 2, "group_size": 2}}

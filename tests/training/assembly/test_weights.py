@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from whet.settings.config import resolved
 from whet.training.assembly.weights import weights_choice
+from whet.training.config import resolved
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.types import WhetError
 

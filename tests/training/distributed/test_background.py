@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_a_session_that_cannot_be_opened_says_why():
 @pytest.mark.slow
 def test_the_process_ends_with_a_killed_run():
     program = (
-        "import sys, time; sys.path.insert(0, '.')\n"
+        "import time\n"
         "from tests.training.distributed.test_background import ProcessSession, open_small, model_of\n"
         "if __name__ == '__main__':\n"
         "    session = ProcessSession(open_small, model_of('llama').state_dict())\n"
@@ -90,7 +91,8 @@ def test_the_process_ends_with_a_killed_run():
         "    print(session._process.pid, flush=True)\n"
         "    time.sleep(600)\n"
     )
-    run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    root = Path(__file__).parents[3]  # a program of -c finds what lies where it runs
+    run = subprocess.Popen([sys.executable, "-c", program], cwd=root, stdout=subprocess.PIPE, text=True)
     child = int(run.stdout.readline())
     run.kill()
     run.wait()

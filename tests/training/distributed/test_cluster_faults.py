@@ -121,7 +121,7 @@ def test_a_reward_worker_that_leaks_is_started_again_and_its_batch_scored(tmp_pa
             f"""
             import time
             from pathlib import Path
-            from whet.reward import BUILTIN
+            from whet.reward.find import BUILTIN
 
             held = []
 

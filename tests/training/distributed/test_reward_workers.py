@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tests.support.local_pool import LocalPool
-from whet.reward import Failures, RewardPart, as_reward, score
+from whet.reward.call import as_reward
+from whet.reward.combine import RewardPart
+from whet.reward.score import Failures, score
 from whet.training.distributed.reward_workers import (
     MOST_ATTEMPTS,
     RemoteReward,

@@ -7,14 +7,15 @@ Before the losses of a step, `sums` of all its passes and ranks are added; `valu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Anchor(Protocol):
@@ -40,7 +41,6 @@ def _sums(score: Tensor, batch: PairBatch) -> Tensor:
     return torch.stack(found)
 
 
-@dataclass(frozen=True)
 class Zero(Component):
     """s as it is."""
 
@@ -56,7 +56,6 @@ class Zero(Component):
         return ""
 
 
-@dataclass(frozen=True)
 class Mismatched(Component):
     """z = max(0, mean of d over prompts with the completion to another prompt). Ethayarajh 2024 (2402.01306).
 

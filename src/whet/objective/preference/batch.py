@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from whet.objective.lazy_torch import torch
 from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # the ratio of the two classes' total weights that the labels' paper asks for: Ethayarajh 2024 (2402.01306)
 BALANCE = (1.0, 4 / 3)

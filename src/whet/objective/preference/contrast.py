@@ -4,11 +4,12 @@ difference."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PairContrast(Protocol):
@@ -28,7 +29,6 @@ class PairContrast(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class ScoreDifference(Component):
     """m = s_w - s_l."""
 

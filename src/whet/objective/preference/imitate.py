@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairCompletions, PairTotals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ImitateGood(Protocol):
@@ -23,7 +24,6 @@ class ImitateGood(Protocol):
     def symbols(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class NoPairImitation(Component):
     """Nothing."""
 

@@ -6,10 +6,13 @@ itself.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairCompletions, PairTotals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # one token per completion, and hundredths of a nat per token: closer than this two completions say the same
 SAME_LENGTH, SAME_LOGP = 1, 0.01

@@ -11,12 +11,10 @@ into passes, its order, its padding and its ranks never change the gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from whet.objective.advantage import Memory
+from whet.objective.lazy_torch import torch
 from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Anchor, Zero
 from whet.objective.preference.batch import PairBatch, PairCompletions, PairExtras, PairTotals, completions_of
@@ -28,6 +26,9 @@ from whet.objective.preference.score import CompletionScore
 from whet.objective.preference.weigh import Alike, PairWeight
 from whet.objective.reference import Frozen, ReferencePolicy
 from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

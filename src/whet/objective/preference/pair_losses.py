@@ -6,14 +6,14 @@ x = beta m throughout, m the contrast of the two scores and beta the unit of the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairCompletions, PairTotals, summed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Logistic(PairCurve):
     def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart - self.gamma - scores.margin
         likely = scores.preference * (1 - 2 * self.smoothing) + self.smoothing
-        return self.coefficient * (-likely * logsigmoid(x) - (1 - likely) * logsigmoid(-x))
+        return self.coefficient * (-likely * functional.logsigmoid(x) - (1 - likely) * functional.logsigmoid(-x))
 
     def words(self) -> str:
         said = f"beta {self.beta:g}"
@@ -152,7 +152,7 @@ class Unflipped(PairCurve):
 
     def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart - scores.margin
-        cost = -(1 - self.flipped) * logsigmoid(x) + self.flipped * logsigmoid(-x)
+        cost = -(1 - self.flipped) * functional.logsigmoid(x) + self.flipped * functional.logsigmoid(-x)
         return cost / (1 - 2 * self.flipped)
 
     def words(self) -> str:
@@ -222,7 +222,7 @@ class Blend(PairCurve):
         x = self.beta * scores.apart
         turned = x / self.temperature
         # in one exponent: apart, a very wrong pair would be 0 times infinity
-        return -torch.sigmoid(-turned) * logsigmoid(x) + (logsigmoid(turned) - x).exp()
+        return -torch.sigmoid(-turned) * functional.logsigmoid(x) + (functional.logsigmoid(turned) - x).exp()
 
     def words(self) -> str:
         return f"beta {self.beta:g}: logistic for wrong pairs, exponential for right ones"
@@ -277,7 +277,7 @@ class Rivals(PairCurve):
         if rival is None or own is None or action is None:
             raise ValueError("rivals needs logp of each token, [B, S, T], and the rival_logp of the pass")
         gap = torch.where(action, own - rival.to(own.dtype), 0.0)
-        lost = summed(completions.batch, softplus(gap))[:, 1] / completions.lengths[:, 1]
+        lost = summed(completions.batch, functional.softplus(gap))[:, 1] / completions.lengths[:, 1]
         return self.coefficient * lost
 
     def words(self) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
-
-import torch
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import functional, torch
 from whet.objective.policy import Loss
 from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ class RankCost(Protocol):
     def words(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class AllPairs(Component):
     """mean over the ordered pairs of a prompt of -log sigma(r_i - r_j - margin_ij). K = 2 is Bradley and Terry's.
 
@@ -115,10 +114,10 @@ class AllPairs(Component):
         apart = score[:, :, None] - score[:, None, :]
         if batch.margin is not None:
             apart = apart - batch.margin.to(score.dtype)
-        each = -logsigmoid(apart)
+        each = -functional.logsigmoid(apart)
         if batch.preference is not None:
             certain = batch.preference.to(score.dtype)
-            each = certain * each - (1 - certain) * logsigmoid(-apart)
+            each = certain * each - (1 - certain) * functional.logsigmoid(-apart)
         cost = torch.where(better, each, 0.0).flatten(1).sum(-1)
         return cost / better.flatten(1).sum(-1).clamp(min=1)
 
@@ -126,7 +125,6 @@ class AllPairs(Component):
         return "every pair of answers to a prompt is compared, and their mean taken"
 
 
-@dataclass(frozen=True)
 class PlackettLuce(Component):
     """-SUM_k [ r_(k) - log SUM_{j >= k} exp r_(j) ], from the best answer to the worst. K = 2 is Bradley and Terry's.
 
@@ -214,7 +212,7 @@ class LabelLoss:
         exact = logit if logit.dtype == torch.float64 else logit.float()
         exact = torch.where(batch.judged, exact, 0.0)
         label = torch.where(batch.judged, batch.label.to(exact.dtype), 0.0)
-        cost = binary_cross_entropy_with_logits(
+        cost = functional.binary_cross_entropy_with_logits(
             exact, label, reduction="none", pos_weight=exact.new_tensor(self.positive_weight)
         )
         each = torch.where(batch.judged, cost, 0.0).sum(-1)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairCompletions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # float32 ends near exp(88) and metrics square a margin; beyond this a completion keeps its score and moves no further
 LARGEST_EXPONENT = 40.0
@@ -33,7 +33,6 @@ class CompletionScore(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class LogRatio(Component):
     """s = d. Rafailov 2023 (2305.18290), equation 5 without beta."""
 
@@ -50,7 +49,6 @@ class LogRatio(Component):
         return "log pi(y)/ref(y)"
 
 
-@dataclass(frozen=True)
 class MeanLogRatio(Component):
     """s = d / n. Lambert 2024 (2411.15124)."""
 
@@ -67,7 +65,6 @@ class MeanLogRatio(Component):
         return "1/n log pi(y)/ref(y)"
 
 
-@dataclass(frozen=True)
 class LogLikelihood(Component):
     """s = log pi(y): a uniform reference. Xu 2024 (2401.08417)."""
 
@@ -83,7 +80,6 @@ class LogLikelihood(Component):
         return "log pi(y)"
 
 
-@dataclass(frozen=True)
 class MeanLogLikelihood(Component):
     """s = q = log pi(y) / n. Meng 2024 (2405.14734), equation 4 without beta."""
 
@@ -99,7 +95,6 @@ class MeanLogLikelihood(Component):
         return "1/n log pi(y)"
 
 
-@dataclass(frozen=True)
 class LogOdds(Component):
     """s = log p/(1-p), p = exp(q) the geometric mean of the tokens' probabilities. Hong 2024 (2403.07691)."""
 
@@ -138,7 +133,6 @@ class PowerReward(Component):
         return f"(1 - p^-{self.alpha:g})/{self.alpha:g}, p = pi(y)^(1/n)" if self.alpha else "1/n log pi(y)"
 
 
-@dataclass(frozen=True)
 class WeighedEntropy(Component):
     """s = (log pi(y) + 1) / n: what is stationary for E[r] + beta H_w, the entropy with weights w = 1/n.
 
@@ -157,7 +151,6 @@ class WeighedEntropy(Component):
         return "1/n (log pi(y) + 1)"
 
 
-@dataclass(frozen=True)
 class ForwardKL(Component):
     """s = f'(pi/ref) = 1 - exp(-d), f(t) = -log t. Wang 2023 (2309.16240)."""
 
@@ -174,7 +167,6 @@ class ForwardKL(Component):
         return "1 - ref(y)/pi(y)"
 
 
-@dataclass(frozen=True)
 class JensenShannon(Component):
     """s = f'(pi/ref) = log 2 + log sigmoid(d). Wang 2023 (2309.16240). Bounded above by log 2."""
 
@@ -182,7 +174,7 @@ class JensenShannon(Component):
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
 
     def __call__(self, completions: PairCompletions) -> Tensor:
-        return math.log(2) + logsigmoid(completions.log_ratio)
+        return math.log(2) + functional.logsigmoid(completions.log_ratio)
 
     def words(self) -> str:
         return "tied to the reference by the Jensen-Shannon divergence: the worth of a completion is bounded above"

@@ -8,15 +8,15 @@ itself, so that pairs and the same completions without their partners cost the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairTotals
 from whet.objective.preference.pair_losses import PairScores, positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CompletionCurve(Component):
@@ -88,7 +88,7 @@ class Classified(CompletionCurve):
         positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
-        return -logsigmoid(self.beta * signed(scores.each, scores.completions.batch.good))
+        return -functional.logsigmoid(self.beta * signed(scores.each, scores.completions.batch.good))
 
     def words(self) -> str:
         return f"beta {self.beta:g}: tell good completions from bad ones, each by itself"
@@ -161,7 +161,9 @@ class NoiseContrast(CompletionCurve):
 
     def __call__(self, scores: PairScores) -> Tensor:
         reward = self.beta * scores.each
-        return -torch.where(scores.completions.batch.good, logsigmoid(reward), 0.0) - 0.5 * logsigmoid(-reward)
+        return -torch.where(
+            scores.completions.batch.good, functional.logsigmoid(reward), 0.0
+        ) - 0.5 * functional.logsigmoid(-reward)
 
     def words(self) -> str:
         return f"beta {self.beta:g}: the worth of each completion by itself, so that the chosen one does not sink"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component
+from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairCompletions, summed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PairWeight(Protocol):
@@ -25,7 +26,6 @@ class PairWeight(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class Alike(Component):
     """1."""
 
@@ -38,7 +38,6 @@ class Alike(Component):
         return ""
 
 
-@dataclass(frozen=True)
 class OwnWords(Component):
     """w_w w_l, w = exp( 1/n SUM_t (logp_t - log SUM_v p_v^2) ). Zhou 2024 (2406.11827), equation 2.
 

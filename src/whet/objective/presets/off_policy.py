@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from whet.objective.advantage import GroupMean, LeaveOneOut, PromptValue, ShiftedMean
 from whet.objective.aggregate import SequenceMean, SequenceSum, TokenMean
-from whet.objective.clip import OnPolicy, PPOClip, Tapered
-from whet.objective.gates import VariationMask
+from whet.objective.clip import MomentMask, OnPolicy, PPOClip, Tapered, VariationMask
 from whet.objective.kl import K2Completion, K2Old, K2OldCompletion, K2Sampler, NoKL
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import SamplerProduct, SamplerTokenRatio, TokenRatio
 from whet.objective.scale import GroupStd, NoScale
 from whet.objective.terms import ImitateUnsure
-from whet.objective.whole_step import MomentMask
 
 PMD_MEAN = Preset(
     Objective("pmd_mean", LeaveOneOut(), NoScale(), TokenRatio(), OnPolicy(), SequenceMean(), K2OldCompletion(0.01)),

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import math
+
 from whet.objective.advantage import (
+    GroupLabels,
     GroupMean,
     LengthWeightedMean,
     PartwiseGroup,
     PromptTracker,
 )
-from whet.objective.aggregate import LearnedLength, SequenceMean, SequenceSum, TokenMean
-from whet.objective.clip import Cap, OnPolicy, PPOClip
-from whet.objective.gates import GeometricMean, SoftGate
-from whet.objective.kl import NoKL
+from whet.objective.aggregate import InverseLength, LearnedLength, SequenceMean, SequenceSum, TokenMean
+from whet.objective.clip import (
+    Cap,
+    GeometricMean,
+    GroupSoftmax,
+    OnPolicy,
+    PPOClip,
+    SoftGate,
+    Unclipped,
+)
+from whet.objective.kl import K1Immediate, NoKL
 from whet.objective.pass_at_k import PassAtK
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
-from whet.objective.ratio import SegmentRatio, SequenceRatio, TokenRatio
+from whet.objective.ratio import SamplerTokenRatio, SegmentRatio, SequenceRatio, TokenRatio
 from whet.objective.scale import GroupMeanScale, GroupStd, NoScale, WhitenCompletions
 from whet.objective.terms import TopK
+from whet.objective.tilt import EntropicGroup
 
 GSPO = Preset(
     Objective("gspo", GroupMean(), GroupStd(), SequenceRatio(), PPOClip(3e-4, 4e-4), SequenceMean(), NoKL()),
@@ -175,4 +186,55 @@ SPO = Preset(
         "clip and aggregate are whet's choice",
     ),
     run={"batch": {"group_size": 1}},
+)
+
+DELTA_L = Preset(
+    Objective("delta_l", GroupMean(), GroupStd(), TokenRatio(), PPOClip(0.2, 0.2), InverseLength(1.0), NoKL()),
+    title="Delta-L normalisation",
+    paper="He et al. 2025, Delta-L Normalization, arXiv 2509.07558",
+    formula="J = 1/L SUM_i n_i^-a / SUM_j n_j^-a SUM_t min(r A, clip(r) A),  a = 1 (0.75 for mathematics)",
+    fixes="long completions make the gradient noisy, and averaging over their length biases it",
+    breaks="the weights of a step depend on each other; with a = 1 long completions count least",
+    deviations=(
+        "SUM_j runs over the collected batch as in the authors' code, L is the token budget, not the padded width",
+        "clip 0.2 and the group's standard deviation are whet's choice: the paper combines it with several methods",
+    ),
+)
+
+ENTROPIC = Preset(
+    Objective(
+        "entropic",
+        EntropicGroup(math.log(2)),
+        NoScale(),
+        SamplerTokenRatio(),
+        Unclipped(),
+        SequenceSum(),
+        K1Immediate(0.1),
+    ),
+    title="Entropic advantage (TTT-Discover)",
+    paper="Yuksekgonul et al. 2026, Learning to Discover at Test Time, arXiv 2601.16175",
+    formula="A_i = e^(beta R_i) / mean_(j not i) e^(beta R_j) - 1 - lam log(pi/ref),  KL(softmax(beta R), U) = ln 2",
+    fixes="a search for the one best completion: the mean reward is not what counts",
+    breaks="with rewards of 0 or 1 it is a group baseline of another scale; the best of a group may be luck",
+    deviations=(
+        "a group of two has no finite beta: it gets no advantage; the authors' code divides by 1e-12 there",
+        "lam 0.1 is within what the authors use for their tasks; their code takes the mean over the batch off it",
+        "the states to start from (reuse and exploration) are the paper's other half and not part of a method",
+    ),
+)
+
+REWARDS_AS_LABELS = Preset(
+    Objective(
+        "rewards_as_labels", GroupLabels(), NoScale(), SequenceRatio(), GroupSoftmax(0.5), SequenceMean(), NoKL()
+    ),
+    title="Rewards as labels (REAL)",
+    paper="Rewards as Labels 2026, REAL, arXiv 2602.05630",
+    formula="L = 1/P SUM_g [ log(1 + SUM_good e^(-s/tau)) + log(1 + SUM_bad e^(s/tau)) ],  s = mean_t log r",
+    fixes="a group method pushes what is learned as hard as what lags: here a softmax gives the push to what lags",
+    breaks="how good a completion is does not count; one more pass over the whole batch per update",
+    deviations=(
+        "the gradient is tau times the paper's, so that the weight is 1 at ratio 1; a group counts by its completions",
+        "tau 0.5 is ms-swift's default; a group's completions are surveyed together though updates may part them",
+    ),
+    run={"batch": {"updates_per_step": 4}},
 )

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from whet.pages.board.folders import RUN
-from whet.pages.board.reader import SHOWN, RunReader, RunView
-from whet.pages.board.run_charts import MOST_POINTS, POINTS, TALL
+from whet.pages.board.reader import RunReader, RunView
+from whet.pages.board.run_page import POINTS, chart_record, num_points
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
-from whet.pages.chart_specs import ChartSpec, chart_spec
-from whet.pages.charts import NUM_TONES, value_scale
+from whet.pages.chart_specs import NUM_TONES, chart, reaches
+from whet.pages.render import Figure
+from whet.pages.run_charts import STEP_METRICS, TALL
+from whet.pages.run_report import setting_text
 from whet.record.text import ABSENT, duration, metric_text, number, quantity, words
-from whet.settings.config import flattened
+from whet.settings.layers import flattened
 
 MOST_COMPARED = 24
 OWN_KEYS = ("seed", "folder")  # in which runs of one config may differ
-LONGEST_VALUE = 200
 FIRST_CHARTS = (
     "reward",
     "loss",
@@ -76,10 +77,10 @@ def add_routes(app: BoardApp, board: Board) -> None:
 
     def charts(request: BoardRequest) -> BoardResponse:
         runs = _chosen(board, request)
-        start, end, most = request.real("from"), request.real("to"), request.number("points", POINTS, 2, MOST_POINTS)
+        start, end, most = request.real("from"), request.real("to"), num_points(request)
         keys = request.query.get("keys", "").split(",")[:60]
         drawn = [compared_chart(runs, key, start, end, most) for key in keys]
-        return json_response({"charts": {each["key"]: {**each, "last": ""} for each in drawn if each is not None}})
+        return json_response({"charts": chart_record([figure for figure in drawn if figure is not None])})
 
     app.get("/compare", page)
     app.get("/api/compare", charts)
@@ -114,7 +115,7 @@ def group_names(groups: Sequence[Sequence[ComparedRun]]) -> list[str]:
     for group in groups:
         first = group[0].settings
         parts = [str(first.get("method", ""))] if "method" in differing else []
-        parts += [f"{name}={_text(first.get(name))}" for name in differing if name != "method"][: 2 - len(parts)]
+        parts += [f"{name}={setting_text(first.get(name))}" for name in differing if name != "method"][: 2 - len(parts)]
         name = ", ".join(each for each in parts if each) or group[0].name
         names.append(f"{name} ({len(group)} seeds)" if len(group) > 1 else name)
     if len(set(names)) < len(names):
@@ -124,34 +125,25 @@ def group_names(groups: Sequence[Sequence[ComparedRun]]) -> list[str]:
 
 def compared_chart(
     runs: Sequence[ComparedRun], key: str, start: float | None = None, end: float | None = None, most: int = POINTS
-) -> dict[str, Any] | None:
+) -> Figure | None:
     """One quantity of all runs; None where no run has it."""
     groups, lines = seed_groups(runs), []
-    for place, (group, name) in enumerate(zip(groups, group_names(groups), strict=True)):
+    is_eval = key == "evals"
+    for tone, (group, name) in enumerate(zip(groups, group_names(groups), strict=True)):
         curves = [curve for run in group if (curve := _curve(run, key, start, end, most))]
-        if not curves:
-            continue
-        line: dict[str, Any] = {"name": name, "tone": place % NUM_TONES, "dashed": place >= NUM_TONES}
-        lines.append(line | (banded(curves) if len(curves) > 1 else _points(curves[0])))
-        if key == "evals":
-            lines[-1]["marked"] = True
-    values = [value for line in lines for value in line["y"] if value is not None]
+        if curves:
+            look: dict[str, Any] = {"name": name, "tone": tone % NUM_TONES, "dashed": tone >= NUM_TONES}
+            lines.append(look | {"marked": is_eval} | (banded(curves) if len(curves) > 1 else _points(curves[0])))
+    values = [value for each in lines for value in each["y"] if value is not None]
     if not values:
         return None
-    log = key != "evals" and value_scale(values, (0, 1)).log
-    spec: ChartSpec = {**chart_spec(lines, log=log, smooth=key != "learning_rate"), "named": True}
-    spec["height"] = TALL if key in ("evals", "reward") else 210
-    known = SHOWN[key].title if key in SHOWN else ""
-    title = "Held-out evaluation" if key == "evals" else known or words(key).replace("reward/", "reward: ")
-    unit = "headline metric by step" if key == "evals" else "log scale" if log else ""
-    return {
-        "key": key,
-        "title": f"{title[:1].upper()}{title[1:]}",
-        "unit": unit,
-        "last": "",
-        "is_wide": key == "evals",
-        "spec": spec,
-    }
+    log = not is_eval and reaches(values)
+    height = TALL if key in ("evals", "reward") else 210
+    spec = chart(lines, log=log, smooth=key != "learning_rate", named=True, height=height)
+    known = STEP_METRICS[key].title if key in STEP_METRICS else ""
+    title = "Held-out evaluation" if is_eval else known or words(key).replace("reward/", "reward: ")
+    unit = "headline metric by step" if is_eval else "log scale" if log else ""
+    return Figure(f"{title[:1].upper()}{title[1:]}", unit, spec, key=key, is_wide=is_eval)
 
 
 def _points(curve: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -189,14 +181,7 @@ def _differing(runs: Sequence[ComparedRun]) -> list[str]:
 def differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     """The settings in which runs differ, a value per run."""
     names = [name for name in _differing(runs) if name != "folder"]
-    return [(name, [_text(run.settings.get(name)) for run in runs]) for name in sorted(names)]
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ABSENT
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} …"
+    return [(name, [setting_text(run.settings.get(name)) for run in runs]) for name in sorted(names)]
 
 
 def outcomes(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:

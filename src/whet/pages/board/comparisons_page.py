@@ -1,83 +1,57 @@
-"""A comparison of methods: what compare.json says of it, with links to its runs and their curves."""
+"""A comparison of methods: its own page, drawn from compare.json, with links to its runs and their curves."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from whet.pages.board.access import SANDBOX_POLICY
 from whet.pages.board.files import file_state, read_small
 from whet.pages.board.folders import COMPARISON, RUN, SIGNS, FoundFolder
-from whet.pages.board.run_page import MOST_REPORT
+from whet.pages.board.run_page import MOST_REPORT, stored_page
 from whet.pages.board.runs_page import row
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
-from whet.record.text import ABSENT, duration, metric_text
+from whet.pages.compare import MethodComparison, comparison_from
+from whet.pages.compare_page import comparison_page_values
 
 COMPARE_REPORT = "compare.html"
+UNREADABLE = "compare.json cannot be read: it is damaged, being written, or of another version of whet."
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    def comparison(request: BoardRequest) -> BoardResponse:
-        found = board.find(request.path["run"], COMPARISON)
-        values = _json(found)
-        runs = [board.glance(each) for each in board.found().values() if each.kind == RUN and each.parent == found.id]
-        rows = (
-            [each for each in values.get("rows", []) if isinstance(each, dict)]
-            if isinstance(values.get("rows"), list)
-            else []
+    def page(request: BoardRequest) -> BoardResponse:
+        folder = board.find(request.path["run"], COMPARISON)
+        runs = [board.glance(each) for each in board.found().values() if each.kind == RUN and each.parent == folder.id]
+        addresses = {run.place: f"/run/{run.id}" for run in runs}
+        shown = comparison_page_values(
+            read_comparison(folder) or MethodComparison((), (), ()),
+            lambda run: addresses.get(f"{folder.place}/{run.folder}".removeprefix("./"), ""),
         )
+        if not shown["rows"]:
+            shown |= {"status": "damaged", "verdict": UNREADABLE, "notes": []}
+        shown |= {"title": f"{folder.name} · comparison", "heading": folder.name, "eyebrow": "comparison"}
         return board.page(
-            "board_comparison.html",
-            title=f"{found.name} · comparison",
-            heading=found.name,
-            eyebrow="comparison",
-            about=(found.group,),
-            status=str(values.get("status") or "damaged")[:40],
-            verdict=str(values.get("verdict") or "compare.json cannot be read, or is being written.")[:2000],
-            run=found,
-            rows=[_method_row(each, str(values.get("metric") or "")) for each in rows[:200]],
-            notes=[str(each)[:1000] for each in values.get("notes", [])[:40]]
-            if isinstance(values.get("notes"), list)
-            else [],
+            "compare.html",
+            **shown | {"about": (folder.group, *shown["about"])},
+            run=folder,
             runs=[row(each) for each in runs],
             ids=",".join(each.id for each in runs[:24]),
-            has_report=file_state(found.path / COMPARE_REPORT) is not None,
+            has_report=file_state(folder.path / COMPARE_REPORT) is not None,
         )
 
     def report(request: BoardRequest) -> BoardResponse:
-        content = read_small(board.find(request.path["run"], COMPARISON).path / COMPARE_REPORT, MOST_REPORT)
-        if content is None:
-            text = f"There is no {COMPARE_REPORT} in this folder."
-            return board.page("board_error.html", title="No page yet", verdict=text)
-        return BoardResponse(content, headers={"Content-Security-Policy": SANDBOX_POLICY})
+        return stored_page(board, board.find(request.path["run"], COMPARISON), COMPARE_REPORT)
 
-    app.get("/comparison/{run}", comparison)
+    app.get("/comparison/{run}", page)
     app.get("/comparison/{run}/report", report)
 
 
-def _method_row(values: dict[str, Any], metric: str) -> tuple[str, ...]:
-    def mean(name: str) -> float | None:
-        each = values.get(name)
-        found = each.get("mean") if isinstance(each, dict) else None
-        return found if isinstance(found, int | float) else None
-
-    return (
-        str(values.get("method", ""))[:200],
-        str(values.get("runs", "")),
-        metric_text(metric, mean("before")),
-        metric_text(metric, mean("after")),
-        duration(mean("seconds")) if mean("seconds") is not None else ABSENT,
-        str(values.get("verdict", ""))[:200],
-    )
-
-
-def _json(found: FoundFolder) -> dict[str, Any]:
-    return _object(read_small(found.path / SIGNS[COMPARISON], MOST_REPORT))
-
-
-def _object(content: bytes | None) -> dict[str, Any]:
+def read_comparison(folder: FoundFolder) -> MethodComparison | None:
+    """What compare.json holds; None where it cannot be read."""
+    content = read_small(folder.path / SIGNS[COMPARISON], MOST_REPORT)
     try:
-        value = json.loads(content or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        values: dict[str, Any] = json.loads(content or b"")
+        comparison = comparison_from(values)
+        comparison_page_values(comparison, lambda run: "")
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+        return None
+    return comparison

@@ -12,16 +12,17 @@ from typing import Any
 from whet.pages.board.files import file_state, read_small
 from whet.pages.board.folders import EVALUATION, RUN, FoundFolder
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
-from whet.pages.charts import interval_chart
+from whet.pages.eval_page import interval_figure
 from whet.pages.evaluation import estimate_text
 from whet.pages.render import Figure, PageTable
-from whet.record.metrics.estimates import IntervalEstimate
+from whet.record.metrics.intervals import IntervalEstimate
 from whet.record.text import ABSENT, headline, metric_text, words
 
 MOST_SHOWN = 500
 MOST_BARS = 24
 LONGEST_NAME = 40
 ENDS = ("value", "low", "high")
+NOTHING = "Nothing was evaluated below this folder yet: `whet eval MODEL --data TASK --out FOLDER` measures a model."
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,15 @@ def add_routes(app: BoardApp, board: Board) -> None:
         runs = [row for each in found if each.kind == RUN if (row := run_row(each)) is not None]
         tasks = [(task, [e for e in listed if e.task == task]) for task in dict.fromkeys(e.task for e in listed)]
         return board.page(
-            "board_evals.html",
+            "eval.html",
             title="Evaluations",
             here="/evals",
+            verdict="" if listed or runs else NOTHING,
             sections=[section(task, evals[:MOST_SHOWN]) for task, evals in tasks],
             runs=runs[:MOST_SHOWN],
             damaged=damaged,
+            command="",
+            foot="",
             num_hidden=max(len(runs) - MOST_SHOWN, 0),
         )
 
@@ -108,22 +112,18 @@ def section(task: str, evals: list[ListedEval]) -> dict[str, Any]:
         for each in evals
     )
     head = ("model", "measure", "value (95% interval)", "prompts", "completions each", "temperature", "UTC", "folder")
-    return {"task": task, "figure": _figure(task, evals), "table": PageTable(head, rows)}
+    tables = [("", PageTable(head, rows))]
+    return {"title": task, "about": "", "figures": _figures(task, evals), "tables": tables, "pairs": ()}
 
 
-def _figure(task: str, evals: list[ListedEval]) -> Figure | None:
+def _figures(task: str, evals: list[ListedEval]) -> list[Figure]:
     drawn = [each for each in evals if all(math.isfinite(getattr(each.estimate, end)) for end in ENDS)]
     drawn = [each for each in drawn if each.measure == drawn[0].measure][:MOST_BARS]
     if len(drawn) < 2:
-        return None
-    is_share = drawn[0].measure == "accuracy"
-    rows = [
-        (each.model[-LONGEST_NAME:], found.value, found.low, found.high, estimate_text(found, is_share))
-        for each in drawn
-        for found in (each.estimate,)
-    ]
+        return []
     title = f"{drawn[0].measure.capitalize()} on {task}"
-    return Figure(title, "95% intervals over the prompts", interval_chart(rows, title, is_share))
+    rows = [(each.model[-LONGEST_NAME:], each.estimate) for each in drawn]
+    return [interval_figure(title, "95% intervals over the prompts", rows, drawn[0].measure == "accuracy")]
 
 
 def run_row(found: FoundFolder) -> dict[str, str] | None:

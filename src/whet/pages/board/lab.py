@@ -18,7 +18,7 @@ _one_at_a_time = threading.Lock()
 
 def add_routes(app: BoardApp, board: Board) -> None:
     def page(request: BoardRequest) -> BoardResponse:
-        return board.page("board_lab.html", title="The lab", here="/lab", experiments=_experiments(), api=API)
+        return board.page("lab.html", title="The lab", here="/lab", experiments=_experiments(), api=API)
 
     def listed(request: BoardRequest) -> BoardResponse:
         return json_response([each.record() for each in _experiments()])

@@ -11,31 +11,36 @@ from whet.pages.board.folders import PIPELINE, RUN, FoundFolder
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.pipeline_page import RECORD, pipeline_values
 from whet.pages.pipeline_summary import PipelineSummary, summary_from
-from whet.settings.run_folder import is_locked
+from whet.record.run_folder import is_locked
 
 MOST_BYTES = 64 << 20
 
 
+NOT_YET = (
+    "This pipeline has finished no stage yet, or was written before whet kept what its page is drawn from: open "
+    "pipeline.html in its folder."
+)
+
+
 def add_routes(app: BoardApp, board: Board) -> None:
     def page(request: BoardRequest) -> BoardResponse:
-        found = board.find(request.path["run"], PIPELINE)
-        runs = [each for each in board.look().values() if each.kind == RUN and each.parent == found.id]
-        summary = read_pipeline(found)
-        if summary is None:
-            return board.page("board_pipeline_begun.html", title=found.name, heading=found.place, runs=runs)
-        values = pipeline_values(summary)
-        addresses = {run.path: f"/run/{run.id}" for run in runs}
-        for stage in values["stages"]:
-            stage["report"] = addresses.get((found.path / stage["report"]).parent, "") if stage["report"] else ""
-        values |= {"title": f"{summary.name}: {found.name}", "heading": found.place, "eyebrow": summary.name}
-        return board.page("board_pipeline.html", **values, runs=runs, pipeline=found.id)
+        folder = board.find(request.path["run"], PIPELINE)
+        runs = [each for each in board.look().values() if each.kind == RUN and each.parent == folder.id]
+        summary = read_pipeline(folder)
+        values: dict[str, Any] = {"title": folder.name, "verdict": NOT_YET}
+        if summary is not None:
+            values = pipeline_values(summary) | {"title": f"{summary.name}: {folder.name}", "eyebrow": summary.name}
+            addresses = {run.path: f"/run/{run.id}" for run in runs}
+            for stage in values["stages"]:
+                stage["report"] = addresses.get((folder.path / stage["report"]).parent, "") if stage["report"] else ""
+        return board.page("pipeline.html", **values | {"heading": folder.place}, runs=runs, pipeline=folder.id)
 
     app.get("/pipeline/{run}", page)
 
 
-def read_pipeline(found: FoundFolder) -> PipelineSummary | None:
+def read_pipeline(folder: FoundFolder) -> PipelineSummary | None:
     """What a pipeline has done so far; None where it has drawn no page yet."""
-    content = read_small(found.path / RECORD, MOST_BYTES)
+    content = read_small(folder.path / RECORD, MOST_BYTES)
     if content is None:
         return None
     try:
@@ -43,8 +48,8 @@ def read_pipeline(found: FoundFolder) -> PipelineSummary | None:
         summary = summary_from(record)
         pipeline_values(summary)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
-        text = f"{found.place}/{RECORD} cannot be read ({type(error).__name__}: {str(error)[:200]})"
+        text = f"{folder.place}/{RECORD} cannot be read ({type(error).__name__}: {str(error)[:200]})"
         raise Refusal(422, f"{text}; it may be of a newer version of whet, or damaged") from None
-    if summary.status == "running" and not is_locked(found.path):
+    if summary.status == "running" and not is_locked(folder.path):
         return PipelineSummary(**{**vars(summary), "status": "interrupted"})
     return summary

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from whet import __version__
-from whet.pages.board.envelopes import Envelopes, SeriesPoints
 from whet.pages.board.files import FileState, file_state, read_small
 from whet.pages.board.growing_log import GrowingLog, last_lines, spaced_lines
+from whet.pages.envelopes import Envelopes, SeriesPoints
+from whet.pages.run_charts import step_columns
 from whet.record.health import FindingSpan, HealthFinding, findings, recorded_finding
 from whet.record.log import METRICS, SUMMARY, EvalRecord, in_todays_names
 from whet.record.run import RunRecord, StepTotals
-from whet.record.run_kinds import KINDS, Shown
+from whet.record.run_folder import is_locked
 from whet.record.thinning import ThinnedLog
-from whet.settings.run_folder import is_locked
 from whet.types import StepReport
 
 CONFIG = "config.toml"
@@ -37,10 +37,6 @@ MOST_BETWEEN = 800  # steps kept whole beside the first and the last ones, for t
 MOST_EVALS = 5000
 MOST_SPANS = 200  # problems by name
 EXACT_ROWS = 2000  # rows of a zoomed chart that are read from the log itself
-SPREAD = ("min", "q1", "median", "q3", "max", "mean")
-SHOWN: dict[str, Shown] = {
-    each.name: each for kind in KINDS.values() for each in (*kind.main, *kind.line, *kind.figures)
-}
 
 
 @dataclass
@@ -240,7 +236,7 @@ def take_lines(state: ReadState, lines: Sequence[tuple[int, bytes]]) -> None:
             _count(state, line)
             steps.append(float(line.step))
             places.append(place)
-            rows.append(flat_row(line))
+            rows.append(step_columns(line))
     if rows:
         state.envelopes.add(steps, places, rows)
 
@@ -287,24 +283,6 @@ def parsed_line(text: bytes) -> StepReport | EvalRecord | None:
         _numbers(line.get("seconds")),
         {name: _numbers(values) for name, values in spread.items()} if isinstance(spread, dict) else {},
     )
-
-
-def flat_row(step: StepReport) -> dict[str, float]:
-    """A step as columns: what its kind of run shows, its metrics, reward/PART, spread/PART/END, seconds/PHASE."""
-    row = dict(step.metrics)
-    for name, shown in SHOWN.items():
-        value = shown.measure(step)
-        if value is not None:
-            row[name] = value
-    for part, value in step.reward.items():
-        row["reward" if part == "total" else f"reward/{part}"] = value
-    for part, ends in step.spread.items():
-        for end in SPREAD:
-            if end in ends:
-                row[f"spread/{part}/{end}"] = ends[end]
-    for phase, took in step.seconds.items():
-        row[f"seconds/{phase}"] = took
-    return row
 
 
 def _is_step(value: Any) -> bool:

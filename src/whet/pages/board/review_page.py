@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import threading
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,13 @@ from whet.pages.board.folders import RUN, FoundFolder
 from whet.pages.board.samples_page import visible_card
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.visible_text import visible
-from whet.pages.review import REVIEW, read_review
+from whet.pages.review import REVIEW, read_review, review_values
 from whet.record.marks import (
-    GOOD,
-    HACKED,
     HIGH,
     LONGEST_NOTE,
     LOW,
     MARKS,
     MARKS_LOG,
-    WRONG,
     SampleMark,
     agreement,
     append_marks,
@@ -31,10 +27,7 @@ from whet.record.marks import (
     review_verdict,
 )
 
-ENDS = ((HIGH, "Highest rewards"), (LOW, "Lowest rewards"))
-KEYS = ((GOOD, "g", "Good"), (HACKED, "h", "Hacked"), (WRONG, "w", "Wrong"))
 MOST_BYTES = 256 << 20  # of a review that is read
-MOST_KEPT = 8  # runs whose review is remembered
 NOTHING = (
     "Nothing to review yet: a run with a reward selects completions every report.review_every steps and at its end."
 )
@@ -42,70 +35,55 @@ NOTHING = (
 Rows = list[dict[str, Any]]
 
 
-class _Reviews:
-    """The reviews of runs, read again when their files change."""
+def stored_rows(folder: Path) -> Rows:
+    """The review of a run with its marks, read again when its files change."""
+    states = tuple(file_state(folder / name) for name in (REVIEW, MARKS_LOG))
+    if states[0] is None:
+        return []
+    if sum(state.size for state in states if state is not None) > MOST_BYTES:
+        raise Refusal(413, f"{REVIEW} and {MARKS_LOG} are larger than the board reads")
+    if states[1] is None and (folder / MARKS_LOG).is_symlink():
+        raise Refusal(422, f"{MARKS_LOG} is a link, and the board follows none; put the file itself there")
+    return _rows_of(folder, states)
 
-    def __init__(self) -> None:
-        self._kept: dict[Path, tuple[tuple[FileState | None, ...], Rows]] = {}
-        self._lock = threading.Lock()
 
-    def rows(self, folder: Path) -> Rows:
-        states = tuple(file_state(folder / name) for name in (REVIEW, MARKS_LOG))
-        if states[0] is None:
-            return []
-        if sum(each.size for each in states if each is not None) > MOST_BYTES:
-            raise Refusal(413, f"{REVIEW} and {MARKS_LOG} are larger than the board reads")
-        if states[1] is None and (folder / MARKS_LOG).is_symlink():
-            raise Refusal(422, f"{MARKS_LOG} is a link, and the board follows none; put the file itself there")
-        with self._lock:
-            kept = self._kept.get(folder)
-        if kept is not None and kept[0] == states:
-            return kept[1]
-        rows = read_review(folder)
-        with self._lock:
-            self._kept.pop(folder, None)
-            self._kept[folder] = (states, rows)
-            while len(self._kept) > MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
-        return rows
+@lru_cache(maxsize=8)
+def _rows_of(folder: Path, states: tuple[FileState | None, ...]) -> Rows:
+    return read_review(folder)
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    reviews = _Reviews()
-
     def page(request: BoardRequest) -> BoardResponse:
         run = board.find(request.path["run"], RUN)
-        rows = reviews.rows(run.path)
+        rows = stored_rows(run.path)
         steps = sorted({int(row["step"]) for row in rows}, reverse=True)
         step = request.number("step", steps[0] if steps else 0, 0, 2**53)
         if step not in steps and steps:
             raise Refusal(404, f"step {step} has no review")
         at = steps.index(step) if steps else 0
         return board.page(
-            "board_review.html",
+            "review.html",
+            **review_values(rows, [step] if steps else [], lambda row: replace(visible_card(row), id=str(row["id"]))),
             title=f"Review of {visible(run.name)}",
             run=run.id,
             tab="review",
             verdict=review_verdict(review_counts(rows)) if rows else NOTHING,
             agreement=_agreement(rows) if rows else {},
             step=step,
-            steps=[_step_link(rows, each) for each in steps],
+            listed=[_step_link(rows, each) for each in steps],
             newer=steps[at - 1] if at > 0 else None,
             older=steps[at + 1] if at + 1 < len(steps) else None,
-            ends=[(title, _cards(rows, step, end)) for end, title in ENDS],
             marks=MARKS,
-            keys=KEYS,
-            longest=LONGEST_NOTE,
         )
 
     def marked(request: BoardRequest) -> BoardResponse:
         run = board.find(request.path["run"], RUN)
-        return json_response(_agreement(reviews.rows(run.path)))
+        return json_response(_agreement(stored_rows(run.path)))
 
     def mark(request: BoardRequest) -> BoardResponse:
         run = board.find(request.path["run"], RUN)
-        append_marks(run.path, [_given(run, reviews.rows(run.path), request.values())])
-        return json_response(_agreement(reviews.rows(run.path)))
+        append_marks(run.path, [_given(run, stored_rows(run.path), request.values())])
+        return json_response(_agreement(stored_rows(run.path)))
 
     app.get("/run/{run}/review", page)
     app.get("/api/run/{run}/review", marked)
@@ -125,7 +103,7 @@ def _given(run: FoundFolder, rows: Rows, values: dict[str, Any]) -> SampleMark:
 
 
 def _agreement(rows: Rows) -> dict[str, Any]:
-    """The counts, and what people and the reward agree on; None for what is not known."""
+    """The counts, and what people and the reward agree on."""
     counts = review_counts(rows)
     both = agreement(counts)
     return {
@@ -133,28 +111,12 @@ def _agreement(rows: Rows) -> dict[str, Any]:
         "marked": both.marked,
         "agreed": both.agreed,
         "total": len(rows),
-        **{name: None if math.isnan(value) else value for name, value in _shares(both).items()},
+        **{name: getattr(both, name) for name in ("share", "low", "high", "kappa")},
         "verdict": review_verdict(counts),
     }
-
-
-def _shares(both: Any) -> dict[str, float]:
-    return {"share": both.share, "low": both.low, "high": both.high, "kappa": both.kappa}
 
 
 def _step_link(rows: Rows, step: int) -> tuple[int, int, int]:
     """The step, and how many of its samples are marked."""
     of_step = [row for row in rows if row["step"] == step]
     return step, sum(bool(row.get("mark")) for row in of_step), len(of_step)
-
-
-def _cards(rows: Rows, step: int, end: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "card": replace(visible_card(row), id=str(row["id"])),
-            "mark": row.get("mark") or "",
-            "note": str(row.get("note") or ""),
-        }
-        for row in rows
-        if row["step"] == step and row["end"] == end
-    ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -44,33 +44,16 @@ KINDS = {
 }
 
 
-class _Finders:
-    """One finder for each index, as long as the board keeps that."""
-
-    def __init__(self) -> None:
-        self._found: dict[int, tuple[SampleIndex, SampleFinder]] = {}
-        self._lock = threading.Lock()
-
-    def of(self, index: SampleIndex) -> SampleFinder:
-        with self._lock:
-            kept = self._found.get(id(index))
-            if kept is None or kept[0] is not index:
-                kept = (index, SampleFinder(index))
-                self._found[id(index)] = kept
-                while len(self._found) > 16:
-                    del self._found[next(iter(self._found))]
-            return kept[1]
+finder_of = lru_cache(maxsize=16)(SampleFinder)  # one for each index; it remembers what was searched
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    finders = _Finders()
-
     def asked(request: BoardRequest) -> tuple[FoundFolder, SampleIndex, SampleQuery, FoundSamples]:
         run = board.find(request.path["run"], RUN)
         index = board.samples(run.id)
         index.refresh(INDEX_SECONDS)
         query = sample_query(request)
-        return run, index, query, finders.of(index).find(query, SEARCH_SECONDS)
+        return run, index, query, finder_of(index).find(query, SEARCH_SECONDS)
 
     def page(request: BoardRequest) -> BoardResponse:
         run, index, query, found = asked(request)

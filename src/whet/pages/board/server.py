@@ -31,7 +31,8 @@ from whet.pages.board.sample_index import SampleIndex
 from whet.pages.board.watcher import Watcher
 from whet.pages.render import render
 from whet.record.log import SAMPLES
-from whet.settings.run_folder import is_locked
+from whet.record.run_folder import is_locked
+from whet.record.text import json_values
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -105,16 +106,8 @@ def json_response(value: Any, status: int = 200) -> BoardResponse:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(json_values(value), ensure_ascii=False, allow_nan=False)
     return BoardResponse(text, "application/json", status)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 Handler = Callable[[BoardRequest], BoardResponse]
@@ -217,7 +210,15 @@ def refused(refusal: Refusal, as_json: bool = False) -> BoardResponse:
 
 def board_page(template: str, **values: Any) -> str:
     """A template of the board, filled in."""
-    shell = {"eyebrow": "", "navigation": NAVIGATION, "here": "", "asset": asset_address, "version": __version__}
+    shell = {
+        "shell": "board.html",
+        "board": True,
+        "eyebrow": "",
+        "navigation": NAVIGATION,
+        "here": "",
+        "asset": asset_address,
+        "version": __version__,
+    }
     return render(template, **{**shell, **values})
 
 

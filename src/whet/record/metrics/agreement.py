@@ -16,10 +16,10 @@ def kappa(table: Sequence[Sequence[int]]) -> float:
     """
     total = sum(sum(row) for row in table)
     rows = [sum(row) for row in table]
-    columns = [sum(row[place] for row in table) for place in range(len(table))]
+    columns = [sum(row[column] for row in table) for column in range(len(table))]
     by_chance = sum(row * column for row, column in zip(rows, columns, strict=True))
     if total == 0 or by_chance == total * total:
         return math.nan
-    observed = sum(row[place] for place, row in enumerate(table)) / total
+    observed = sum(row[index] for index, row in enumerate(table)) / total
     expected = by_chance / (total * total)
     return (observed - expected) / (1 - expected)

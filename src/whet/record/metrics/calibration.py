@@ -37,11 +37,11 @@ def calibration_of(confidence: Sequence[float], right: Sequence[float]) -> Calib
         if not 0 <= sure <= 1 + 1e-9:
             raise ValueError(f"a confidence of {sure} is no share")
         rows[min(int(sure * BINS), BINS - 1)].append((sure, hit))
-    gaps = [abs(sum(sure for sure, _ in each) - sum(hit for _, hit in each)) for each in rows]
+    gaps = [abs(sum(sure for sure, _ in pairs) - sum(hit for _, hit in pairs)) for pairs in rows]
     bins = [
-        ReliabilityBin(tenth, len(each), fmean([sure for sure, _ in each]), fmean([hit for _, hit in each]))
-        for tenth, each in enumerate(rows)
-        if each
+        ReliabilityBin(tenth, len(pairs), fmean([sure for sure, _ in pairs]), fmean([hit for _, hit in pairs]))
+        for tenth, pairs in enumerate(rows)
+        if pairs
     ]
     brier = fmean([(sure - hit) ** 2 for sure, hit in zip(confidence, right, strict=True)])
     return Calibration(sum(gaps) / len(right), brier, tuple(bins))
@@ -66,6 +66,6 @@ def vote_confidence(outcomes: Sequence[float], answers: Sequence[str | None]) ->
 
 def token_confidence(logp: Sequence[float]) -> float | None:
     """exp(mean log-probability of the tokens), their geometric mean; None where an engine gave none."""
-    if not logp or any(isnan(each) for each in logp):
+    if not logp or any(isnan(value) for value in logp):
         return None
     return min(1.0, exp(fmean(logp)))

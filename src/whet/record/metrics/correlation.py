@@ -44,8 +44,8 @@ def ranks(values: Sequence[float]) -> list[float]:
         stop = start
         while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
             stop += 1
-        for place in order[start : stop + 1]:
-            shared[place] = (start + stop) / 2 + 1
+        for index in order[start : stop + 1]:
+            shared[index] = (start + stop) / 2 + 1
         start = stop + 1
     return shared
 
@@ -54,8 +54,8 @@ def correlations(columns: Mapping[str, Sequence[float | None]]) -> list[tuple[st
     """(first, second, Pearson, Spearman) of every two columns, over the rows where both are known."""
     names = list(columns)
     table = []
-    for place, first in enumerate(names):
-        for second in names[place + 1 :]:
+    for index, first in enumerate(names):
+        for second in names[index + 1 :]:
             pairs = [
                 (a, b)
                 for a, b in zip(columns[first], columns[second], strict=True)

@@ -80,10 +80,10 @@ def _same(one: float, other: float) -> bool:
 
 def quantile(ascending: Sequence[float], share: float) -> float:
     """The value below which this share lies, straight between neighbours."""
-    place = share * (len(ascending) - 1)
-    low = math.floor(place)
+    position = share * (len(ascending) - 1)
+    low = math.floor(position)
     high = min(low + 1, len(ascending) - 1)
-    return ascending[low] + (place - low) * (ascending[high] - ascending[low])
+    return ascending[low] + (position - low) * (ascending[high] - ascending[low])
 
 
 def histogram(values: Sequence[float], most_bins: int = MOST_BINS) -> list[tuple[float, float, int]]:
@@ -95,7 +95,7 @@ def histogram(values: Sequence[float], most_bins: int = MOST_BINS) -> list[tuple
     if len(different) <= MOST_VALUES:
         return [(value, value, ascending.count(value)) for value in different]
     low, high = ascending[0], ascending[-1]
-    edges = [low + (high - low) * place / most_bins for place in range(most_bins + 1)]
+    edges = [low + (high - low) * edge / most_bins for edge in range(most_bins + 1)]
     counts = [0] * most_bins
     for value in ascending:
         counts[min(int((value - low) / (high - low) * most_bins), most_bins - 1)] += 1

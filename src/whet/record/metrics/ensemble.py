@@ -36,7 +36,7 @@ def ensemble_score(
         return min(scores)
     if how == "mean" or len(scores) == 1:
         return mean
-    squares = sum((each - mean) ** 2 for each in scores)
+    squares = sum((score - mean) ** 2 for score in scores)
     if how == "mean_minus_variance":
         return mean - variance_weight * squares / len(scores)
     return mean - deviations * math.sqrt(squares / (len(scores) - 1))
@@ -87,9 +87,9 @@ def ensemble_metrics(margins: Sequence[MemberScores], cautious: Mapping[Ensemble
     means = [fmean(row) for row in margins]
     apart = [disagreement(row) for row in margins]
     wrong = [mean <= 0 for mean in means]
-    each = [_accuracy(column) for column in zip(*margins, strict=True)]
-    metrics = {f"member/{number}/accuracy": accuracy for number, accuracy in enumerate(each, 1)}
-    metrics |= {"accuracy_lowest_member": min(each), "accuracy_highest_member": max(each)}
+    accuracies = [_accuracy(column) for column in zip(*margins, strict=True)]
+    metrics = {f"member/{number}/accuracy": accuracy for number, accuracy in enumerate(accuracies, 1)}
+    metrics |= {"accuracy_lowest_member": min(accuracies), "accuracy_highest_member": max(accuracies)}
     metrics |= {f"accuracy_{how}": _accuracy(values) for how, values in cautious.items()}
     for name, which in (("right", False), ("wrong", True)):
         values = [value for value, is_wrong in zip(apart, wrong, strict=True) if is_wrong is which]

@@ -8,16 +8,8 @@ from statistics import fmean, median
 
 from whet.record.metrics.calibration import Calibration, calibration_of, vote_confidence
 from whet.record.metrics.distribution import quantile
-from whet.record.metrics.estimates import (
-    AccuracyEstimate,
-    IntervalEstimate,
-    SizedEstimate,
-    accuracy_estimate,
-    mean_estimate,
-    pass_curve,
-    share_estimate,
-    vote_curve,
-)
+from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share_estimate
+from whet.record.metrics.pass_at_k import AccuracyEstimate, SizedEstimate, accuracy_estimate, pass_curve, vote_curve
 
 CUT, FORCED = "cut", "forced"
 
@@ -83,20 +75,20 @@ def summarized(
     refusals: bool = False,
     counts: Sequence[int] = (),
 ) -> EvalSummary:
-    """Of [prompts][attempts], each prompt with as many; `labels` name the part of the task that a prompt belongs to.
+    """Summarize [prompts][attempts], each prompt with as many; `labels` name the part of the task a prompt belongs to.
 
     `counts` are the k of pass@k and the n of votes.
     """
-    outcomes = [[each.outcome for each in row] for row in attempts]
-    flat = [each for row in attempts for each in row]
+    outcomes = [[attempt.outcome for attempt in row] for row in attempts]
+    flat = [attempt for row in attempts for attempt in row]
     samples = min(map(len, attempts))
-    is_share = all(each.outcome in (0.0, 1.0) for each in flat)
+    is_share = all(attempt.outcome in (0.0, 1.0) for attempt in flat)
     accuracy = accuracy_estimate(outcomes) if is_share else None
-    answers = [[each.answer for each in row] for row in attempts]
+    answers = [[attempt.answer for attempt in row] for row in attempts]
     votable = samples > 1 and any(answer is not None for row in answers for answer in row)
-    right = [each.tokens for each in flat if each.outcome == 1.0] if is_share else []
-    wrong = [each.tokens for each in flat if each.outcome != 1.0] if is_share else []
-    lengths = sorted(float(each.tokens) for each in flat)
+    right = [attempt.tokens for attempt in flat if attempt.outcome == 1.0] if is_share else []
+    wrong = [attempt.tokens for attempt in flat if attempt.outcome != 1.0] if is_share else []
+    lengths = sorted(float(attempt.tokens) for attempt in flat)
     return EvalSummary(
         len(attempts),
         samples,
@@ -112,49 +104,56 @@ def summarized(
             quantile(lengths, 0.9),
             fmean(right) if right else None,
             fmean(wrong) if wrong else None,
-            _share(attempts, lambda each: not each.finished),
+            _share(attempts, lambda attempt: not attempt.finished),
         ),
-        _share(attempts, lambda each: each.answer is not None)
-        if any(each.answer is not None for each in flat)
+        _share(attempts, lambda attempt: attempt.answer is not None)
+        if any(attempt.answer is not None for attempt in flat)
         else None,
         _formats(attempts),
         _budget_points(attempts, is_share),
-        _by_label(attempts, labels, lambda each: float(each.refused), is_share=True) if refusals else {},
+        _by_label(attempts, labels, lambda attempt: float(attempt.refused), is_share=True) if refusals else {},
         {
             name: value
-            for name, value in _by_label(attempts, labels, lambda each: each.outcome, is_share).items()
+            for name, value in _by_label(attempts, labels, lambda attempt: attempt.outcome, is_share).items()
             if name
         },
     )
 
 
 def _share(attempts: Sequence[Sequence[Attempt]], holds: Callable[[Attempt], bool]) -> IntervalEstimate:
-    return share_estimate([fmean([float(holds(each)) for each in row]) for row in attempts], min(map(len, attempts)))
+    return share_estimate(
+        [fmean([float(holds(attempt)) for attempt in row]) for row in attempts], min(map(len, attempts))
+    )
 
 
 def _formats(attempts: Sequence[Sequence[Attempt]]) -> IntervalEstimate | None:
     """Of a model that thinks in tags at all."""
-    if not any(each.in_format is not None for row in attempts for each in row):
+    if not any(attempt.in_format is not None for row in attempts for attempt in row):
         return None
-    return _share(attempts, lambda each: bool(each.in_format))
+    return _share(attempts, lambda attempt: bool(attempt.in_format))
 
 
 def _calibrations(attempts: Sequence[Sequence[Attempt]]) -> dict[str, Calibration]:
-    found = {}
-    if min(map(len, attempts)) > 1 and any(each.answer is not None for row in attempts for each in row):
-        votes = [vote_confidence([each.outcome for each in row], [each.answer for each in row]) for row in attempts]
-        found["votes"] = calibration_of([sure for sure, _ in votes], [right for _, right in votes])
-    flat = [each for row in attempts for each in row]
-    if all(each.confidence is not None for each in flat):
-        found["tokens"] = calibration_of([each.confidence or 0.0 for each in flat], [each.outcome for each in flat])
-    return found
+    calibrations = {}
+    if min(map(len, attempts)) > 1 and any(attempt.answer is not None for row in attempts for attempt in row):
+        votes = [
+            vote_confidence([attempt.outcome for attempt in row], [attempt.answer for attempt in row])
+            for row in attempts
+        ]
+        calibrations["votes"] = calibration_of([sure for sure, _ in votes], [right for _, right in votes])
+    flat = [attempt for row in attempts for attempt in row]
+    if all(attempt.confidence is not None for attempt in flat):
+        calibrations["tokens"] = calibration_of(
+            [attempt.confidence or 0.0 for attempt in flat], [attempt.outcome for attempt in flat]
+        )
+    return calibrations
 
 
 def _budget_points(attempts: Sequence[Sequence[Attempt]], is_share: bool) -> tuple[BudgetPoint, ...]:
     points = []
     samples = min(map(len, attempts))
     for way, budget in sorted(attempts[0][0].budgets, key=lambda key: (key[0], key[1])):
-        cells = [[each.budgets[way, budget] for each in row] for row in attempts]
+        cells = [[attempt.budgets[way, budget] for attempt in row] for row in attempts]
         values = [fmean([outcome for outcome, _ in row]) for row in cells]
         estimate = share_estimate(values, samples) if is_share else mean_estimate(values)
         tokens = fmean([fmean([count for _, count in row]) for row in cells])
@@ -170,8 +169,8 @@ def _by_label(
     for label, row in zip(labels, attempts, strict=bool(labels)):
         parts.setdefault(label, []).append(row)
     samples = min(map(len, attempts))
-    found = {}
+    estimates = {}
     for label, rows in parts.items():
-        values = [fmean([value(each) for each in row]) for row in rows]
-        found[label] = share_estimate(values, samples) if is_share else mean_estimate(values)
-    return found
+        values = [fmean([value(attempt) for attempt in row]) for row in rows]
+        estimates[label] = share_estimate(values, samples) if is_share else mean_estimate(values)
+    return estimates

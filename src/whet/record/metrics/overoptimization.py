@@ -65,6 +65,7 @@ class Law:
 
     @property
     def fits(self) -> bool:
+        """Whether the law explains the points well enough to be drawn."""
         return self.r_squared >= FITTING
 
 
@@ -98,8 +99,8 @@ def best_of_points(
     """The best of n by the proxy, for each n: means over prompts, each over every subset of its pool."""
     points = []
     for n in sizes:
-        chosen = [best_of(true, given, n) for true, given in zip(gold, proxy, strict=True)]
-        claimed = [best_of(given, given, n) for given in proxy]
+        chosen = [best_of(true, proxy_scores, n) for true, proxy_scores in zip(gold, proxy, strict=True)]
+        claimed = [best_of(proxy_scores, proxy_scores, n) for proxy_scores in proxy]
         points.append(ScorePoint(math.sqrt(best_of_n_kl(n)), fmean(chosen), fmean(claimed)))
     return tuple(points)
 
@@ -149,7 +150,7 @@ def fitted_law(points: Sequence[ScorePoint], kind: Kind, least: float) -> Law | 
     alpha, beta = (ag * bb - bg * ab) / determinant, (bg * aa - ag * ab) / determinant
     law = Law(kind, alpha, beta, 0.0, len(used), max(first), min(first))
     middle = fmean(gold)
-    spread = sum((each - middle) ** 2 for each in gold)
+    spread = sum((score - middle) ** 2 for score in gold)
     missed = sum((law(point.d) - point.gold) ** 2 for point in used)
     return replace(law, r_squared=1 - missed / spread if spread > 0 else 0.0)
 

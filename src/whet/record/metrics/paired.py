@@ -37,7 +37,7 @@ def mcnemar_p(gained: int, lost: int) -> float:
     changed = gained + lost
     if not changed:
         return 1.0
-    tail = sum(comb(changed, each) for each in range(min(gained, lost) + 1))
+    tail = sum(comb(changed, heads) for heads in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**changed)
 
 
@@ -75,7 +75,10 @@ def paired_test(
     if len(outcomes) != len(against):
         raise ValueError(f"{name} has {len(outcomes)} prompts and {other} {len(against)}: they cannot be paired")
     differences = [fmean(after) - fmean(before) for before, after in zip(outcomes, against, strict=True)]
-    gained, lost = sum(each > 1e-12 for each in differences), sum(each < -1e-12 for each in differences)
+    gained, lost = (
+        sum(difference > 1e-12 for difference in differences),
+        sum(difference < -1e-12 for difference in differences),
+    )
     single = all(len(row) == 1 and row[0] in (0.0, 1.0) for row in (*outcomes, *against))
     if single:
         low, high = changed_interval(gained, lost, len(differences))
@@ -89,8 +92,8 @@ def paired_test(
 def paired_tests(outcomes: Mapping[str, Sequence[Sequence[float]]]) -> tuple[PairedTest, ...]:
     """Every pair of models, p corrected for their number by Holm."""
     tests = [paired_test((one, outcomes[one]), (two, outcomes[two])) for one, two in combinations(outcomes, 2)]
-    known = [each for each in tests if each.p is not None]
-    adjusted = iter(corrected([each.p for each in known if each.p is not None], len(tests)))
+    known = [test for test in tests if test.p is not None]
+    adjusted = iter(corrected([test.p for test in known if test.p is not None], len(tests)))
     return tuple(
-        PairedTest(**{**each.__dict__, "corrected_p": None if each.p is None else next(adjusted)}) for each in tests
+        PairedTest(**{**test.__dict__, "corrected_p": None if test.p is None else next(adjusted)}) for test in tests
     )

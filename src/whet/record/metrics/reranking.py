@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from whet.record.metrics.selection import best_of, interval, majority, sizes, vote_weights, weighted_vote
+from whet.record.metrics.intervals import estimate
+from whet.record.metrics.selection import best_of, majority, sizes, vote_weights, weighted_vote
 
 BEST, WEIGHTED, MAJORITY, CEILING = "best of n", "weighted vote", "majority vote", "best possible (pass@n)"
 
@@ -54,6 +55,7 @@ class ChoiceCurve:
 
     @property
     def name(self) -> str:
+        """The way of choosing, with the scorer it uses."""
         by = f"{self.scorer} {self.aggregate}".strip()
         return f"{by}: {self.way}" if by else self.way
 
@@ -76,16 +78,16 @@ def choice_curves(pools: Sequence[Pool], scorers: Sequence[RerankerScores]) -> t
     lines = []
     if answers:
         lines.append(_curve(MAJORITY, pools, lambda row, n: majority(pools[row].outcomes, pools[row].answers, n)))
-    for each in scorers:
-        lines.append(best_of_n_curve(pools, each))
+    for scorer in scorers:
+        lines.append(best_of_n_curve(pools, scorer))
         if answers:
-            flat = iter(vote_weights([score for scores in each.scores for score in scores]))
-            weights = [[next(flat) for _ in scores] for scores in each.scores]
+            flat = iter(vote_weights([score for scores in scorer.scores for score in scores]))
+            weights = [[next(flat) for _ in scores] for scores in scorer.scores]
 
             def vote(row: int, n: int, weights: list[list[float | None]] = weights) -> float:
                 return weighted_vote(pools[row].outcomes, pools[row].answers, weights[row], n)
 
-            lines.append(_curve(WEIGHTED, pools, vote, each))
+            lines.append(_curve(WEIGHTED, pools, vote, scorer))
     lines.append(_curve(CEILING, pools, lambda row, n: best_of(pools[row].outcomes, pools[row].outcomes, n)))
     return tuple(lines)
 
@@ -111,12 +113,13 @@ def _curve(
     points = []
     for n in counts or sizes(len(pools[0].outcomes)):
         values = [value(row, n) for row in range(len(pools))]
-        points.append(CostedValue(n, fmean(values), *interval(values), n * written, n * read * models))
+        mean = estimate(values, len(pools[0].outcomes))
+        points.append(CostedValue(n, mean.value, mean.low, mean.high, n * written, n * read * models))
     return ChoiceCurve(way, tuple(points), scores.scorer if scores else "", scores.aggregate if scores else "")
 
 
 def mean_tokens(pools: Sequence[Pool]) -> tuple[float, float]:
-    """Of a completion, and of a prompt with its completion."""
+    """Mean tokens of a completion, and of a prompt with its completion."""
     written = fmean(fmean(pool.written) for pool in pools)
     return written, fmean(fmean(pool.read) for pool in pools)
 
@@ -135,7 +138,8 @@ def search_result(
     """
     written = mean_tokens(pools)[0]
     n = min(max(round(tokens[0] / written), 1), len(pools[0].outcomes))
-    search = CostedValue(1, fmean(outcomes), *interval(outcomes), *tokens)
+    mean = estimate(outcomes)
+    search = CostedValue(1, mean.value, mean.low, mean.high, *tokens)
     return SearchResult(
         scores.scorer, scores.aggregate, *shape, search, best_of_n_curve(pools, scores, [n]).values_by_n[0]
     )

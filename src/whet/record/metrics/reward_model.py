@@ -34,8 +34,8 @@ def pair_metrics(
         "brier": fmean([(1 - _sigmoid(margin)) ** 2 for margin in margins]),
         **calibration([_sigmoid(abs(margin)) for margin in margins], right),
     }
-    for name, kept in (("when_shorter", lambda gap: gap < 0), ("when_longer", lambda gap: gap > 0)):
-        chances = [each for each, gap in zip(right, longer, strict=True) if kept(gap)]
+    for name, in_bin in (("when_shorter", lambda gap: gap < 0), ("when_longer", lambda gap: gap > 0)):
+        chances = [hit for hit, gap in zip(right, longer, strict=True) if in_bin(gap)]
         if chances:
             result[f"accuracy_{name}"] = fmean(chances)
     together = {
@@ -60,21 +60,21 @@ def outcome_metrics(scores: Sequence[float], labels: Sequence[float]) -> dict[st
 
 
 def step_metrics(scores: Sequence[Sequence[float]], labels: Sequence[Sequence[float | None]]) -> dict[str, float]:
-    """Of single steps as `outcome_metrics`; and of solutions: is the first wrong step found?
+    """`outcome_metrics` over single steps; and over whole solutions: is the first wrong step found?
 
     `errors_found` are the solutions with an error whose first one the model names, `right_kept` those without one in
     which it finds none, `f1` their harmonic mean.
     """
     labelled = [
         (score, label)
-        for row, given in zip(scores, labels, strict=True)
-        for score, label in zip(row, given, strict=True)
+        for row, step_labels in zip(scores, labels, strict=True)
+        for score, label in zip(row, step_labels, strict=True)
         if label is not None
     ]
     result = {f"step_{name}": value for name, value in outcome_metrics(*zip(*labelled, strict=True)).items()}
     hits_by_kind: dict[bool, list[float]] = {True: [], False: []}
-    for row, given in zip(scores, labels, strict=True):
-        first_wrong = next((at for at, label in enumerate(given) if label is not None and label < 0.5), None)
+    for row, step_labels in zip(scores, labels, strict=True):
+        first_wrong = next((at for at, label in enumerate(step_labels) if label is not None and label < 0.5), None)
         named_wrong = next((at for at, score in enumerate(row) if score < 0), None)
         hits_by_kind[first_wrong is not None].append(float(named_wrong == first_wrong))
     for name, hits in (("errors_found", hits_by_kind[True]), ("right_kept", hits_by_kind[False])):
@@ -88,12 +88,12 @@ def step_metrics(scores: Sequence[Sequence[float]], labels: Sequence[Sequence[fl
 
 def calibration(sureness: Sequence[float], right: Sequence[float]) -> dict[str, float]:
     """The expected error, and of each tenth that holds rows: how many, how sure, how often right."""
-    found = calibration_of(sureness, right)
-    result = {"calibration_error": found.error}
-    for each in found.bins:
-        result[f"calibration/{each.tenth}/rows"] = float(each.rows)
-        result[f"calibration/{each.tenth}/sure"] = each.sure
-        result[f"calibration/{each.tenth}/right"] = each.right
+    reliability = calibration_of(sureness, right)
+    result = {"calibration_error": reliability.error}
+    for tenth in reliability.bins:
+        result[f"calibration/{tenth.tenth}/rows"] = float(tenth.rows)
+        result[f"calibration/{tenth.tenth}/sure"] = tenth.sure
+        result[f"calibration/{tenth.tenth}/right"] = tenth.right
     return result
 
 

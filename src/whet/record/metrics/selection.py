@@ -11,15 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
 from math import comb, exp, inf
-from statistics import fmean
 
 import numpy as np
 
-from whet.types import Group, by_episode
-
 MOST_SUBSETS = 20_000  # looked at one by one; above it a weighted vote draws some of them
 DRAWN_SUBSETS = 4_096
-RESAMPLES = 2_000
 TIE = 1e-9  # relative: sums of the same weights in another order
 
 
@@ -130,11 +126,11 @@ def _subsets(pool: int, n: int, seed: int) -> np.ndarray:
 
 def _worth(outcomes: Sequence[float], answers: Sequence[str | None]) -> dict[str, float]:
     """The mean outcome of the completions that give each answer: completions of one answer are chosen equally often."""
-    given: dict[str, list[float]] = {}
+    outcomes_by_answer: dict[str, list[float]] = {}
     for outcome, answer in zip(outcomes, answers, strict=True):
         if answer is not None:
-            given.setdefault(answer, []).append(outcome)
-    return {answer: sum(each) / len(each) for answer, each in given.items()}
+            outcomes_by_answer.setdefault(answer, []).append(outcome)
+    return {answer: sum(values) / len(values) for answer, values in outcomes_by_answer.items()}
 
 
 def _check(outcomes: Sequence[float], others: Sequence[object], n: int) -> None:
@@ -142,32 +138,10 @@ def _check(outcomes: Sequence[float], others: Sequence[object], n: int) -> None:
         raise ValueError(f"{n} of {len(outcomes)} outcomes with {len(others)} scores or answers")
 
 
-def interval(values: Sequence[float], seed: int = 0, share: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap of the mean over prompts; equal seeds draw equal prompts, whatever the values."""
-    stream = np.random.default_rng(seed)
-    drawn = stream.integers(0, len(values), (RESAMPLES, len(values)))
-    means = np.asarray(values, dtype=float)[drawn].mean(-1)
-    low, high = np.quantile(means, [(1 - share) / 2, (1 + share) / 2])
-    return float(low), float(high)
-
-
 def vote_weights(scores: Sequence[float | None]) -> list[float | None]:
     """What a score counts in a vote: itself where all are shares in [0, 1], else sigma(score), so that none counts
     against its own answer."""
-    given = [score for score in scores if score is not None]
-    if all(0 <= score <= 1 for score in given):
+    known = [score for score in scores if score is not None]
+    if all(0 <= score <= 1 for score in known):
         return list(scores)
     return [None if score is None else 1 / (1 + exp(-max(-700.0, score))) for score in scores]
-
-
-def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
-    """pass@k = mean of 1 - C(n - c, k) / C(n, k), unbiased. Chen 2021 (2107.03374), eq. 1. k: powers of two up to n."""
-    rates = {}
-    for k in sizes(num_samples):
-        failures = []
-        for group in groups:
-            # branches of an episode are one attempt
-            right = sum(all(each.outcome == 1.0 for each in attempt) for attempt in by_episode(group.samples))
-            failures.append(comb(num_samples - right, k) / comb(num_samples, k))
-        rates[f"pass@{k}"] = 1.0 - fmean(failures)
-    return rates

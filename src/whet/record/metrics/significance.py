@@ -19,9 +19,9 @@ def incomplete_beta(x: float, a: float, b: float) -> float:
     scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
     # 1 + d1 / (1 + d2 / ...) from the front, by ratios of neighbouring convergents: modified Lentz
     ahead, behind, value = 1.0, 0.0, 1.0
-    for place in range(1, 10_000):
-        half = place // 2
-        if place % 2:
+    for term_number in range(1, 10_000):
+        half = term_number // 2
+        if term_number % 2:
             term = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
         else:
             term = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
@@ -75,11 +75,11 @@ def corrected(ps: Sequence[float], num_tests: int) -> list[float]:
 
     In the order given. m may be larger than the number of ps: tests that were meant and could not be made count.
     """
-    order = sorted(range(len(ps)), key=lambda place: ps[place])
+    order = sorted(range(len(ps)), key=lambda index: ps[index])
     adjusted, floor = [0.0] * len(ps), 0.0
-    for rank, place in enumerate(order):
-        floor = max(floor, min(1.0, (num_tests - rank) * ps[place]))
-        adjusted[place] = floor
+    for rank, index in enumerate(order):
+        floor = max(floor, min(1.0, (num_tests - rank) * ps[index]))
+        adjusted[index] = floor
     return adjusted
 
 
@@ -95,11 +95,3 @@ def shares_apart(first: float, second: float, count: int) -> float:
 def shares_p(first: float, second: float, count: int) -> float:
     """Two-sided p that two shares of `count` trials each differ, by the normal approximation."""
     return math.erfc(abs(shares_apart(first, second, count)) / math.sqrt(2))
-
-
-def share_interval(share: float, count: float, z: float = NORMAL) -> tuple[float, float]:
-    """Wilson's 95% interval of a share of `count` trials: never outside [0, 1], and never empty at 0 or 1."""
-    scale = 1 + z * z / count
-    middle = (share + z * z / (2 * count)) / scale
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / scale
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -15,6 +15,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Count the seconds of the `with` block under this name."""
         start = time.perf_counter()
         try:
             yield

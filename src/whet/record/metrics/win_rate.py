@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from whet.record.metrics.selection import best_of, interval
+from whet.record.metrics.intervals import IntervalEstimate, estimate
+from whet.record.metrics.selection import best_of
 
 Scores = Sequence[float | None]  # of the completions to one prompt; None: unscorable
 Length = Literal["shorter", "same", "longer"]
+SEVERAL = 2  # comparisons behind a value at least: ties count half, so it is no plain 0 or 1
 
 
 @dataclass(frozen=True)
-class WinRate:
+class WinRate(IntervalEstimate):
     """A share of comparisons won, with a 95% interval over prompts."""
 
-    value: float
-    low: float
-    high: float
     prompts: int
 
     @property
@@ -37,8 +36,8 @@ def mean_with_interval(values: Sequence[float | None]) -> WinRate | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    low, high = interval(known)
-    return WinRate(fmean(known), low, high, len(known))
+    mean = estimate(known, SEVERAL)
+    return WinRate(mean.value, mean.low, mean.high, len(known))
 
 
 def win_shares(ours: Sequence[Scores], theirs: Sequence[Scores]) -> list[float | None]:
@@ -47,7 +46,7 @@ def win_shares(ours: Sequence[Scores], theirs: Sequence[Scores]) -> list[float |
 
 
 def completion_wins(ours: Scores, theirs: Scores) -> list[float | None]:
-    """Of each completion of ours: the share of theirs, to the same prompt, that it beats. None: it cannot be told."""
+    """For each completion of ours, the share of theirs to the same prompt that it beats; None: cannot be told."""
     known = [score for score in theirs if score is not None]
     return [None if score is None or not known else fmean(_win(score, other) for other in known) for score in ours]
 
@@ -59,27 +58,27 @@ def win_shares_by_length(
     their_lengths: Sequence[Sequence[int]],
 ) -> dict[Length, list[float | None]]:
     """As `win_shares`, apart for pairs in which our completion is shorter than, as long as and longer than theirs."""
-    found: dict[Length, list[float | None]] = {"shorter": [], "same": [], "longer": []}
+    shares_by_length: dict[Length, list[float | None]] = {"shorter": [], "same": [], "longer": []}
     for own, other, mine, others in zip(ours, theirs, our_lengths, their_lengths, strict=True):
         wins: dict[Length, list[float | None]] = {"shorter": [], "same": [], "longer": []}
         for score, length in zip(own, mine, strict=True):
             for rival, rival_length in zip(other, others, strict=True):
                 if score is not None and rival is not None:
                     wins[_length(length, rival_length)].append(_win(score, rival))
-        for name, each in found.items():
-            each.append(_mean(wins[name]))
-    return found
+        for name, values in shares_by_length.items():
+            values.append(_mean(wins[name]))
+    return shares_by_length
 
 
 def best_of_shares(wins: Sequence[Scores], scores: Sequence[Scores], n: int) -> list[float | None]:
     """Per prompt, what is expected of the best scored of n out of the pool, where `wins` says what each is worth."""
-    found: list[float | None] = []
-    for worth, given in zip(wins, scores, strict=True):
-        known = [(value, score) for value, score in zip(worth, given, strict=True) if value is not None]
-        found.append(
+    shares: list[float | None] = []
+    for worth, pair_scores in zip(wins, scores, strict=True):
+        known = [(value, score) for value, score in zip(worth, pair_scores, strict=True) if value is not None]
+        shares.append(
             best_of([value for value, _ in known], [score for _, score in known], n) if len(known) >= n else None
         )
-    return found
+    return shares
 
 
 def change_with_interval(before: Scores, after: Scores) -> WinRate | None:

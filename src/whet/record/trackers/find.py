@@ -36,7 +36,7 @@ def _refusal(maker: Any) -> str:
     return ""
 
 
-registry.open_shelf("tracker", TRACKERS, _refusal)
+registry.register_builtins("tracker", TRACKERS, _refusal)
 
 
 def make_trackers(names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Tracker]:
@@ -53,17 +53,17 @@ def make_trackers(names: Sequence[str], settings: Mapping[str, Any]) -> dict[str
     made: dict[str, Tracker] = {}
     for name in names:
         maker = registry.lookup("tracker", name)
-        given = settings.get(name) or {}
-        if not isinstance(given, Mapping):
-            raise WhetError(f"report.tracker_settings.{name} is {given!r}; give a table of its settings")
-        registry.check_settings("tracker", name, maker, given)
+        chosen = settings.get(name) or {}
+        if not isinstance(chosen, Mapping):
+            raise WhetError(f"report.tracker_settings.{name} is {chosen!r}; give a table of its settings")
+        registry.check_settings("tracker", name, maker, chosen)
         for package in getattr(maker, "packages", ()):
             if importlib.util.find_spec(package) is None:
                 raise WhetError(
                     f"the tracker {name!r} needs {package}, which is not installed; run: pip install "
                     f"'whet[{getattr(maker, 'extra', name)}]', or take it out of report.trackers"
                 )
-        made[name] = maker(**given)
+        made[name] = maker(**chosen)
     return made
 
 

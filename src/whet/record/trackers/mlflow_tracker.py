@@ -45,7 +45,7 @@ class MlflowTracker:
     def place(self) -> str:
         return self._uri or f"sqlite:///RUN/{DATABASE}"
 
-    def open(self, run: TrackedRun, kept: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    def open(self, run: TrackedRun, saved: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         # a server that is gone must not hold up a step for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
@@ -64,7 +64,7 @@ class MlflowTracker:
             if experiment is None
             else experiment.experiment_id
         )
-        had, earlier = int(kept.get("lines") or 0), str(kept.get("id") or "")
+        had, earlier = int(saved.get("lines") or 0), str(saved.get("id") or "")
         if earlier:
             try:
                 if client.get_run(earlier).info.lifecycle_stage != "active":
@@ -97,7 +97,9 @@ class MlflowTracker:
 
     def step(self, step: TrackedStep) -> None:
         spread = {
-            f"spread/{name}/{each}": quantiles[each] for name, quantiles in step.spread.items() for each in QUANTILES
+            f"spread/{name}/{quantile}": quantiles[quantile]
+            for name, quantiles in step.spread.items()
+            for quantile in QUANTILES
         }
         self._log({**step.scalars, **spread}, step.step)
         for finding in step.findings:

@@ -28,12 +28,12 @@ class TensorBoardTracker:
     def place(self) -> str:
         return f"tensorboard --logdir {self._place}"
 
-    def open(self, run: TrackedRun, kept: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    def open(self, run: TrackedRun, saved: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         folder = Path(self._folder) / run.name if self._folder else run.folder / FOLDER
         self._place = str(folder)
-        had = int(kept.get("lines") or 0) if list(folder.glob("events.out.tfevents.*")) else 0
+        had = int(saved.get("lines") or 0) if list(folder.glob("events.out.tfevents.*")) else 0
         # steps that the run has not made (again) yet are void
         purge = run.last_step + 1 if had > run.lines else None
         self._writer = writer = SummaryWriter(str(folder), purge_step=purge, max_queue=10_000)
@@ -60,7 +60,9 @@ class TensorBoardTracker:
         if step.samples:
             texts = []
             for sample in step.samples:
-                said = "\n\n".join(f"**{each['role']}**\n\n{_indented(each['content'])}" for each in messages(sample))
+                said = "\n\n".join(
+                    f"**{message['role']}**\n\n{_indented(message['content'])}" for message in messages(sample)
+                )
                 texts.append(f"{_facts_line(sample_facts(sample))}\n\n{said}")
             writer.add_text("completions", "\n\n---\n\n".join(texts), step.step)
         writer.flush()

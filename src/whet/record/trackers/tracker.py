@@ -44,7 +44,7 @@ class TrackedStep:
 class Tracker(Protocol):
     """A service. `maker(**settings)` makes one without touching anything; the rest may fail, and is then left out."""
 
-    def open(self, run: TrackedRun, kept: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    def open(self, run: TrackedRun, saved: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """Begin, or go on with what `kept` names: what to keep in the run folder, and how many of the run's lines
         the service has already. Whatever it holds beyond `run.lines` must be gone, or be marked."""
         ...
@@ -72,19 +72,20 @@ def tracked_step(line: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], 
     spread = {
         "reward" if name == "total" else f"reward/{name}": values
         for name, values in line.get("spread", {}).items()
-        if all(is_number(values.get(each)) for each in QUANTILES)
+        if all(is_number(values.get(quantile)) for quantile in QUANTILES)
     }
     return TrackedStep(line["step"], scalars, spread, new, samples)
 
 
 def eval_scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """An evaluation of metrics.jsonl: `eval/accuracy`, `eval/seconds`."""
-    found = {f"{line['eval']}/{name}": value for name, value in line["result"].items()}
-    found[f"{line['eval']}/seconds"] = line["seconds"].get("evaluate")
-    return {name: float(value) for name, value in found.items() if is_number(value)}
+    scalars = {f"{line['eval']}/{name}": value for name, value in line["result"].items()}
+    scalars[f"{line['eval']}/seconds"] = line["seconds"].get("evaluate")
+    return {name: float(value) for name, value in scalars.items() if is_number(value)}
 
 
 def is_number(value: Any) -> bool:
+    """True for a finite int or float; False for a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

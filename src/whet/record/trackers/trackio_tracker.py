@@ -31,17 +31,17 @@ class TrackioTracker:
     def place(self) -> str:
         return f"trackio show --project {self._project}"
 
-    def open(self, run: TrackedRun, kept: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    def open(self, run: TrackedRun, saved: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         import secrets
 
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
         # names of folders repeat among the runs of a machine
-        name = str(kept.get("name") or f"{run.name}-{secrets.token_hex(3)}")
-        there = SQLiteStorage.get_latest_run_record_by_name(self._project, name) if kept else None
-        had = int(kept.get("lines") or 0) if there else 0
-        if there and (had > run.lines or not kept.get("closed")):
+        name = str(saved.get("name") or f"{run.name}-{secrets.token_hex(3)}")
+        there = SQLiteStorage.get_latest_run_record_by_name(self._project, name) if saved else None
+        had = int(saved.get("lines") or 0) if there else 0
+        if there and (had > run.lines or not saved.get("closed")):
             # cut back, or killed with some lines still in trackio's queue: nobody knows which it has
             SQLiteStorage.delete_run(self._project, name, run_id=there["id"])
             had = 0

@@ -43,10 +43,10 @@ class WandbTracker:
     def place(self) -> str:
         return self._place
 
-    def open(self, run: TrackedRun, kept: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    def open(self, run: TrackedRun, saved: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         import wandb
 
-        identity = str(kept.get("id") or secrets.token_hex(4))
+        identity = str(saved.get("id") or secrets.token_hex(4))
         folder = run.folder.resolve()
         older = _offline_folders(folder, identity)
         self._run = wandb.init(
@@ -65,13 +65,13 @@ class WandbTracker:
         had = 0
         if self._mode == "online":
             # every line has its step, and W&B refuses those that are not newer than its last
-            had = run.lines if int(self._run.step) > run.last_step else int(kept.get("lines") or 0)
+            had = run.lines if int(self._run.step) > run.last_step else int(saved.get("lines") or 0)
             self._place = str(self._run.url or "online")
         else:
             self._place = f"wandb sync {Path(self._run.dir).parent}"
-            for each in older:
-                if not list(each.glob("*.synced")):
-                    shutil.rmtree(each, ignore_errors=True)
+            for old_folder in older:
+                if not list(old_folder.glob("*.synced")):
+                    shutil.rmtree(old_folder, ignore_errors=True)
         return {"id": identity, "project": self._project}, min(had, run.lines)
 
     def step(self, step: TrackedStep) -> None:

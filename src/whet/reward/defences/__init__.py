@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from whet.reward.defences.answer_marks import answer_in_thinking, broken_tags, mark_spam
 from whet.reward.defences.disguise import hidden_text, look_alikes
 from whet.reward.defences.guessing import guessing
 from whet.reward.defences.hollow import hollow_answer
 from whet.reward.defences.incoherence import incoherent_reasoning
-from whet.reward.defences.marks import answer_in_thinking, broken_tags, mark_spam
 from whet.reward.defences.padding import padding
 from whet.reward.defences.persuasion import judge_injection, self_grading
 from whet.reward.defences.rates import Case, Defence, Rates, corpus, rates_of

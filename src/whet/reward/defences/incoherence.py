@@ -12,12 +12,11 @@ from whet.reward.defences.reading import (
     prose,
     terms,
     thinking,
-    without_marks,
     word_set,
     words,
     working,
 )
-from whet.reward.repetition import looped_share
+from whet.reward.repetition import looped_share, without_marks
 from whet.types import Prompt
 
 # the pairs of letters that make up most of any text in a Latin script

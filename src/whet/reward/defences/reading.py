@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from typing import Literal
 
 from whet.data.gold import boxed
 from whet.reward.answer import tagged
-from whet.reward.repetition import UNSPACED
+from whet.reward.repetition import UNSPACED, without_marks
 from whet.types import WhetError
 
 Kind = Literal["penalty", "gate"]
@@ -66,14 +65,6 @@ def working(completion: str) -> str:
 def prose(text: str) -> str:
     """The text without code, formulas, links and tags."""
     return MARKUP.sub(" ", FENCED.sub(" ", text))
-
-
-def without_marks(text: str) -> str:
-    """The text without combining marks and joiners: to a pattern of letters, the vowel signs of most scripts of India
-    and South-East Asia end a word, and vowel points and accents on their own do so too."""
-    if text.isascii():
-        return text
-    return "".join(each for each in text if unicodedata.category(each)[0] != "M" and each not in "\u200c\u200d")
 
 
 def words(text: str) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from whet.data.tool_syntax import ToolCall, call_of, parsed_calls
 from whet.reward.defences.reading import Kind, defence_score, word_set
 from whet.types import Prompt
 
@@ -189,68 +189,26 @@ def tool_calls_of(completion: str) -> list[Call]:
         made = _calls(match[2].strip())
         calls += [replace(call, after_error=failed) for call in made]
         end = match.end()
-    return calls or [call for match in ACTION.finditer(completion) for call in [_call(match[1], match[2].strip())]]
+    return calls or [_action(match[1], match[2].strip()) for match in ACTION.finditer(completion)]
 
 
-def _call(name: str, arguments: str) -> Call:
-    values: dict[str, Any] = {"": arguments}
-    if arguments.startswith("{"):
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
-            values = dict(json.loads(arguments))
-    return Call(name, _plain(arguments), values)
+def _action(name: str, arguments: str) -> Call:
+    return _readable(call_of({"name": name, "arguments": arguments}) or ToolCall(name, {"": arguments}))
 
 
 def _calls(body: str) -> list[Call]:
-    if len(body) <= LONGEST_CALL:
-        try:
-            return _json_calls(json.loads(body))
-        except (ValueError, RecursionError):
-            pass
-        try:
-            return _written_calls(ast.parse(body, mode="exec"))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            pass
+    read = parsed_calls(body) if len(body) <= LONGEST_CALL else None
+    if read is not None:
+        return [_readable(call) for call in read]
     name = NAME.match(body)
-    return [Call(name[0] if name else "", _plain(body), {})] if body else []
+    return [Call(name[0] if name else "", _plain(body))] if body else []
 
 
-def _json_calls(value: Any) -> list[Call]:
-    values = value if isinstance(value, list) else [value]
-    return [_json_call(each) for each in values if isinstance(each, dict)]
-
-
-def _json_call(call: dict[str, Any]) -> Call:
-    inner = call.get("function") if isinstance(call.get("function"), dict) else call
-    assert isinstance(inner, dict)
-    arguments: Any = next((inner[key] for key in ("arguments", "args", "parameters", "input") if key in inner), {})
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = {"": arguments}
-    values = arguments if isinstance(arguments, dict) else {"": arguments}
-    name = str(inner.get("name", inner.get("tool", "")))
-    return Call(name, _plain(json.dumps(arguments, sort_keys=True)), values)
-
-
-def _written_calls(tree: ast.Module) -> list[Call]:
-    """`name(a, b=1)`, several of them in a list or on lines of their own."""
-    values = [statement.value for statement in tree.body if isinstance(statement, ast.Expr)]
-    flat = [each for value in values for each in (value.elts if isinstance(value, ast.List | ast.Tuple) else [value])]
-    calls = []
-    for node in flat:
-        if isinstance(node, ast.Call):
-            named = sorted(f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords)
-            written = _plain(", ".join([*map(ast.unparse, node.args), *named]))
-            given = {str(place): _value(each) for place, each in enumerate(node.args)}
-            given |= {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
-            # the order of values without names has a meaning that nobody here knows
-            calls.append(Call(ast.unparse(node.func), written, given if len(node.args) < 2 else {}))
-    return calls
-
-
-def _value(node: ast.expr) -> Any:
-    return node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+def _readable(call: ToolCall) -> Call:
+    values = {str(place): value for place, value in enumerate(call.positional)} | dict(call.arguments)
+    written = _plain(json.dumps([call.positional, call.arguments], sort_keys=True, default=str))
+    # the order of values without names has a meaning that nobody here knows
+    return Call(call.name, written, values if len(call.positional) < 2 else {})
 
 
 def _plain(text: str) -> str:

@@ -8,25 +8,18 @@ from itertools import pairwise, product
 
 from whet.reward.answer import explicit_answers, final_part, normal_form
 from whet.reward.defences.reading import WORD, Kind, defence_score, squeezed, thinking, words, working
+from whet.reward.mathematics import quantity
 from whet.types import Prompt
 
 NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+|\d+(?:\.\d+)?")
 FRACTION = re.compile(
     r"\\[dt]?frac\s?\{?\s?(-?\d{1,30})\s?\}?\s?\{?\s?(\d{1,30})|(?<!\d)(\d{1,30})\s?/\s?(\d{1,30})(?!\d)"
 )
-SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty"
-)
-TENS = "thirty forty fifty sixty seventy eighty ninety"
 NUMBER_WORDS: dict[str, Fraction] = {
-    **{word: Fraction(number) for number, word in enumerate(SMALL.split())},
-    **{word: Fraction(10 * number) for number, word in enumerate(TENS.split(), 3)},
-    **{
-        word: Fraction(size) for word, size in {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6}.items()
-    },
-    **{"half": Fraction(1, 2), "no": Fraction(0), "none": Fraction(0), "once": Fraction(1), "single": Fraction(1)},
-    **{"twice": Fraction(2), "both": Fraction(2), "pair": Fraction(2), "third": Fraction(3)},
+    **{word: Fraction(value) for word, value in quantity.NUMBER_WORDS.items()},
+    **{word: Fraction(10**power) for word, power in quantity.SCALES.items()},
+    **{"dozen": Fraction(12), "half": Fraction(1, 2), "no": Fraction(0), "none": Fraction(0), "once": Fraction(1)},
+    **{"single": Fraction(1), "twice": Fraction(2), "both": Fraction(2), "pair": Fraction(2), "third": Fraction(3)},
 }
 CHAIN_END = re.compile(r"(?:=|\\approx|\\equiv|\\implies|\\Rightarrow|\\in|:|\\[lg]eq?)[^.\n]{0,60}\Z")
 LONGEST_NUMBER = 40  # characters; longer ones are no results

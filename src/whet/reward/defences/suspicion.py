@@ -19,7 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from whet.reward.defences.persuasion import SENTENCE, concepts_in, whole_prompt
-from whet.reward.defences.reading import FENCED, Kind, content_stems, defence_score, prose, without_marks
+from whet.reward.defences.reading import FENCED, Kind, content_stems, defence_score, prose
+from whet.reward.repetition import without_marks
 from whet.types import Prompt
 
 WEIGHTS = Path(__file__).parent / "suspect_sentences.json"

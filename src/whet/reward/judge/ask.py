@@ -11,13 +11,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable
 from whet.protocols import Engine
 from whet.reward.failure import one_line
 from whet.reward.judge.cache import JudgeBudget
+from whet.reward.judge.settings import JudgeSettings
 from whet.types import Message, Request, Sampling, WhetError
 
 CHARACTERS_PER_TOKEN = 4  # where the other side does not count
@@ -102,19 +103,13 @@ def engine_ask(
 class Endpoint:
     """A server with POST /chat/completions. The key is read from the environment for each call, and kept nowhere."""
 
-    base_url: str
-    model: str
+    settings: JudgeSettings
     budget: JudgeBudget
-    key_variable: str = ""
-    payload: Mapping[str, Any] = field(default_factory=dict)  # temperature, max_tokens and whatever else it takes
-    timeout: float = 60.0  # seconds, of one attempt
-    retries: int = 5
-    concurrency: int = 8
-    first_wait: float = 1.0  # seconds; doubled after each attempt
+    schema: Mapping[str, Any]  # of a verdict, for a server that takes one
 
     def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
         stop = threading.Event()
-        pool = ThreadPoolExecutor(max(1, min(self.concurrency, len(questions))), "whet-judge")
+        pool = ThreadPoolExecutor(max(1, min(self.settings.concurrency, len(questions))), "whet-judge")
         try:
             futures = {pool.submit(self._answer, question, stop): number for number, question in enumerate(questions)}
             for future in as_completed(futures):
@@ -125,8 +120,8 @@ class Endpoint:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, question: Sequence[Message], stop: threading.Event) -> JudgeAnswer | Trouble:
-        reason, server = "stopped", self._server
-        for attempt in range(self.retries + 1):
+        reason, server, retries = "stopped", self._server, self.settings.retries
+        for attempt in range(retries + 1):
             if stop.is_set():
                 return Trouble("stopped")
             if not self.budget.take():
@@ -137,21 +132,22 @@ class Endpoint:
                 return Trouble(str(refusal))
             except Retryable as trouble:
                 reason = str(trouble)
-                if attempt < self.retries:
+                if attempt < retries:
                     server.wait(attempt, trouble, stop)
                 continue
             self.budget.add_tokens(answer.tokens)
             return answer
-        return Trouble(f"{reason} ({self.retries + 1} attempts)")
+        return Trouble(f"{reason} ({retries + 1} attempts)")
 
     def _attempt(self, question: Sequence[Message]) -> JudgeAnswer | Trouble:
-        body = {"model": self.model, "messages": [dict(message) for message in question], **self.payload}
+        messages = [dict(message) for message in question]
+        body = {"model": self.settings.model, "messages": messages, **self.settings.payload(self.schema)}
         return _answer_of(self._server.attempt("/chat/completions", body), question)
 
     @property
     def _server(self) -> RemoteServer:
-        words = ("the judge", "the settings of reward 'judge'")
-        return RemoteServer(self.base_url, self.key_variable, self.timeout, self.retries, self.first_wait, *words)
+        asked, words = self.settings, ("the judge", "the settings of reward 'judge'")
+        return RemoteServer(asked.base_url, asked.key_variable, asked.timeout, asked.retries, asked.first_wait, *words)
 
 
 def estimated_tokens(question: Sequence[Message], answer: str) -> int:

@@ -274,23 +274,12 @@ class Judge:
     def _source(self, rubric: Rubric | None) -> AnswerSource:
         if self._ask is not None:
             return Callee(self._ask, self.budget)
-        settings = self.settings
-        if not settings.base_url:
+        if not self.settings.base_url:
             raise WhetError(
                 f"reward {self.name!r} has nobody to ask; set base_url and model of an OpenAI-compatible server, "
                 "or give it an engine: judge.asking(ask)"
             )
-        return Endpoint(
-            settings.base_url,
-            settings.model,
-            self.budget,
-            settings.key_variable,
-            settings.payload(verdict_schema(rubric)),
-            settings.timeout,
-            settings.retries,
-            settings.concurrency,
-            settings.first_wait,
-        )
+        return Endpoint(self.settings, self.budget, verdict_schema(rubric))
 
     def _visible(self, completion: str) -> str:
         text = completion if self.settings.show_thinking else without_thinking(completion)

@@ -10,26 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from whet.record.metrics.ensemble import Ensemble
 from whet.types import Prompt, WhetError
 
 Aggregate = Literal["min", "mean", "last", "product"]
-
-
-def check_caution(how: Ensemble, deviations: float, variance_weight: float, name: str) -> None:
-    """Refuse a weight that the chosen aggregate does not look at."""
-    check_choice(how, Ensemble, f"ensemble of reward {name!r}")
-    for setting, given, default, owner in (
-        ("deviations", deviations, 1.0, "mean_minus_std"),
-        ("variance_weight", variance_weight, 0.1, "mean_minus_variance"),
-    ):
-        if given != default and how != owner:
-            raise WhetError(
-                f"reward {name!r} has {setting}={given:g}, which ensemble={how} does not look at; "
-                f"give ensemble={owner}, or drop it"
-            )
-        if not (math.isfinite(given) and given >= 0):
-            raise WhetError(f"reward {name!r} has {setting}={given:g}; give 0 or more")
 
 
 def aggregated(scores: Sequence[float], how: Aggregate) -> float:

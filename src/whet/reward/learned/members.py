@@ -28,11 +28,6 @@ def folders_of(folder: str | Sequence[str]) -> list[str]:
     return [folder] if isinstance(folder, str) else list(folder)
 
 
-def check_folders(folder: str | Sequence[str], name: str) -> None:
-    if not folders_of(folder) or not all(folders_of(folder)):
-        raise WhetError(f"reward {name!r} has no model; give folder=FOLDER, or a list of them for an ensemble")
-
-
 def model_folders(folder: str | Sequence[str]) -> list[str]:
     """Where the models are: a run stands for its newest checkpoint, a folder of runs by seed for all of them."""
     return [model for each in folders_of(folder) for model in _models_in(each)]

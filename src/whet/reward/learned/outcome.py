@@ -12,16 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from whet.record.metrics.ensemble import Ensemble, disagreement, ensemble_score, standardized
-from whet.reward.learned.ensemble import LengthFit, check_caution, check_choice, length_examples, length_fit
-from whet.reward.learned.members import (
-    Scale,
-    check_folders,
-    head_scales,
-    model_folders,
-    warn_of_scales,
-)
-from whet.reward.learned.network import Network, Place, read_network
+from whet.record.metrics.ensemble import standardized
+from whet.reward.learned.ensemble import LengthFit, check_choice, length_examples, length_fit
+from whet.reward.learned.ensemble_reward import EnsembleReward, EnsembleSettings
+from whet.reward.learned.members import Scale, head_scales, warn_of_scales
+from whet.reward.learned.network import Network, read_network
 from whet.types import Prompt, Sample, WhetError, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -33,45 +28,27 @@ FEWEST = 32  # completions before a running slope is trusted
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnedSettings:
+class LearnedSettings(EnsembleSettings):
     """Which classifiers score a completion, and what is made of their outputs."""
 
-    folder: str | Sequence[str] = ""  # of a sequence-classification model or its run; several make an ensemble
     name: str = "learned"
-    label: str = ""  # which label is the score, by name or number; needed where there are several classes
     output: Output = "auto"  # raw: the logit; probability: sigmoid or softmax; auto: raw for a model of one label
-    ensemble: Ensemble = "mean"
-    deviations: float = 1.0  # of mean_minus_std
-    variance_weight: float = 0.1  # of mean_minus_variance
     scale: ScaleChoice = "auto"  # of several members: each one's own, as saved with it; plain: scores as they are
     length_slope: float = 0.0  # what a token earns by itself, to be taken off
     length_center: float = 0.0  # tokens: the length that keeps its score
     length_fit: str = ""  # "running", or a file of JSON lines: fit both
     length_window: int = 2000  # completions a running fit remembers
-    tokenizer: str = ""  # another folder; "" for the model's own
-    device: str = "auto"
-    dtype: str = "auto"
-    micro_batch_tokens: int = 16_384
 
     def __post_init__(self) -> None:
-        check_folders(self.folder, self.name)
+        super().__post_init__()
         check_choice(self.output, Output, f"output of reward {self.name!r}")
         check_choice(self.scale, ScaleChoice, f"scale of reward {self.name!r}")
-        check_caution(self.ensemble, self.deviations, self.variance_weight, self.name)
         if self.length_fit and (self.length_slope or self.length_center):
             raise WhetError(
                 f"reward {self.name!r} has both length_fit and a given slope or center; drop one: a fit replaces them"
             )
-        if self.micro_batch_tokens < 1 or self.length_window < FEWEST:
-            raise WhetError(
-                f"reward {self.name!r} has micro_batch_tokens={self.micro_batch_tokens} and length_window="
-                f"{self.length_window}; give at least 1 and {FEWEST}"
-            )
-
-    @property
-    def places(self) -> list[Place]:
-        places = model_folders(self.folder)
-        return [Place(one, self.tokenizer, self.device, self.dtype, self.micro_batch_tokens) for one in places]
+        if self.length_window < FEWEST:
+            raise WhetError(f"reward {self.name!r} has length_window={self.length_window}; give at least {FEWEST}")
 
 
 def learned(**settings: Any) -> Learned:
@@ -86,7 +63,7 @@ def learned(**settings: Any) -> Learned:
 learned.__signature__ = inspect.signature(LearnedSettings, eval_str=True)  # type: ignore[attr-defined]
 
 
-class Learned:
+class Learned(EnsembleReward[LearnedSettings]):
     """One score per completion: the combined output of the classifiers, less what its length alone would earn.
 
     The heads of one model are members like the models of several folders; several are put on one scale first, where
@@ -95,22 +72,16 @@ class Learned:
     """
 
     says_right = False  # its scores have no value that stands for a right answer
-
-    limits_itself = True  # nothing in a completion can make a forward pass hang
+    unversioned = (*EnsembleReward.unversioned, "length_window")
 
     def __init__(self, settings: LearnedSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._networks: list[tuple[Network, list[int]]] = []
         self._scales: list[Scale] | None = None
         self._is_warned = False
-        self._apart: list[float] = []
         self._fit = LengthFit(settings.length_slope, settings.length_center)
         self._seen: deque[tuple[float, float, str]] = deque(maxlen=settings.length_window)
         self._call = 0
-
-    @property
-    def name(self) -> str:
-        return self.settings.name
 
     @property
     def deterministic(self) -> bool:
@@ -120,12 +91,6 @@ class Learned:
     def fit(self) -> LengthFit:
         """What is taken off for length at the moment."""
         return self._fit
-
-    @property
-    def made_of(self) -> Mapping[str, Any]:
-        hidden = ("folder", "name", "device", "micro_batch_tokens", "length_window")
-        settings = {key: value for key, value in vars(self.settings).items() if key not in hidden}
-        return {"folder": model_folders(self.settings.folder), **settings}
 
     def prepare(self) -> None:
         """Load the models, once."""
@@ -180,24 +145,15 @@ class Learned:
             self._seen.extend((score, length, group) for score, length, group in state["seen"])
             self._call, self._fit = state["call"], LengthFit(*state["fit"])
 
-    def take_notes(self) -> dict[str, float]:
-        """How far the members were apart on the completions since the last call; nothing for a single one."""
-        apart, self._apart = self._apart, []
-        return {f"{self.name}_disagreement": sum(apart) / len(apart)} if apart else {}
-
     def _score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
         by_network = [self._outputs(network, labels, prompts, completions) for network, labels in self._networks]
         member_scores = [_joined(each) for each in zip(*by_network, strict=True)]
-        self._note([each for each in member_scores if each is not None])
-        how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
-        return [
-            None if each is None else ensemble_score(standardized(each, self._scales), *how) for each in member_scores
-        ]
+        self._warn_of_scales([each for each in member_scores if each is not None])
+        return [None if each is None else self._combined(standardized(each, self._scales)) for each in member_scores]
 
-    def _note(self, scores: Sequence[Sequence[float]]) -> None:
+    def _warn_of_scales(self, scores: Sequence[Sequence[float]]) -> None:
         if not scores or len(scores[0]) < 2:
             return
-        self._apart += [disagreement(standardized(each, self._scales)) for each in scores]
         is_raw = all(self._is_raw(*network) for network in self._networks)
         if self._scales is None and is_raw and self.settings.scale == "auto" and not self._is_warned:
             self._is_warned = warn_of_scales(scores, self.name)

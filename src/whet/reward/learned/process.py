@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.record.metrics.ensemble import Ensemble, disagreement, ensemble_score
-from whet.reward.learned.ensemble import Aggregate, aggregated, check_caution, check_choice
-from whet.reward.learned.members import check_folders, head_scales, model_folders
-from whet.reward.learned.network import Kind, Network, Place, Tokens, read_network
+from whet.reward.learned.ensemble import Aggregate, aggregated, check_choice
+from whet.reward.learned.ensemble_reward import EnsembleReward, EnsembleSettings
+from whet.reward.learned.members import head_scales
+from whet.reward.learned.network import Kind, Network, Tokens, read_network
 from whet.reward.learned.outcome import member_labels
 from whet.types import Prompt, Sample, WhetError
 
@@ -27,10 +27,9 @@ EMPTY_LINE = "\n\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSettings:
+class StepSettings(EnsembleSettings):
     """Which models score the steps of a completion, where a step ends, and what the completion gets for them."""
 
-    folder: str | Sequence[str] = ""  # of a token classifier, its run or a language model; several make an ensemble
     name: str = "learned_steps"
     separator: str = ""  # ends a step; "" for the one the model was trained with, else an empty line
     tag: str = ""  # written after a step, the score is read there; "" for the separator itself
@@ -39,20 +38,10 @@ class StepSettings:
     good: str = "+"  # of a language model: the token that stands for a right step,
     bad: str = "-"  # and the one for a wrong step
     aggregate: Aggregate = "min"
-    ensemble: Ensemble = "mean"
-    deviations: float = 1.0  # of mean_minus_std
-    variance_weight: float = 0.1  # of mean_minus_variance
-    tokenizer: str = ""
-    device: str = "auto"
-    dtype: str = "auto"
-    micro_batch_tokens: int = 16_384
 
     def __post_init__(self) -> None:
-        check_folders(self.folder, self.name)
+        super().__post_init__()
         check_choice(self.aggregate, Aggregate, f"aggregate of reward {self.name!r}")
-        check_caution(self.ensemble, self.deviations, self.variance_weight, self.name)
-        if self.micro_batch_tokens < 1:
-            raise WhetError(f"reward {self.name!r} has micro_batch_tokens={self.micro_batch_tokens}; give at least 1")
 
 
 def learned_steps(**settings: Any) -> LearnedSteps:
@@ -63,40 +52,26 @@ def learned_steps(**settings: Any) -> LearnedSteps:
 learned_steps.__signature__ = inspect.signature(StepSettings, eval_str=True)  # type: ignore[attr-defined]
 
 
-class LearnedSteps:
+class LearnedSteps(EnsembleReward[StepSettings]):
     """The aggregate of a completion's step scores; each score is the probability that the step is right.
 
     `steps` gives them one by one, for methods that learn from every step. A completion without a step gets 0, one that
     outgrows a model's context None.
     """
 
-    limits_itself = True
     deterministic = True
 
     def __init__(self, settings: StepSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._networks: list[tuple[Network, Kind, tuple[int, ...]]] = []
         self._latest: dict[tuple[str, str], Steps | None] = {}
-        self._apart: list[float] = []
-
-    @property
-    def name(self) -> str:
-        return self.settings.name
-
-    @property
-    def made_of(self) -> Mapping[str, Any]:
-        hidden = ("folder", "name", "device", "micro_batch_tokens")
-        settings = {key: value for key, value in vars(self.settings).items() if key not in hidden}
-        return {"folder": model_folders(self.settings.folder), **settings}
 
     def prepare(self) -> None:
         """Load the models, once."""
         if self._networks:
             return
         networks = []
-        for folder in model_folders(self.settings.folder):
-            settings = self.settings
-            place = Place(folder, settings.tokenizer, settings.device, settings.dtype, settings.micro_batch_tokens)
+        for place in self.settings.places:
             network, kind = read_network(place, ["token", "causal"])
             networks.append((network, kind, self._choices(network, kind)))
         self._networks = networks
@@ -130,15 +105,8 @@ class LearnedSteps:
                 scored.append(None)
                 continue
             members = [[value for given in each for value in given] for each in zip(*known, strict=True)]
-            self._apart += [disagreement(each) for each in members if len(each) > 1]
-            how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
-            scored.append(list(zip(places, [ensemble_score(each, *how) for each in members], strict=True)))
+            scored.append(list(zip(places, map(self._combined, members), strict=True)))
         return scored
-
-    def take_notes(self) -> dict[str, float]:
-        """How far the members were apart on the steps since the last call; nothing for a single one."""
-        apart, self._apart = self._apart, []
-        return {f"{self.name}_disagreement": sum(apart) / len(apart)} if apart else {}
 
     def _member_scores(
         self,

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import fcntl
 import functools
-import json
 import logging
 import os
 import selectors
@@ -162,21 +161,7 @@ class WorkerProcess:
         self.streams = []
 
     def receive(self) -> dict[str, Any]:
-        length = wire.LENGTH.unpack(self._exactly(wire.LENGTH.size))[0]
-        return dict(json.loads(self._exactly(length)))
-
-    def _exactly(self, count: int) -> bytes:
-        pieces = []
-        while count:
-            try:
-                piece = self.connection.recv(min(count, 1 << 20))
-            except OSError as error:
-                raise wire.ConnectionClosed(str(error)) from None
-            if not piece:
-                raise wire.ConnectionClosed("the worker is gone")
-            pieces.append(piece)
-            count -= len(piece)
-        return b"".join(pieces)
+        return dict(wire.received(self.connection.recv))
 
     def end(self) -> None:
         """Hang up and let the worker clean up its jobs; only one that does not is killed."""

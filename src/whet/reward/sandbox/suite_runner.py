@@ -180,6 +180,26 @@ class ResultLog:
         if not self.is_muted and not self.depth and more > 0:
             wire.send(self.output, {"planned": self.count + more})
 
+    @contextlib.contextmanager
+    def assertion(self) -> Iterator[None]:
+        """An assertion: a test of its own, or a step of the test around it."""
+        self.reached += 1
+        with self:
+            yield
+
+    @contextlib.contextmanager
+    def tried_assertion(self) -> Iterator[None]:
+        """An assertion inside `try`: how it ended is kept, and the program goes on as it is written."""
+        self.reached += 1
+        try:
+            yield
+        except wire.ConnectionClosed:
+            raise
+        except BaseException:
+            self.inside_try.append(False)
+            raise
+        self.inside_try.append(True)
+
     def __enter__(self) -> None:
         self.depth += 1
 
@@ -193,34 +213,6 @@ class ResultLog:
             return False
         self.note(error is None, error)
         return True
-
-
-class RecordedAssertion:
-    """An assertion: a test of its own, or a step of the test around it."""
-
-    def __init__(self, log: ResultLog) -> None:
-        self.log = log
-
-    def __enter__(self) -> None:
-        self.log.reached += 1
-        self.log.__enter__()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        return self.log.__exit__(kind, error, trace)
-
-
-class TriedAssertion:
-    """An assertion inside `try`: how it ended is kept, and the program goes on as it is written."""
-
-    def __init__(self, log: ResultLog) -> None:
-        self.log = log
-
-    def __enter__(self) -> None:
-        self.log.reached += 1
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, wire.ConnectionClosed):
-            self.log.inside_try.append(error is None)
 
 
 def _is_skip(error: BaseException) -> bool:
@@ -393,7 +385,8 @@ class AssertionRecorder(ast.NodeTransformer):
 
 
 def _within(context: str, node: ast.stmt) -> ast.stmt:
-    recorded = ast.With(items=[ast.withitem(ast.Name(context, ast.Load()))], body=[node])
+    call = ast.Call(ast.Name(context, ast.Load()), [], [])
+    recorded = ast.With(items=[ast.withitem(call)], body=[node])
     return ast.fix_missing_locations(ast.copy_location(recorded, node))
 
 
@@ -409,7 +402,7 @@ class SuiteRun:
         # without a name, the other side gives the one function that can be meant
         self.candidate = RemoteObject(connection, test_spec.get("entry_point") or "")
         self.functions: dict[str, Callable[..., Any]] = {}  # test functions that nobody has called yet
-        space.update({"__log__": RecordedAssertion(log), "__tried__": TriedAssertion(log), "__test__": self.test})
+        space.update({"__log__": log.assertion, "__tried__": log.tried_assertion, "__test__": self.test})
         if isinstance(space.get("candidate"), RemoteObject | None):
             space["candidate"] = self.candidate
 

@@ -5,12 +5,15 @@ Runs inside the sandbox's own processes: only the standard library may be import
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
+Read = Callable[[int], bytes]
 LENGTH = struct.Struct(">I")
 LARGEST = 1 << 28  # bytes of one message between trusted sides
 
@@ -39,11 +42,16 @@ def send_bytes(descriptor: int, data: bytes) -> None:
 
 def receive(descriptor: int, largest: int = LARGEST) -> Any:
     """The next message, or `ConnectionClosed`; nothing beyond the message is read."""
-    (length,) = LENGTH.unpack(_exactly(descriptor, LENGTH.size))
+    return received(functools.partial(os.read, descriptor), largest)
+
+
+def received(read: Read, largest: int = LARGEST) -> Any:
+    """The next message from whatever reads at most so many bytes, b"" where the other side is gone."""
+    (length,) = LENGTH.unpack(_exactly(read, LENGTH.size))
     if length > largest:
         raise ConnectionClosed(f"a message of {length} bytes, more than {largest}")
     try:
-        return json.loads(_exactly(descriptor, length))
+        return json.loads(_exactly(read, length))
     except (ValueError, RecursionError):
         raise ConnectionClosed("not a message") from None
 
@@ -60,16 +68,17 @@ def receive_with_descriptors(descriptor: int, most: int) -> tuple[Any, list[int]
     if len(start) < LENGTH.size:
         raise ConnectionClosed("the other side is gone")
     try:
-        return json.loads(_exactly(descriptor, LENGTH.unpack(start)[0])), list(descriptors)
+        read = functools.partial(os.read, descriptor)
+        return json.loads(_exactly(read, LENGTH.unpack(start)[0])), list(descriptors)
     except ValueError:
         raise ConnectionClosed("not a message") from None
 
 
-def _exactly(descriptor: int, count: int) -> bytes:
+def _exactly(read: Read, count: int) -> bytes:
     pieces = []
     while count:
         try:
-            piece = os.read(descriptor, min(count, 1 << 20))
+            piece = read(min(count, 1 << 20))
         except OSError as error:
             raise ConnectionClosed(str(error)) from None
         if not piece:

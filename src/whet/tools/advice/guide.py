@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from whet.settings.methods import catalogue
-from whet.settings.methods.catalogue import Method, MethodKind
+from whet.objective import catalogue
+from whet.objective.catalogue import Method, MethodKind
 from whet.tools.advice.footprint import Footprint, MemoryEstimate, fits, memory_estimate
 from whet.tools.planner.workload import REFERENCES
 from whet.types import WhetError, did_you_mean

@@ -22,11 +22,12 @@ from whet.rollout.collect import PromptDataset, RewardContext
 from whet.rollout.engines import build_engine
 from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.seed import request_seed
-from whet.settings.config import PolicyConfig, merged, resolved
+from whet.settings.layers import merged
 from whet.tools.bench import meter
 from whet.tools.bench.meter import Meter, Reading
 from whet.training.assembly.rl import build_objective, build_rl_trainer
 from whet.training.assembly.runtime import Runtime, load_runtime
+from whet.training.config import PolicyConfig, resolved
 from whet.training.rl import RLTrainer
 from whet.types import Prompt, Request, Sample, Sampling, WhetError
 
@@ -59,20 +60,22 @@ def benchmark(
     shape = RolloutShape(batch.prompts_per_step, batch.group_size, shape.prompt_tokens, config.sampling.max_new_tokens)
     runtime = unending(load_runtime(config), config.sampling.engine)
     device, dtype = runtime.policy.device, runtime.policy.dtype
-    kinds = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.bfloat16)}
+    kinds = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16)}
     rates = {name: matrix_rate(device, kind, seconds / 4) for name, kind in kinds.items()}
     name = str(dtype).removeprefix("torch.")
     bytes_rate = copy_rate(device, seconds / 4)
     trainer = bench_trainer(config, runtime, random_prompts(runtime, shape, config.seed))
     held = begin_peak(device)
     trainer.step(1, PhaseTimer())  # the first step also makes gradients and the optimizer's states
-    states = sum(STATES * each.numel() for each in runtime.policy.model.parameters() if each.requires_grad)
+    states = sum(
+        STATES * parameter.numel() for parameter in runtime.policy.model.parameters() if parameter.requires_grad
+    )
     working = max(peak_memory(device) - held - states, 0)
     around = Meter()
     steps = timed_steps(trainer, seconds, device)
     others = around.read().others
     peak = peak_memory(device)
-    chosen = [steps[place] for place in meter.kept([step.reading for step in steps])[0]]
+    chosen = [steps[index] for index in meter.quiet_indices([step.reading for step in steps])[0]]
     rollout = {
         "total": median(step.seconds["rollout"] for step in chosen),
         "prefill": prefill_seconds(runtime, shape, seconds / 8),
@@ -146,7 +149,9 @@ def random_prompts(runtime: Runtime, shape: RolloutShape, seed: int) -> list[tup
             f"{shape.prompt_tokens} prompt tokens and {shape.completion_tokens} of a completion exceed the model's "
             f"context of {runtime.loaded.context}; give fewer"
         )
-    usable = torch.tensor([each for each in range(runtime.policy.vocabulary) if each not in runtime.loaded.end_tokens])
+    usable = torch.tensor(
+        [token for token in range(runtime.policy.vocabulary) if token not in runtime.loaded.end_tokens]
+    )
     stream = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(usable), (shape.num_prompts, shape.prompt_tokens), generator=stream)
     return [tuple(row) for row in usable[drawn].tolist()]
@@ -162,37 +167,37 @@ def bench_trainer(config: PolicyConfig, runtime: Runtime, prompts: Sequence[tupl
 
 def _even_share(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
     scores = [float((sample.tokens[sample.action] % 2 == 0).float().mean()) for sample in samples]
-    return [sample.scored({"even": each}, each) for sample, each in zip(samples, scores, strict=True)]
+    return [sample.scored({"even": score}, score) for sample, score in zip(samples, scores, strict=True)]
 
 
 def timed_steps(
     trainer: RLTrainer, seconds: float, device: torch.device, least: int = 2, first: int = 2
 ) -> list[TimedStep]:
     """Steps of the trainer until `seconds` are spent, at least `least`; the first is number `first`."""
-    found: list[TimedStep] = []
+    timed: list[TimedStep] = []
     until = time.monotonic() + seconds
-    while len(found) < least or (time.monotonic() < until and len(found) < MOST_STEPS):
+    while len(timed) < least or (time.monotonic() < until and len(timed) < MOST_STEPS):
         watch, timer = Meter(), PhaseTimer()
-        trainer.step(first + len(found), timer)
+        trainer.step(first + len(timed), timer)
         synchronize(device)
-        found.append(TimedStep(watch.read(), timer.seconds))
-    return found
+        timed.append(TimedStep(watch.read(), timer.seconds))
+    return timed
 
 
 def other_threads(trainer: RLTrainer, device: torch.device, chosen: int) -> dict[int, float]:
     """Seconds of a step with one thread and with all cores, where that is not what was chosen anyway."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = {}
+    peaks = {}
     if device.type == "cpu":
         for count in sorted({1, cores} - {chosen}):
             torch.set_num_threads(count)
-            found[count] = min(step.reading.seconds for step in timed_steps(trainer, 0.0, device))
+            peaks[count] = min(step.reading.seconds for step in timed_steps(trainer, 0.0, device))
         torch.set_num_threads(chosen)
-    return found
+    return peaks
 
 
 def prefill_seconds(runtime: Runtime, shape: RolloutShape, seconds: float) -> float:
-    """Of a rollout that writes one token: reading the prompts and little else."""
+    """Seconds of a rollout that writes one token: reading the prompts and little else."""
     requests = [
         Request(tokens, request_seed(row, number))
         for row, tokens in enumerate(random_prompts(runtime, shape, 0))
@@ -203,7 +208,7 @@ def prefill_seconds(runtime: Runtime, shape: RolloutShape, seconds: float) -> fl
 
 
 def sampling_seconds(runtime: Runtime, shape: RolloutShape, seconds: float) -> float:
-    """Of drawing all tokens of a rollout, measured apart from the model."""
+    """Seconds of drawing all tokens of a rollout, measured apart from the model."""
     from whet.rollout.sampling import draw
 
     device = runtime.policy.device
@@ -239,15 +244,15 @@ def copy_rate(device: torch.device, seconds: float) -> float:
 def best_seconds(work: Callable[[], Any], device: torch.device, seconds: float) -> float:
     """The fastest of as many repetitions as fit in the time, at least two after one to warm up."""
     work()
-    found: list[float] = []
+    rates: list[float] = []
     until = time.monotonic() + seconds
-    while len(found) < 2 or time.monotonic() < until:
+    while len(rates) < 2 or time.monotonic() < until:
         synchronize(device)
         start = time.perf_counter()
         work()
         synchronize(device)
-        found.append(time.perf_counter() - start)
-    return min(found)
+        rates.append(time.perf_counter() - start)
+    return min(rates)
 
 
 def model_anatomy(model: Any) -> Anatomy:
@@ -274,6 +279,7 @@ def model_anatomy(model: Any) -> Anatomy:
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait for a CUDA device; nothing to wait for on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -288,8 +294,10 @@ def begin_peak(device: torch.device) -> int:
 
 
 def peak_memory(device: torch.device) -> int:
+    """The most bytes held: of the CUDA allocator, or of the process."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else meter.peak_bytes()
 
 
 def free_memory(device: torch.device) -> int | None:
+    """Free bytes of the device, or of the machine; None where the system does not tell."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else meter.free_bytes()

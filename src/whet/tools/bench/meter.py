@@ -31,6 +31,7 @@ class Reading:
 
     @property
     def quiet(self) -> bool:
+        """Whether others left the machine alone enough for the timing to count."""
         return self.others is None or self.others < QUIET
 
 
@@ -41,6 +42,7 @@ class Meter:
         self._start = (time.perf_counter(), _own_seconds(), _busy_seconds())
 
     def read(self) -> Reading:
+        """The reading since the meter was made."""
         start, own_start, busy_start = self._start
         seconds, own = time.perf_counter() - start, _own_seconds() - own_start
         busy = _busy_seconds()
@@ -56,7 +58,7 @@ def others_share(busy: float, own: float, seconds: float, cores: int) -> float:
 
 def _own_seconds() -> float:
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in spent)
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
 
 
 def _busy_seconds() -> float | None:
@@ -69,15 +71,15 @@ def _busy_seconds() -> float | None:
     return (user + nice + system + interrupt + soft_interrupt + stolen) / os.sysconf("SC_CLK_TCK")
 
 
-def kept(readings: Sequence[Reading]) -> tuple[list[int], bool]:
+def quiet_indices(readings: Sequence[Reading]) -> tuple[list[int], bool]:
     """The places of the quiet readings and True; all places and False where none was quiet."""
-    quiet = [place for place, each in enumerate(readings) if each.quiet]
+    quiet = [index for index, reading in enumerate(readings) if reading.quiet]
     return (quiet, True) if quiet else (list(range(len(readings))), False)
 
 
 def typical(values: Sequence[float], places: Sequence[int]) -> float:
     """The median of the values at these places."""
-    return median(values[place] for place in places)
+    return median(values[index] for index in places)
 
 
 def wait_for_quiet(limit: float, look: float = 1.0) -> Reading:
@@ -141,10 +143,11 @@ def machine_facts() -> dict[str, Any]:
         "processor": name,
         "architecture": platform.machine(),
         "cores": usable,
-        "load": [round(each, 2) for each in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
     }
 
 
 def reading_record(reading: Reading) -> dict[str, float | None]:
+    """The reading as rounded values, for JSON."""
     return {name: None if value is None else round(value, 4) for name, value in asdict(reading).items()}

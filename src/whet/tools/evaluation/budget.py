@@ -66,12 +66,12 @@ def thought_length(sample: Sample, codec: Codec) -> int | None:
 
 
 def _trailing(written: Sequence[int], ends: frozenset[int]) -> list[int]:
-    found = []
+    end_tokens = []
     for token in reversed(written):
         if token not in ends:
             break
-        found.append(token)
-    return found
+        end_tokens.append(token)
+    return end_tokens
 
 
 def _tokens_before(written: Sequence[int], decode: Decode) -> int:
@@ -82,9 +82,9 @@ def _tokens_before(written: Sequence[int], decode: Decode) -> int:
         text = decode(list(written[:middle]))
         low, high = (low, middle - 1) if any(end in text for end in THOUGHT_ENDS) else (middle, high)
     text = decode(list(written[: low + 1]))
-    place = min(text.find(end) for end in THOUGHT_ENDS if end in text)
+    thought_end = min(text.find(end) for end in THOUGHT_ENDS if end in text)
     # a marker of several tokens begins before the token that completes it
-    while low and len(decode(list(written[:low]))) > place:
+    while low and len(decode(list(written[:low]))) > thought_end:
         low -= 1
     return low
 
@@ -104,17 +104,17 @@ def extended_thoughts(
     rounds = 0
     while rounds * max(1, len(words)) <= longest:  # every round adds these words at least
         short: list[tuple[int, Sample]] = []
-        for place, sample in enumerate(thoughts):
+        for index, sample in enumerate(thoughts):
             length = thought_length(sample, codec)
             if length is not None and length + len(words) < longest:
-                short.append((place, _appended(_head(sample, length, codec.decode), words, codec.decode)))
+                short.append((index, _appended(_head(sample, length, codec.decode), words, codec.decode)))
         if not short:
             break
-        named = [(*seeds[place], "wait", rounds) for place, _ in short]
-        rooms = [longest - (len(each.tokens) - _start(each)) for _, each in short]
-        drawn = _continued(engine, [each for _, each in short], named, rooms, sampling, codec)
-        for (place, _), sample in zip(short, drawn, strict=True):
-            thoughts[place] = sample
+        named = [(*seeds[index], "wait", rounds) for index, _ in short]
+        rooms = [longest - (len(opening.tokens) - _start(opening)) for _, opening in short]
+        drawn = _continued(engine, [opening for _, opening in short], named, rooms, sampling, codec)
+        for (index, _), sample in zip(short, drawn, strict=True):
+            thoughts[index] = sample
         rounds += 1
     return thoughts
 
@@ -131,20 +131,20 @@ def forced_answers(
     """Each thought with an answer: its own where it ended within the budget, else one that is asked for there."""
     finished = list(thoughts)
     cut: list[tuple[int, Sample]] = []
-    for place, sample in enumerate(thoughts):
+    for index, sample in enumerate(thoughts):
         length = thought_length(sample, codec)
         if length is not None and length <= budget and not forcing.wait:
-            finished[place] = cut_at(sample, budget + forcing.answer_tokens, codec.decode)
+            finished[index] = cut_at(sample, budget + forcing.answer_tokens, codec.decode)
             continue
         head = _head(sample, budget if length is None else min(budget, length), codec.decode)
-        cut.append((place, _appended(head, codec.encode(_answer_words(head, forcing)), codec.decode)))
+        cut.append((index, _appended(head, codec.encode(_answer_words(head, forcing)), codec.decode)))
     if cut:
         rooms = [forcing.answer_tokens] * len(cut)
         named = [(*seeds[at], "answer", budget) for at, _ in cut]
-        for (place, _), sample in zip(
-            cut, _continued(engine, [each for _, each in cut], named, rooms, sampling, codec), strict=True
+        for (index, _), sample in zip(
+            cut, _continued(engine, [opening for _, opening in cut], named, rooms, sampling, codec), strict=True
         ):
-            finished[place] = sample
+            finished[index] = sample
     return finished
 
 
@@ -165,8 +165,8 @@ def _continued(
 ) -> list[Sample]:
     """Each goes on for as many tokens as it has room for."""
     requests = [
-        Request(tuple(each.tokens.tolist()), request_seed(*seed), max_new_tokens=room)
-        for each, seed, room in zip(opened, seeds, rooms, strict=True)
+        Request(tuple(opening.tokens.tolist()), request_seed(*seed), max_new_tokens=room)
+        for opening, seed, room in zip(opened, seeds, rooms, strict=True)
     ]
     drawn = engine.generate(requests, replace(sampling, max_new_tokens=max(rooms)))
     whole = []

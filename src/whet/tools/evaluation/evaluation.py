@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from whet.data.usable import without
-from whet.record.metrics.selection import pass_at
-from whet.reward import RewardPart
+from whet.record.metrics.pass_at_k import pass_rates
+from whet.reward.combine import RewardPart
 from whet.rollout.collect import Score
 from whet.rollout.episode_runner import tell_failures
-from whet.settings.config import EvaluationConfig
 from whet.tools.evaluation.prompting import STOP, PromptStyle, examples_for, styled
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, scorable_prompts
@@ -23,6 +22,7 @@ from whet.training.assembly.runtime import (
     load_runtime,
     sampling_from,
 )
+from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, Sample, WhetError
 
@@ -94,6 +94,7 @@ def _unscored(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Samp
 
 
 def run_evaluator(config: EvaluationConfig, num_samples: int, runtime: Runtime, evaluator: Evaluator) -> list[Group]:
+    """One greedy completion per prompt, or `num_samples` drawn at the config's temperature."""
     if num_samples < 1:
         raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
     if num_samples == 1:
@@ -104,13 +105,15 @@ def run_evaluator(config: EvaluationConfig, num_samples: int, runtime: Runtime, 
 
 
 def evaluate_metrics(config: EvaluationConfig, num_samples: int) -> dict[str, float]:
+    """Sample and score held-out completions; their metrics by name."""
     return group_metrics(evaluate_groups(config, num_samples), num_samples, config.eval.by)
 
 
 def group_metrics(groups: Sequence[Group], num_samples: int, by: str = "") -> dict[str, float]:
+    """Metrics of scored groups, with pass@k where there are several samples per prompt."""
     metrics = eval_metrics(groups, by)
     if num_samples > 1 and "accuracy" in metrics:
-        metrics.update(pass_at(groups, num_samples))
+        metrics.update(pass_rates(groups, num_samples))
     return {"prompts": float(len(groups)), **metrics}
 
 

@@ -19,7 +19,6 @@ from whet.reward.refusal import is_refusal
 from whet.reward.think_format import is_visible
 from whet.rollout.collect import score_groups
 from whet.rollout.episode_runner import tell_failures
-from whet.settings.config import EvaluationConfig
 from whet.tools.evaluation.budget import BudgetForcing, Codec, cut_at, extended_thoughts, forced_answers
 from whet.tools.evaluation.evaluation import eval_setup, group_metrics
 from whet.tools.evaluation.prompting import PromptStyle
@@ -27,6 +26,7 @@ from whet.tools.evaluation.saved_completions import CompletionFile, Fingerprint,
 from whet.training.assembly.fingerprints import model_digest, reward_file_digests
 from whet.training.assembly.rows import column_facts, left_out_phrases
 from whet.training.assembly.runtime import Runtime, decode_facts
+from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
 from whet.types import Group, Sample, StopReason, WhetError, by_episode
 
@@ -87,6 +87,7 @@ class EvalProgress:
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens written per second so far."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -105,14 +106,16 @@ class MeasuredModel:
 
     @property
     def outcomes(self) -> list[list[float]]:
-        return [[each.outcome for each in row] for row in self.attempts]
+        """[prompts][samples] of outcomes."""
+        return [[attempt.outcome for attempt in row] for row in self.attempts]
 
     def prompt_keys(self) -> list[tuple[str, str]]:
+        """Id and text of every prompt: two models are comparable only where these agree."""
         return [(group.prompt.id, group.prompt.question()) for group in self.groups]
 
 
 def group_summary(groups: Sequence[Group], by: str = "") -> EvalSummary:
-    """Of groups that were drawn elsewhere: accuracy, curves, calibration and lengths, with intervals."""
+    """Summarize groups that were drawn elsewhere: accuracy, curves, calibration and lengths, with intervals."""
     labels = [str(group.prompt.meta[by]) for group in groups] if by else []
     return summarized([_attempts(group, []) for group in groups], labels)
 
@@ -157,10 +160,10 @@ def prepared(config: EvaluationConfig, plan: EvalPlan, runtime: Runtime | None =
     return EvalSetup(config, plan, *eval_setup(config, style=plan.style, runtime=runtime))
 
 
-def measured(setup: EvalSetup, place: Path, on_progress: OnProgress, tell: Callable[[str], None]) -> MeasuredModel:
+def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callable[[str], None]) -> MeasuredModel:
     """Completions to all prompts, from `place` as far as they are there; they stay until the command is over."""
     config, plan, evaluator = setup.config, setup.plan, setup.evaluator
-    file = CompletionFile(place, fingerprint(setup))
+    file = CompletionFile(out, fingerprint(setup))
     if file.restarted:
         tell(file.restarted)
     most = CHUNK if getattr(setup.runtime.engine, "updates", True) else SERVER_CHUNK
@@ -174,13 +177,13 @@ def measured(setup: EvalSetup, place: Path, on_progress: OnProgress, tell: Calla
         chunk = file.add(_chunk(setup, range(done, min(done + size, total))))
         records += chunk
         done += len(chunk)
-        tokens += sum(sum(each["action"][1::2]) for record in chunk for each in record["samples"])
+        tokens += sum(sum(sample["action"][1::2]) for record in chunk for sample in record["samples"])
         _require_confidence(setup, chunk)
         if total > size:
             on_progress(EvalProgress(done, total, tokens, time.monotonic() - started, _running(records)))
     _require_confidence(setup, records)
     groups = [
-        Group(prompt, tuple(sample_from(each) for each in record["samples"]))
+        Group(prompt, tuple(sample_from(sample) for sample in record["samples"]))
         for prompt, record in zip(evaluator.prompts, records, strict=True)
     ]
     attempts = [_attempts(group, record["budgets"]) for group, record in zip(groups, records, strict=True)]
@@ -200,6 +203,7 @@ def measured(setup: EvalSetup, place: Path, on_progress: OnProgress, tell: Calla
 
 
 def fingerprint(setup: EvalSetup) -> Fingerprint:
+    """What decides the completions: an interrupted evaluation only goes on where all of it is the same."""
     config, plan, evaluator = setup.config, setup.plan, setup.evaluator
     dumped = config.model_dump(mode="json")
     here = getattr(setup.runtime.engine, "updates", True)
@@ -253,9 +257,9 @@ def _chunk(setup: EvalSetup, rows: range) -> list[dict[str, Any]]:
         {
             "prompt_id": group.prompt.id,
             "samples": [sample_record(sample) for sample in group.samples],
-            "budgets": [] if budgets is None else budgets[place],
+            "budgets": [] if budgets is None else budgets[index],
         }
-        for place, group in enumerate(groups)
+        for index, group in enumerate(groups)
     ]
 
 
@@ -268,10 +272,10 @@ def _budget_outcomes(
     flat = [sample for group in groups for sample in group.samples]
     prompts = [group.prompt for group in groups for _ in group.samples]
     seeds = [(setup.config.seed, row, number) for row in rows for number in range(plan.samples)]
-    found: list[list[tuple[str, int, float, int]]] = [[] for _ in flat]
+    outcomes: list[list[tuple[str, int, float, int]]] = [[] for _ in flat]
 
     def judge(way: str, budget: int, changed: Sequence[Sample]) -> None:
-        fresh = [place for place, sample in enumerate(changed) if sample.reward is None]
+        fresh = [index for index, sample in enumerate(changed) if sample.reward is None]
         scored = dict(
             zip(
                 fresh,
@@ -279,10 +283,10 @@ def _budget_outcomes(
                 strict=True,
             )
         )
-        for place, sample in enumerate(changed):
-            outcome = scored.get(place, sample).outcome or 0.0
+        for index, sample in enumerate(changed):
+            outcome = scored.get(index, sample).outcome or 0.0
             start = int(sample.action.int().argmax())
-            found[place].append((way, budget, outcome, len(sample.tokens) - start))
+            outcomes[index].append((way, budget, outcome, len(sample.tokens) - start))
 
     for budget in plan.budgets:
         judge(CUT, budget, [cut_at(sample, budget, codec.decode) for sample in flat])
@@ -294,11 +298,12 @@ def _budget_outcomes(
             forced = forced_answers(runtime.engine, thoughts, seeds, budget, plan.forcing, sampling, codec)
             judge(FORCED, budget, forced)
     sizes = [len(group.samples) for group in groups]
-    rest = iter(found)
+    rest = iter(outcomes)
     return [[next(rest) for _ in range(size)] for size in sizes]
 
 
 def codec_of(runtime: Runtime) -> Codec:
+    """The model's tokenizer as plain functions."""
     tokenizer = runtime.loaded.tokenizer
     return Codec(
         lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True)),
@@ -345,9 +350,9 @@ def _text_logp(logp: Sequence[float], stop: str) -> Sequence[float]:
 def _running(records: Sequence[Mapping[str, Any]]) -> float | None:
     """The mean outcome of what has been scored."""
     outcomes = [
-        next(iter(each["parts"].values()), None) if each["reward"] is not None else None
+        next(iter(sample["parts"].values()), None) if sample["reward"] is not None else None
         for record in records
-        for each in record["samples"]
+        for sample in record["samples"]
     ]
     known = [outcome or 0.0 for outcome in outcomes]
     return fmean(known) if any(outcome is not None for outcome in outcomes) else None
@@ -356,8 +361,8 @@ def _running(records: Sequence[Mapping[str, Any]]) -> float | None:
 def _require_confidence(setup: EvalSetup, records: Sequence[Mapping[str, Any]]) -> None:
     if setup.plan.confidence != "tokens":
         return
-    samples = [each for record in records for each in record["samples"]]
-    if any(isnan(value) for each in samples for value in _text_logp(each["logp"], each["stop"])):
+    samples = [sample for record in records for sample in record["samples"]]
+    if any(isnan(value) for sample in samples for value in _text_logp(sample["logp"], sample["stop"])):
         raise WhetError(
             f"--confidence tokens needs the log-probability of every token, and {setup.config.model.name} "
             f"({setup.config.sampling.engine}) gives none; ask a server that does (vLLM, SGLang, whet serve), or give "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from whet.data import demonstrations_from, prompts_from
 from whet.data.source import TRAIN, parse_source, read_rows
 from whet.data.tasks import demonstrations
-from whet.settings.config import EvaluationConfig
+from whet.training.config import EvaluationConfig
 from whet.types import Demonstration, Message, Prompt, WhetError
 
 QUESTION, ANSWER = "Question:", "Answer:"
@@ -37,14 +37,14 @@ def _styled(prompt: Prompt, examples: Sequence[Demonstration], plain: bool) -> P
         asked = prompt.text if prompt.text is not None else conversation_text(prompt.messages)
         if not examples:
             return replace(prompt, messages=(), text=asked)
-        shown = [f"{QUESTION} {_question(each.prompt)}\n{ANSWER} {each.completion}" for each in examples]
+        shown = [f"{QUESTION} {_question(example.prompt)}\n{ANSWER} {example.completion}" for example in examples]
         return replace(prompt, messages=(), text="\n\n".join([*shown, f"{QUESTION} {asked}\n{ANSWER}"]))
     opening = [message for message in prompt.messages if message["role"] in ("system", "developer")]
     rest = prompt.messages[len(opening) :]
     turns: list[Message] = []
-    for each in examples:
-        turns.append({"role": "user", "content": _question(each.prompt)})
-        turns.append({"role": "assistant", "content": each.completion})
+    for example in examples:
+        turns.append({"role": "user", "content": _question(example.prompt)})
+        turns.append({"role": "assistant", "content": example.completion})
     return replace(prompt, messages=(*opening, *turns, *rest))
 
 
@@ -69,10 +69,10 @@ def examples_for(config: EvaluationConfig, style: PromptStyle, prompts: Sequence
         raise WhetError("--shots shows worked completions, and an environment opens its own conversation; drop one")
     asked = {_normal(_question(prompt)) for prompt in prompts}
     known: dict[str, Demonstration] = {}
-    for each in _demonstrations(config, style):
-        key = _normal(_question(each.prompt))
+    for demonstration in _demonstrations(config, style):
+        key = _normal(_question(demonstration.prompt))
         if key not in asked:
-            known.setdefault(key, each)
+            known.setdefault(key, demonstration)
     if len(known) < style.shots:
         raise WhetError(
             f"--shots {style.shots}: there are only {len(known)} examples that are no test prompts"
@@ -95,7 +95,7 @@ def _demonstrations(config: EvaluationConfig, style: PromptStyle) -> list[Demons
             lambda task, share, level: demonstrations(task, share, config.seed, level), count, data.difficulty
         )
     if source.is_generated:
-        return [_answered(each) for each in source.prompts(TRAIN, count, config.seed, settings=data.settings)]
+        return [_answered(prompt) for prompt in source.prompts(TRAIN, count, config.seed, settings=data.settings)]
     raise WhetError(
         f"--shots takes its examples from a training split, and {source} names none; give --shots-from FILE "
         "(a file of training questions with completions or answers)"

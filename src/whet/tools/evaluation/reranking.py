@@ -10,20 +10,21 @@ from typing import Any, get_args
 from whet.pages.rerank import Reranking
 from whet.protocols import Reward
 from whet.record.metrics.reranking import Pool, RerankerScores, SearchResult, choice_curves, search_result
-from whet.reward import RewardPart, find_reward
 from whet.reward.answer import final_answer, normal_form
+from whet.reward.combine import RewardPart
+from whet.reward.find import find_reward
 from whet.reward.learned import LearnedSteps, aggregated
 from whet.reward.learned.ensemble import Aggregate
 from whet.reward.learned.members import model_folders, saved_config
 from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
 from whet.reward.steps import steps_of
 from whet.rollout.collect import Score
-from whet.settings.config import EvaluationConfig
-from whet.settings.sections import RerankSection, ScorerChoice
 from whet.tools.evaluation.search import SearchPlan, search_completions
 from whet.training.assembly.rewards import bind_judges, build_scorer, failure_policy, start_sandbox
 from whet.training.assembly.runtime import Runtime
+from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
+from whet.training.sections import RerankSection, ScorerChoice
 from whet.types import Group, Prompt, Sample, WhetError
 
 AGGREGATES = get_args(Aggregate)
@@ -56,12 +57,12 @@ def rerank_plan(config: EvaluationConfig, num_samples: int) -> RerankPlan:
     section = config.rerank
     _check(section, num_samples, config.sampling.temperature)
     scorers = scorers_of(section)
-    start_sandbox([RewardPart(each.reward) for each in scorers], config.sandbox.require)
-    for each in scorers:
-        prepare = getattr(each.reward, "prepare", None)
+    start_sandbox([RewardPart(scorer.reward) for scorer in scorers], config.sandbox.require)
+    for scorer in scorers:
+        prepare = getattr(scorer.reward, "prepare", None)
         if callable(prepare):
             prepare()
-    separators = {each.name: _separator(section, each) for each in scorers} if section.search == "steps" else {}
+    separators = {scorer.name: _separator(section, scorer) for scorer in scorers} if section.search == "steps" else {}
     return RerankPlan(tuple(scorers), separators)
 
 
@@ -70,11 +71,11 @@ def rerank_groups(
 ) -> Reranking:
     """What every way of choosing among the same completions would have scored."""
     runtime = setup[0]
-    parts = [RewardPart(each.reward) for each in plan.scorers]
+    parts = [RewardPart(scorer.reward) for scorer in plan.scorers]
     bound = bind_judges(parts, runtime.engine, runtime.loaded.tokenizer)
-    scorers = [Reranker(each.name, part.resolved_reward) for each, part in zip(plan.scorers, bound, strict=True)]
+    scorers = [Reranker(scorer.name, part.resolved_reward) for scorer, part in zip(plan.scorers, bound, strict=True)]
     pools = [_pool(group) for group in groups]
-    by_scorer = [reranker_scores(config, each, groups) for each in scorers]
+    by_scorer = [reranker_scores(config, scorer, groups) for scorer in scorers]
     reranking = Reranking(
         config.model.name,
         config.data.source,
@@ -82,12 +83,12 @@ def rerank_groups(
         len(groups),
         len(groups[0].samples),
         config.sampling.temperature,
-        choice_curves(pools, [each for several in by_scorer for each in several]),
+        choice_curves(pools, [scores for several in by_scorer for scores in several]),
     )
     searches = [
-        _search(config, each, plan.separators[each.name], setup, (pools, scores))
-        for each, scores in zip(scorers, by_scorer, strict=True)
-        if each.name in plan.separators
+        _search(config, scorer, plan.separators[scorer.name], setup, (pools, scores))
+        for scorer, scores in zip(scorers, by_scorer, strict=True)
+        if scorer.name in plan.separators
     ]
     return replace(reranking, searches=tuple(searches))
 
@@ -115,7 +116,7 @@ def _check(section: RerankSection, num_samples: int, temperature: float) -> None
     for key in ("beams", "branches", "separator"):
         if section.search == "none" and getattr(section, key) != getattr(plain, key):
             raise WhetError(f"rerank.{key} has no effect without a search; give --search steps, or drop it")
-    names = [each.reward for each in section.scorers]
+    names = [scorer.reward for scorer in section.scorers]
     for name in names:
         if names.count(name) > 1 and section.search == "steps":
             raise WhetError(f"--rerank {name} is given twice; a search needs one scorer of a name")
@@ -123,7 +124,7 @@ def _check(section: RerankSection, num_samples: int, temperature: float) -> None
 
 def scorers_of(section: RerankSection) -> list[Reranker]:
     """The scorers of the config, their folders found; nothing is loaded yet."""
-    return [_scorer(each, {**section.settings, **each.settings}) for each in section.scorers]
+    return [_scorer(scorer, {**section.settings, **scorer.settings}) for scorer in section.scorers]
 
 
 def _scorer(choice: ScorerChoice, settings: Mapping[str, Any]) -> Reranker:
@@ -133,18 +134,18 @@ def _scorer(choice: ScorerChoice, settings: Mapping[str, Any]) -> Reranker:
         raise WhetError(f"--rerank {choice.reward}: {error}") from error
 
 
-def _separator(section: RerankSection, each: Reranker) -> str:
+def _separator(section: RerankSection, scorer: Reranker) -> str:
     """Where a step of a search ends."""
-    if steps_of(each.reward) is None:
+    if steps_of(scorer.reward) is None:
         raise WhetError(
-            f"--search steps needs scores of steps, and {each.name} scores whole completions; give --rerank RUN of "
+            f"--search steps needs scores of steps, and {scorer.name} scores whole completions; give --rerank RUN of "
             "`whet train prm`"
         )
     if section.separator:
         return section.separator
-    if not isinstance(each.reward, LearnedSteps):
-        raise WhetError(f"{each.name} does not say what ends a step; give --set rerank.separator=TEXT")
-    settings = each.reward.settings
+    if not isinstance(scorer.reward, LearnedSteps):
+        raise WhetError(f"{scorer.name} does not say what ends a step; give --set rerank.separator=TEXT")
+    settings = scorer.reward.settings
     return settings.separator or str((saved_config(settings.folder) or {}).get(SEPARATOR) or EMPTY_LINE)
 
 
@@ -162,32 +163,32 @@ def _answer(completion: str) -> str | None:
     return None if answer is None else normal_form(answer)
 
 
-def reranker_scores(config: EvaluationConfig, each: Reranker, groups: Sequence[Group]) -> list[RerankerScores]:
+def reranker_scores(config: EvaluationConfig, scorer: Reranker, groups: Sequence[Group]) -> list[RerankerScores]:
     """One for a scorer of whole completions; for one of steps each aggregate of the same scores."""
     prompts = [group.prompt for group in groups for _ in group.samples]
     samples = [sample for group in groups for sample in group.samples]
-    scores = _scores(_scorer_of(config, each), prompts, samples)
+    scores = _scores(_scorer_of(config, scorer), prompts, samples)
     sizes = [len(group.samples) for group in groups]
-    steps = steps_of(each.reward)
+    steps = steps_of(scorer.reward)
     if steps is None:
-        return [RerankerScores(each.name, _cut(scores, sizes), each.models)]
+        return [RerankerScores(scorer.name, _cut(scores, sizes), scorer.models)]
     by_step = [
         None if score is None else [value for _, value in steps(prompt, sample.completion)]
         for prompt, sample, score in zip(prompts, samples, scores, strict=True)
     ]
     return [
         RerankerScores(
-            each.name,
+            scorer.name,
             _cut([None if values is None else aggregated(values, how) for values in by_step], sizes),
-            each.models,
+            scorer.models,
             how,
         )
         for how in AGGREGATES
     ]
 
 
-def _scorer_of(config: EvaluationConfig, each: Reranker) -> Score:
-    return build_scorer(config, [RewardPart(each.reward)], failure_policy(config))
+def _scorer_of(config: EvaluationConfig, scorer: Reranker) -> Score:
+    return build_scorer(config, [RewardPart(scorer.reward)], failure_policy(config))
 
 
 def _scores(judge: Score, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
@@ -201,7 +202,7 @@ def _cut(scores: Sequence[float | None], sizes: Sequence[int]) -> tuple[tuple[fl
 
 def _search(
     config: EvaluationConfig,
-    each: Reranker,
+    scorer: Reranker,
     separator: str,
     setup: tuple[Runtime, Evaluator],
     compared: tuple[Sequence[Pool], Sequence[RerankerScores]],
@@ -215,15 +216,15 @@ def _search(
         runtime.engine,
         evaluator.prompts,
         evaluator.prompt_tokens,
-        partial(_scores, _scorer_of(config, each)),
+        partial(_scores, _scorer_of(config, scorer)),
         lambda tokens: str(runtime.loaded.tokenizer.decode(tokens, skip_special_tokens=True)),
         plan,
     )
     truth = evaluator.score(evaluator.prompts, [one.sample for one in searched])
-    guide = getattr(getattr(each.reward, "settings", None), "aggregate", AGGREGATES[0])
+    guide = getattr(getattr(scorer.reward, "settings", None), "aggregate", AGGREGATES[0])
     mine = next(one for one in scores if one.aggregate == guide)
     written = sum(one.written for one in searched) / len(searched)
-    read = each.models * sum(one.read for one in searched) / len(searched)
+    read = scorer.models * sum(one.read for one in searched) / len(searched)
     return search_result(
         pools, mine, [one.outcome or 0.0 for one in truth], (written, read), (plan.beams, plan.branches)
     )

@@ -30,6 +30,7 @@ class Fingerprint:
 
     @property
     def digest(self) -> str:
+        """One short text for all pieces."""
         return text_digest(json.dumps([VERSION, dict(sorted(self.pieces.items()))]))
 
     def changes(self, before: Mapping[str, str]) -> list[str]:
@@ -38,15 +39,16 @@ class Fingerprint:
 
 
 def text_digest(text: str) -> str:
+    """The first 16 hex digits of the text's sha256."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class CompletionFile:
     """The chunks of one model on one task. Opened by one process at a time."""
 
-    def __init__(self, place: Path, fingerprint: Fingerprint) -> None:
+    def __init__(self, out: Path, fingerprint: Fingerprint) -> None:
         """Reads what is there; chunks of another fingerprint are left out, and `restarted` says why."""
-        self.path = place.with_name(place.name + PARTIAL)
+        self.path = out.with_name(out.name + PARTIAL)
         self.restarted = ""
         self._chunks: list[list[dict[str, Any]]] = []
         head = {"digest": fingerprint.digest, "pieces": dict(fingerprint.pieces)}
@@ -70,11 +72,12 @@ class CompletionFile:
                 self.path.write_text(json.dumps(head) + "\n", encoding="utf-8")
         except OSError as error:
             raise WhetError(
-                f"{place}: cannot write the completions there ({error.strerror}); give another --out"
+                f"{out}: cannot write the completions there ({error.strerror}); give another --out"
             ) from error
 
     @property
     def chunks(self) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """The chunks on disk, oldest first."""
         return self._chunks
 
     def add(self, chunk: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -91,9 +94,9 @@ class CompletionFile:
         return self._chunks[-1]
 
     @staticmethod
-    def discard(place: Path) -> None:
+    def discard(out: Path) -> None:
         """The evaluation is over, and its results stand elsewhere."""
-        place.with_name(place.name + PARTIAL).unlink(missing_ok=True)
+        out.with_name(out.name + PARTIAL).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, list[list[dict[str, Any]]], int]:
@@ -140,12 +143,13 @@ def sample_record(sample: Sample) -> dict[str, Any]:
         "episode": sample.episode,
         "role": sample.role,
         "metrics": dict(sample.metrics),
-        "steps": [list(each) for each in sample.steps],
+        "steps": [list(step) for step in sample.steps],
     }
     return record | {name: value for name, value in others.items() if value not in (None, "", [], {})}
 
 
 def sample_from(record: Mapping[str, Any]) -> Sample:
+    """The inverse of `sample_record`."""
     action = torch.tensor(list(_flags(record["action"])), dtype=torch.bool)
     logp = torch.zeros(len(action), dtype=torch.float32)
     logp[action] = torch.tensor(record["logp"], dtype=torch.float32)
@@ -158,12 +162,12 @@ def sample_from(record: Mapping[str, Any]) -> Sample:
         completion=record["completion"],
         parts=record["parts"],
         reward=record["reward"],
-        turns=tuple(_turn_from(each) for each in record.get("turns", ())),
+        turns=tuple(_turn_from(turn) for turn in record.get("turns", ())),
         returned=record.get("returned"),
         episode=record.get("episode", ""),
         role=record.get("role", ""),
         metrics=record.get("metrics", {}),
-        steps=tuple((int(place), float(score)) for place, score in record.get("steps", ())),
+        steps=tuple((int(position), float(score)) for position, score in record.get("steps", ())),
     )
 
 
@@ -179,8 +183,8 @@ def _runs(flags: Sequence[bool]) -> list[int]:
 
 
 def _flags(runs: Sequence[int]) -> Iterator[bool]:
-    for place, length in enumerate(runs):
-        yield from [bool(place % 2)] * length
+    for number, length in enumerate(runs):
+        yield from [bool(number % 2)] * length
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:
@@ -195,5 +199,5 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
 
 def _turn_from(record: Mapping[str, Any]) -> Turn:
     ended = record["ended"]
-    kept = {name: record[name] for name in ("role", "text", "start", "stop", "reward", "state", "counts")}
-    return Turn(**kept, ended=None if ended is None else StopReason(ended), errors=tuple(record["errors"]))
+    fields = {name: record[name] for name in ("role", "text", "start", "stop", "reward", "state", "counts")}
+    return Turn(**fields, ended=None if ended is None else StopReason(ended), errors=tuple(record["errors"]))

@@ -50,7 +50,7 @@ class _PromptSearch:
 
     prompt: Prompt
     tokens: tuple[int, ...]
-    kept: list[Beam]  # the best first
+    beams: list[Beam]  # the best first
     written: int = 0
     read: int = 0
 
@@ -66,19 +66,19 @@ def search_completions(
     """One completion per prompt, the best that the search ends with; of equal ones the first drawn."""
     searches = [_PromptSearch(prompt, tokens, []) for prompt, tokens in zip(prompts, prompt_tokens, strict=True)]
     number = 0
-    while growing := [search for search in searches if not search.kept or _open(search, plan)]:
+    while growing := [search for search in searches if not search.beams or _open(search, plan)]:
         drawn = _grow(engine, growing, decode, plan, number)
-        new = [_different(search, each) for search, each in zip(growing, drawn, strict=True)]
+        new = [_different(search, samples) for search, samples in zip(growing, drawn, strict=True)]
         _keep_best(growing, new, scores, plan)
         number += 1
     return [
-        SearchedCompletion(search.kept[0][1], search.kept[0][0], search.written, search.read) for search in searches
+        SearchedCompletion(search.beams[0][1], search.beams[0][0], search.written, search.read) for search in searches
     ]
 
 
 def _open(search: _PromptSearch, plan: SearchPlan) -> list[Sample]:
     """The partial completions, the best first."""
-    return [sample for _, sample in search.kept if _goes_on(sample, search, plan)]
+    return [sample for _, sample in search.beams if _goes_on(sample, search, plan)]
 
 
 def _goes_on(sample: Sample, search: _PromptSearch, plan: SearchPlan) -> bool:
@@ -93,22 +93,24 @@ def _grow(
     """The continuations of each search's partial completions, as whole completions."""
     requests: list[Request] = []
     origins: list[tuple[int, Sample | None]] = []  # the search, and the sample that is continued
-    for place, search in enumerate(searches):
+    for index, search in enumerate(searches):
         parents: list[Sample | None] = [one for one in _open(search, plan) for _ in range(plan.branches)]
         for at, parent in enumerate(parents or [None] * (plan.beams * plan.branches)):
             tokens = search.tokens if parent is None else tuple(parent.tokens.tolist())
             requests.append(Request(tokens, request_seed(plan.seed, search.prompt.id, number, at)))
-            origins.append((place, parent))
+            origins.append((index, parent))
     budget = plan.sampling.max_new_tokens
-    used = [len(each.tokens) - len(searches[place].tokens) for each, (place, _) in zip(requests, origins, strict=True)]
-    left = min(budget - min(used), plan.context - max(len(each.tokens) for each in requests))
+    used = [
+        len(request.tokens) - len(searches[index].tokens) for request, (index, _) in zip(requests, origins, strict=True)
+    ]
+    left = min(budget - min(used), plan.context - max(len(request.tokens) for request in requests))
     sampling = replace(plan.sampling, max_new_tokens=left, stop=(*plan.sampling.stop, plan.separator))
     drawn: list[list[Sample]] = [[] for _ in searches]
-    for (place, parent), request, sample in zip(origins, requests, engine.generate(requests, sampling), strict=True):
-        search = searches[place]
+    for (index, parent), request, sample in zip(origins, requests, engine.generate(requests, sampling), strict=True):
+        search = searches[index]
         whole = _whole(sample, parent, len(search.tokens), budget, decode)
         search.written += len(whole.tokens) - len(request.tokens)
-        drawn[place].append(whole)
+        drawn[index].append(whole)
     return drawn
 
 
@@ -137,11 +139,11 @@ def _whole(sample: Sample, parent: Sample | None, start: int, budget: int, decod
 
 def _different(search: _PromptSearch, drawn: Sequence[Sample]) -> list[Sample]:
     """The first of each, without those that are kept already."""
-    kept = {tuple(one.tokens.tolist()) for _, one in search.kept}
+    known = {tuple(one.tokens.tolist()) for _, one in search.beams}
     new: dict[tuple[int, ...], Sample] = {}
     for sample in drawn:
         tokens = tuple(sample.tokens.tolist())
-        if tokens not in kept:
+        if tokens not in known:
             new.setdefault(tokens, sample)
     return list(new.values())
 
@@ -156,13 +158,13 @@ def _keep_best(
         for search, samples in zip(searches, new, strict=True)
         for sample in samples
     ]
-    given = iter(scores(prompts, scored))
+    new_scores = iter(scores(prompts, scored))
     for search, samples in zip(searches, new, strict=True):
-        beams = [(-inf if (score := next(given)) is None else score, sample) for sample in samples]
+        beams = [(-inf if (score := next(new_scores)) is None else score, sample) for sample in samples]
         search.read += sum(len(sample.tokens) for sample in samples)
-        finished = [beam for beam in search.kept if not _goes_on(beam[1], search, plan)]
+        finished = [beam for beam in search.beams if not _goes_on(beam[1], search, plan)]
         # sorted keeps the order of equal ones
-        search.kept = sorted([*finished, *beams], key=lambda beam: -beam[0])[: plan.beams]
+        search.beams = sorted([*finished, *beams], key=lambda beam: -beam[0])[: plan.beams]
 
 
 def _up_to_step(sample: Sample, separator: str) -> Sample:

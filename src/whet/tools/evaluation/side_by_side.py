@@ -11,11 +11,11 @@ from pathlib import Path
 from whet.pages.evaluation import EvalReport, ModelEval
 from whet.pages.rerank import Reranking
 from whet.record.metrics.paired import paired_tests
-from whet.settings.config import EvaluationConfig
 from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel, completion_rows, measured, prepared
 from whet.tools.evaluation.reranking import RerankPlan, rerank_groups, rerank_plan
 from whet.tools.evaluation.saved_completions import PARTIAL, CompletionFile
 from whet.training.assembly.runtime import Runtime
+from whet.training.config import EvaluationConfig
 from whet.types import WhetError
 
 
@@ -24,14 +24,16 @@ class EvalCell:
     """One model on one task, and the file of its completions."""
 
     config: EvaluationConfig
-    place: Path
+    out: Path
 
     @property
     def model(self) -> str:
+        """The model's name, as given."""
         return self.config.model.name
 
     @property
     def task(self) -> str:
+        """Where the prompts come from."""
         return self.config.eval.source or self.config.data.source
 
 
@@ -46,26 +48,26 @@ def evaluate_cells(
     The cells of one model should stand next to each other: it is read once.
     """
     reranks = _check(cells, plan)
-    found: list[tuple[EvalCell, MeasuredModel, Reranking | None]] = []
+    results: list[tuple[EvalCell, MeasuredModel, Reranking | None]] = []
     runtime: Runtime | None = None
     try:
-        for place, cell in enumerate(cells):
-            if place and cell.model != cells[place - 1].model:
+        for number, cell in enumerate(cells):
+            if number and cell.model != cells[number - 1].model:
                 runtime = None
                 gc.collect()  # one model at a time in memory
-            result, reranking, runtime = _measured(cell, plan, reranks[place], runtime, on_progress, tell)
-            found.append((cell, result, reranking))
-            _require_same_prompts([each for _, each, _ in found])
+            result, reranking, runtime = _measured(cell, plan, reranks[number], runtime, on_progress, tell)
+            results.append((cell, result, reranking))
+            _require_same_prompts([result for _, result, _ in results])
     except KeyboardInterrupt as stopped:
-        kept = [cell for cell in cells if cell.place.with_name(cell.place.name + PARTIAL).exists()]
-        if kept:
-            stopped.add_note(f"the completions so far are kept beside {kept[-1].place}: the same command goes on")
+        unfinished = [cell for cell in cells if cell.out.with_name(cell.out.name + PARTIAL).exists()]
+        if unfinished:
+            stopped.add_note(f"the completions so far are kept beside {unfinished[-1].out}: the same command goes on")
         raise
-    for cell, result, _ in found:
-        _write(cell.place, result)
+    for cell, result, _ in results:
+        _write(cell.out, result)
     for cell in cells:
-        CompletionFile.discard(cell.place)
-    return _report(found)
+        CompletionFile.discard(cell.out)
+    return _report(results)
 
 
 def _measured(
@@ -78,7 +80,7 @@ def _measured(
 ) -> tuple[MeasuredModel, Reranking | None, Runtime]:
     """One cell; `runtime` is that of the cell before it, where the model is the same."""
     setup = prepared(cell.config, plan, runtime)
-    result = measured(setup, cell.place, lambda now: on_progress(cell, now), tell)
+    result = measured(setup, cell.out, lambda now: on_progress(cell, now), tell)
     reranking = None
     if rerank is not None:
         parts = (setup.runtime, setup.evaluator)
@@ -104,13 +106,13 @@ def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]
                 f"{first} is evaluated on {', '.join(tasks[first])} and {other} on {', '.join(tasks[other])}, which "
                 "cannot be compared; give --data for all of them"
             )
-    places = [cell.place for cell in cells]
+    places = [cell.out for cell in cells]
     keys = [(cell.model, cell.task) for cell in cells]
-    for key, place in zip(keys, places, strict=True):
+    for key, path in zip(keys, places, strict=True):
         if keys.count(key) > 1:
             raise WhetError(f"{key[0]} on {key[1]} is given twice; drop one of them")
-        if places.count(place) > 1:
-            raise WhetError(f"two models would write their completions to {place}; give --out FOLDER")
+        if places.count(path) > 1:
+            raise WhetError(f"two models would write their completions to {path}; give --out FOLDER")
     chosen = cells[0].config.rerank  # the same for all: it is what the command line says
     scorers = rerank_plan(cells[0].config, plan.samples) if _reranks(cells[0].config) else None
     return [scorers if cell.config.rerank == chosen else rerank_plan(cell.config, plan.samples) for cell in cells]
@@ -131,24 +133,24 @@ def _require_same_prompts(results: Sequence[MeasuredModel]) -> None:
             )
 
 
-def _write(place: Path, result: MeasuredModel) -> None:
+def _write(path: Path, result: MeasuredModel) -> None:
     try:
-        place.write_text("".join(json.dumps(line) + "\n" for line in completion_rows(result.groups)), encoding="utf-8")
+        path.write_text("".join(json.dumps(line) + "\n" for line in completion_rows(result.groups)), encoding="utf-8")
     except OSError as error:
-        raise WhetError(f"--out {place}: cannot write the completions there ({error.strerror})") from error
+        raise WhetError(f"--out {path}: cannot write the completions there ({error.strerror})") from error
 
 
-def _report(found: Sequence[tuple[EvalCell, MeasuredModel, Reranking | None]]) -> EvalReport:
+def _report(results: Sequence[tuple[EvalCell, MeasuredModel, Reranking | None]]) -> EvalReport:
     evals = tuple(
         ModelEval(
             result.model, result.task, result.metrics, result.summary, result.temperature, result.facts, reranking,
-            str(cell.place),
+            str(cell.out),
         )
-        for cell, result, reranking in found
+        for cell, result, reranking in results
     )  # fmt: skip
     pairs = {}
-    for task in dict.fromkeys(each.task for each in evals):
-        outcomes = {result.model: result.outcomes for _, result, _ in found if result.task == task}
+    for task in dict.fromkeys(model_eval.task for model_eval in evals):
+        outcomes = {result.model: result.outcomes for _, result, _ in results if result.task == task}
         if len(outcomes) > 1:
             pairs[task] = paired_tests(outcomes)
     return EvalReport(evals, pairs)

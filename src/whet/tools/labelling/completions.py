@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from whet.rollout.collect import Score, draw_completions
-from whet.settings.config import EvaluationConfig
 from whet.tools.labelling.run import CHUNK_SIZE, LabelProgress, model_facts, open_output
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, reward_summary
 from whet.training.assembly.runtime import Runtime, encode_prompts, load_runtime, sampling_from
+from whet.training.config import EvaluationConfig
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 
@@ -42,6 +42,7 @@ class CompletionReport:
     seconds: float
 
     def record(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
         return {
             "file": str(self.out),
             "completions": len(self.rows),
@@ -85,8 +86,8 @@ def write_completions(
             file.flush()
             seconds, now = time.monotonic() - started, number + 1
             show(LabelProgress(now, len(chunks), now - first, completions, tokens, seconds))
-    kept = tuple(json.loads(line) for line in spec.out.read_bytes().split(b"\n") if line)
-    return CompletionReport(spec.out, len(prompts) * spec.each, kept, time.monotonic() - started)
+    rows_written = tuple(json.loads(line) for line in spec.out.read_bytes().split(b"\n") if line)
+    return CompletionReport(spec.out, len(prompts) * spec.each, rows_written, time.monotonic() - started)
 
 
 def _drawn(
@@ -104,7 +105,7 @@ def _rows(
     rows = []
     for prompt, samples in zip(prompts, drawn, strict=True):
         scored = samples if score is None else score([prompt] * len(samples), samples)
-        for place, sample in enumerate(scored):
+        for number, sample in enumerate(scored):
             if sample.stop is StopReason.LENGTH or not sample.completion.strip():
                 continue
             if at_least is not None and (sample.reward is None or sample.reward < at_least):
@@ -112,7 +113,7 @@ def _rows(
             asked: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
             rows.append(
                 {
-                    "id": prompt.id if len(scored) == 1 else f"{prompt.id}/{place}",
+                    "id": prompt.id if len(scored) == 1 else f"{prompt.id}/{number}",
                     "prompt": asked,
                     "completion": sample.completion,
                     "tokens": sample.num_actions,

@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 from whet.data.step_rows import LabelledSteps, common_separator, stepped_from
 from whet.data.tasks.contrast import STEP, task_stepped
 from whet.model.checkpoint import weights_digest
-from whet.reward import RewardPart, find_reward
+from whet.reward.combine import RewardPart
+from whet.reward.find import find_reward
 from whet.reward.learned.process import EMPTY_LINE
 from whet.reward.steps import steps_of
 from whet.rollout.collect import draw_completions
-from whet.settings.config import EvaluationConfig
 from whet.tools.labelling.steps import (
     Completer,
     Solution,
@@ -36,6 +36,7 @@ from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, reward_summary
 from whet.training.assembly.rows import read_usable
 from whet.training.assembly.runtime import Runtime, encode_prompts, load_runtime, sampling_from
+from whet.training.config import EvaluationConfig
 from whet.types import Prompt, WhetError
 
 CHUNK_SIZE = 16  # prompts, or given solutions, of one chunk: always the same ones, so that resuming changes nothing
@@ -59,6 +60,8 @@ class LabelSpec:
 
 @dataclass(frozen=True)
 class LabelProgress:
+    """How far a labelling run is."""
+
     chunks: int  # in the file
     total: int
     done_now: int  # chunks of this call, as all that follows
@@ -77,6 +80,7 @@ class LabelReport:
     seconds: float
 
     def record(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
         cost = {name: sum(row["cost"][name] for row in self.rows) for name in COSTS}
         labels = [StepLabels(tuple(row["shares"]), 0, 0) for row in self.rows]
         shares = [share for label in labels for share in label.shares if share is not None]
@@ -195,10 +199,10 @@ def _given_solutions(config: EvaluationConfig) -> list[LabelledSteps]:
     return rows[: data.count]
 
 
-def _own_separator(config: EvaluationConfig, given: Sequence[LabelledSteps]) -> str:
+def _own_separator(config: EvaluationConfig, solutions: Sequence[LabelledSteps]) -> str:
     if config.data.parsed_source.is_task:
         return STEP
-    return (common_separator(given) if given else None) or EMPTY_LINE
+    return (common_separator(solutions) if solutions else None) or EMPTY_LINE
 
 
 def _draw_solutions(
@@ -243,10 +247,10 @@ def open_output(
         # the last chunk may be torn: it is labelled again, to the same bytes
         lines = file.read().split(b"\n")[:-1]
         last = _chunk(out, len(lines), lines[-1], provenance, command) if lines else 0
-        kept = next(
+        whole_lines = next(
             (at for at, line in enumerate(lines) if _chunk(out, at + 1, line, provenance, command) == last), len(lines)
         )
-        file.truncate(sum(len(line) + 1 for line in lines[:kept]))
+        file.truncate(sum(len(line) + 1 for line in lines[:whole_lines]))
         file.seek(0, os.SEEK_END)
         yield file, last
 

@@ -62,6 +62,7 @@ class StepLabels:
 
     @property
     def hard(self) -> tuple[float | None, ...]:
+        """1 where any completion of the step is right, else 0."""
         return tuple(None if share is None else float(share > 0) for share in self.shares)
 
 

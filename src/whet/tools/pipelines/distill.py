@@ -5,49 +5,27 @@ by the student itself with more in its context; and reinforcement learning of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from whet.objective.presets import PRESETS
 from whet.settings.bounds import MOST_ROWS
 from whet.settings.sections import Section
 from whet.tools.pipelines.library import (
-    ComposedSettings,
     EvalEntry,
     RLEntry,
     SFTEntry,
     StageEntry,
-    can_evaluate,
-    compose,
 )
 from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
 from whet.tools.pipelines.library.distilling import MOST_LAYERS, CompareEntry, MatchedEntry, StudentEntry
 from whet.tools.pipelines.library.evaluation import NOBODY
 from whet.tools.pipelines.r1 import require_reward
-from whet.tools.pipelines.settings import Pipeline
-from whet.tools.pipelines.stages import Stage
+from whet.tools.pipelines.settings import Names, Pipeline, PipelineSettings, can_evaluate
 from whet.types import WhetError, did_you_mean
 
 STUDENT, TAUGHT, TRACES, KEPT = "student", "warm-student", "traces", "kept-traces"
-SHOWN = next(name for name, each in PRESETS.items() if each.run.get("teacher", {}).get("context") == "demonstration")
-
-
-def _graded_by(context: str) -> str:
-    """The first method in which a teacher grades the policy's tokens: another model, or the policy behind a text."""
-    return next(
-        name
-        for name, each in PRESETS.items()
-        if "teacher_logp" in each.objective.needs() and each.run.get("teacher", {}).get("context", "") == context
-    )
-
-
-GRADED, SELF_GRADED = _graded_by(""), _graded_by("demonstration")
 WAYS = ("traces", "on_policy", "self", "rl")  # the first sets the budget of the others
-
-
-def _listed(value: Any) -> Any:
-    return tuple(each.strip() for each in value.split(",") if each.strip()) if isinstance(value, str) else value
 
 
 class StudentChoice(Section):
@@ -58,19 +36,7 @@ class StudentChoice(Section):
     from_scratch: bool = Field(False, description="new weights instead of the teacher's")
 
 
-class OnPolicyChoice(RLChoice):
-    """How the teacher grades the student's tokens."""
-
-    method: str = Field(GRADED, description="a method of `whet algorithms` with a teacher")
-
-
-class SelfChoice(RLChoice):
-    """How the student grades itself."""
-
-    method: str = Field(SELF_GRADED, description="a method of `whet algorithms` whose teacher is the policy itself")
-
-
-class DistillSettings(ComposedSettings):
+class DistillSettings(PipelineSettings):
     """A teacher, a student, and the ways in which the one teaches the other."""
 
     teacher: str = Field("", description="a model or run folder; empty, on a task: the policy after teacher_rl")
@@ -79,13 +45,13 @@ class DistillSettings(ComposedSettings):
     demonstrations: str = Field("", description="that the student sees before anything else; a task: its own")
     warm_rows: int = Field(0, ge=0, le=MOST_ROWS, description="demonstrations of that warm-up; 0: all of a file")
     warm: SFTChoice = Field(SFTChoice(epochs=1.0), description="the warm-up of the student")
-    compare: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
+    compare: Names = Field(
         WAYS, min_length=1, max_length=len(WAYS), description="the ways to teach: traces, on_policy, self, rl"
     )
     traces: RejectionChoice = Field(RejectionChoice(), description="what the teacher writes, and what of it is kept")
     imitate: SFTChoice = Field(SFTChoice(), description="the student learns from the traces")
-    on_policy: RLChoice = Field(RLChoice(method=GRADED), description="the teacher grades the student's own tokens")
-    self_teaching: RLChoice = Field(RLChoice(method=SHOWN), description="the student, shown the demonstration, grades")
+    on_policy: RLChoice = Field(RLChoice(method="opd"), description="the teacher grades the student's own tokens")
+    self_teaching: RLChoice = Field(RLChoice(method="sdft"), description="the student, shown the demonstration, grades")
     rl: RLChoice = Field(RLChoice(), description="the student learns from the reward alone")
 
     small_run: ClassVar[Mapping[str, Any]] = {
@@ -163,13 +129,9 @@ def measured_entries(settings: DistillSettings, entries: list[StageEntry], teach
     return [*found, CompareEntry(name="comparison", evals=tuple(ways))] if len(ways) > 1 else found
 
 
-def distill_stages(settings: DistillSettings) -> list[Stage]:
-    return compose(settings, distill_entries(settings))
-
-
 DISTILL = Pipeline(
     "distill",
     "a teacher into a smaller student: its traces, on-policy, by itself, and RL, for the same arithmetic",
     DistillSettings,
-    distill_stages,
+    distill_entries,
 )

@@ -8,17 +8,16 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from whet.settings.config import read_toml, validated
+from whet.settings.layers import read_toml, validated
 from whet.settings.sections import Table
-from whet.tools.pipelines.library import STAGE_KINDS, ComposedSettings, StageEntry, compose
-from whet.tools.pipelines.settings import Pipeline
-from whet.tools.pipelines.stages import Stage
+from whet.tools.pipelines.library import STAGE_KINDS, StageEntry
+from whet.tools.pipelines.settings import Pipeline, PipelineSettings
 from whet.types import WhetError, did_you_mean
 
 NAME = "file"
 
 
-class FilePipelineSettings(ComposedSettings):
+class FilePipelineSettings(PipelineSettings):
     """Settings and stages of a pipeline file."""
 
     stages: tuple[Table, ...] = Field(
@@ -45,13 +44,15 @@ def entry_of(number: int, values: Mapping[str, Any]) -> StageEntry:
         raise WhetError(f"stage {name!r} ({kind}): {str(error).removeprefix('config: ')}") from error
 
 
-def file_stages(settings: FilePipelineSettings) -> list[Stage]:
+def file_entries(settings: FilePipelineSettings) -> list[StageEntry]:
+    """The stages that a file lists."""
     if not settings.stages:
         raise WhetError("the pipeline file has no stages; add some: [[stages]] with kind and name")
-    return compose(settings, [entry_of(number, values) for number, values in enumerate(settings.stages, 1)])
+    return [entry_of(number, values) for number, values in enumerate(settings.stages, 1)]
 
 
 def is_pipeline_file(name: str) -> bool:
+    """True for the name of a TOML file."""
     return name.endswith(".toml")
 
 
@@ -67,5 +68,5 @@ def read_pipeline_file(path: str) -> dict[str, Any]:
 
 
 FROM_FILE = Pipeline(
-    NAME, "the stages that a TOML file lists: `whet pipeline my.toml`", FilePipelineSettings, file_stages
+    NAME, "the stages that a TOML file lists: `whet pipeline my.toml`", FilePipelineSettings, file_entries
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from whet.pages.pipeline_summary import aligned
-from whet.record.text import duration, quantity
+from whet.record.text import aligned, duration, quantity
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan
 
 HEAD = ["stage", "reads", "writes", "updates", "completions", "tokens sampled"]
@@ -18,7 +17,8 @@ def plan_lines(stages: Sequence[Stage], unchanged: Collection[str] = ()) -> list
     rows = [[*HEAD, "time"] if timed else HEAD]
     for number, (stage, cost) in enumerate(zip(stages, costs, strict=True), 1):
         plan = stage.plan or StagePlan()
-        reads = "; ".join(f"{what}: {where}" for what, where in plan.inputs.items()) or stage.about
+        named = (where if where == what else f"{what}: {where}" for what, where in plan.inputs.items())
+        reads = "; ".join(named) or stage.about
         mark = " (done)" if stage.name in unchanged else ""
         cells = [f"{number}. {stage.name}{mark}", reads, plan.writes, *_amounts(cost)]
         rows.append([*cells, duration(cost.seconds) if cost.seconds else ""] if timed else cells)

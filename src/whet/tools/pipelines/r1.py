@@ -7,27 +7,23 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.bounds import MOST_ROWS
-from whet.settings.sections import RewardPartSection, RewardSection
 from whet.tools.pipelines.library import (
-    ComposedSettings,
     MixEntry,
     MixSource,
     RewardModelEntry,
     RLEntry,
     SFTEntry,
     StageEntry,
-    compose,
 )
 from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
 from whet.tools.pipelines.library.evaluation import with_evals
-from whet.tools.pipelines.library.settings import is_scored
-from whet.tools.pipelines.settings import Pipeline
-from whet.tools.pipelines.stages import Stage
+from whet.tools.pipelines.settings import Pipeline, PipelineSettings, is_scored
 from whet.types import WhetError
 
 
-class R1Settings(ComposedSettings):
+class R1Settings(PipelineSettings):
     """Cold start, reasoning RL, rejection sampling and SFT, RL over all prompts."""
 
     demonstrations: str = Field("", description="of the cold start: a file with completions; empty: the task's own")
@@ -64,7 +60,7 @@ class R1Settings(ComposedSettings):
         return idle
 
 
-def reasoning_reward(settings: ComposedSettings) -> RewardSection:
+def reasoning_reward(settings: PipelineSettings) -> RewardSection:
     """The reward as given; on a task without one, right answer, format and language, all of weight 1 (2501.12948)."""
     source = settings.data.parsed_source
     if is_scored(settings.reward) or not source.is_task:
@@ -77,7 +73,7 @@ def reasoning_reward(settings: ComposedSettings) -> RewardSection:
     return RewardSection(parts=tuple(RewardPartSection(reward=name, settings=chosen.get(name, {})) for name in names))
 
 
-def require_reward(settings: ComposedSettings) -> RewardSection:
+def require_reward(settings: PipelineSettings) -> RewardSection:
     """The reward of reasoning; data from a file must come with one."""
     reward = reasoning_reward(settings)
     if settings.data.parsed_source.is_stored and not is_scored(reward):
@@ -115,13 +111,9 @@ def r1_entries(settings: R1Settings) -> list[StageEntry]:
     return with_evals(settings, entries)
 
 
-def r1_stages(settings: R1Settings) -> list[Stage]:
-    return compose(settings, r1_entries(settings))
-
-
 R1 = Pipeline(
     "r1",
     "cold start by SFT, reasoning RL, rejection sampling into a second SFT, RL over all prompts",
     R1Settings,
-    r1_stages,
+    r1_entries,
 )

@@ -7,18 +7,17 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from whet.tools.pipelines.library import ComposedSettings, RLEntry, StageEntry, compose
+from whet.tools.pipelines.library import RLEntry, StageEntry
 from whet.tools.pipelines.library.choices import RLChoice
 from whet.tools.pipelines.library.evaluation import with_evals
 from whet.tools.pipelines.library.rechecking import RecheckEntry
 from whet.tools.pipelines.r1 import require_reward
-from whet.tools.pipelines.settings import Pipeline
-from whet.tools.pipelines.stages import Stage
+from whet.tools.pipelines.settings import Pipeline, PipelineSettings
 
 RECORDED = 65_536  # groups per step: all of them
 
 
-class R1ZeroSettings(ComposedSettings):
+class R1ZeroSettings(PipelineSettings):
     """RL from the base model."""
 
     rl: RLChoice = Field(RLChoice(), description="the training")
@@ -40,13 +39,9 @@ def r1_zero_entries(settings: R1ZeroSettings) -> list[StageEntry]:
     return [*with_evals(settings, entries), RecheckEntry(name="re-checks", training="rl")]
 
 
-def r1_zero_stages(settings: R1ZeroSettings) -> list[Stage]:
-    return compose(settings, r1_zero_entries(settings))
-
-
 R1_ZERO = Pipeline(
     "r1_zero",
     "RL straight from the base model, with the length and the re-checks of its completions along the way",
     R1ZeroSettings,
-    r1_zero_stages,
+    r1_zero_entries,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.registry import load_plugins, open_shelf
+from whet.registry import load_plugins, register_builtins
 from whet.tools.pipelines.constitutional import CONSTITUTIONAL
 from whet.tools.pipelines.distill import DISTILL
 from whet.tools.pipelines.from_file import FROM_FILE
@@ -24,14 +24,25 @@ from whet.types import WhetError, did_you_mean
 PIPELINES: dict[str, Pipeline] = {
     pipeline.name: pipeline
     for pipeline in (
-        *(R1, R1_ZERO, REJECTION, TTRL, DISTILL, RLHF, PHASED, ITERATIVE_DPO, SELF_PLAY, RLAIF),
-        *(SELF_REWARDING, CONSTITUTIONAL),
+        R1,
+        R1_ZERO,
+        REJECTION,
+        TTRL,
+        DISTILL,
+        RLHF,
+        PHASED,
+        ITERATIVE_DPO,
+        SELF_PLAY,
+        RLAIF,
+        SELF_REWARDING,
+        CONSTITUTIONAL,
         FROM_FILE,
     )
 }
 
 
 def find_pipeline(name: str) -> Pipeline:
+    """The pipeline of that name; an unknown one is an error with the nearest name."""
     if name not in PIPELINES:
         load_plugins()
     if name not in PIPELINES:
@@ -47,4 +58,4 @@ def _refusal(thing: Any) -> str:
     return "" if is_fine else "its settings are no subclass of PipelineSettings; derive them from that class"
 
 
-open_shelf("pipeline", PIPELINES, _refusal)
+register_builtins("pipeline", PIPELINES, _refusal)

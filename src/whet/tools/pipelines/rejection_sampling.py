@@ -8,15 +8,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.settings.bounds import MOST_REPEATS
-from whet.tools.pipelines.library import ComposedSettings, MixEntry, MixSource, SFTEntry, StageEntry, compose
+from whet.tools.pipelines.library import MixEntry, MixSource, SFTEntry, StageEntry
 from whet.tools.pipelines.library.choices import RejectionChoice, SFTChoice
 from whet.tools.pipelines.library.evaluation import with_evals
 from whet.tools.pipelines.r1 import require_reward
-from whet.tools.pipelines.settings import Pipeline
-from whet.tools.pipelines.stages import Stage
+from whet.tools.pipelines.settings import Pipeline, PipelineSettings
 
 
-class RejectionSettings(ComposedSettings):
+class RejectionSettings(PipelineSettings):
     """Sample, keep what is right, imitate it; again from what came of that."""
 
     rounds: int = Field(2, ge=1, le=MOST_REPEATS, description="how often completions are sampled and imitated")
@@ -57,13 +56,9 @@ def rejection_entries(settings: RejectionSettings) -> list[StageEntry]:
     return with_evals(settings, entries)
 
 
-def rejection_stages(settings: RejectionSettings) -> list[Stage]:
-    return compose(settings, rejection_entries(settings))
-
-
 REJECTION = Pipeline(
     "rejection",
     "round by round, the policy imitates those of its own completions that are right; optionally with hints",
     RejectionSettings,
-    rejection_stages,
+    rejection_entries,
 )

@@ -13,19 +13,21 @@ from typing import Any
 from whet.api.ranks import refuse_ranks
 from whet.pages.pipeline_changes import MeasuredPolicy
 from whet.pages.pipeline_page import write_pipeline_page
-from whet.pages.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
+from whet.pages.pipeline_summary import PipelineSummary, StageSummary, comparison_lines, rounds_table, verdict
 from whet.pages.run_report import REPORT
-from whet.settings.config import flattened, read_toml
-from whet.settings.run_folder import LOCK, claimed_place, discard, locked
-from whet.settings.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
-from whet.settings.sections import RewardSection
+from whet.record.run_folder import LOCK, claimed_place, discard, locked
+from whet.record.text import aligned
+from whet.reward.sections import RewardSection
+from whet.settings.layers import flattened, read_toml
 from whet.tools.pipelines import FinishedStage, Stage, read_json_lines, write_atomically
+from whet.tools.pipelines.library import compose
 from whet.tools.pipelines.plan_table import plan_lines
 from whet.tools.pipelines.progress import ProgressPrinter, print_line, run_with_progress
 from whet.tools.pipelines.registry import find_pipeline
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
-from whet.tools.pipelines.stages import check_stages, unchanged_stages
+from whet.tools.pipelines.stages import refuse_other_format, unchanged_stages
 from whet.tools.pipelines.training import RUN
+from whet.training.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
 from whet.types import WhetError
 
 SETTINGS, COMMAND = "pipeline.toml", "command.txt"
@@ -45,57 +47,50 @@ class PipelineRun:
 
 
 def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> PipelineRun:
-    """Run a pipeline in a new folder; later layers of settings win."""
+    """Run a pipeline in a new folder, or in one that holds it already: stages whose inputs are the same are skipped.
+
+    Later layers of settings win.
+    """
     refuse_ranks("a pipeline")
+    pipeline, settings, stages = _planned(name, *layers)
+    start_pipeline_sandbox(settings)
+    folder = Path(settings.folder)
+    if settings.folder and (folder / SETTINGS).is_file():
+        with locked(folder):
+            before = read_toml(folder / SETTINGS)
+            if before.get("pipeline") != pipeline.name:
+                raise WhetError(
+                    f"{folder} already holds a pipeline {before.get('pipeline', before.get('recipe'))!r}; "
+                    f"`whet resume {folder}`, or give another --folder"
+                )
+            refuse_other_format(folder)
+            _write_start(folder, settings, command)
+            return _run(pipeline, stages, folder)
+    before_config = (INPUTS, f".{INPUTS}", COMMAND, f".{COMMAND}", f".{SETTINGS}")
+    with claimed_place(settings.folder, pipeline.name, SETTINGS, before_config, _refuse_used) as folder:
+        _write_start(folder, settings.model_copy(update={"folder": str(folder)}), command)
+        return _run(pipeline, stages, folder, is_new=True)
+
+
+def _planned(name: str, *layers: Mapping[str, Any]) -> tuple[Pipeline, PipelineSettings, list[Stage]]:
     pipeline = find_pipeline(name)
     settings = resolve_settings(pipeline, *layers)
-    stages = pipeline.stages(settings)
-    check_stages(stages)
-    start_pipeline_sandbox(settings)
-    if settings.folder and (Path(settings.folder) / SETTINGS).is_file():
-        return _run_again(pipeline, settings, stages, command)
-    before = (INPUTS, f".{INPUTS}", COMMAND, f".{COMMAND}", f".{SETTINGS}")
-    with claimed_place(settings.folder, pipeline.name, SETTINGS, before, _refuse_used) as folder:
-        write_inputs(folder, pipeline_inputs(settings, RunInputs(os.getcwd(), command)))
-        write_atomically(folder / COMMAND, f"{command}\n")
-        write_atomically(folder / SETTINGS, settings_toml(settings.model_copy(update={"folder": str(folder)})))
-        try:
-            return _run(pipeline, stages, folder)
-        except WhetError as error:
-            if not _has_results(folder):  # an error found before anything was done leaves no folder behind
-                discard(folder)
-                raise
-            raise _with_next_step(error, folder) from error
+    return pipeline, settings, compose(settings, pipeline.stages(settings))
+
+
+def _write_start(folder: Path, settings: PipelineSettings, command: str) -> None:
+    """What a pipeline begins with; its settings come last: with them it has begun."""
+    write_inputs(folder, pipeline_inputs(settings, RunInputs(os.getcwd(), command)))
+    write_atomically(folder / COMMAND, f"{command}\n")
+    write_atomically(folder / SETTINGS, settings_toml(settings))
 
 
 def planned_text(name: str, *layers: Mapping[str, Any]) -> str:
     """What a pipeline would do, in lines that TOML skips, and its settings as TOML: a file for `--config`."""
-    pipeline = find_pipeline(name)
-    settings = resolve_settings(pipeline, *layers)
-    stages = pipeline.stages(settings)
-    check_stages(stages)
+    pipeline, settings, stages = _planned(name, *layers)
     done = unchanged_stages(stages, Path(settings.folder)) if settings.folder else []
     lines = [f"# {line}".rstrip() for line in (f"{pipeline.name}: {pipeline.about}", *plan_lines(stages, done))]
     return "\n".join(lines) + f"\n\n{settings_toml(settings)}"
-
-
-def _run_again(pipeline: Pipeline, settings: PipelineSettings, stages: Sequence[Stage], command: str) -> PipelineRun:
-    """Run in the folder that an earlier run of this pipeline left: stages whose inputs are the same are skipped."""
-    folder = Path(settings.folder)
-    with locked(folder):
-        before = read_toml(folder / SETTINGS)
-        if before.get("pipeline") != pipeline.name:
-            raise WhetError(
-                f"{folder} already holds a pipeline {before.get('pipeline', before.get('recipe'))!r}; "
-                f"`whet resume {folder}`, or give another --folder"
-            )
-        write_inputs(folder, pipeline_inputs(settings, RunInputs(os.getcwd(), command)))
-        write_atomically(folder / COMMAND, f"{command}\n")
-        write_atomically(folder / SETTINGS, settings_toml(settings))
-        try:
-            return _run(pipeline, stages, folder)
-        except WhetError as error:
-            raise _with_next_step(error, folder) from error
 
 
 def _refuse_used(folder: Path) -> None:
@@ -125,27 +120,26 @@ def resume_pipeline(
     values = read_toml(place / SETTINGS)
     if "recipe" in values:
         raise WhetError(f"{place} was made by whet 0.1, whose pipelines 0.2 cannot continue; start it again")
-    pipeline = find_pipeline(str(values.get("pipeline")))
-    resolved = resolve_settings(pipeline, {**values, "folder": str(place)})
+    refuse_other_format(place)
+    pipeline, resolved, stages = _planned(str(values.get("pipeline")), {**values, "folder": str(place)})
     start_pipeline_sandbox(resolved)
-    stages = pipeline.stages(resolved)
-    check_stages(stages)
     with locked(place):
         settle_inputs(place, resolved, accept_changes)
-        try:
-            return _run(pipeline, stages, place)
-        except WhetError as error:
-            raise _with_next_step(error, place) from error
+        return _run(pipeline, stages, place)
 
 
 def pipeline_inputs(settings: PipelineSettings, before: RunInputs) -> RunInputs:
     """What the stages read: the config, and digests of data, model and reward files."""
     from whet.training.assembly.fingerprints import input_digests, reward_file_digests
 
-    sections = [getattr(settings, name) for name in type(settings).model_fields] + [settings.eval.reward]
-    rewards = reward_file_digests([each for each in sections if isinstance(each, RewardSection)])
+    rewards = reward_file_digests(_reward_sections(settings))
     values = json.loads(json.dumps(flattened(settings.model_dump(mode="json"))))
     return replace(before, config=values, digests={**input_digests(settings), **rewards})
+
+
+def _reward_sections(settings: PipelineSettings) -> list[RewardSection]:
+    sections = [getattr(settings, name) for name in type(settings).model_fields] + [settings.eval.reward]
+    return [section for section in sections if isinstance(section, RewardSection)]
 
 
 def settle_inputs(folder: Path, settings: PipelineSettings, accept_changes: bool) -> None:
@@ -167,11 +161,12 @@ def settle_inputs(folder: Path, settings: PipelineSettings, accept_changes: bool
 
 def start_pipeline_sandbox(settings: PipelineSettings) -> None:
     """Refuse a machine that isolates too little now, and not in the stage whose reward runs code."""
-    from whet.reward import RewardPart, find_reward, template
+    from whet.reward.combine import RewardPart
+    from whet.reward.find import find_reward
+    from whet.reward.templates import template
     from whet.training.assembly.rewards import start_sandbox
 
-    sections = [getattr(settings, name) for name in type(settings).model_fields] + [settings.eval.reward]
-    rewards = [section for section in sections if isinstance(section, RewardSection)]
+    rewards = _reward_sections(settings)
     named = [(part.reward, part.settings) for reward in rewards for part in reward.parts]
     ready_made = [template(reward.template) for reward in rewards if reward.template]
     named += [(str(part.reward), dict(part.settings)) for parts in ready_made for part in parts]
@@ -180,10 +175,11 @@ def start_pipeline_sandbox(settings: PipelineSettings) -> None:
 
 
 def is_pipeline(folder: str | Path) -> bool:
+    """True for the folder of a pipeline."""
     return (Path(folder) / SETTINGS).is_file()
 
 
-def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path) -> PipelineRun:
+def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path, is_new: bool = False) -> PipelineRun:
     def draw(finished: Mapping[str, FinishedStage], status: str = "running") -> Path:
         return write_pipeline_page(folder, _story(pipeline, stages, folder, finished, status))
 
@@ -194,8 +190,13 @@ def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path) -> PipelineR
     status = "failed"
     try:
         status = run_with_progress(stages, folder, printer)
+    except WhetError as error:
+        if is_new and not _has_results(folder):  # an error found before anything was done leaves no folder behind
+            discard(folder)
+            raise
+        raise WhetError(f"{error}; after fixing that, continue with `whet resume {folder}`") from error
     finally:
-        page = draw(printer.finished, status)
+        page = draw(printer.finished, status) if folder.is_dir() else folder
     summary = _story(pipeline, stages, folder, printer.finished, status)
     print_line("")
     for line in [*aligned(rounds_table(summary)), *comparison_lines(summary)]:
@@ -270,8 +271,3 @@ def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> Stage
 def _has_results(folder: Path) -> bool:
     own = {SETTINGS, COMMAND, LOCK, "pipeline.html", "pipeline.json"}
     return any(path.is_file() and path.name not in own for path in folder.rglob("*"))
-
-
-def _with_next_step(error: WhetError, folder: Path) -> WhetError:
-    """The error with how to continue."""
-    return WhetError(f"{error}; after fixing that, continue with `whet resume {folder}`")

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tomli_w
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from whet.settings.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
-from whet.settings.config import idle_data_keys, merged, origin_of, validated
-from whet.settings.sections import DataSection, ModelSection, RewardSection, SamplingSection, SandboxSection, Section
+from whet.data.sections import DataSection
+from whet.model.sections import ModelSection
+from whet.reward.sections import RewardPartSection, RewardSection, SandboxSection
+from whet.rollout.sections import SamplingSection
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_STEPS
+from whet.settings.layers import merged, validated
+from whet.settings.sections import Section, Temperature
 from whet.tools.pipelines.stages import Stage
+from whet.training.config import EvaluationConfig, idle_data_keys, origin_of
+from whet.training.sections import EvalSection
 from whet.types import WhetError
 
+if TYPE_CHECKING:
+    from whet.tools.pipelines.library.entry import StageEntry
+
 TRAIN_KEYS = "any key of `whet config METHOD` that the pipeline does not set itself"
-OWN_KEYS = {"method": "method", "seed": "seed", "folder": "folder", "data": "data.source", "steps": "epochs"}
-
-
+MACHINE_KEYS = frozenset({"device", "threads"})  # of the model: where it runs, not what comes out
 # keys of 0.1 that only pipelines had, and where they are now
 RENAMED_KEYS = {
     "recipe": "pipeline",
@@ -32,17 +39,36 @@ RENAMED_KEYS = {
 }
 
 
+def _listed(value: Any) -> Any:
+    return tuple(each.strip() for each in value.split(",") if each.strip()) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]  # also as text: --set compare=ppo,dpo
+
+
 class PipelineReport(Section):
+    """How often a training inside a pipeline saves."""
+
     save_every: int = Field(10, ge=1, le=MOST_STEPS, description="training steps between checkpoints")
 
 
 class PipelineEval(Section):
+    """How every policy of a pipeline is measured."""
+
     source: str = Field("", description="file or hub id of eval prompts; a task brings its own held-out split")
     prompts: int = Field(
         200, ge=0, le=MOST_ROWS, description="held-out prompts that the policy is evaluated on; 0 is off"
     )
     reward: RewardSection = Field(
         RewardSection(), description="what scores the held-out completions; empty: the task's own reward"
+    )
+    by: str = Field("", description="column of the eval rows; each of its values is an eval set of its own")
+    samples: int = Field(
+        1, ge=1, le=MOST_SAMPLES, description="completions drawn per prompt for pass@k and the majority vote; 1: none"
+    )
+    temperature: Temperature = Field(1.0, description="of those samples")
+    sampled_prompts: int = Field(
+        0, ge=0, le=MOST_ROWS, description="prompts of each eval set that samples are drawn for; 0: all"
     )
 
 
@@ -58,6 +84,10 @@ class PipelineSettings(Section):
     eval: PipelineEval = PipelineEval()
     sandbox: SandboxSection = Field(SandboxSection(), description="of every stage whose reward runs code")
     report: PipelineReport = PipelineReport()
+    reward: RewardSection = Field(
+        RewardSection(), description="what scores completions, as in `whet train`; empty: the task's own"
+    )
+    allow_contamination: bool = Field(False, description="train although eval prompts stand in the training data")
 
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this pipeline, with the reason."""
@@ -69,12 +99,19 @@ class PipelineSettings(Section):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`stages(settings)` refuses settings that cannot work, before anything is done."""
+    """`stages(settings)` gives entries of the library or stages of its own; it refuses settings that cannot work."""
 
     name: str
     about: str  # one line for the list
     settings: type[PipelineSettings]
-    stages: Callable[[Any], list[Stage]]
+    stages: Callable[[Any], Sequence[StageEntry | Stage]]
+
+
+def without_reward(settings: PipelineSettings) -> dict[str, str]:
+    """The idle keys of a pipeline in which no stage learns from a reward of the user's; an eval of a file has one."""
+    if settings.eval.source:
+        return {}
+    return {"reward": "has no effect: nothing here learns from it, and the task scores its own prompts; drop it"}
 
 
 def resolve_settings(pipeline: Pipeline, *layers: Mapping[str, Any]) -> PipelineSettings:
@@ -114,11 +151,71 @@ def settings_toml(settings: PipelineSettings) -> str:
     return tomli_w.dumps(values)
 
 
-def without_own_keys(settings: Mapping[str, Any], section: str, decides_steps: bool) -> dict[str, Any]:
-    """A free section of training keys, which must not contradict the pipeline's own."""
-    for key, own in OWN_KEYS.items():
-        if key in settings and (key != "steps" or decides_steps):
-            raise WhetError(f"{section}.{key} is set by the pipeline; set {own} instead")
-    if isinstance(settings.get("model"), Mapping) and "name" in settings["model"]:
-        raise WhetError(f"{section}.model.name is set by the pipeline; set model.name instead")
-    return dict(settings)
+def shared_values(settings: PipelineSettings, names: Sequence[str]) -> dict[str, Any]:
+    """What the outcome of a stage depends on of the shared settings; where the model runs is no part of it."""
+    values = settings.model_dump(mode="json", include=set(names))
+    if "model" in values:  # which model it is, the stage's inputs say
+        values["model"] = {
+            key: value for key, value in values["model"].items() if key != "name" and key not in MACHINE_KEYS
+        }
+    return values
+
+
+def answer_reward(settings: PipelineSettings) -> RewardSection:
+    """What says whether a held-out completion is right: eval.reward, else the first part of the reward."""
+    if is_scored(settings.eval.reward):
+        return settings.eval.reward
+    first = settings.reward.parts[:1]
+    if not first or settings.data.parsed_source.is_generated:
+        return RewardSection()
+    return RewardSection(parts=(RewardPartSection(reward=first[0].reward, settings=first[0].settings),))
+
+
+def task_reward(settings: PipelineSettings) -> tuple[RewardPartSection, ...]:
+    """The parts that say which completions are right: of the eval, else the one reward that all tasks share."""
+    parts, source = answer_reward(settings).parts, settings.data.parsed_source
+    if parts or not source.is_task:
+        return parts
+    names = {task.reward for task in source.tasks()}
+    return (RewardPartSection(reward=names.pop()),) if len(names) == 1 else ()
+
+
+def is_scored(reward: RewardSection) -> bool:
+    """True where a reward section names a reward."""
+    return bool(reward.parts or reward.template)
+
+
+def can_evaluate(settings: PipelineSettings) -> bool:
+    """True where there are held-out prompts and something that says which completions are right."""
+    if not settings.eval.prompts:
+        return False
+    if settings.data.parsed_source.is_generated and not settings.eval.source:
+        return True
+    return bool(settings.eval.source) and is_scored(answer_reward(settings))
+
+
+def own_data(settings: PipelineSettings) -> dict[str, Any]:
+    """The pipeline's prompts as a training's config takes them: what was given, and has an effect."""
+    values = settings.data.model_dump(exclude_defaults=True)
+    idle = {path.partition(".")[2] for path in idle_data_keys(settings.data)}
+    return {key: value for key, value in values.items() if key not in idle}
+
+
+def sampling_config(
+    settings: PipelineSettings,
+    model: str,
+    data: Mapping[str, Any] | None = None,
+    reward: RewardSection | None = None,
+    sampling: SamplingSection | None = None,
+) -> EvaluationConfig:
+    """How a model is sampled and scored: on the pipeline's prompts or on `data`, by what says that one is right."""
+    values = settings.data.model_dump() if data is None else data
+    return EvaluationConfig(
+        seed=settings.seed,
+        model=settings.model.model_copy(update={"name": model or settings.model.name}),
+        data=DataSection(**{key: value for key, value in values.items() if key in DataSection.model_fields}),
+        sampling=sampling or settings.sampling,
+        reward=answer_reward(settings) if reward is None else reward,
+        sandbox=settings.sandbox,
+        eval=EvalSection(source=settings.eval.source, prompts=settings.eval.prompts, by=settings.eval.by),
+    )

@@ -29,6 +29,7 @@ from typing import Any, Protocol, TypeVar
 from whet.types import WhetError
 
 RESULT, STARTED = "stage.json", "started.json"
+FORMAT = 2  # of what a stage leaves for others; 0.2 had none
 REPLACED = "replaced"  # folder of what stages left behind that ran again with other inputs
 Item = TypeVar("Item")
 
@@ -169,13 +170,17 @@ def run_stages(stages: Sequence[Stage], folder: Path, observer: StageObserver) -
                 observer.stage_replaced(stage, kept)
             observer.stage_started(number, len(stages), stage)
             place.mkdir(parents=True, exist_ok=True)
-            write_atomically(place / STARTED, json.dumps({"fingerprint": fingerprint}) + "\n")
+            write_atomically(place / STARTED, json.dumps({"format": FORMAT, "fingerprint": fingerprint}) + "\n")
             start = time.monotonic()
             result = stage.work(place, dict(finished))
             done = FinishedStage(place, dict(result), time.monotonic() - start)
             saved = {
-                **{"name": stage.name, "fingerprint": fingerprint, "settings": stage.settings},
-                **{"result": done.result, "seconds": done.seconds},
+                "name": stage.name,
+                "format": FORMAT,
+                "fingerprint": fingerprint,
+                "settings": stage.settings,
+                "result": done.result,
+                "seconds": done.seconds,
             }
             write_atomically(place / RESULT, json.dumps(saved, indent=2) + "\n")
             (place / STARTED).unlink(missing_ok=True)
@@ -184,6 +189,17 @@ def run_stages(stages: Sequence[Stage], folder: Path, observer: StageObserver) -
         if done.result.get("stop_reason"):
             break
     return finished
+
+
+def refuse_other_format(folder: Path) -> None:
+    """Refuse a folder whose stages an older whet left: they hold other files than the stages of now read."""
+    for path in (*folder.glob(f"*/{RESULT}"), *folder.glob(f"*/{STARTED}")):
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # damaged: said when the stage is read
+        if isinstance(saved, dict) and saved.get("format") != FORMAT:
+            raise WhetError(f"{folder} was made by whet 0.2, whose pipelines cannot be continued; start it again")
 
 
 def _cleared(place: Path, fingerprint: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""Trainings inside a pipeline: the config of one, its run folder, and what came of it."""
+"""Trainings inside a pipeline: a run folder that is started or resumed, and what came of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from whet import api
 from whet.record.log import is_finished, read_metrics, read_summary
+from whet.record.run_folder import CONFIG
 from whet.record.text import count_of, metric_text
-from whet.settings.config import merged, read_toml, resolved
-from whet.settings.run_folder import CONFIG
+from whet.settings.layers import read_toml
 from whet.tools.pipelines.progress import ProgressLine
-from whet.tools.pipelines.settings import PipelineSettings, without_own_keys
-from whet.tools.pipelines.stages import FinishedStage, Interrupted
+from whet.tools.pipelines.stages import FinishedStage, Interrupted, stage_result
+from whet.training.config import resolved
 from whet.types import WhetError
 
 RUN = "run"  # a training stage's run folder
@@ -56,19 +56,6 @@ def trained_model(done: FinishedStage) -> str:
     return str((done.folder / RUN).resolve())
 
 
-def training_config(
-    settings: PipelineSettings, model: str, own: Mapping[str, Any], requested: Mapping[str, Any], section: str
-) -> dict[str, Any]:
-    """The config of a training: what the pipeline decides, `own`, over what the user requested in that section."""
-    base = {
-        "seed": settings.seed,
-        "model": {**settings.model.model_dump(), "name": model},
-        "eval": {"every": 0},
-        "report": {"save_every": settings.report.save_every, "review_every": 0},
-    }
-    return merged(merged(base, without_own_keys(requested, section, "steps" in own)), own)
-
-
 def run_summary(folder: Path) -> str:
     """A finished training in one line."""
     steps = [line for line in read_metrics(folder / RUN) if "metrics" in line]
@@ -87,12 +74,30 @@ def check_training(method: str, config: Mapping[str, Any], section: str = "train
         raise WhetError(f"{section}: {str(error).removeprefix('config: ')}") from error
 
 
-def stage_settings(settings: PipelineSettings) -> dict[str, Any]:
-    """What a finished stage depends on. More rounds do not change the first ones."""
-    values = settings.model_dump(mode="json")
-    return {key: value for key, value in values.items() if key not in ("folder", "rounds", "report", "sandbox")}
-
-
 def steps_for(num_rows: int, epochs: float, rows_per_step: int) -> int:
     """Updates that make `epochs` passes over the rows."""
     return max(1, math.ceil(epochs * num_rows / rows_per_step))
+
+
+def trained_result(folder: Path, **more: Any) -> dict[str, Any]:
+    """A finished training, slimmed: its updates and tokens, and nothing kept that only a resume would read."""
+    from whet.model.checkpoint import drop_training_state
+
+    for checkpoint in sorted((folder / RUN / "checkpoints").glob("step-*")):
+        drop_training_state(checkpoint)
+    return stage_result(run_summary(folder), cost=training_cost(folder / RUN), **more)
+
+
+def training_cost(run: Path) -> dict[str, int]:
+    """Updates, and tokens that were sampled and trained on."""
+    steps = [line for line in read_metrics(run) if "metrics" in line]
+    counts = [line.get("counts", {}) for line in steps]
+    samples = sum(int(each.get("samples", 0)) for each in counts)
+    tokens = sum(int(each.get("tokens", 0)) for each in counts)
+    updates = sum(int(line["metrics"].get("updates", 1)) for line in steps)
+    return {
+        "updates": updates,
+        "completions": samples,
+        "sampled_tokens": tokens if samples else 0,
+        "trained_tokens": tokens,
+    }

@@ -7,20 +7,18 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
-from whet.settings.sections import RewardPartSection, RewardSection
-from whet.tools.pipelines.library import ComposedSettings, RLEntry, SampleEntry, StageEntry, compose
+from whet.tools.pipelines.library import RLEntry, SampleEntry, StageEntry
 from whet.tools.pipelines.library.choices import RLChoice
 from whet.tools.pipelines.library.evaluation import with_evals
-from whet.tools.pipelines.library.settings import answer_reward
 from whet.tools.pipelines.library.voting import VoteEntry
-from whet.tools.pipelines.settings import Pipeline
-from whet.tools.pipelines.stages import Stage
+from whet.tools.pipelines.settings import Pipeline, PipelineSettings, task_reward
 
 MAJORITY = "majority_answer"
 
 
-class LabelFreeSettings(ComposedSettings):
+class LabelFreeSettings(PipelineSettings):
     """RL on prompts without labels."""
 
     least_share: float = Field(0.0, ge=0, le=1, description="of a group's votes below which its majority pays nothing")
@@ -40,11 +38,7 @@ class LabelFreeSettings(ComposedSettings):
 def voted_reward(settings: LabelFreeSettings) -> RewardSection:
     """What pays is the majority; the gold answer is only watched, where there is one."""
     parts = [RewardPartSection(reward=MAJORITY, settings={"least_share": settings.least_share})]
-    watched = list(answer_reward(settings).parts)
-    source = settings.data.parsed_source
-    if not watched and source.is_task and len(names := {task.reward for task in source.tasks()}) == 1:
-        watched = [RewardPartSection(reward=names.pop())]
-    parts += [each.model_copy(update={"weight": 0.0, "rows": "with_answer"}) for each in watched]
+    parts += [part.model_copy(update={"weight": 0.0, "rows": "with_answer"}) for part in task_reward(settings)]
     return RewardSection(parts=tuple(parts))
 
 
@@ -65,13 +59,9 @@ def _votes(settings: LabelFreeSettings, when: str, model: str) -> list[StageEntr
     return [sample, VoteEntry(name=f"votes-{when}", completions=drawn, least_share=settings.least_share)]
 
 
-def ttrl_stages(settings: LabelFreeSettings) -> list[Stage]:
-    return compose(settings, ttrl_entries(settings))
-
-
 TTRL = Pipeline(
     "ttrl",
     "RL without labels: a completion is paid for agreeing with the majority of its group; how often that is right",
     LabelFreeSettings,
-    ttrl_stages,
+    ttrl_entries,
 )

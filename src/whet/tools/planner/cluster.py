@@ -53,11 +53,13 @@ class Layout:
     engines: int
     trainers: int
     max_staleness: int
-    found: Simulated
+    simulated: Simulated
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
+    """The simulated layouts of one workload on one set of devices."""
+
     work: Workload
     devices: Devices
     layouts: tuple[Layout, ...]
@@ -68,7 +70,8 @@ class ClusterPlan:
 
     @property
     def best(self) -> Layout:
-        return max(self.layouts, key=lambda each: each.found.tokens_per_second)
+        """The layout with the most tokens per second."""
+        return max(self.layouts, key=lambda layout: layout.simulated.tokens_per_second)
 
 
 def cluster_plan(work: Workload, devices: Devices, wishes: Wishes) -> ClusterPlan:
@@ -98,14 +101,14 @@ def cluster_plan(work: Workload, devices: Devices, wishes: Wishes) -> ClusterPla
 
 
 def _best_split(work: Workload, devices: Devices, wishes: Wishes, known: DeviceRates, staleness: int) -> Layout:
-    counts = [wishes.engines] if wishes.engines else sorted({max(1, round(each * devices.count)) for each in SHARES})
-    counts = [each for each in counts if each < devices.count]
+    counts = [wishes.engines] if wishes.engines else sorted({max(1, round(share * devices.count)) for share in SHARES})
+    counts = [count for count in counts if count < devices.count]
     if not counts:
         raise WhetError(f"scale.engines is {wishes.engines} and {devices} leave no device to train on; give fewer")
-    enough = [each for each in counts if _trains(work, devices, devices.count - each)] or counts[:1]
+    enough = [count for count in counts if _trains(work, devices, devices.count - count)] or counts[:1]
     name = "engines of their own, each step waits" if not staleness else f"engines ahead, staleness {staleness}"
-    tried = [_layout(name, work, devices, wishes, known, each, staleness) for each in enough]
-    return max(tried, key=lambda each: each.found.tokens_per_second)
+    tried = [_layout(name, work, devices, wishes, known, count, staleness) for count in enough]
+    return max(tried, key=lambda layout: layout.simulated.tokens_per_second)
 
 
 def _trains(work: Workload, devices: Devices, trainers: int) -> bool:
@@ -145,22 +148,22 @@ def _layout(
         reward_seconds=wishes.reward_seconds,
         reward_workers=-(-wishes.reward_workers // ceil(part)),
     )
-    found = simulate(model, wishes.steps)
-    whole = replace(found, tokens_per_second=found.tokens_per_second * work.prompts_per_step / prompts)
+    simulated = simulate(model, wishes.steps)
+    whole = replace(simulated, tokens_per_second=simulated.tokens_per_second * work.prompts_per_step / prompts)
     return Layout(name, engines, trainers, staleness, whole)
 
 
 def engine_rows(work: Workload, devices: Devices) -> int:
     """Completions side by side on a device that holds the policy in bf16 and nothing else."""
     free = devices.memory - CONTEXT_BYTES - 2 * (work.shape.weights + work.shape.vocabulary_weights)
-    each = 2 * work.shape.cache_width * (work.completion_tokens + 2 * work.prompt_tokens / work.group_size)
-    return min(GPU_ROWS, int(USED_SHARE * max(free, 0) / each) // SMALLEST * SMALLEST)
+    bytes_per_row = 2 * work.shape.cache_width * (work.completion_tokens + 2 * work.prompt_tokens / work.group_size)
+    return min(GPU_ROWS, int(USED_SHARE * max(free, 0) / bytes_per_row) // SMALLEST * SMALLEST)
 
 
 def train_seconds(
     work: Workload, devices: Devices, known: DeviceRates, trainers: int, mean: float | None = None
 ) -> float:
-    """Of a step on so many ranks: products, or the network where that is slower."""
+    """Seconds of a training step on so many ranks: products, or the network where that is slower."""
     tokens = round(mean or MEAN_SHARE * work.completion_tokens)
     rollout = replace(work.rollout, completion_tokens=max(1, tokens))
     once, forward = training_seconds(work.shape, rollout, known), scoring_seconds(work.shape, rollout, known)
@@ -177,28 +180,31 @@ def train_seconds(
 
 
 def link_rate(devices: Devices, count: int) -> float:
+    """Bytes per second between devices; across nodes the slower network decides."""
     own = devices.card.link_rate if devices.card else 25e9
     return own if count <= NODE else min(own, BETWEEN_NODES)
 
 
 def sync_seconds(work: Workload, devices: Devices) -> float:
+    """Seconds until a version of the weights, at 2 bytes each, has reached the engines."""
     return 2.0 * work.shape.weights / link_rate(devices, devices.count) + LATENCY
 
 
 def cluster_record(plan: ClusterPlan) -> dict[str, Any]:
+    """The simulated layouts as plain values, for JSON."""
     return {
         "model": plan.work.shape.name,
         "devices": {"count": plan.devices.count, "bytes": plan.devices.memory},
         "sync": {"bytes": plan.sync_bytes, "seconds": plan.sync_seconds},
         "layouts": [
             {
-                "name": each.name,
-                "engines": each.engines,
-                "trainers": each.trainers,
-                "max_staleness": each.max_staleness,
-                **vars(each.found),
+                "name": layout.name,
+                "engines": layout.engines,
+                "trainers": layout.trainers,
+                "max_staleness": layout.max_staleness,
+                **vars(layout.simulated),
             }
-            for each in plan.layouts
+            for layout in plan.layouts
         ],
         "rates": plan.said,
         "assumed": list(ASSUMED),
@@ -217,14 +223,14 @@ def cluster_text(plan: ClusterPlan) -> str:
         f"{'':36}{'engines':>8}{'ranks':>7}{'s/step':>9}{'tokens/s':>12}{'trainer':>9}{'engines':>9}{'staleness':>11}",
         f"{'':36}{'':>8}{'':>7}{'':>9}{'':>12}{'idle':>9}{'idle':>9}{'mean, most':>11}  limited by",
     ]
-    for each in plan.layouts:
-        found = each.found
-        staleness = f"{found.staleness_mean:.1f}, {found.staleness_most}"
+    for layout in plan.layouts:
+        simulated = layout.simulated
+        staleness = f"{simulated.staleness_mean:.1f}, {simulated.staleness_most}"
         lines.append(
-            f"{each.name:38}{each.engines or each.trainers:>6}{each.trainers:>7}{found.seconds_per_step:>9.1f}"
-            f"{found.tokens_per_second:>12,.0f}{found.trainer_idle:>9.0%}"
-            f"{found.engine_idle + found.engine_paused:>9.0%}{staleness:>11}  {found.limit}"
+            f"{layout.name:38}{layout.engines or layout.trainers:>6}{layout.trainers:>7}"
+            f"{simulated.seconds_per_step:>9.1f}{simulated.tokens_per_second:>12,.0f}{simulated.trainer_idle:>9.0%}"
+            f"{simulated.engine_idle + simulated.engine_paused:>9.0%}{staleness:>11}  {simulated.limit}"
         )
     best = plan.best
     lines += ["", f"most tokens per second: {best.name}", f"rates: {plan.said}", "assumed:"]
-    return "\n".join([*lines, *(f"  - {each}" for each in ASSUMED)])
+    return "\n".join([*lines, *(f"  - {assumption}" for assumption in ASSUMED)])

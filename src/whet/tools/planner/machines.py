@@ -25,8 +25,8 @@ class Card:
 
 # NVIDIA's data sheets: dense bf16 with fp32 sums (half of the figure with sparsity), memory and NVLink bandwidth.
 CARDS: dict[str, Card] = {
-    each.name.lower(): each
-    for each in (
+    card.name.lower(): card
+    for card in (
         Card("H200", 150.1e9, 989e12, 4.8e12, 450e9),
         Card("H100", 85.0e9, 989e12, 3.35e12, 450e9),
         Card("A100-80GB", 85.0e9, 312e12, 2.04e12, 300e9),
@@ -60,26 +60,26 @@ def devices(text: str) -> Devices:
     """`8x80GB`, `80GB`, `2xH100`, `cpu` with its memory as `cpu:16GB`."""
     plain = text.strip()
     is_cpu = plain.lower().startswith("cpu:")
-    found = WRITTEN.fullmatch(plain[4:] if is_cpu else plain)
-    if found is None or (is_cpu and not found[2]):
+    written = WRITTEN.fullmatch(plain[4:] if is_cpu else plain)
+    if written is None or (is_cpu and not written[2]):
         raise WhetError(
             f"--gpus is {text!r}; give a count and a memory such as 8x80GB, a card such as 2xH100, or cpu:16GB"
         )
-    count = int(found[1]) if found[1] else 1
+    count = int(written[1]) if written[1] else 1
     if not 1 <= count <= MOST_DEVICES:
         raise WhetError(f"--gpus is {text!r}: {count} devices; give 1 to {MOST_DEVICES:,}")
     if is_cpu and count > 1:
-        raise WhetError(f"--gpus is {text!r}: one CPU memory is planned for; give cpu:{found[2]}{found[3]}")
-    if found[4]:
-        card = CARDS.get(found[4].lower())
+        raise WhetError(f"--gpus is {text!r}: one CPU memory is planned for; give cpu:{written[2]}{written[3]}")
+    if written[4]:
+        card = CARDS.get(written[4].lower())
         if card is None:
-            near = did_you_mean(found[4].lower(), CARDS)
+            near = did_you_mean(written[4].lower(), CARDS)
             raise WhetError(
-                f"--gpus is {text!r}: no card is called {found[4]!r}{near}; give one of "
-                f"{', '.join(each.name for each in CARDS.values())}, or its memory, such as {count}x80GB"
+                f"--gpus is {text!r}: no card is called {written[4]!r}{near}; give one of "
+                f"{', '.join(card.name for card in CARDS.values())}, or its memory, such as {count}x80GB"
             )
         return Devices(count, card.memory, card)
-    memory = float(found[2]) * (2**30 if found[3].lower() == "gib" else GIGA)
+    memory = float(written[2]) * (2**30 if written[3].lower() == "gib" else GIGA)
     if not LEAST_MEMORY <= memory <= MOST_MEMORY:
-        raise WhetError(f"--gpus is {text!r}: {found[2]} {found[3]} each; give 0.1 to 10000 GB")
+        raise WhetError(f"--gpus is {text!r}: {written[2]} {written[3]} each; give 0.1 to 10000 GB")
     return Devices(count, memory, is_cpu=is_cpu)

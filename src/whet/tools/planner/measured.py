@@ -40,6 +40,7 @@ class DeviceRates:
 
 
 def rates(devices: Devices) -> DeviceRates:
+    """The device's rates, scaled from the card they were measured on."""
     if devices.card is None:
         return DeviceRates(said=f"as measured on an {MEASURED_ON.name}: of this card only the memory is known")
     products = devices.card.matrix_rate / MEASURED_ON.matrix_rate
@@ -57,8 +58,8 @@ def rates(devices: Devices) -> DeviceRates:
 def training_rate(shape: ModelShape, known: DeviceRates) -> float:
     """Useful operations per second: between the measured widths by the logarithm of the width, beyond them the last."""
     (narrow, slow), (wide, fast) = sorted(TRAINING_RATES.items())
-    place = math.log(min(max(shape.hidden, 64), wide) / narrow) / math.log(wide / narrow)
-    return known.scale_products * slow * (fast / slow) ** place
+    position = math.log(min(max(shape.hidden, 64), wide) / narrow) / math.log(wide / narrow)
+    return known.scale_products * slow * (fast / slow) ** position
 
 
 def training_seconds(shape: ModelShape, rollout: RolloutShape, known: DeviceRates) -> float:

@@ -56,6 +56,7 @@ class MemoryLine:
 
     @property
     def gigabytes(self) -> float:
+        """In units of 10^9 bytes."""
         return self.bytes / GIGA
 
     @property
@@ -66,7 +67,7 @@ class MemoryLine:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Of one device."""
+    """The memory of one device, line by line."""
 
     lines: tuple[MemoryLine, ...]
     rows: int  # completions written side by side; 0: none are
@@ -84,6 +85,7 @@ class MemoryPlan:
 
     @property
     def peak_phase(self) -> str:
+        """The phase that needs the most."""
         phase = max(PHASES, key=self.of)
         return "load" if self.loading > self.of(phase) else phase
 
@@ -102,6 +104,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
+        """Whether the peak is within the budget."""
         return self.total <= self.budget
 
 
@@ -119,10 +122,10 @@ def memory_plan(work: Workload, devices: Devices) -> MemoryPlan:
         lines += _sampler(work, rows, devices.memory)
     copies = sum(line.bytes for line in lines if line.name.startswith("sampler: a whole copy"))
     loading = 4 * work.shape.weights + copies if work.ranks > 1 else 0.0
-    kept = tuple(line for line in lines if line.bytes > 0)
-    plan = MemoryPlan(kept, rows, wanted, devices.memory, loading=loading)
+    nonzero = tuple(line for line in lines if line.bytes > 0)
+    plan = MemoryPlan(nonzero, rows, wanted, devices.memory, loading=loading)
     outside = CPU_PROCESS if work.on_cpu else CONTEXT_BYTES + SLACK * plan.allocated
-    return MemoryPlan(kept, rows, wanted, devices.memory, outside, loading)
+    return MemoryPlan(nonzero, rows, wanted, devices.memory, outside, loading)
 
 
 def _outside_training(line: MemoryLine) -> MemoryLine:
@@ -169,9 +172,9 @@ def _gathered(work: Workload) -> Iterator[MemoryLine]:
         yield MemoryLine("their gradient before it is summed, fp32", 4 * around, _times(around, 4), ("train",))
     if work.samples:
         trunk = shape.trunk_weights
-        found = size * trunk + (4 + (2 if size == 2 else 0)) * around
+        total = size * trunk + (4 + (2 if size == 2 else 0)) * around
         words = f"{_times(trunk, size)} + {_times(around, 6 if size == 2 else 4)} of embedding and head"
-        yield MemoryLine("sampler: a whole copy of the policy", found, words)
+        yield MemoryLine("sampler: a whole copy of the policy", total, words)
 
 
 def _model(work: Workload, whose: str, samples: bool) -> Iterator[MemoryLine]:
@@ -179,11 +182,11 @@ def _model(work: Workload, whose: str, samples: bool) -> Iterator[MemoryLine]:
     shape, count = work.shape, work.shape.weights
     if work.ranks > 1:
         share, said = _shards(work)
-        size = 4 if work.kept == "float32" else 2
+        size = 4 if work.matrix_type == "float32" else 2
         name = "fp32" if size == 4 else "bf16"
         yield MemoryLine(f"{whose}: weights in shards, {name}", size * share * count, _times(count, size) + said)
         return
-    if work.kept == "float32":
+    if work.matrix_type == "float32":
         yield MemoryLine(f"{whose}: weights, fp32", 4 * count, _times(count, 4))
         if work.lora_rank:
             adapted, size = shape.adapted_weights, 4 if work.on_cpu else 2
@@ -193,7 +196,7 @@ def _model(work: Workload, whose: str, samples: bool) -> Iterator[MemoryLine]:
         elif samples and not work.on_cpu:
             yield MemoryLine(f"{whose}: copy for the sampler, fp32", 4 * count, _times(count, 4))
         return
-    packed = shape.adapted_weights if work.kept == "4bit" else 0
+    packed = shape.adapted_weights if work.matrix_type == "4bit" else 0
     if packed:
         bits = 0.5 + 4 / 64  # one scale of four bytes for 64 numbers
         yield MemoryLine(f"{whose}: base in 4 bits", bits * packed, _times(packed, bits))
@@ -208,10 +211,14 @@ def _states(work: Workload, whose: str, trained: int) -> Iterator[MemoryLine]:
     size, name = (2, "bf16") if narrow else (4, "fp32")
     share, said = _shards(work)
     yield MemoryLine(f"{whose}: gradients, {name}", size * share * trained, _times(trained, size) + said)
-    each, kind = 8.0, "fp32"
+    bytes_per_weight, kind = 8.0, "fp32"
     if work.moments == "int8":
-        each, kind = 2 + 8 / 256, "int8"  # two bytes, and two scales of four bytes for 256 numbers
-    yield MemoryLine(f"{whose}: AdamW's two moments, {kind}", each * share * trained, _times(trained, each) + said)
+        bytes_per_weight, kind = 2 + 8 / 256, "int8"  # two bytes, and two scales of four bytes for 256 numbers
+    yield MemoryLine(
+        f"{whose}: AdamW's two moments, {kind}",
+        bytes_per_weight * share * trained,
+        _times(trained, bytes_per_weight) + said,
+    )
 
 
 def _others(work: Workload) -> Iterator[MemoryLine]:
@@ -270,9 +277,9 @@ def _layer_backward(work: Workload, tokens: int) -> tuple[float, str]:
     if work.recompute == "layers":
         again, _ = kept_per_token(replace(work, recompute="wide"))
     grads = 0 if work.lora_rank else (2 if work.weights == "bfloat16" else 4) * shape.layer_weights
-    found = tokens * (token + again) + grads
+    total = tokens * (token + again) + grads
     words = f"S ({wide * size} F + {size} (2 H + 2 K) D + {12 + 5 * size} W) + 4 bytes x a layer's weights"
-    return found, words
+    return total, words
 
 
 def chunk_rows(work: Workload) -> int:
@@ -342,10 +349,10 @@ def _moments(work: Workload, gradients: Sequence[MemoryLine]) -> Iterator[_Momen
 
 
 def _activations(work: Workload, whose: str, tokens: int) -> Part:
-    kept, words = kept_per_token(work)
+    saved, words = kept_per_token(work)
     layers = work.shape.layers
-    formula = f"S = {tokens:,} tokens x L = {layers} x ({words} = {kept:,.0f} bytes)"
-    return f"{whose}activations, recompute={work.recompute}", tokens * layers * kept, formula
+    formula = f"S = {tokens:,} tokens x L = {layers} x ({words} = {saved:,.0f} bytes)"
+    return f"{whose}activations, recompute={work.recompute}", tokens * layers * saved, formula
 
 
 def _training(work: Workload, copies: Sequence[MemoryLine]) -> tuple[list[MemoryLine], frozenset[str]]:
@@ -412,14 +419,14 @@ def _rows_that_fit(work: Workload, rows: int, free: float) -> int:
     share = work.prompt_tokens / group
     prompt = max((2 if group > 1 else 1.125) * share, min(8 * share, work.completion_tokens))
     logits = 2 * work.shape.vocabulary * _product_bytes(work)
-    each = _bytes_per_token(work) * (work.completion_tokens + prompt) + logits
-    fitting = int(USED_SHARE * max(free, 0) / each) // SMALLEST * SMALLEST
+    bytes_per_row = _bytes_per_token(work) * (work.completion_tokens + prompt) + logits
+    fitting = int(USED_SHARE * max(free, 0) / bytes_per_row) // SMALLEST * SMALLEST
     return max(SMALLEST, min(rows, fitting))
 
 
 def _sampler(work: Workload, rows: int, memory: float) -> Iterator[MemoryLine]:
     shape, size = work.shape, _product_bytes(work)
-    each, budget = _bytes_per_token(work), work.completion_tokens
+    bytes_per_token, budget = _bytes_per_token(work), work.completion_tokens
     group = min(work.group_size if work.draws else 1, 32, rows)
     num_prompts = ceil(_requests(work) / group)
     longest = ceil(work.prompt_tokens / BLOCK) * BLOCK
@@ -429,15 +436,20 @@ def _sampler(work: Workload, rows: int, memory: float) -> Iterator[MemoryLine]:
     else:
         least = int((2 if group > 1 else 1.125) * at_once) + 1
         slots = min(num_prompts, max(least, min(8 * at_once, rows * budget // longest)))
-    own, prompts = rows * budget * each, slots * longest * each
+    own, prompts = rows * budget * bytes_per_token, slots * longest * bytes_per_token
     stays = not work.on_cpu and own + prompts <= KEPT_SHARE * memory
     phases: tuple[Phase, ...] = PHASES if stays else ("rollout",)
-    per_token = f"L = {shape.layers} x 2 x K D = {shape.key_heads * shape.head_size} x {size} bytes = {each:,}"
+    per_token = (
+        f"L = {shape.layers} x 2 x K D = {shape.key_heads * shape.head_size} x {size} bytes = {bytes_per_token:,}"
+    )
     yield MemoryLine(
         "sampler: keys and values of completions", own, f"{rows} rows x {budget} tokens x ({per_token})", phases
     )
     yield MemoryLine(
-        "sampler: keys and values of prompts", prompts, f"{slots} prompts x {longest} tokens x {each:,}", phases
+        "sampler: keys and values of prompts",
+        prompts,
+        f"{slots} prompts x {longest} tokens x {bytes_per_token:,}",
+        phases,
     )
     log = rows * (budget + 1) * 16 + slots * shape.vocabulary * 4
     if work.on_cpu:

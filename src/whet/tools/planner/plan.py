@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 from whet.tools.planner.machines import GIGA, Devices
 from whet.tools.planner.memory import PHASES, MemoryPlan, Phase, memory_plan
@@ -24,11 +24,14 @@ class Suggestion:
 
     @property
     def flags(self) -> str:
-        return " ".join(f"--set {each}" for each in self.settings.split())
+        """The settings as options of the command line."""
+        return " ".join(f"--set {setting}" for setting in self.settings.split())
 
 
 @dataclass(frozen=True)
 class Plan:
+    """What a run takes on these devices, and what would save memory."""
+
     work: Workload
     devices: Devices
     memory: MemoryPlan
@@ -38,6 +41,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
+        """Whether the run fits as it is."""
         return self.memory.fits
 
     @property
@@ -54,7 +58,19 @@ class Plan:
 
 ADAPTERS = "model.lora"
 LEAST_SAVING = 0.005  # of all memory, below which a change is not worth a line
-Change = tuple[str, Callable[[Workload], Workload], str]
+
+
+class Change(NamedTuple):
+    """A setting as on the command line, what it does to the workload, and what it costs."""
+
+    setting: str
+    fields: dict[str, Any]
+    price: str
+
+    @property
+    def key(self) -> str:
+        """The setting without its value."""
+        return self.setting.partition("=")[0]
 
 
 def plan_for(work: Workload, devices: Devices) -> Plan:
@@ -65,55 +81,45 @@ def plan_for(work: Workload, devices: Devices) -> Plan:
         )
     work = replace(work, ranks=devices.count - work.engines, samples=work.samples and not work.engines)
     memory = memory_plan(work, devices)
-    found = []
-    for settings, change, price in _changes(work):
-        changed = memory_plan(change(work), devices)
+    suggestions = []
+    for change in _changes(work):
+        changed = memory_plan(_changed(work, [change]), devices)
         saving = memory.total - changed.total
         if saving > LEAST_SAVING * memory.total:
-            found.append(Suggestion(settings, saving, changed.fits, price))
-    found.sort(key=lambda each: -each.saves)
+            suggestions.append(Suggestion(change.setting, saving, changed.fits, change.price))
+    suggestions.sort(key=lambda suggestion: -suggestion.saves)
     together = None if memory.fits else _together(work, devices, memory)
-    return Plan(work, devices, memory, time_plan(work, devices, memory), tuple(found), together)
+    return Plan(work, devices, memory, time_plan(work, devices, memory), tuple(suggestions), together)
 
 
 def _changes(work: Workload) -> Iterator[Change]:
     """Settings that save memory, in the order of what they cost."""
     if not work.on_cpu and work.recompute == "none":
-        yield "model.recompute=wide", lambda each: replace(each, recompute="wide"), "a twentieth of the training time"
+        yield Change("model.recompute=wide", {"recompute": "wide"}, "a twentieth of the training time")
     lower = work.micro_batch_tokens // 4
     least = work.prompt_tokens + work.completion_tokens
     if lower >= max(256, least // 4):
-        yield (
-            f"batch.micro_batch_tokens={lower}",
-            lambda each: replace(each, micro_batch_tokens=lower),
-            "smaller passes, which are slower where the model is small",
-        )
+        price = "smaller passes, which are slower where the model is small"
+        yield Change(f"batch.micro_batch_tokens={lower}", {"micro_batch_tokens": lower}, price)
     if work.has_critic and work.critic == "own":
-        yield "critic.trunk=shared", lambda each: replace(each, critic="shared"), "the critic shares the policy's trunk"
+        yield Change("critic.trunk=shared", {"critic": "shared"}, "the critic shares the policy's trunk")
     if work.needs_reference and work.reference == "memory" and not work.lora_rank:
         if work.draws:
-            yield (
-                "model.reference=reload",
-                lambda each: replace(each, reference="reload"),
-                "the model is read in every step",
-            )
+            yield Change("model.reference=reload", {"reference": "reload"}, "the model is read in every step")
         else:
-            yield (
-                "preference.reference_logp=stored",
-                lambda each: replace(each, reference="stored"),
-                "the reference is asked once, before the first step",
-            )
+            price = "the reference is asked once, before the first step"
+            yield Change("preference.reference_logp=stored", {"reference": "stored"}, price)
     if work.recompute != "layers":
-        yield "model.recompute=layers", lambda each: replace(each, recompute="layers"), "a third of the training time"
+        yield Change("model.recompute=layers", {"recompute": "layers"}, "a third of the training time")
     if work.ranks > 1 and not work.offload:
-        yield "scale.offload=true", lambda each: replace(each, offload=True), "shards travel to the device and back"
+        yield Change("scale.offload=true", {"offload": True}, "shards travel to the device and back")
     if not work.lora_rank and work.moments == "float32" and not work.on_cpu and work.ranks == 1:
-        yield "optimizer.states=int8", lambda each: replace(each, moments="int8"), "moments of 8 bits, by bitsandbytes"
+        yield Change("optimizer.states=int8", {"moments": "int8"}, "moments of 8 bits, by bitsandbytes")
     narrow = work.compute == "bf16" and not work.on_cpu and work.ranks == 1
     if not work.lora_rank and work.weights == "float32" and narrow:
-        yield "model.weights=bfloat16", lambda each: replace(each, weights="bfloat16"), "steps are rounded at random"
+        yield Change("model.weights=bfloat16", {"weights": "bfloat16"}, "steps are rounded at random")
     if not work.lora_rank:
-        yield "model.lora=16", lambda each: replace(each, lora_rank=16, reference="memory"), "only adapters learn"
+        yield Change(f"{ADAPTERS}=16", {"lora_rank": 16, "reference": "memory"}, "only adapters learn")
 
 
 def _together(work: Workload, devices: Devices, memory: MemoryPlan) -> Suggestion | None:
@@ -123,15 +129,16 @@ def _together(work: Workload, devices: Devices, memory: MemoryPlan) -> Suggestio
         return memory_plan(_changed(work, changes), devices).fits
 
     every = list(_changes(work))
-    plain = [each for each in every if not each[0].startswith(ADAPTERS)]
-    adapters = [each for each in every if each[0].startswith(ADAPTERS)]
+    plain = [change for change in every if change.key != ADAPTERS]
+    adapters = [change for change in every if change.key == ADAPTERS]
     # with adapters there is no reference to reload, and the config refuses it
-    beside = [each for each in _changes(_changed(work, adapters)) if not each[0].startswith(ADAPTERS)]
+    beside = [change for change in _changes(_changed(work, adapters)) if change.key != ADAPTERS]
     for must, may in (([], plain), (adapters, beside)):
         used = _fewest(must, may, fits)
         if used:
             saved = memory.total - memory_plan(_changed(work, used), devices).total
-            return Suggestion(" ".join(each[0] for each in used), saved, True, "; ".join(each[2] for each in used))
+            settings, prices = " ".join(change.setting for change in used), "; ".join(change.price for change in used)
+            return Suggestion(settings, saved, True, prices)
     return None
 
 
@@ -139,30 +146,24 @@ def _fewest(must: list[Change], may: list[Change], fits: Callable[[list[Change]]
     """`must` and the first few of `may` that are enough, without those that can be spared; empty where all are not."""
     if must and fits(must):
         return must
-    for each in may:
-        if fits([*must, each]):
-            return [*must, each]
+    for change in may:
+        if fits([*must, change]):
+            return [*must, change]
     used: list[Change] = []
-    for each in may:
-        used = [*(other for other in used if _key(other) != _key(each)), each]
+    for change in may:
+        used = [*(other for other in used if other.key != change.key), change]
         if fits([*must, *used]):
             break
     else:
         return []
-    for each in list(used):
-        fewer = [other for other in used if other is not each]
+    for change in list(used):
+        fewer = [other for other in used if other is not change]
         used = fewer if fits([*must, *fewer]) else used
     return [*must, *used]
 
 
-def _key(change: Change) -> str:
-    return change[0].partition("=")[0]
-
-
 def _changed(work: Workload, changes: list[Change]) -> Workload:
-    for _, change, _ in changes:
-        work = change(work)
-    return work
+    return replace(work, **{name: value for change in changes for name, value in change.fields.items()})
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
@@ -189,14 +190,11 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         },
         "seconds": {
             "step": time.step if time.phases else None,
-            "phases": {each.name: each.seconds for each in time.phases},
+            "phases": {phase.name: phase.seconds for phase in time.phases},
             "rates": time.said,
             "sources": list(time.sources),
         },
-        "suggestions": [
-            {"settings": each.settings, "saves": each.saves, "fits": each.fits, "price": each.price}
-            for each in plan.suggestions
-        ],
+        "suggestions": [asdict(suggestion) for suggestion in plan.suggestions],
         "together": None if plan.together is None else plan.together.settings,
     }
 
@@ -223,10 +221,9 @@ def plan_text(plan: Plan) -> str:
     lines.append(plan.verdict)
     if plan.suggestions:
         lines += ["", "what saves memory"]
-        lines += [
-            f"  {each.saves / GIGA:8.2f}  {each.flags}{' (fits then)' if each.fits > plan.fits else ''}: {each.price}"
-            for each in plan.suggestions
-        ]
+        for suggestion in plan.suggestions:
+            fits_now = " (fits then)" if suggestion.fits and not plan.fits else ""
+            lines.append(f"  {suggestion.saves / GIGA:8.2f}  {suggestion.flags}{fits_now}: {suggestion.price}")
     lines += ["", *_time_lines(time)]
     return "\n".join(lines)
 
@@ -256,7 +253,7 @@ def _time_lines(time: TimePlan) -> list[str]:
     if not time.phases:
         return [f"seconds per step: {time.said}"]
     lines = ["seconds per step"]
-    lines += [f"  {each.seconds:8.2f}  {each.name}: {each.formula}" for each in time.phases]
+    lines += [f"  {phase.seconds:8.2f}  {phase.name}: {phase.formula}" for phase in time.phases]
     lines += [
         f"  {time.step:8.2f}  in all, every completion at its longest; what ranks say to each other is not counted"
     ]

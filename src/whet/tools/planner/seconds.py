@@ -29,10 +29,12 @@ class TimePlan:
 
     @property
     def step(self) -> float:
-        return sum(each.seconds for each in self.phases)
+        """Seconds of a whole step."""
+        return sum(phase.seconds for phase in self.phases)
 
 
 def time_plan(work: Workload, devices: Devices, memory: MemoryPlan) -> TimePlan:
+    """The seconds of each phase of a step, from the device's rates; empty for a CPU."""
     if work.on_cpu:
         return TimePlan((), "a CPU's rates are its own: `whet bench` measures them", ())
     known, shape = rates(devices), work.shape

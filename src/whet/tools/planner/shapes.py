@@ -53,24 +53,25 @@ class ModelShape:
 
     @property
     def attention_weights(self) -> int:
-        """Of one layer."""
+        """Attention weights of one layer."""
         queries, keys = self.heads * self.head_size, self.key_heads * self.head_size
         return self.hidden * (2 * queries + 2 * keys) + (queries + 2 * keys if self.bias else 0)
 
     @property
     def mlp_weights(self) -> int:
-        """Of one layer, every expert."""
+        """MLP weights of one layer, every expert counted."""
         matrices = 3 if self.gated else 2
         experts = max(1, self.experts) * self.inner + self.shared_inner
         return matrices * self.hidden * experts + self.hidden * self.experts
 
     @property
     def layer_weights(self) -> int:
+        """All weights of one layer."""
         return self.attention_weights + self.mlp_weights + 2 * self.hidden
 
     @property
     def vocabulary_weights(self) -> int:
-        """Of the embedding or the head: V W."""
+        """Weights of the embedding, or of the head: V W."""
         return self.vocabulary * self.hidden
 
     @cached_property
@@ -80,7 +81,7 @@ class ModelShape:
 
     @property
     def trunk_weights(self) -> int:
-        """Of all layers and the last norm."""
+        """Weights of all layers and the last norm."""
         if self.stored is not None:
             return self.stored - (1 if self.tied else 2) * self.vocabulary_weights
         return self.layers * self.layer_weights + self.hidden
@@ -100,7 +101,7 @@ class ModelShape:
         return Anatomy(trunk, self.vocabulary_weights, self.layers * queries, self.cache_width)
 
     def adapter_weights(self, rank: int) -> int:
-        """Of adapters on every linear layer of the trunk: rank (in + out) each; tensors of all experts get none."""
+        """Adapters on every linear layer of the trunk: rank (in + out) each; tensors of all experts get none."""
         queries, keys = self.heads * self.head_size, self.key_heads * self.head_size
         ends = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
         if not self.experts:
@@ -109,7 +110,7 @@ class ModelShape:
 
     @property
     def adapted_weights(self) -> int:
-        """Of the layers that adapters stand on."""
+        """Weights of the layers that adapters stand on."""
         mlp = 0 if self.experts else self.mlp_weights
         return self.layers * (self.attention_weights + mlp)
 
@@ -137,8 +138,8 @@ def _named(
 
 # As the models' own config.json say.
 NAMED: dict[str, ModelShape] = {
-    each.name: each
-    for each in (
+    shape.name: shape
+    for shape in (
         _named("smollm2-135m", (576, 30, 9, 3, 64, 1536, 49152), context=8192),
         _named("smollm2-360m", (960, 32, 15, 5, 64, 2560, 49152), context=8192),
         _named("smollm2-1.7b", (2048, 24, 32, 32, 64, 8192, 49152), context=8192),
@@ -192,9 +193,9 @@ def named_shape(text: str) -> ModelShape | None:
         return NAMED[plain]
     if plain in BY_SIZE:
         return NAMED[BY_SIZE[plain]]
-    found = SIZE.fullmatch(plain)
-    if found:
-        return shape_of_size(float(found[1]) * (1e-3 if found[2] == "m" else 1.0))
+    written = SIZE.fullmatch(plain)
+    if written:
+        return shape_of_size(float(written[1]) * (1e-3 if written[2] == "m" else 1.0))
     return _written_shape(plain) if "=" in plain else None
 
 
@@ -203,7 +204,7 @@ def shape_of_size(billions: float) -> ModelShape:
     if not LEAST_BILLIONS <= billions <= MOST_BILLIONS:
         raise WhetError(f"a model of {billions:g} billion weights; give a size from 10M to {MOST_BILLIONS:g}B")
     usual = [NAMED[name] for name in dict.fromkeys(BY_SIZE.values())]
-    near = min(usual, key=lambda each: abs(math.log(each.weights / (billions * 1e9))))
+    near = min(usual, key=lambda shape: abs(math.log(shape.weights / (billions * 1e9))))
     fixed = near.weights - near.layers * near.mlp_weights
     inner = (billions * 1e9 - fixed) / (near.layers * 3 * near.hidden)
     if inner < near.hidden / 4:  # far from all of them: layers and vocabulary shrink with the width
@@ -227,7 +228,7 @@ def _narrower(shape: ModelShape, billions: float) -> ModelShape:
 def _written_shape(text: str) -> ModelShape:
     values: dict[str, Any] = {}
     for part in text.split(","):
-        key, equals, value = (each.strip() for each in part.partition("="))
+        key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or key not in WRITTEN:
             hint = did_you_mean(key, WRITTEN)
             raise WhetError(f"model shape: {part.strip()!r} is none of its sizes{hint}; give {', '.join(WRITTEN)}")
@@ -278,9 +279,9 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
                 return value
         return None
 
-    hidden, layers, heads, vocabulary = (stated(each) for each in ("hidden", "layers", "heads", "vocabulary"))
+    hidden, layers, heads, vocabulary = (stated(name) for name in ("hidden", "layers", "heads", "vocabulary"))
     if hidden is None or layers is None or heads is None or vocabulary is None:
-        missing = [each for each in ("hidden", "layers", "heads", "vocabulary") if stated(each) is None]
+        missing = [name for name in ("hidden", "layers", "heads", "vocabulary") if stated(name) is None]
         raise WhetError(
             f"model {name}: its config.json does not say {' or '.join(missing)}; give the shape as "
             "hidden=...,layers=...,heads=...,inner=...,vocabulary=..."
@@ -317,7 +318,7 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def folder_shape(folder: Path, name: str) -> ModelShape:
-    """Of a model folder: its config.json, and the weights counted in the heads of its safetensors files."""
+    """The shape of a model folder: its config.json, and the weights counted in the heads of its safetensors files."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -344,7 +345,7 @@ def stored_weights(folder: Path) -> int | None:
             with open(file, "rb") as stream:
                 (length,) = struct.unpack("<Q", stream.read(8))
                 head = json.loads(stream.read(min(length, os.path.getsize(file))))
-            total += sum(math.prod(each["shape"]) for key, each in head.items() if key != "__metadata__")
+            total += sum(math.prod(tensor["shape"]) for key, tensor in head.items() if key != "__metadata__")
         except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError):
             return None
     return total or None

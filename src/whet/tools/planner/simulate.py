@@ -34,6 +34,7 @@ class Lengths:
     values: tuple[int, ...] = ()
 
     def draw(self, stream: random.Random) -> int:
+        """The length of one completion, in tokens."""
         if self.values:
             return stream.choice(self.values)
         if self.spread == 0:
@@ -200,9 +201,9 @@ class _Simulation:
                 self._load(least, 1)
                 self._engines[least].waiting.append((completion, tokens))
                 touched.add(least)
-        for each in touched:
-            self._advance(each)
-            self._fill(each)
+        for engine in touched:
+            self._advance(engine)
+            self._fill(engine)
 
     def _advance(self, number: int) -> None:
         """The engine's clock up to now."""
@@ -273,11 +274,11 @@ class _Simulation:
         if self._training:
             return
         while len(self._taken) < self._model.prompts_per_step:
-            found = self._window.take()
-            if found is None:
+            batch = self._window.take()
+            if batch is None:
                 return
-            self._taken.append(found.number)
-            self.passed = max(self.passed, found.passed)
+            self._taken.append(batch.number)
+            self.passed = max(self.passed, batch.passed)
         self._pace_engines(training=True)
         self.staleness.append([self._version - self._admitted.pop(group) for group in self._taken])
         self.done.append((math.inf, self._now - self._free_since))
@@ -301,9 +302,9 @@ class _Simulation:
         self.marks.append(
             (
                 self._written,
-                sum(each.idle for each in self._engines),
-                sum(each.paused for each in self._engines),
-                sum(each.row_seconds for each in self._engines),
+                sum(engine.idle for engine in self._engines),
+                sum(engine.paused for engine in self._engines),
+                sum(engine.row_seconds for engine in self._engines),
                 self._reward_busy,
             )
         )
@@ -322,9 +323,9 @@ def simulate(model: ClusterModel, steps: int = 12) -> Simulated:
     before, after = run.marks[first], run.marks[last]
     written, idle, paused, row_seconds, reward_busy = (b - a for a, b in zip(before, after, strict=True))
     waited = sum(wait for _, wait in run.done[first + 1 : last + 1])
-    staleness = [each for step in run.staleness[first + 1 : last + 1] for each in step]
+    staleness = [lag for step in run.staleness[first + 1 : last + 1] for lag in step]
     engines = model.engines * span
-    found = {
+    rates = {
         "seconds_per_step": span / count,
         "tokens_per_second": written / span,
         "trainer_idle": waited / span,
@@ -334,22 +335,22 @@ def simulate(model: ClusterModel, steps: int = 12) -> Simulated:
         "reward_busy": reward_busy / (span * model.reward_workers) if model.reward_workers else 0.0,
     }
     return Simulated(
-        **found,
+        **rates,
         staleness_mean=sum(staleness) / len(staleness),
         staleness_most=max(staleness),
         passed_most=run.passed,
-        limit=_limit(found, model),
+        limit=_limit(rates, model),
     )
 
 
-def _limit(found: dict[str, float], model: ClusterModel) -> str:
-    if found["trainer_idle"] < 1 - BUSY:
+def _limit(rates: dict[str, float], model: ClusterModel) -> str:
+    if rates["trainer_idle"] < 1 - BUSY:
         return "training"
-    if found["reward_busy"] > BUSY:
+    if rates["reward_busy"] > BUSY:
         return "rewards"
-    if found["engine_paused"] > 0.2:
+    if rates["engine_paused"] > 0.2:
         return "weights on their way to the engines"
-    if found["engine_idle"] < 0.1 and found["occupancy"] > 0.6:
+    if rates["engine_idle"] < 0.1 and rates["occupancy"] > 0.6:
         return "writing"
     if model.max_staleness == 0:
         return "waiting for each other: nobody writes while the trainer learns"

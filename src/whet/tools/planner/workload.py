@@ -62,18 +62,22 @@ class Workload:
 
     @property
     def rollout(self) -> RolloutShape:
+        """The rollout of a step as `whet bench` times it."""
         return RolloutShape(self.prompts_per_step, self.group_size, self.prompt_tokens, self.completion_tokens)
 
     @property
     def needs_reference(self) -> bool:
+        """Whether log-probs of a frozen policy are needed."""
         return self.own_teacher or bool(REFERENCES & self.needs)
 
     @property
     def has_critic(self) -> bool:
+        """Whether the method learns values."""
         return "value" in self.needs
 
     @property
     def prompts_per_rank(self) -> int:
+        """Prompts of a step on the fullest rank."""
         return -(-self.prompts_per_step // self.ranks)
 
     @property
@@ -94,15 +98,16 @@ class Workload:
 
     @property
     def pass_tokens(self) -> int:
+        """Tokens of the largest pass with a gradient."""
         return self.passes[0]
 
     @property
     def score_tokens(self) -> int:
-        """Of the largest pass without a gradient, over the rows of a step as they came."""
+        """Tokens of the largest pass without a gradient, over the rows of a step as they came."""
         return self._cut(self.prompts_per_rank, self.prompts_per_rank * self.group_size)[0]
 
     def actions(self, tokens: int, prompts: int, rows: int) -> int:
-        """Of a pass over so many tokens, those that reach the vocabulary head."""
+        """How many of a pass's tokens reach the vocabulary head."""
         own = rows * self.completion_tokens
         return max(1, round(tokens * own / (prompts * self.prompt_tokens + own)))
 
@@ -121,7 +126,7 @@ class Workload:
         return min(every, block * at_once), min(every, block * min(at_once, blocks - at_once))
 
     @property
-    def kept(self) -> Literal["float32", "bfloat16", "4bit"]:
+    def matrix_type(self) -> Literal["float32", "bfloat16", "4bit"]:
         """How matrices are kept: as the base of adapters, or as they learn."""
         return self.base if self.lora_rank else self.weights
 

@@ -23,19 +23,12 @@ from whet.pages.compare import MethodComparison, MethodRun, comparison_values, m
 from whet.pages.compare_page import compare_page
 from whet.record.log import is_finished, read_summary
 from whet.record.run import read_run
+from whet.record.run_folder import CONFIG, next_free_folder
 from whet.record.text import duration, headline, metric_text
-from whet.settings import run_folder
-from whet.settings.config import (
-    Config,
-    PolicyConfig,
-    config_kind,
-    differing_keys,
-    flattened,
-    merged,
-    read_toml,
-    resolved,
-)
+from whet.settings.layers import flattened, merged, read_toml
 from whet.tools.pipelines.progress import ProgressLine, print_line
+from whet.training.config import Config, PolicyConfig, config_kind, differing_keys, resolved
+from whet.training.saved_config import read_config
 from whet.types import WhetError
 
 PAGE, VALUES = "compare.html", "compare.json"
@@ -68,7 +61,7 @@ class PlannedRun:
 
     @property
     def is_begun(self) -> bool:
-        return (self.folder / run_folder.CONFIG).exists()
+        return (self.folder / CONFIG).exists()
 
     @property
     def is_finished(self) -> bool:
@@ -98,7 +91,7 @@ def compare(
     names, layer = chosen_methods(methods), merged(named_settings(base), named_settings(settings))
     if seeds < 1:
         raise WhetError(f"seeds is {seeds}; give 1 or more, 3 to say anything about noise")
-    place = Path(folder) if folder else run_folder.next_free_folder("compare")
+    place = Path(folder) if folder else next_free_folder("compare")
     entries = plan_runs(names, seeds, place, layer)
     check_folder(place, entries)
     is_stopped, failures = False, {}
@@ -182,7 +175,7 @@ def check_folder(folder: Path, entries: Sequence[PlannedRun]) -> None:
     """Refuse a folder with anything but this comparison in it."""
     if folder.exists() and not folder.is_dir():
         raise WhetError(f"{folder} is a file; give another --folder")
-    if (folder / run_folder.CONFIG).exists():
+    if (folder / CONFIG).exists():
         raise WhetError(f"{folder} holds a run, not a comparison; give another --folder")
     if folder.is_dir() and not (folder / VALUES).exists():
         strangers = [path.name for path in folder.iterdir() if not (path.is_dir() and RUN_NAME.fullmatch(path.name))]
@@ -193,7 +186,7 @@ def check_folder(folder: Path, entries: Sequence[PlannedRun]) -> None:
             )
     for entry in entries:
         if entry.is_begun:
-            differing = differing_keys(entry.config, run_folder.read_config(entry.folder))
+            differing = differing_keys(entry.config, read_config(entry.folder))
             if differing:
                 raise WhetError(
                     f"{entry.folder} was run with other settings ({', '.join(differing[:3])} differ); give the same "
@@ -277,7 +270,7 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComp
         raise WhetError(f"{len(places)} run{'s' if len(places) != 1 else ''} to compare; give two or more run folders")
     if len({place.resolve() for place in places}) < len(places):
         raise WhetError("a run is named twice; give each run folder once")
-    configs = [run_folder.read_config(place) for place in places]
+    configs = [read_config(place) for place in places]
     for place, config in zip(places, configs, strict=True):
         if type(config) is not type(configs[0]):
             raise WhetError(

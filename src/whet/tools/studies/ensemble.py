@@ -16,10 +16,12 @@ from typing import Any
 from whet import api
 from whet.api.ranks import refuse_ranks
 from whet.record.log import is_finished
+from whet.record.run_folder import CONFIG, next_free_folder
 from whet.record.text import metric_text, plain_metrics
-from whet.settings.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
-from whet.settings.run_folder import CONFIG, next_free_folder, read_config
+from whet.settings.layers import merged
 from whet.tools.pipelines.stages import write_atomically
+from whet.training.config import RewardModelConfig, config_kind, differing_keys, resolved
+from whet.training.saved_config import read_config
 from whet.types import WhetError
 
 VALUES = "ensemble.json"
@@ -125,7 +127,7 @@ def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> R
 
 
 def _print_summary(place: Path, method: str, metrics: Mapping[str, float]) -> None:
-    from whet.settings.config import learns_steps
+    from whet.training.config import learns_steps
 
     print("\nall members together, on the held-out rows\n" if metrics else "\nno held-out rows: nothing was measured")
     for name, value in plain_metrics(metrics).items():

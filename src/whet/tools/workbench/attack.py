@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whet.pages.attack import Attack, AttackedPrompt, PaidCompletion, StrategyResult
-from whet.reward import RewardPart
 from whet.reward.answer import normal_form
+from whet.reward.combine import RewardPart
 from whet.tools.workbench.completions import (
     TrialCompletion,
     TrialCompletions,

@@ -13,10 +13,10 @@ import torch
 
 from whet.data import PreferencePair, Row, prompts_from, read_rows
 from whet.data.pairs import preferences_from
+from whet.data.sections import DataSection
 from whet.data.shapes import QUESTIONS, holds_pair, holds_ranking
 from whet.data.source import DataSource, parse_source
 from whet.data.usable import left_out_words
-from whet.settings.sections import DataSection
 from whet.training.assembly.rows import read_usable
 from whet.types import Prompt, Sample, StopReason, WhetError, did_you_mean
 
@@ -127,9 +127,9 @@ def given_completions(
 
 def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
     """The samples a run saved; their prompts come from its data, or from the samples where that is gone."""
-    from whet.record import read_samples
-    from whet.settings.run_folder import read_config
+    from whet.record.log import read_samples
     from whet.training.assembly.prompts import load_prompts
+    from whet.training.saved_config import read_config
 
     path = Path(folder)
     config = read_config(path)
@@ -166,7 +166,7 @@ def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
 
 def tokenizer_encode(model: str) -> Encode:
     """Tokens as this model counts them."""
-    from whet.model import load_model
+    from whet.model.load import load_model
 
     tokenizer = load_model(model, torch.float32, "cpu").tokenizer
     return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -17,18 +17,21 @@ from statistics import fmean
 from typing import Any
 
 from whet.pages.rescore import Rescore, RescoredSample
-from whet.pages.reward_dry_run import PartFacts, RepeatDifference, ScoredAnswer, Trial
-from whet.record import eval_records, read_metrics, read_summary, step_reports
-from whet.reward import RewardFailure, RewardPart, find_reward, score
+from whet.pages.reward_dry_run import DryRun, PartFacts, RepeatDifference, ScoredAnswer
+from whet.record.log import eval_records, read_metrics, read_summary, step_reports
 from whet.reward.call import PerSample
-from whet.reward.combine import Schedule, check_parts, combined, in_shares
+from whet.reward.combine import RewardPart, Schedule, check_parts, combined, in_shares
+from whet.reward.failure import RewardFailure
+from whet.reward.find import find_reward
 from whet.reward.ledger import Effect, ledger_path, note_effect, note_run
+from whet.reward.score import score
 from whet.reward.unscorable import collected_reasons
 from whet.reward.version import RewardVersion, parts_version, reward_version, version_changes
-from whet.settings.config import read_toml, resolved_evaluation
+from whet.settings.layers import read_toml
 from whet.tools.workbench.completions import TrialCompletion, TrialCompletions, described
 from whet.tools.workbench.controls import wrong_controls
 from whet.training.assembly.rewards import build_reward_parts, start_sandbox
+from whet.training.config import resolved_evaluation
 from whet.types import StepReport, WhetError
 
 logger = logging.getLogger(__name__)
@@ -87,7 +90,7 @@ def try_reward(
     timeout: float = 10.0,
     twice: bool = True,
     controls: bool = True,
-) -> Trial:
+) -> DryRun:
     """A dry run: every part on every answer, with the time it took, and once more to see whether scores stay.
 
     With `controls` the first part is also tried on completions that are wrong on purpose.
@@ -102,25 +105,10 @@ def try_reward(
     scored = []
     for place, answer in enumerate(given.items):
         row = {part.name: column[place] for part, column in zip(parts, first, strict=True)}
-        scored.append(
-            ScoredAnswer(
-                where=answer.where,
-                kind=answer.kind,
-                prompt_id=answer.prompt.id,
-                question=answer.prompt.question(),
-                answer=described(answer.prompt.answer),
-                completion=answer.sample.completion,
-                tokens=answer.sample.num_actions,
-                parts={name: score for name, (score, _, _) in row.items()},
-                total=totals[place],
-                seconds=sum(took for _, took, _ in row.values()),
-                failures={name: failure for name, (_, _, failure) in row.items() if failure},
-                reason=_reason(answer, reasons) if any(score is None for score, *_ in row.values()) else "",
-                step=answer.step,
-            )
-        )
+        reason = _reason(answer, reasons) if any(score is None for score, *_ in row.values()) else ""
+        scored.append(_scored_answer(answer, row, totals[place], reason))
     version = parts_version(parts)
-    return Trial(
+    return DryRun(
         title=title_of(parts),
         hash=version.hash,
         source=given.source,
@@ -156,22 +144,30 @@ def _scored_controls(part: RewardPart, items: Sequence[TrialCompletion], timeout
     # of a pair one completion is better than the other: nothing says which score is right
     judged = [item for item in items if item.kind not in ("chosen", "rejected")]
     controls = wrong_controls(judged, part.resolved_reward)
-    return [
-        ScoredAnswer(
-            where=control.where,
-            kind=control.kind,
-            prompt_id=control.prompt.id,
-            question=control.prompt.question(),
-            answer=described(control.prompt.answer),
-            completion=control.sample.completion,
-            tokens=control.sample.num_actions,
-            parts={part.name: value},
-            total=value,
-            seconds=took,
-            failures={part.name: failure} if failure else {},
-        )
-        for control, (value, took, failure) in zip(controls, _part_scores(part, controls, timeout), strict=True)
-    ]
+    scores = _part_scores(part, controls, timeout)
+    pairs = zip(controls, scores, strict=True)
+    return [_scored_answer(control, {part.name: scored}, scored[0]) for control, scored in pairs]
+
+
+def _scored_answer(
+    answer: TrialCompletion, row: Mapping[str, tuple[float | None, float, str]], total: float | None, reason: str = ""
+) -> ScoredAnswer:
+    """One completion with the (score, seconds, failure) of each part."""
+    return ScoredAnswer(
+        where=answer.where,
+        kind=answer.kind,
+        prompt_id=answer.prompt.id,
+        question=answer.prompt.question(),
+        answer=described(answer.prompt.answer),
+        completion=answer.sample.completion,
+        tokens=answer.sample.num_actions,
+        parts={name: score for name, (score, _, _) in row.items()},
+        total=total,
+        seconds=sum(took for _, took, _ in row.values()),
+        failures={name: failure for name, (_, _, failure) in row.items() if failure},
+        reason=reason,
+        step=answer.step,
+    )
 
 
 def rescore_run(

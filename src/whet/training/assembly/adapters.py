@@ -11,7 +11,7 @@ from whet.model.causal_lm import CausalLM
 from whet.model.lora import LowRank, adapter_factors, add_adapters, unadapted_experts
 from whet.model.quantized import pack_four_bits
 from whet.model.reference import AdapterFreeReference, CopiedReference
-from whet.settings.config import Config
+from whet.training.config import Config
 from whet.types import WhetError
 
 

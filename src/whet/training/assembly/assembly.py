@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from whet.model import device_choice
-from whet.reward import RewardPart
-from whet.settings.config import Config
+from whet.model.load import device_choice
+from whet.reward.combine import RewardPart
 from whet.tools.planner.from_config import memory_facts, refuse_too_large, this_device
 from whet.training.assembly.health import health_settings
 from whet.training.assembly.kind import BuildInputs, TrainingKind
@@ -31,6 +30,7 @@ from whet.training.assembly.runtime import (
     sampling_from,
     settings_facts,
 )
+from whet.training.config import Config
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.reward_workers import RewardWorkers
 from whet.training.run import Stateful, Trainer

@@ -8,9 +8,9 @@ from functools import partial
 from whet.data import demonstration_tokens
 from whet.data.distillation_target import COLUMNS, column_text
 from whet.objective import Objective
-from whet.settings.config import PolicyConfig
 from whet.training.assembly.runtime import Runtime
 from whet.training.assembly.teacher import task_demonstrations
+from whet.training.config import PolicyConfig
 from whet.training.demonstrations import DemonstrationSource
 from whet.types import Demonstration, Prompt, WhetError
 

@@ -1,59 +1,101 @@
-"""From a config to engines in processes of their own, each with a copy of the policy."""
+"""From a config to the engine that writes completions: here, in processes of its own, or ahead of the trainer.
+
+`config_engine` is the one place that makes an engine; the rest says where, and on which copy of the policy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from whet.model import device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, causal_lm
-from whet.model.load import LoadedModel
+from whet.model.load import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.lora import adapted_layers
 from whet.model.low_precision import widen_vectors
-from whet.protocols import Engine
+from whet.protocols import Engine, Session
 from whet.registry import check_settings, lookup
+from whet.rollout.async_rollout import BackgroundSession
+from whet.rollout.engines import build_engine
+from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
-from whet.settings.config import Config
 from whet.training.assembly.threads import thread_choice
+from whet.training.config import Config, EvaluationConfig, PolicyConfig
+from whet.training.distributed.background import ProcessSession
 from whet.training.distributed.engine_host import EngineHost
+from whet.training.distributed.ranks import Ranks
 from whet.training.distributed.remote_engine import RemoteEngine
+from whet.training.distributed.rollout import WholeCopyEngine
 from whet.training.distributed.workers import WorkerPool
+from whet.types import Sampling, SessionShape
 
 
-def writing_policy(config: Config, kept: torch.dtype) -> tuple[CausalLM, LoadedModel]:
-    """The policy as the config describes it, in a process that only writes; weights are kept in the trainer's type.
+def config_engine(
+    config: Config | EvaluationConfig,
+    policy: CausalLM,
+    loaded: LoadedModel,
+    *,
+    maker: Callable[..., Engine] | None = None,
+    on_copy: bool = False,
+) -> Engine:
+    """The engine that `sampling.engine` names, with `sampling.engine_settings`.
+
+    `maker` is given in another process, where a user's engine is not registered. `on_copy`: nobody trains these
+    weights, and the trainer's are loaded into them.
+    """
+    sampling = config.sampling
+    maker = maker or lookup("engine", sampling.engine)
+    settings = dict(sampling.engine_settings)
+    if is_server(maker):
+        settings = {"model": config.model.name, **settings}
+    if on_copy and maker is TorchEngine:
+        settings["owns_weights"] = True
+    return build_engine(
+        sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context, settings, maker=maker
+    )
+
+
+def is_server(maker: Callable[..., Engine]) -> bool:
+    """True for an engine whose weights are elsewhere and cannot be updated."""
+    return not getattr(maker, "updates", True)
+
+
+def rank_engine(config: Config | EvaluationConfig, policy: CausalLM, loaded: LoadedModel, ranks: Ranks) -> Engine:
+    """The engine on the policy itself, or on a whole copy of one that will lie in shards."""
+    if ranks.size == 1:
+        return config_engine(config, policy, loaded)
+    return WholeCopyEngine(policy, lambda whole: config_engine(config, whole, loaded))
+
+
+def load_for_writing(config: Config, weights: torch.dtype) -> tuple[CausalLM, LoadedModel]:
+    """The policy in a process that only writes; `weights` is the type in which the trainer keeps its own.
 
     Adapters are in the weights that the trainer sends: there are none here.
     """
     device = device_choice(config.model.device)
     dtype, _ = dtype_choice(config.model.precision, device)
-    loaded = load_model(config.model.name, kept, str(device))
-    if kept.itemsize < 4:
+    loaded = load_model(config.model.name, weights, str(device))
+    if weights.itemsize < 4:
         widen_vectors(loaded.model)
     threads, _ = thread_choice(config.model.threads, sum(each.numel() for each in loaded.model.parameters()))
     torch.set_num_threads(threads)
     return causal_lm(loaded.model, dtype, "none"), loaded
 
 
-def engine_host(config: Config, maker: Callable[..., Engine], kept: torch.dtype) -> EngineHost:
-    """Runs in the engine's own process: its policy and its engine. `kept` is how the trainer keeps its weights."""
-    policy, loaded = writing_policy(config, kept)
-    settings = dict(config.sampling.engine_settings)
-    owns_weights = maker is TorchEngine
-    if owns_weights:
-        settings["owns_weights"] = True
-    make = partial(maker, policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context, **settings)
-    return EngineHost(policy, make, owns_weights)
+def engine_host(config: Config, maker: Callable[..., Engine], weights: torch.dtype) -> EngineHost:
+    """Runs in the engine's own process: its policy and its engine."""
+    policy, loaded = load_for_writing(config, weights)
+    make = partial(config_engine, config, policy, loaded, maker=maker, on_copy=True)
+    return EngineHost(policy, make, owns_weights=maker is TorchEngine)
 
 
-def remote_engine(config: Config, pool: WorkerPool, policy: CausalLM, kept: torch.dtype) -> RemoteEngine:
+def remote_engine(config: Config, pool: WorkerPool, policy: CausalLM, weights: torch.dtype) -> RemoteEngine:
     """`scale.engines` of them, with the policy's weights."""
     maker = lookup("engine", config.sampling.engine)
     check_settings("engine", config.sampling.engine, maker, config.sampling.engine_settings)
-    make = partial(engine_host, config, maker, kept)
+    make = partial(engine_host, config, maker, weights)
     gpus = 1.0 if policy.device.type == "cuda" else 0.0
 
     def start(number: int) -> Any:
@@ -76,3 +118,37 @@ def frozen_weights(model: torch.nn.Module) -> frozenset[str]:
     changing = {name for name, each in model.named_parameters() if each.requires_grad}
     changing |= {f"{name}.weight" for name in adapted_layers(model)}
     return frozenset(model.state_dict()) - changing
+
+
+def async_session(
+    config: PolicyConfig,
+    engine: Engine,
+    policy: CausalLM,
+    sampling: Sampling,
+    prompt_tokens: Sequence[Sequence[int]],
+    groups: int,
+) -> BackgroundSession:
+    """Completions of so many groups, written while the trainer trains: where the run's engines are, or in a process."""
+    shape = SessionShape(
+        conversations=groups * config.batch.group_size,
+        prompt_tokens=max(map(len, prompt_tokens)),
+        growth=sampling.max_new_tokens,
+    )
+    elsewhere: Callable[[Sampling, SessionShape], BackgroundSession] | None
+    elsewhere = getattr(engine, "background_session", None)
+    if elsewhere is not None:  # of engines that are in processes of their own already
+        return elsewhere(sampling, shape)
+    maker, weights = lookup("engine", config.sampling.engine), next(policy.model.parameters()).dtype
+    make = partial(open_session, config, maker, weights, sampling, shape)
+    return ProcessSession(make, policy.model.state_dict(), config.scale.timeout)
+
+
+def open_session(
+    config: Config, maker: Callable[..., Engine], weights: torch.dtype, sampling: Sampling, shape: SessionShape
+) -> Session:
+    """Runs in the engine's own process: its policy, and a session of its engine."""
+    policy, loaded = load_for_writing(config, weights)
+    engine = config_engine(config, policy, loaded, maker=maker, on_copy=True)
+    own: Any = getattr(engine, "session", None)
+    session: Session = BatchSession(engine, sampling) if own is None else own(sampling, shape)
+    return session

@@ -8,15 +8,15 @@ from typing import Any
 
 from whet.envs.adapters.calling import Calling
 from whet.envs.find import find_environment
+from whet.envs.sections import OWN_TASKS, EnvSection
 from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
-from whet.model import LoadedModel
+from whet.model.load import LoadedModel
 from whet.protocols import Engine, Environment
 from whet.reward.sandbox import require_isolation
 from whet.rollout.episode_runner import EpisodeRunner
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
-from whet.settings.config import Config, EvaluationConfig
-from whet.settings.env_defaults import OWN_TASKS
-from whet.settings.sections import BatchSection, EnvSection
+from whet.training.config import Config, EvaluationConfig
+from whet.training.sections import BatchSection
 from whet.types import WhetError
 
 GYM_REWARD = "gym_answer"

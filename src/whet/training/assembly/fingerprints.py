@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from whet.data.source import SourceKind, parse_source
 from whet.model.checkpoint import MANIFEST, STATE
 from whet.model.load import local_folder
+from whet.reward.sections import RewardSection
 from whet.reward.version import file_digest, files_digest
-from whet.settings.sections import RewardSection
 from whet.types import WhetError
 
 MODEL_FILES = (".safetensors", ".bin", ".json", ".model", ".txt", ".jinja")

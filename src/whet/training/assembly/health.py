@@ -10,8 +10,9 @@ from whet.objective import preset_named, with_changes
 from whet.objective.axes import family_of
 from whet.record.health import RULES, SETTINGS
 from whet.record.run_kinds import RL
-from whet.reward import RewardPart
-from whet.settings.config import Config, PolicyConfig, PreferenceConfig, flattened
+from whet.reward.combine import RewardPart
+from whet.settings.layers import flattened
+from whet.training.config import Config, PolicyConfig, PreferenceConfig
 from whet.training.health_actions import HealthAction, HealthPolicy
 from whet.types import WhetError, did_you_mean
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whet.reward import Failures, RewardPart
+from whet.reward.combine import RewardPart
+from whet.reward.score import Failures
 from whet.training.assembly.runtime import Runtime
 from whet.training.evaluate import Evaluator
 from whet.training.run import Trainer

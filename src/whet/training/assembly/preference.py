@@ -15,11 +15,11 @@ from whet.objective.axes import description, preset_named, title, with_changes
 from whet.objective.keep import Everything
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.reward import RewardPart
+from whet.reward.combine import RewardPart
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
 from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.prompt_order import PromptOrder
-from whet.settings.config import PreferenceConfig, flattened
+from whet.settings.layers import flattened
 from whet.training.assembly.adapters import first_policy
 from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
 from whet.training.assembly.prompts import data_summary
@@ -46,6 +46,7 @@ from whet.training.assembly.runtime import (
     sampling_from,
 )
 from whet.training.completion_logp import LiveReference, ReferenceLogp, stored_reference
+from whet.training.config import PreferenceConfig
 from whet.training.distributed.rollout import SharedRunner
 from whet.training.distributed.shard import sharded, sharded_reference
 from whet.training.online_preference import OnlinePreferenceTrainer

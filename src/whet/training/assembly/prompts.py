@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from whet.data import prompts_from
 from whet.data.source import EVAL, TRAIN
-from whet.settings.config import Config, EvaluationConfig
 from whet.training.assembly.rows import left_out_phrases, read_usable
+from whet.training.config import Config, EvaluationConfig
 from whet.types import Prompt, WhetError
 
 

@@ -15,9 +15,8 @@ from whet.model.scalar_head import Kind
 from whet.objective.preference import LabelLoss, RankLoss
 from whet.objective.preference.reward_model import AllPairs, PlackettLuce
 from whet.objective.presets.reward_model import REWARD_MODELS
-from whet.reward import RewardPart
+from whet.reward.combine import RewardPart
 from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
-from whet.settings.config import RewardModelConfig
 from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
 from whet.training.assembly.rows import (
     Read,
@@ -33,6 +32,7 @@ from whet.training.assembly.rows import (
     too_long_note,
 )
 from whet.training.assembly.runtime import optimizer_settings, rows_fact
+from whet.training.config import RewardModelConfig
 from whet.training.distributed.shard import sharded_scalar_model
 from whet.training.reward_model import (
     RewardModelDataset,

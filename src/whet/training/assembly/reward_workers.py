@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from whet.protocols import Reward
-from whet.reward import RewardPart
+from whet.reward.combine import RewardPart
 from whet.reward.sandbox import require_isolation
 from whet.reward.steps import steps_of
-from whet.settings.config import Config
+from whet.training.config import Config
 from whet.training.distributed.reward_workers import GIB, RemoteReward, RewardHost, RewardWorkers, stays_here, wants_all
 from whet.training.distributed.workers import WorkerPool
 

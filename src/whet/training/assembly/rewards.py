@@ -9,40 +9,28 @@ from functools import partial
 from typing import Any
 
 from whet.data.chat import prompt_tokens
+from whet.data.sections import DataSection
 from whet.data.tasks import TASKS
 from whet.data.usable import without
 from whet.objective import Objective
 from whet.protocols import Engine, Reward
-from whet.reward import (
-    BUILTIN,
-    Failures,
-    Gate,
-    RewardPart,
-    Schedule,
-    as_reward,
-    check_parts,
-    defended,
-    find_reward,
-    format_first,
-    in_shares,
-    score,
-    template,
-    weights_at,
-)
+from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
 from whet.reward.code_tests import CodeTests
-from whet.reward.find import ROWS
+from whet.reward.combine import Gate, RewardPart, Schedule, check_parts, in_shares, weights_at
+from whet.reward.find import BUILTIN, ROWS, find_reward
 from whet.reward.judge import check_company, engine_ask
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
 from whet.reward.row_check import Unscorable, require_scorable
 from whet.reward.sandbox import active_protections, require_isolation, shared_sandbox
 from whet.reward.sandbox.requirement import isolation_summary, tell_isolation
-from whet.reward.score import Share
+from whet.reward.score import Failures, Share, score
+from whet.reward.sections import RewardPartSection, RewardSection
+from whet.reward.templates import defended, format_first, template
 from whet.rollout.collect import Score
-from whet.settings.config import FROM_PYTHON, Config, EvaluationConfig
-from whet.settings.sections import DataSection, RewardPartSection, RewardSection
 from whet.training.assembly.episode_runner import require_own_reward
+from whet.training.config import FROM_PYTHON, Config, EvaluationConfig
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.rollout import shared_work
 from whet.types import Prompt, Sample, Sampling, WhetError, did_you_mean

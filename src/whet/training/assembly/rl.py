@@ -8,24 +8,24 @@ from functools import partial
 from typing import Any
 
 from whet.data.reference_rewards import reference_rewards
-from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.critic import critic_on
 from whet.model.experts import routing_refusal
+from whet.model.load import load_model
 from whet.model.low_precision import widen_vectors
 from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
-from whet.reward import RewardPart, step_scorer, with_steps
-from whet.reward.steps import StepScorer
+from whet.reward.combine import RewardPart
+from whet.reward.steps import StepScorer, step_scorer, with_steps
 from whet.rollout.async_rollout import AsyncCollector, check_async_rollout
 from whet.rollout.collect import Collector, PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.weight_sync_check import PolicyWatch, shares_weights
 from whet.rollout.window import GroupWindow
-from whet.settings.config import OF_TEACHER, PolicyConfig, flattened
+from whet.settings.layers import flattened
 from whet.training.assembly.adapters import first_policy
-from whet.training.assembly.async_rollout import async_fact, async_session
 from whet.training.assembly.demonstrations import build_demonstrations, check_demonstrations
+from whet.training.assembly.engines import async_session
 from whet.training.assembly.episode_runner import most_actions
 from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
 from whet.training.assembly.prompts import data_summary
@@ -48,6 +48,7 @@ from whet.training.assembly.runtime import (
     sampling_from,
 )
 from whet.training.assembly.teacher import SELF, build_teacher, check_teacher, distillation_settings, needs_verdicts
+from whet.training.config import OF_TEACHER, PolicyConfig
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference
 from whet.training.evaluate import Evaluator
@@ -251,10 +252,18 @@ def build_collector(
             "for itself, and they must train on the same ones; start one process, or give scale.max_staleness=0"
         )
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
-    session = async_session(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
+    session = async_session(config, engine, policy, spec.sampling, dataset.prompt_tokens, window.capacity)
     watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
     weights = policy.model.state_dict
     return AsyncCollector(session, dataset, reward_at, spec, order, window, weights, engine, watch)
+
+
+def async_fact(config: PolicyConfig) -> str:
+    """What is written while the trainer trains, in words."""
+    batch, scale = config.batch, config.scale
+    window = GroupWindow(batch.prompts_per_step, scale.max_staleness, scale.window)
+    passed = f"a slow one may be passed {window.passes} times" if window.passes else "in strict order"
+    return f"at most {scale.max_staleness} versions behind; {window.capacity} groups in flight, {passed}"
 
 
 def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:

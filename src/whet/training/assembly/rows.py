@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from whet.data import Row, read_rows
 from whet.data.prompts import renamed
 from whet.data.rows import BadRow
+from whet.data.sections import DataSection
 from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source
 from whet.data.usable import Usable, left_out_words, usable, without
 from whet.objective.presets.reward_model import REWARD_MODELS
-from whet.settings.config import PreferenceConfig, RewardModelConfig
-from whet.settings.sections import DataSection
+from whet.training.config import PreferenceConfig, RewardModelConfig
 from whet.types import WhetError
 
 Read = Callable[..., list[Any]]

@@ -10,34 +10,33 @@ from typing import Any
 import torch
 
 from whet.data import check_context, prompt_tokens
+from whet.data.sections import DataSection
 from whet.data.usable import Usable, without
-from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
 from whet.model.finite import non_finite_weight
 from whet.model.fused_trunk import fused_works
-from whet.model.load import UNKNOWN_CONTEXT
+from whet.model.load import UNKNOWN_CONTEXT, LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.lora import adapted_layers
 from whet.model.low_precision import widen_vectors
 from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
 from whet.registry import lookup
 from whet.rollout.collect import Score
-from whet.rollout.engines import build_engine
 from whet.rollout.episode_runner import EpisodeRunner
 from whet.rollout.openai_engine import TextTokenizer
-from whet.settings.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
-from whet.settings.sections import DataSection, SamplingSection
+from whet.rollout.sections import SamplingSection
 from whet.training.assembly.adapters import add_configured_adapters
-from whet.training.assembly.engines import remote_engine
+from whet.training.assembly.engines import config_engine, is_server, rank_engine, remote_engine
 from whet.training.assembly.episode_runner import build_episode_runner, check_environment
 from whet.training.assembly.rows import encodable
 from whet.training.assembly.threads import thread_choice
 from whet.training.assembly.weights import weights_choice
+from whet.training.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.training.distributed.agreement import agree_on_weights
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.ray_cluster import RayCluster, open_cluster
-from whet.training.distributed.rollout import FirstRankEngine, FirstRankRunner, SharedRunner, WholeCopyEngine
+from whet.training.distributed.rollout import FirstRankEngine, FirstRankRunner, SharedRunner
 from whet.training.distributed.shard import Sharding, sharding
 from whet.training.evaluate import Evaluator
 from whet.training.optimizer import OptimizerSettings
@@ -69,8 +68,7 @@ class Runtime:
 
 def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Runtime:
     """The policy is whole here, on every rank: what stands on it is built first, then each kind shards what learns."""
-    maker = lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
-    if not getattr(maker, "updates", True):
+    if is_server(lookup("engine", config.sampling.engine)):  # an unknown name is refused before a model is read
         return server_runtime(config)
     check_environment(config)
     cluster = None if isinstance(config, EvaluationConfig) or not ranks.is_first else cluster_of(config)
@@ -141,20 +139,6 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
     return Runtime(loaded, policy, engine, runner, facts, cluster, ranks, shards)
 
 
-def rank_engine(
-    config: Config | EvaluationConfig, policy: CausalLM, loaded: LoadedModel, ranks: Ranks = ALONE
-) -> Engine:
-    """The engine on the policy itself, or on a whole copy of one that will lie in shards."""
-
-    def make(lm: CausalLM) -> Engine:
-        sampling = config.sampling
-        return build_engine(
-            sampling.engine, lm, loaded.tokenizer, loaded.end_tokens, loaded.context, sampling.engine_settings
-        )
-
-    return make(policy) if ranks.size == 1 else WholeCopyEngine(policy, make)
-
-
 def rank_facts(policy: CausalLM, ranks: Ranks, shards: Sharding) -> dict[str, str]:
     """How several ranks train, and which fast paths step aside for it."""
     size = sum(parameter.numel() for parameter in policy.model.parameters())
@@ -183,10 +167,10 @@ def server_runtime(config: Config | EvaluationConfig) -> Runtime:
     nothing: Any = None
     tokenizer: Any = TextTokenizer()
     ends = (TextTokenizer.eos_token_id,)
-    settings = {"model": config.model.name, **config.sampling.engine_settings}
-    engine = build_engine(name, nothing, tokenizer, ends, UNKNOWN_CONTEXT, settings)
-    source = f"{settings['model']} at {settings.get('base_url', 'a server')}"
+    settings = config.sampling.engine_settings
+    source = f"{settings.get('model', config.model.name)} at {settings.get('base_url', 'a server')}"
     loaded = LoadedModel(nothing, tokenizer, source, ends, UNKNOWN_CONTEXT)
+    engine = config_engine(config, nothing, loaded)
     runner, _ = build_episode_runner(config, engine, loaded)
     return Runtime(loaded, nothing, engine, runner, {"model": source, "engine": f"{name}: no weights are sent to it"})
 
@@ -279,9 +263,9 @@ def build_evaluator(
 
 def settings_facts(config: Config) -> dict[str, str]:
     """The numbers that decide most about a run: how fast it learns, and from how much in a step."""
-    reasons, schedule, warmup = rate_reasons(config), config.optimizer.schedule, config.optimizer.warmup_steps
-    schedule = f"{schedule} after {warmup} steps of warm-up" if warmup else schedule
-    facts = {"learning rate": f"{config.optimizer.learning_rate:g}, {schedule} ({reasons[RATE]})"}
+    reasons, optimizer = rate_reasons(config), config.optimizer
+    warmup = f" after {optimizer.warmup_steps} steps of warm-up" if optimizer.warmup_steps else ""
+    facts = {"learning rate": f"{optimizer.learning_rate:g}, {optimizer.schedule}{warmup} ({reasons[RATE]})"}
     if not isinstance(config, PolicyConfig):
         return {**facts, "batch": f"{config.batch.rows_per_step} rows per step, one update"}
     if config.trains_critic():

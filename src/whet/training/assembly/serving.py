@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
+from whet.envs.sections import EnvSection
 from whet.envs.serve.endpoint import require_server
 from whet.envs.serve.request_queue import TokenScorer
 from whet.envs.serve.server import ModelServer
 from whet.model.token_logp import top_tokens
-from whet.settings.config import EvaluationConfig
-from whet.settings.sections import EnvSection
 from whet.training.assembly.runtime import Runtime, decode_facts, load_runtime, sampling_from
+from whet.training.config import EvaluationConfig
 from whet.types import WhetError
 
 

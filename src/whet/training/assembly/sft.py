@@ -7,13 +7,13 @@ from functools import partial
 
 from whet.data import check_context, demonstration_tokens, demonstrations_from
 from whet.data.tasks import Task, demonstrations
-from whet.model import LoadedModel
-from whet.reward import RewardPart
-from whet.settings.config import SFTConfig
+from whet.model.load import LoadedModel
+from whet.reward.combine import RewardPart
 from whet.training.assembly.kind import BuildInputs, Built, TrainingKind
 from whet.training.assembly.prompts import data_summary
 from whet.training.assembly.rows import column_facts, encodable, left_out_phrases, read_usable
 from whet.training.assembly.runtime import optimizer_settings, rows_fact
+from whet.training.config import SFTConfig
 from whet.training.distributed.shard import sharded
 from whet.training.sft import SFTSettings, SFTTrainer
 from whet.types import Demonstration, Encoded

@@ -9,15 +9,15 @@ from whet.data import prompt_tokens
 from whet.data.distillation_target import COLUMNS, TEMPLATES, column_text
 from whet.data.source import TRAIN
 from whet.data.tasks import solutions
-from whet.model import device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.load import device_choice, dtype_choice, load_model
 from whet.model.low_precision import widen_vectors
 from whet.model.reference import KeptModel, ReferencePolicy
 from whet.model.vocabulary import vocabulary_refusal
 from whet.objective import Objective
 from whet.rollout.logp_server import LogpServer, logp_server, probed
-from whet.settings.config import OF_TEACHER, PolicyConfig
 from whet.training.assembly.runtime import Runtime
+from whet.training.config import OF_TEACHER, PolicyConfig
 from whet.training.teacher import DistillationSettings, ModelTeacher, ServerTeacher, Teacher
 from whet.types import Prompt, Sampling, WhetError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from whet.model.quantized import require_library
-from whet.settings.config import Config, EvaluationConfig
+from whet.training.config import Config, EvaluationConfig
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.types import WhetError
 

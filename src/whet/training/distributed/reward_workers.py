@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.protocols import Reward
-from whet.reward import Failures, RewardPart, score
 from whet.reward.call import PerSample, Together
+from whet.reward.combine import RewardPart
 from whet.reward.failure import PartialFailure
+from whet.reward.score import Failures, score
 from whet.training.distributed.wire import packed_samples, unpacked_samples
 from whet.training.distributed.workers import START_SECONDS, Worker, WorkerCall, WorkerLost, WorkerPool
 from whet.types import Prompt, Sample, WhetError

@@ -78,14 +78,17 @@ const board = (() => {
     connect();
   }
 
-  // the live parts of this page as the server writes them now; whatever has the focus, and what is open, is left alone
+  // the live parts of this page as the server writes them now; whatever has the focus, and what the server writes as it
+  // did before, is left alone: a chart there keeps its zoom
+  const written = new Map([...document.querySelectorAll('[data-live]')].map(part => [part.dataset.live, part.outerHTML]));
   async function refresh() {
     const response = await fetch(location.pathname + location.search, {headers: {Accept: 'text/html'}});
     const page = new DOMParser().parseFromString(await response.text(), 'text/html');
     if (!response.ok) return response.status;
     for (const part of document.querySelectorAll('[data-live]')) {
       const fresh = page.querySelector('[data-live="' + CSS.escape(part.dataset.live) + '"]');
-      if (!fresh || fresh.isEqualNode(part) || part.contains(document.activeElement)) continue;
+      if (!fresh || written.get(part.dataset.live) === fresh.outerHTML || part.contains(document.activeElement)) continue;
+      written.set(part.dataset.live, fresh.outerHTML);
       part.replaceChildren(...[...fresh.childNodes].map(node => document.importNode(node, true)));
       for (const {name, value} of fresh.attributes) part.setAttribute(name, value);
     }

@@ -1,19 +1,33 @@
 """The stages that pipelines are made of: each an entry with a name, a few plain arguments and named inputs."""
 
-from whet.tools.pipelines.library.compose import compose
 from whet.tools.pipelines.library.distilling import CompareEntry, MatchedEntry, StudentEntry
-from whet.tools.pipelines.library.entry import StageEntry
-from whet.tools.pipelines.library.evaluation import EvalEntry, can_evaluate
+from whet.tools.pipelines.library.entry import StageEntry, compose
+from whet.tools.pipelines.library.evaluation import EvalEntry
+from whet.tools.pipelines.library.judged import BestOfEntry, JudgedEntry, WaysEntry
+from whet.tools.pipelines.library.judging import (
+    JudgedPairsEntry,
+    JudgeEvalEntry,
+    JudgeExamplesEntry,
+    PrincipledPairsEntry,
+)
+from whet.tools.pipelines.library.pairs import PairsEntry, SplitPairsEntry
+from whet.tools.pipelines.library.phases import MeasuredEntry, PhaseCheckEntry
 from whet.tools.pipelines.library.rechecking import RecheckEntry
-from whet.tools.pipelines.library.sampling import MixEntry, MixSource, PairsEntry, RejectionEntry, SampleEntry
-from whet.tools.pipelines.library.settings import ComposedSettings
+from whet.tools.pipelines.library.revising import ConductEntry, ConstitutionExamplesEntry, RevisionsEntry
+from whet.tools.pipelines.library.sampling import MixEntry, MixSource, RejectionEntry, SampleEntry
+from whet.tools.pipelines.library.self_judging import (
+    CollapseEntry,
+    SelfExamplesEntry,
+    SelfJudgeEvalEntry,
+    SelfScoredPairsEntry,
+)
 from whet.tools.pipelines.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
 from whet.tools.pipelines.library.voting import VoteEntry
 
 # every kind of stage by the name that a pipeline file takes
 STAGE_KINDS: dict[str, type[StageEntry]] = {
-    each.kind: each
-    for each in (
+    entry.kind: entry
+    for entry in (
         SFTEntry,
         RLEntry,
         PreferenceEntry,
@@ -21,6 +35,7 @@ STAGE_KINDS: dict[str, type[StageEntry]] = {
         SampleEntry,
         RejectionEntry,
         PairsEntry,
+        SplitPairsEntry,
         MixEntry,
         EvalEntry,
         VoteEntry,
@@ -28,13 +43,28 @@ STAGE_KINDS: dict[str, type[StageEntry]] = {
         StudentEntry,
         MatchedEntry,
         CompareEntry,
+        BestOfEntry,
+        JudgedEntry,
+        WaysEntry,
+        JudgedPairsEntry,
+        JudgeEvalEntry,
+        JudgeExamplesEntry,
+        PrincipledPairsEntry,
+        MeasuredEntry,
+        PhaseCheckEntry,
+        ConductEntry,
+        ConstitutionExamplesEntry,
+        RevisionsEntry,
+        CollapseEntry,
+        SelfExamplesEntry,
+        SelfJudgeEvalEntry,
+        SelfScoredPairsEntry,
     )
 }
 
 __all__ = [
     "STAGE_KINDS",
     "CompareEntry",
-    "ComposedSettings",
     "EvalEntry",
     "MatchedEntry",
     "MixEntry",
@@ -47,9 +77,25 @@ __all__ = [
     "RewardModelEntry",
     "SFTEntry",
     "SampleEntry",
+    "SplitPairsEntry",
     "StageEntry",
+    "BestOfEntry",
+    "JudgedEntry",
+    "WaysEntry",
+    "JudgedPairsEntry",
+    "JudgeEvalEntry",
+    "JudgeExamplesEntry",
+    "PrincipledPairsEntry",
+    "MeasuredEntry",
+    "PhaseCheckEntry",
+    "ConductEntry",
+    "ConstitutionExamplesEntry",
+    "RevisionsEntry",
+    "CollapseEntry",
+    "SelfExamplesEntry",
+    "SelfJudgeEvalEntry",
+    "SelfScoredPairsEntry",
     "StudentEntry",
     "VoteEntry",
-    "can_evaluate",
     "compose",
 ]

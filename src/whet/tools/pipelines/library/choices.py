@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from whet.objective.presets import PLAIN_GROUP_METHOD
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS, MOST_TOKENS
-from whet.settings.config import merged
+from whet.settings.layers import merged
 from whet.settings.sections import Section, Table, Temperature
 from whet.tools.pipelines.library.sampling import RejectionEntry, SampleEntry
 from whet.tools.pipelines.settings import TRAIN_KEYS
@@ -45,7 +44,7 @@ class SFTChoice(TrainingChoice):
 class RLChoice(TrainingChoice):
     """A stage of reinforcement learning."""
 
-    method: str = Field(PLAIN_GROUP_METHOD, description="a policy method of `whet algorithms`")
+    method: str = Field("grpo", description="a policy method of `whet algorithms`")
     epochs: float = Field(1.0, ge=1e-6, le=1000, description="passes over its prompts, where steps is 0")
     steps: int = Field(0, ge=0, le=MOST_STEPS, description="steps; 0: as many as `epochs` passes take")
 

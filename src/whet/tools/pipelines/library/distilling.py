@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -12,20 +11,19 @@ from pydantic import Field
 from whet.record.speed import FORWARD, TRAINING
 from whet.record.text import count_of, number, percent
 from whet.settings.bounds import MOST_SEED
-from whet.settings.config import merged
 from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
     Composition,
+    Inputs,
     Output,
     StageEntry,
     StageInput,
-    entry_values,
-    input_digests_of,
+    StageWork,
 )
-from whet.tools.pipelines.library.settings import own_data
-from whet.tools.pipelines.library.trainings import Done, RLEntry, row_source, trained_result, training_cost
-from whet.tools.pipelines.stages import Stage, StagePlan, read_json_lines, stage_result
-from whet.tools.pipelines.training import RUN, check_training, total_steps, train_run
+from whet.tools.pipelines.library.trainings import Located, RLEntry
+from whet.tools.pipelines.settings import PipelineSettings
+from whet.tools.pipelines.stages import StageCost, read_json_lines, stage_result
+from whet.tools.pipelines.training import RUN, total_steps, train_run, trained_result, training_cost
 from whet.types import WhetError
 
 MOST_LAYERS = 1000
@@ -45,33 +43,28 @@ class StudentEntry(StageEntry):
     from_scratch: bool = Field(False, description="draw its weights anew instead of copying the teacher's")
     seed: int = Field(0, ge=0, le=MOST_SEED, description="of new weights")
 
-    def stage(self, composition: Composition) -> Stage:
-        teacher = composition.model(self, "teacher", self.teacher)
-        source = composition.model(self, "source", self.source) if self.source else None
-        if source is not None and (self.layers or self.from_scratch):
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        inputs = {"teacher": composition.model(self, "teacher", self.teacher)}
+        if self.source and (self.layers or self.from_scratch):
             raise WhetError(f"stage {self.name!r}: layers and from_scratch make a student; drop them, or source")
+        return {**inputs, "source": composition.model(self, "source", self.source)} if self.source else inputs
 
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            from whet.model.prune import count_weights, save_smaller
-
-            own = teacher.model(done) if source is None else source.model(done)
-            total, weights = save_smaller(own, folder / RUN, self.layers, self.from_scratch, self.seed)
-            of_teacher = total if source is None else count_weights(teacher.model(done))
-            counts = {"weights": weights, "teacher_weights": of_teacher}
-            share = f"{percent(weights / of_teacher)} of the teacher's {number(of_teacher / 1e6)}M"
-            return stage_result(f"a student of {number(weights / 1e6)}M weights, {share}", counts=counts)
-
-        models = [teacher, *([source] if source else [])]
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        if self.source:
+            return f"the student: {inputs['source'].label}"
         made = "its shape with new weights" if self.from_scratch else f"{self.layers or 'all'} of its layers"
-        about = f"the student: {source.label}" if source else f"a student out of {teacher.label}: {made}"
-        return Stage(
-            self.name,
-            about,
-            work,
-            entry_values(self),
-            reads=tuple(name for each in models for name in each.reads),
-            inputs=input_digests_of([], models),
-            plan=StagePlan({"teacher": teacher.label}, "model"),
+        return f"a student out of {inputs['teacher'].label}: {made}"
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        from whet.model.prune import count_weights, save_smaller
+
+        teacher, source = run.model("teacher"), run.model("source")
+        total, weights = save_smaller(source or teacher, run.folder / RUN, self.layers, self.from_scratch, self.seed)
+        of_teacher = count_weights(teacher) if source else total
+        share = f"{percent(weights / of_teacher)} of the teacher's {number(of_teacher / 1e6)}M"
+        return stage_result(
+            f"a student of {number(weights / 1e6)}M weights, {share}",
+            counts={"weights": weights, "teacher_weights": of_teacher},
         )
 
 
@@ -102,90 +95,63 @@ class MatchedEntry(RLEntry):
     traces: str = Field(description="the stage that sampled the teacher")
     imitation: str = Field(description="the stage that learned from those traces")
 
-    def plain(self, teacher: str, steps: int) -> RLEntry:
-        """The same training with its teacher and its number of steps known."""
-        own = {name: getattr(self, name) for name in RLEntry.model_fields}
-        train = merged(self.train, {"teacher": {"name": teacher}}) if self.teacher else self.train
-        return RLEntry(**{**own, "train": train, "steps": steps})
+    def find_more(self, composition: Composition) -> dict[str, StageInput]:
+        inputs = super().find_more(composition)
+        if self.teacher:
+            inputs["teacher"] = composition.model(self, "teacher", self.teacher)
+        for key in ("student", "traces", "imitation"):
+            inputs[key] = composition.known_stage(self, key, getattr(self, key))
+        return inputs
 
-    def stage(self, composition: Composition) -> Stage:
-        settings = composition.settings
-        teacher = composition.model(self, "teacher", self.teacher) if self.teacher else None
-        start = composition.model(self, "start", self.start)
-        prompts = StageInput(source=settings.data.source)
-        if self.prompts:
-            prompts = composition.rows(self, "prompts", self.prompts, ("rows", "completions"))
+    def more(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> Mapping[str, Any]:
+        values = super().more(settings, inputs, located)
+        return {**values, "teacher": {"name": located("teacher")}} if self.teacher else values
 
-        def data_of(location: str) -> dict[str, Any]:
-            return row_source(settings, prompts, 0, location) if self.prompts else own_data(settings)
+    def known_steps(self, config: Any, count: int) -> int:
+        return 0
 
-        known = teacher.source if teacher is not None and teacher.source else settings.model.name
-        base = self.plain(known, 1).stage(composition)
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"{super().about(settings, inputs)}; {self._as_long_as()}"
 
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            name = teacher.model(done) if teacher is not None else ""
-            arithmetic = arithmetic_of(done[self.student].result)
-            frozen, epochs, scores_itself = self.passes(settings, arithmetic, name or known)
-            budget = traces_operations(arithmetic, done[self.traces].result, done[self.imitation].result)
-            cost = done[self.traces].result["cost"]
-            tokens = cost["sampled_tokens"] / max(1, cost["completions"])
-            batch = self.resolved(settings, name or known).batch
-            per_step = batch.prompts_per_step * batch.group_size * tokens
-            steps = max(1, round(budget / arithmetic.of_own(round(per_step), frozen, epochs, scores_itself)))
-            data, model = data_of(prompts.location(done)), start.model(done)
-            for _ in range(MOST_EXTENSIONS):
-                config = self.plain(name, steps).whole_config(settings, model, data, "", steps)
-                train_run(folder, self.method, config)
-                cost = training_cost(folder / RUN)
-                spent = arithmetic.of_own(cost["sampled_tokens"], frozen, epochs, scores_itself)
-                steps = total_steps(folder / RUN)
-                more = round((budget - spent) / (spent / steps))
-                if more < 1 or spent > CLOSE * budget:
-                    break
-                steps += more
-            result = trained_result(folder, steps=steps)
-            summary = f"{result['summary']}; {percent(spent / budget)} of the arithmetic that the traces took"
-            return {**result, "summary": summary, "operations": spent, "budget": budget}
+    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
+        return StageCost(note=self._as_long_as())
 
-        reads = (*(base.reads or ()), *(teacher.reads if teacher else ()), self.student, self.traces, self.imitation)
-        digests = input_digests_of([], [teacher] if teacher else [])
+    def _as_long_as(self) -> str:
+        return f"as many steps as cost what {self.traces} and {self.imitation} did"
 
-        def inputs() -> Mapping[str, str]:
-            return {**base.inputs(), **digests()}
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        located = run.located
+        config = self.checked(run.settings, run.inputs, located)
+        arithmetic = arithmetic_of(run.result("student"))
+        frozen, epochs, scores_itself = self.passes(config, arithmetic)
+        budget = traces_operations(arithmetic, run.result("traces"), run.result("imitation"))
+        cost = run.result("traces")["cost"]
+        tokens = cost["sampled_tokens"] / max(1, cost["completions"])
+        per_step = config.batch.prompts_per_step * config.batch.group_size * tokens
+        steps = max(1, round(budget / arithmetic.of_own(round(per_step), frozen, epochs, scores_itself)))
+        for _ in range(MOST_EXTENSIONS):
+            train_run(run.folder, self.method, self.config(run.settings, run.inputs, located, steps))
+            sampled = training_cost(run.folder / RUN)["sampled_tokens"]
+            spent = arithmetic.of_own(sampled, frozen, epochs, scores_itself)
+            steps = total_steps(run.folder / RUN)
+            more = round((budget - spent) / (spent / steps))
+            if more < 1 or spent > CLOSE * budget:
+                break
+            steps += more
+        result = trained_result(run.folder, steps=steps)
+        summary = f"{result['summary']}; {percent(spent / budget)} of the arithmetic that the traces took"
+        return {**result, "summary": summary, "operations": spent, "budget": budget}
 
-        plan = base.plan or StagePlan()
-        note = f"as many steps as cost what {self.traces} and {self.imitation} did"
-        more = {"teacher": teacher.label} if teacher else {}
-        return replace(
-            base,
-            about=f"{base.about}; {note}",
-            work=work,
-            settings={**base.settings, **entry_values(self)},
-            reads=tuple(dict.fromkeys(reads)),
-            inputs=inputs,
-            plan=StagePlan({**plan.inputs, **more}, plan.writes, replace(plan.cost, **_unknown(note))),
-        )
-
-    def resolved(self, settings: Any, teacher: str) -> Any:
-        entry = self.plain(teacher, 1)
-        values = entry.config(settings, settings.model.name, own_data(settings), 1)
-        return check_training(entry.method_name(), values, f"stage {self.name!r}: train")
-
-    def passes(self, settings: Any, arithmetic: Arithmetic, teacher: str) -> tuple[int, float, bool]:
+    def passes(self, config: Any, arithmetic: Arithmetic) -> tuple[int, float, bool]:
         """Weights that read each token besides the student's own, epochs, and whether the student reads it again."""
         from whet.training.assembly.rl import build_objective
 
-        config = self.resolved(settings, teacher)
         needs = build_objective(config).needs()
         graded = any(name.startswith("teacher") for name in needs)
         frozen = arithmetic.student * ("ref_logp" in needs)
         frozen += (arithmetic.teacher if self.teacher else arithmetic.student) * graded
         again = config.batch.updates_per_step > 1 and "old_logp" in needs
         return frozen, float(config.batch.epochs_per_batch), again
-
-
-def _unknown(note: str) -> dict[str, Any]:
-    return {"updates": 0, "trained_rows": 0, "completions": 0, "sampled_tokens": 0, "seconds": None, "note": note}
 
 
 def arithmetic_of(student: Mapping[str, Any]) -> Arithmetic:
@@ -204,34 +170,27 @@ class CompareEntry(StageEntry):
 
     evals: tuple[str, ...] = Field(min_length=2, max_length=100, description="stages of kind eval; all with the first")
 
-    def stage(self, composition: Composition) -> Stage:
-        found = [composition.rows(self, "evals", name, ("metrics",)) for name in self.evals]
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        return {name: composition.known_stage(self, "evals", name) for name in self.evals}
 
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            outcomes = {each.stage: _right(each, done) for each in found}
-            tests = against_first(outcomes)
-            lines = [
-                f"{name} {percent(value['accuracy'])} ({value['difference']:+.1%}, p {value['p']:.2g})"
-                for name, value in tests.items()
-            ]
-            first = self.evals[0]
-            share = sum(outcomes[first]) / max(1, len(outcomes[first]))
-            summary = f"{first} {percent(share)}; {'; '.join(lines)}; {count_of(len(outcomes[first]), 'prompt')}"
-            return stage_result(summary, tests=tests)
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"{' and '.join(self.evals[1:])} against {self.evals[0]}, prompt by prompt"
 
-        return Stage(
-            self.name,
-            f"{' and '.join(self.evals[1:])} against {self.evals[0]}, prompt by prompt",
-            work,
-            entry_values(self),
-            reads=tuple(each.stage for each in found),
-            plan=StagePlan({"evals": ", ".join(self.evals)}, "metrics"),
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        outcomes = {}
+        for name in self.evals:
+            rows = read_json_lines(run.done[name].folder / OUTPUT_FILES["completions"])
+            outcomes[name] = [row["right"] or 0.0 for row in rows]
+        tests = against_first(outcomes)
+        lines = [
+            f"{name} {percent(value['accuracy'])} ({value['difference']:+.1%}, p {value['p']:.2g})"
+            for name, value in tests.items()
+        ]
+        first = outcomes[self.evals[0]]
+        share = percent(sum(first) / max(1, len(first)))
+        return stage_result(
+            f"{self.evals[0]} {share}; {'; '.join(lines)}; {count_of(len(first), 'prompt')}", tests=tests
         )
-
-
-def _right(found: StageInput, done: Done) -> list[float]:
-    rows = read_json_lines(done[found.stage].folder / OUTPUT_FILES["completions"])
-    return [row["right"] or 0.0 for row in rows]
 
 
 def against_first(outcomes: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:

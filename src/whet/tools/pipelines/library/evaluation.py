@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -11,30 +12,27 @@ from pydantic import Field
 
 from whet.record.text import count_of, percent
 from whet.reward.majority import voted_answer
-from whet.settings.config import EvaluationConfig
-from whet.settings.sections import DataSection, EvalSection
-from whet.tools.pipelines.evaluation import POLICY
-from whet.tools.pipelines.generation import sampled_rows
-from whet.tools.pipelines.library.entry import OUTPUT_FILES, Composition, Output, StageEntry, entry_values
+from whet.reward.sections import RewardSection
+from whet.tools.pipelines.library.entry import (
+    OUTPUT_FILES,
+    Composition,
+    Inputs,
+    Output,
+    StageEntry,
+    StageInput,
+    StageWork,
+)
 from whet.tools.pipelines.library.measures import ALL, EvalRow, rechecks, set_measures
-from whet.tools.pipelines.library.sampling import chunk_size
-from whet.tools.pipelines.library.settings import ComposedSettings, answer_reward, is_scored, shared_values
-from whet.tools.pipelines.library.trainings import Done, rl_inputs
-from whet.tools.pipelines.pairs import prompt_row
-from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, stage_result
+from whet.tools.pipelines.library.pair_rows import prompt_row
+from whet.tools.pipelines.library.sampler import chunk_size, sampled_rows
+from whet.tools.pipelines.settings import PipelineSettings, answer_reward, can_evaluate, sampling_config
+from whet.tools.pipelines.stages import Stage, StageCost, stage_result
+from whet.training.config import EvaluationConfig
 from whet.types import Prompt, Sampling, WhetError
 
+POLICY = "the policy"
 NOBODY = "none"  # an eval that is compared with no other
 GREEDY_AT_ONCE = 2048  # greedy completions that are drawn together
-
-
-def can_evaluate(settings: ComposedSettings) -> bool:
-    """True where there are held-out prompts and something that says which completions are right."""
-    if not settings.eval.prompts:
-        return False
-    if settings.data.parsed_source.is_generated and not settings.eval.source:
-        return True
-    return bool(settings.eval.source) and is_scored(answer_reward(settings))
 
 
 class EvalEntry(StageEntry):
@@ -42,69 +40,65 @@ class EvalEntry(StageEntry):
 
     kind: ClassVar[str] = "eval"
     gives: ClassVar[tuple[Output, ...]] = ("metrics",)
+    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "eval")
+    cosmetic: ClassVar[frozenset[str]] = frozenset({"name", "against", "who"})
 
     model: str = Field("", description="the stage or model that is measured; empty: the pipeline's model")
     against: str = Field(
         "", description="the eval that it is compared with, where stages branch; empty: the one before; none: nobody"
     )
+    who: str = Field(POLICY, description="whose metrics these are, where two are trained beside one another")
 
-    def stage(self, composition: Composition) -> Stage:
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         settings = composition.settings
         if not can_evaluate(settings):
             raise WhetError(
                 f"stage {self.name!r}: nothing to measure by; give eval.source (a file of prompts with answers) and "
                 "eval.reward.parts or reward.parts"
             )
-        model = composition.model(self, "model", self.model)
         if self.against not in ("", NOBODY) and not isinstance(composition.entries.get(self.against), EvalEntry):
             raise WhetError(f"stage {self.name!r}: against={self.against!r} is no earlier stage of kind eval; name one")
-        number = sum(isinstance(each, EvalEntry) for each in composition.entries.values())
-        reward = answer_reward(settings)
+        model = composition.model(self, "model", self.model)
+        prompts = composition.rows(self, "eval.source", settings.eval.source or settings.data.source)
+        count = len(eval_prompts(settings, eval_config(settings, "")))
+        return {"model": model, "prompts": replace(prompts, count=count)}
 
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            return measured(folder, settings, eval_config(settings, model.model(done)))
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"evaluate {inputs['model'].label}"
 
+    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
+        values = super().depends_on(settings, inputs)
+        values["eval"]["reward"] = answer_reward(settings).model_dump(mode="json")
+        return {**values, "data": settings.data.model_dump(mode="json", exclude={"count", "limit"})}
+
+    def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
+        return (answer_reward(settings),)
+
+    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
         prompts = eval_prompts(settings, eval_config(settings, ""))
         drawn = len(sampled_prompts(settings, prompts)) * settings.eval.samples if settings.eval.samples > 1 else 0
         completions = len(prompts) + drawn
-        cost = StageCost(completions=completions, sampled_tokens=completions * settings.sampling.max_new_tokens)
-        source = settings.eval.source or settings.data.source
-        values = settings.eval.model_dump(mode="json")
-        return Stage(
-            self.name,
-            f"evaluate {model.label}",
-            work,
-            {
-                **{key: value for key, value in entry_values(self).items() if key != "against"},
-                **shared_values(settings, ("sampling",)),
-                "eval": {**values, "reward": reward.model_dump(mode="json")},
-                "data": settings.data.model_dump(mode="json", exclude={"count", "limit"}),
-            },
-            measures=(POLICY, number),
-            against=self.against,
-            reads=model.reads,
-            inputs=rl_inputs([composition.rows(self, "eval.source", source)], [model], [reward]),
-            plan=StagePlan({"model": model.label, "prompts": f"{source} ({len(prompts):,} held out)"}, "metrics", cost),
-        )
+        return StageCost(completions=completions, sampled_tokens=completions * settings.sampling.max_new_tokens)
+
+    def measures(self, composition: Composition) -> tuple[str, int]:
+        """The policy's evals are numbered; another's has the number of the policy's before it."""
+        evals = [each for each in composition.entries.values() if isinstance(each, EvalEntry) and each.who == POLICY]
+        return self.who, len(evals) - (self.who != POLICY)
+
+    def stage(self, composition: Composition) -> Stage:
+        return replace(super().stage(composition), against=self.against)
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        return measured(run.folder, run.settings, eval_config(run.settings, run.model("model")))
 
 
-def eval_config(settings: ComposedSettings, model: str) -> EvaluationConfig:
+def eval_config(settings: PipelineSettings, model: str) -> EvaluationConfig:
     """How a model is measured."""
-    data = {name: getattr(settings.data, name) for name in DataSection.model_fields}
-    if settings.eval.source:
-        data["limit"] = 0
-    return EvaluationConfig(
-        seed=settings.seed,
-        model=settings.model.model_copy(update={"name": model}) if model else settings.model,
-        data=DataSection(**data),
-        sampling=settings.sampling,
-        reward=answer_reward(settings),
-        sandbox=settings.sandbox,
-        eval=EvalSection(source=settings.eval.source, prompts=settings.eval.prompts, by=settings.eval.by),
-    )
+    data = settings.data.model_dump()
+    return sampling_config(settings, model, {**data, "limit": 0} if settings.eval.source else data)
 
 
-def eval_prompts(settings: ComposedSettings, config: EvaluationConfig) -> list[Prompt]:
+def eval_prompts(settings: PipelineSettings, config: EvaluationConfig) -> list[Prompt]:
     """The held-out prompts: at most eval.prompts of them, of a file evenly from each eval set."""
     from whet.training.assembly.prompts import load_prompts
 
@@ -116,24 +110,24 @@ def eval_prompts(settings: ComposedSettings, config: EvaluationConfig) -> list[P
     return _first_of_each(found, settings, -(-settings.eval.prompts // len(_sets(found, settings))))
 
 
-def sampled_prompts(settings: ComposedSettings, prompts: Sequence[Prompt]) -> list[Prompt]:
+def sampled_prompts(settings: PipelineSettings, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Those that several completions are drawn for."""
     most = settings.eval.sampled_prompts
     return _first_of_each(prompts, settings, most) if most else list(prompts)
 
 
-def set_of(prompt: Prompt, settings: ComposedSettings) -> str:
+def set_of(prompt: Prompt, settings: PipelineSettings) -> str:
     """The eval set that a prompt belongs to: by its column, of several tasks by its task."""
     if settings.eval.by:
         return str(prompt.meta[settings.eval.by])
     return prompt.id.partition("/")[0] if settings.data.parsed_source.is_task and not settings.eval.source else ALL
 
 
-def _sets(prompts: Sequence[Prompt], settings: ComposedSettings) -> list[str]:
+def _sets(prompts: Sequence[Prompt], settings: PipelineSettings) -> list[str]:
     return list(dict.fromkeys(set_of(prompt, settings) for prompt in prompts))
 
 
-def _first_of_each(prompts: Sequence[Prompt], settings: ComposedSettings, most: int) -> list[Prompt]:
+def _first_of_each(prompts: Sequence[Prompt], settings: PipelineSettings, most: int) -> list[Prompt]:
     seen: dict[str, int] = {}
     chosen = []
     for prompt in prompts:
@@ -144,7 +138,7 @@ def _first_of_each(prompts: Sequence[Prompt], settings: ComposedSettings, most: 
     return chosen
 
 
-def measured(folder: Path, settings: ComposedSettings, config: EvaluationConfig) -> dict[str, Any]:
+def measured(folder: Path, settings: PipelineSettings, config: EvaluationConfig) -> dict[str, Any]:
     """Write completions.jsonl with a row per prompt, and sum it up."""
     rows = [EvalRow(**row) for row in write_eval_rows(folder, settings, config)]
     by_set = {ALL: rows}
@@ -155,6 +149,8 @@ def measured(folder: Path, settings: ComposedSettings, config: EvaluationConfig)
         by_set = {ALL: rows}
     sets = {name: set_measures(some) for name, some in by_set.items()}
     metrics = {name: value for name, (value, _, _) in sets[ALL].items()}
+    rewards = [row.reward for row in rows if row.reward is not None]
+    metrics |= {"reward": fmean(rewards)} if rewards else {}
     for name, some in by_set.items():
         if name != ALL and "accuracy" in sets[name]:
             metrics[f"accuracy_{name}"] = sets[name]["accuracy"][0]
@@ -187,7 +183,7 @@ def _summary(sets: Mapping[str, Mapping[str, tuple[float, float, float]]], count
     return f"{', '.join([*shown, *last])} on {count_of(count, 'held-out prompt')}"
 
 
-def write_eval_rows(folder: Path, settings: ComposedSettings, config: EvaluationConfig) -> list[dict[str, Any]]:
+def write_eval_rows(folder: Path, settings: PipelineSettings, config: EvaluationConfig) -> list[dict[str, Any]]:
     """One row per held-out prompt: its greedy completion, and what the drawn ones came to."""
     from whet.training.assembly.runtime import sampling_from
 
@@ -237,13 +233,18 @@ def write_eval_rows(folder: Path, settings: ComposedSettings, config: Evaluation
     return [{**row, **more.get(row["id"], {})} for row in rows]
 
 
-def with_evals(settings: ComposedSettings, entries: list[StageEntry]) -> list[StageEntry]:
+def with_evals(settings: PipelineSettings, entries: Sequence[StageEntry]) -> list[StageEntry]:
     """The entries with an eval before the first, and one behind every stage that leaves a policy."""
     if not can_evaluate(settings):
-        return entries
+        return list(entries)
     found: list[StageEntry] = [EvalEntry(name="eval-base")]
     for entry in entries:
         found.append(entry)
         if "model" in entry.gives:
             found.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name))
     return found
+
+
+def evals(settings: PipelineSettings, name: str, model: str = "", **more: Any) -> list[StageEntry]:
+    """An eval of a model, where there is something to measure by."""
+    return [EvalEntry(name=name, model=model, **more)] if can_evaluate(settings) else []

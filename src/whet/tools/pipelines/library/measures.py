@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from whet.record.metrics.estimates import IntervalEstimate, mean_estimate, pass_curve, share_estimate, vote_curve
+from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share_estimate
+from whet.record.metrics.pass_at_k import pass_curve, vote_curve
 
 ALL = "all"  # the eval prompts together
 # words with which a text goes back over what it has said; counted, never paid for

@@ -12,11 +12,10 @@ from pydantic import Field
 
 from whet.record.log import SAMPLES
 from whet.record.text import percent
-from whet.tools.pipelines.library.entry import Composition, Output, StageEntry, entry_values
+from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.measures import RecheckStudy, recheck_study, rechecks
-from whet.tools.pipelines.library.trainings import Done
-from whet.tools.pipelines.stages import Stage, StagePlan, read_json_lines, stage_result
-from whet.tools.pipelines.training import RUN
+from whet.tools.pipelines.settings import PipelineSettings
+from whet.tools.pipelines.stages import read_json_lines, stage_result
 
 STRETCHES = 5  # of the training
 FEWEST = 20  # completions on either side, below which two shares are not compared
@@ -30,20 +29,14 @@ class RecheckEntry(StageEntry):
 
     training: str = Field("", description="the stage of kind rl whose completions are read")
 
-    def stage(self, composition: Composition) -> Stage:
-        found = composition.model(self, "training", self.training)
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        return {"training": composition.model(self, "training", self.training)}
 
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            return recheck_result(read_json_lines(done[found.stage].folder / RUN / SAMPLES))
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"length and re-checks of the completions that {inputs['training'].label} was trained on"
 
-        return Stage(
-            self.name,
-            f"length and re-checks of the completions that {found.label} was trained on",
-            work,
-            entry_values(self),
-            reads=found.reads,
-            plan=StagePlan({"training": found.label}, "metrics"),
-        )
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        return recheck_result(read_json_lines(Path(run.model("training")) / SAMPLES))
 
 
 def recheck_result(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,73 +1,46 @@
-"""Stages that draw completions, and what is made of them: demonstrations kept by rejection, pairs, mixtures."""
+"""Stages that draw completions, and what is made of them: demonstrations kept by rejection, and mixtures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
+from random import Random
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from whet.record.text import count_of, percent
+from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
-from whet.settings.config import SUPERVISED, EvaluationConfig, SFTConfig
-from whet.settings.sections import DataSection, EvalSection, RewardSection, SamplingSection, Section, Temperature
-from whet.tools.pipelines.generation import Scores, sampled_rows, write_rows
+from whet.settings.sections import Section, Temperature
 from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
     Composition,
+    Inputs,
     Output,
     StageEntry,
     StageInput,
-    entry_values,
-    input_digests_of,
+    StageWork,
 )
+from whet.tools.pipelines.library.pair_rows import prompt_row
 from whet.tools.pipelines.library.rejection import KeepRule, kept_rows
-from whet.tools.pipelines.library.settings import ComposedSettings, answer_reward, is_scored, shared_values
-from whet.tools.pipelines.library.trainings import Done, rl_inputs, row_source
-from whet.tools.pipelines.pairs import best_against_worst, prompt_row
-from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, read_json_lines, stage_result
+from whet.tools.pipelines.library.sampler import (
+    ModelSampler,
+    Row,
+    Scores,
+    chunk_size,
+    completion_row,
+    sampled_rows,
+    training_prompts,
+    write_rows,
+)
+from whet.tools.pipelines.library.trainings import row_source
+from whet.tools.pipelines.settings import PipelineSettings, answer_reward, is_scored, own_data, sampling_config
+from whet.tools.pipelines.stages import StageCost, stage_result
+from whet.training.config import SUPERVISED, EvaluationConfig, SFTConfig
 from whet.types import Prompt, WhetError
 
-COMPLETIONS_AT_ONCE = 2048  # completions that are drawn together, and lost together by a kill
 HINT = "{question}\n\nThe answer is {answer}. Work out how to get there."
-
-
-def chunk_size(count: int) -> int:
-    """Prompts that are answered together."""
-    return max(8, COMPLETIONS_AT_ONCE // max(1, count))
-
-
-def sampling_config(
-    settings: ComposedSettings,
-    model: str,
-    data: Mapping[str, Any],
-    reward: RewardSection,
-    sampling: SamplingSection,
-) -> EvaluationConfig:
-    """How a model is sampled and scored on these rows."""
-    known = {key: value for key, value in data.items() if key in DataSection.model_fields}
-    return EvaluationConfig(
-        seed=settings.seed,
-        model=settings.model.model_copy(update={"name": model}),
-        data=DataSection(**known),
-        sampling=sampling,
-        reward=reward,
-        sandbox=settings.sandbox,
-        eval=EvalSection(prompts=0),
-    )
-
-
-def asked_prompts(config: EvaluationConfig, count: int, stage: str) -> list[Prompt]:
-    """The prompts of a source; the first `count` of them, 0: all."""
-    from whet.training.assembly.prompts import load_prompts
-
-    if count and config.data.parsed_source.is_generated:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"count": count})})
-    found = load_prompts(config, evaluation=False)
-    if len(found) < count:
-        raise WhetError(f"stage {stage!r}: {config.data.source} has {len(found)} prompts, not {count}; lower its count")
-    return found[: count or None]
 
 
 class SampleEntry(StageEntry):
@@ -75,76 +48,85 @@ class SampleEntry(StageEntry):
 
     kind: ClassVar[str] = "sample"
     gives: ClassVar[tuple[Output, ...]] = ("completions",)
+    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling")
 
     model: str = Field("", description="the stage or model that writes; empty: the pipeline's model")
     prompts: str = Field("", description="an earlier stage, a file, task:NAME or hub:owner/name; empty: the pipeline's")
-    count: int = Field(0, ge=0, le=MOST_ROWS, description="only the first prompts; 0: all")
+    first: int = Field(0, ge=0, le=MOST_ROWS, description="prompts at the beginning that are left out")
+    count: int = Field(0, ge=0, le=MOST_ROWS, description="prompts that are asked; 0: all")
     completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="drawn per prompt")
     temperature: Temperature = Field(1.0, description="of the samples")
     reward: RewardSection = Field(RewardSection(), description="what scores them; empty: what says that one is right")
     hint: bool = Field(False, description="where no completion is right, tell the model the answer and draw once more")
 
-    def stage(self, composition: Composition) -> Stage:
-        settings = composition.settings
-        model = composition.model(self, "model", self.model)
-        prompts = StageInput(source=settings.data.source)
-        if self.prompts:
-            prompts = composition.rows(self, "prompts", self.prompts, ("rows", "completions"))
-        if self.temperature == 0 and self.completions > 1:
-            raise WhetError(f"stage {self.name!r}: several completions at temperature 0 are all equal; give 1.0")
-        reward = self.reward if is_scored(self.reward) else answer_reward(settings)
+    def config(self, settings: PipelineSettings, prompts: StageInput, model: str, location: str) -> EvaluationConfig:
+        """How the model is sampled and scored."""
+        is_own = not self.prompts or self.prompts == settings.data.source
+        data = None if is_own else row_source(settings, prompts, 0, location)
         sampling = settings.sampling.model_copy(update={"temperature": self.temperature})
+        return sampling_config(settings, model, data, self.scored_by(settings), sampling)
 
-        def config_of(name: str, location: str) -> EvaluationConfig:
-            own = not self.prompts or self.prompts == settings.data.source
-            data = settings.data.model_dump() if own else row_source(settings, prompts, 0, location)
-            return sampling_config(settings, name, data, reward, sampling)
+    def scored_by(self, settings: PipelineSettings) -> RewardSection:
+        """What scores the completions."""
+        return self.reward if is_scored(self.reward) else answer_reward(settings)
 
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            config = config_of(model.model(done), prompts.location(done))
-            asked = asked_prompts(config, self.count, self.name)
-            return self._write(folder, config, asked)
+    def asked(self, config: EvaluationConfig) -> list[Prompt]:
+        """The prompts that are asked."""
+        return training_prompts(config, self.first, self.count, f"the prompts of stage {self.name!r}")
 
-        known = 0 if prompts.stage else len(asked_prompts(config_of("", prompts.source), self.count, self.name))
-        completions = (known or self.count) * self.completions
-        note = "" if completions else f"as many completions as {prompts.stage} has prompts, times {self.completions}"
-        cost = StageCost(completions=completions, sampled_tokens=completions * sampling.max_new_tokens, note=note)
-        if self.hint:
-            cost = StageCost(completions=completions, sampled_tokens=cost.sampled_tokens, note="hints draw some more")
-        shown = f"{prompts.label} ({known:,} rows)" if known else prompts.label
-        return Stage(
-            self.name,
-            f"{model.label} writes {count_of(self.completions, 'completion')} to each prompt of {prompts.label}",
-            work,
-            {
-                **entry_values(self),
-                **shared_values(settings, ("sampling",)),
-                "scored_by": reward.model_dump(mode="json"),
-                "data": config_of("", prompts.source or "rows.jsonl").data.model_dump(mode="json"),
-            },
-            reads=tuple(dict.fromkeys((*model.reads, *prompts.reads))),
-            inputs=rl_inputs([prompts], [model], [reward]),
-            plan=StagePlan({"model": model.label, "prompts": shown}, OUTPUT_FILES["completions"], cost),
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        settings, prompts = composition.settings, composition.prompts(self, "prompts", self.prompts)
+        config = self.config(settings, prompts, "", prompts.source or "rows.jsonl")
+        if config.sampling.temperature == 0 and self.completions > 1:
+            raise WhetError(f"stage {self.name!r}: several completions at temperature 0 are all equal; give 1.0")
+        if prompts.source:
+            prompts = replace(prompts, count=len(self.asked(config)))
+        return {"model": composition.model(self, "model", self.model), "prompts": prompts}
+
+    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
+        config = self.config(settings, inputs["prompts"], "", inputs["prompts"].source or "rows.jsonl")
+        read = {"scored_by": config.reward.model_dump(mode="json"), "data": config.data.model_dump(mode="json")}
+        return {**super().depends_on(settings, inputs), **read}
+
+    def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
+        return (self.scored_by(settings),)
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        written = count_of(self.completions, "completion")
+        asked = f"{self.count} prompts" if self.count else "each prompt"
+        return f"{inputs['model'].label} writes {written} to {asked} of {inputs['prompts'].label}"
+
+    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
+        completions = (inputs["prompts"].count or self.count) * self.completions
+        note = "hints draw some more" if self.hint else ""
+        if not completions:
+            note = f"as many completions as {inputs['prompts'].stage} has prompts, times {self.completions}"
+        return StageCost(
+            completions=completions, sampled_tokens=completions * settings.sampling.max_new_tokens, note=note
         )
 
-    def _write(self, folder: Path, config: EvaluationConfig, asked: Sequence[Prompt]) -> Mapping[str, Any]:
+    def work(self, run: StageWork) -> Mapping[str, Any]:
         from whet.training.assembly.runtime import sampling_from
 
-        sampling = sampling_from(config.sampling)
+        config = self.config(run.settings, run.inputs["prompts"], run.model("model"), run.location("prompts"))
+        sampling, seed = sampling_from(config.sampling), config.seed + self.first
 
-        def rows_of(sampler: Any, number: int, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-            written = sampler.completions(prompts, self.completions, sampling, (config.seed, number))
-            scores: Scores = [[None] * len(each) for each in written]
+        def rows_of(sampler: ModelSampler, number: int, prompts: Sequence[Prompt]) -> list[Row]:
+            written = sampler.completions(prompts, self.completions, sampling, (seed, number))
+            scores: Scores = [[None] * len(samples) for samples in written]
             if scores_rows(config):
                 scores = sampler.scores(None, prompts, written)
-            rows = [scored_row(*each) for each in zip(prompts, written, scores, strict=True)]
-            return with_hints(sampler, sampling, (config.seed, number, 1), prompts, rows) if self.hint else rows
+            rows = [
+                {**completion_row(prompt, samples), "scores": scored}
+                for prompt, samples, scored in zip(prompts, written, scores, strict=True)
+            ]
+            return with_hints(sampler, sampling, (seed, number, 1), prompts, rows) if self.hint else rows
 
-        rows = sampled_rows(folder / OUTPUT_FILES["completions"], config, asked, chunk_size(self.completions), rows_of)
+        file, size = run.folder / OUTPUT_FILES["completions"], chunk_size(self.completions)
+        rows = sampled_rows(file, config, self.asked(config), size, rows_of)
         scores = [score for row in rows for score in row["scores"]]
         right = sum(score is not None and score >= 1 for score in scores)
         solved = sum(any(score is not None and score >= 1 for score in row["scores"]) for row in rows)
-        tokens = sum(sum(row["tokens"]) for row in rows)
         counts = {"prompts": len(rows), "completions": len(scores), "right": right, "prompts_with_a_right_one": solved}
         if self.hint:
             counts["hinted_and_right"] = sum(row["hinted"] is not None for row in rows)
@@ -153,6 +135,7 @@ class SampleEntry(StageEntry):
             outcome = (
                 f"{percent(right / len(scores))} right; a right one for {solved} of {count_of(len(rows), 'prompt')}"
             )
+        tokens = sum(sum(row["tokens"]) for row in rows)
         return stage_result(
             f"{count_of(len(scores), 'completion')}, {outcome}",
             counts=counts,
@@ -163,18 +146,6 @@ class SampleEntry(StageEntry):
 def scores_rows(config: EvaluationConfig) -> bool:
     """False for data from a file without a reward: completions are drawn, and nobody says which are right."""
     return is_scored(config.reward) or config.data.parsed_source.is_generated
-
-
-def scored_row(prompt: Prompt, samples: Sequence[Any], scores: Sequence[float | None]) -> dict[str, Any]:
-    """A row of completions.jsonl: the prompt, its gold answer, and each completion with its score."""
-    return {
-        **prompt_row(prompt),
-        "answer": prompt.answer,
-        "completions": [sample.completion for sample in samples],
-        "finished": [not sample.stop.is_limit for sample in samples],
-        "tokens": [sample.num_actions for sample in samples],
-        "scores": list(scores),
-    }
 
 
 def with_hints(
@@ -227,57 +198,20 @@ class RejectionEntry(StageEntry):
     )
     skip_solved: bool = Field(False, description="leave out prompts whose completions are all right")
 
-    def stage(self, composition: Composition) -> Stage:
-        found = composition.rows(self, "completions", self.completions, ("completions",))
-        rule = KeepRule(
-            self.most_per_prompt, self.least_score, self.least_tokens, self.most_tokens, self.language, self.near,
-            self.skip_solved,
-        )  # fmt: skip
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        return {"completions": composition.rows(self, "completions", self.completions, ("completions",))}
 
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            rows, counts = kept_rows(read_json_lines(Path(found.location(done))), rule)
-            write_rows(folder / OUTPUT_FILES["rows"], rows)
-            stop = "" if rows else "no completion is left to learn from"
-            dropped = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count)
-            return stage_result(f"{count_of(len(rows), 'row')} kept ({dropped})", counts=counts, stop_reason=stop)
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        label = inputs["completions"].label
+        return f"keep the right completions of {label}: each once, at most {self.most_per_prompt} per prompt"
 
-        return Stage(
-            self.name,
-            f"keep the right completions of {found.label}: each once, at most {self.most_per_prompt} per prompt",
-            work,
-            entry_values(self),
-            reads=found.reads,
-            inputs=input_digests_of([found]),
-            plan=StagePlan({"completions": found.label}, OUTPUT_FILES["rows"]),
-        )
-
-
-class PairsEntry(StageEntry):
-    """Pairs from scored completions: the best of each prompt against the worst."""
-
-    kind: ClassVar[str] = "pairs"
-    gives: ClassVar[tuple[Output, ...]] = ("pairs",)
-
-    completions: str = Field("", description="the stage of kind sample whose completions are paired")
-
-    def stage(self, composition: Composition) -> Stage:
-        found = composition.rows(self, "completions", self.completions, ("completions",))
-
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            pairs, counts = best_against_worst(read_json_lines(Path(found.location(done))))
-            write_rows(folder / OUTPUT_FILES["pairs"], pairs)
-            stop = "" if pairs else "no pair is left to learn from"
-            return stage_result(f"{count_of(len(pairs), 'pair')}", counts=counts, stop_reason=stop)
-
-        return Stage(
-            self.name,
-            f"the best completion of each prompt of {found.label} against the worst",
-            work,
-            entry_values(self),
-            reads=found.reads,
-            inputs=input_digests_of([found]),
-            plan=StagePlan({"completions": found.label}, OUTPUT_FILES["pairs"]),
-        )
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        rule = KeepRule(**self.model_dump(exclude={"name", "completions"}))
+        rows, counts = kept_rows(run.rows("completions"), rule)
+        write_rows(run.folder / OUTPUT_FILES["rows"], rows)
+        stop = "" if rows else "no completion is left to learn from"
+        dropped = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count)
+        return stage_result(f"{count_of(len(rows), 'row')} kept ({dropped})", counts=counts, stop_reason=stop)
 
 
 class MixSource(Section):
@@ -293,47 +227,47 @@ class MixEntry(StageEntry):
 
     kind: ClassVar[str] = "mix"
     gives: ClassVar[tuple[Output, ...]] = ("rows",)
+    uses: ClassVar[tuple[str, ...]] = ("seed",)
+    learns: ClassVar[bool] = True
 
     sources: tuple[MixSource, ...] = Field((), max_length=100, description="what is mixed: data of each, and rows")
     of: str = Field("demonstrations", pattern="demonstrations|prompts", description="demonstrations or prompts")
 
-    def stage(self, composition: Composition) -> Stage:
-        settings = composition.settings
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if not self.sources:
             raise WhetError(f"stage {self.name!r} (mix) has no sources; give some, each with its data")
-        found = [composition.rows(self, "data", each.data, ("rows",)) for each in self.sources]
-        for each in found:
-            if each.source:
-                composition.trained_on.setdefault(each.source, self.name)
+        found = [composition.rows(self, "data", source.data, ("rows",)) for source in self.sources]
+        return {"rows" if len(found) == 1 else f"rows {place}": rows for place, rows in enumerate(found, 1)}
 
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            mixed: list[dict[str, Any]] = []
-            counts = {}
-            for place, (source, rows) in enumerate(zip(self.sources, found, strict=True), 1):
-                data = row_source(settings, rows, source.rows, rows.location(done))
-                read = self._rows(settings, data, source)
-                counts[rows.label] = len(read)
-                mixed += [{**row, "id": f"{place}/{row['id']}"} if len(found) > 1 else row for row in read]
-            from random import Random
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"{self.of} of {' and '.join(rows.label for rows in inputs.values())} in one file"
 
-            Random(f"mix/{settings.seed}").shuffle(mixed)
-            write_rows(folder / OUTPUT_FILES["rows"], mixed)
-            shares = ", ".join(f"{count} of {label}" for label, count in counts.items())
-            return stage_result(f"{count_of(len(mixed), 'row')}: {shares}", counts=counts)
+    def data_of(self, settings: PipelineSettings, source: MixSource, rows: StageInput, location: str) -> dict[str, Any]:
+        """How the rows of a source are read: the pipeline's own data as its section says."""
+        if rows.source == settings.data.source and not source.rows:
+            return own_data(settings)
+        return row_source(settings, rows, source.rows, location)
 
-        labels = " and ".join(each.label for each in found)
-        read_as = [row_source(settings, rows, 0, rows.source) if rows.source else {} for rows in found]
-        return Stage(
-            self.name,
-            f"{self.of} of {labels} in one file",
-            work,
-            {**entry_values(self), "seed": settings.seed, "data": read_as},
-            reads=tuple(name for each in found for name in each.reads),
-            inputs=input_digests_of(found),
-            plan=StagePlan({"rows": labels}, OUTPUT_FILES["rows"]),
-        )
+    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
+        read_as = [
+            self.data_of(settings, source, rows, rows.source) if rows.source else {}
+            for source, rows in zip(self.sources, inputs.values(), strict=True)
+        ]
+        return {**super().depends_on(settings, inputs), "data": read_as}
 
-    def _rows(self, settings: ComposedSettings, data: Mapping[str, Any], source: MixSource) -> list[dict[str, Any]]:
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        mixed: list[Row] = []
+        counts = {}
+        for place, (source, rows) in enumerate(zip(self.sources, run.inputs.values(), strict=True), 1):
+            read = self._rows(run.settings, self.data_of(run.settings, source, rows, rows.location(run.done)), source)
+            counts[rows.label] = len(read)
+            mixed += [{**row, "id": f"{place}/{row['id']}"} if len(self.sources) > 1 else row for row in read]
+        Random(f"mix/{run.settings.seed}").shuffle(mixed)
+        write_rows(run.folder / OUTPUT_FILES["rows"], mixed)
+        shares = ", ".join(f"{count} of {label}" for label, count in counts.items())
+        return stage_result(f"{count_of(len(mixed), 'row')}: {shares}", counts=counts)
+
+    def _rows(self, settings: PipelineSettings, data: Mapping[str, Any], source: MixSource) -> list[Row]:
         if self.of == "demonstrations":
             from whet.training.assembly.sft import load_demonstrations
 
@@ -341,7 +275,7 @@ class MixEntry(StageEntry):
             return [{**prompt_row(row.prompt), "completion": row.completion} for row in load_demonstrations(config)[0]]
         from whet.training.assembly.prompts import load_prompts
 
-        prompts = load_prompts(EvaluationConfig(seed=settings.seed, data=DataSection(**data)), evaluation=False)
+        prompts = load_prompts(sampling_config(settings, "", data), evaluation=False)
         return [
             {**prompt_row(each), **({} if source.drop_answers or each.answer is None else {"answer": each.answer})}
             for each in prompts

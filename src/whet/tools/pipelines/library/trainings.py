@@ -2,56 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from whet.data.source import parse_source
-from whet.objective.presets import PLAIN_GROUP_METHOD
-from whet.objective.presets.preference import PAIR_PRESETS
-from whet.objective.presets.reward_model import REWARD_MODELS
-from whet.record.log import read_metrics
-from whet.settings.bounds import MOST_ROWS, MOST_STEPS
-from whet.settings.config import SUPERVISED, Config, PolicyConfig, PreferenceConfig, SFTConfig, config_kind, merged
-from whet.settings.sections import RewardPartSection, RewardSection, Table
-from whet.tools.pipelines.library.entry import (
-    Composition,
-    Output,
-    StageEntry,
-    StageInput,
-    entry_values,
-    input_digests_of,
-)
-from whet.tools.pipelines.library.settings import ComposedSettings, given_reward, is_scored, own_data, shared_values
-from whet.tools.pipelines.library.time_estimate import training_seconds
-from whet.tools.pipelines.settings import TRAIN_KEYS
-from whet.tools.pipelines.stages import FinishedStage, Stage, StageCost, StagePlan, stage_result
-from whet.tools.pipelines.training import RUN, check_training, run_summary, steps_for, train_run
+from whet.objective.presets import PRESETS
+from whet.record.metrics.intervals import share_interval
+from whet.record.text import percent
+from whet.reward.sections import RewardPartSection, RewardSection
+from whet.settings.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
+from whet.settings.layers import merged
+from whet.settings.sections import Table
+from whet.tools.pipelines.library.budget import memory_of, passes_of, steps_within
+from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.settings import TRAIN_KEYS, PipelineSettings, is_scored, own_data
+from whet.tools.pipelines.stages import StageCost, read_json_lines
+from whet.tools.pipelines.training import RUN, check_training, steps_for, train_run, trained_result, training_cost
+from whet.training.config import SUPERVISED, Config, PolicyConfig, PreferenceConfig, SFTConfig, config_kind
+from whet.training.sections import EvalSection
 from whet.types import WhetError
 
-RANKING_MODEL = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")
 DECIDED = ("method", "seed", "folder", "data")  # keys of a training that the stage itself decides
-Done = Mapping[str, FinishedStage]
+Located = Callable[[str], str]  # an input -> the model, file or source behind it
 
 
 class TrainingEntry(StageEntry):
     """What every training has."""
 
     gives: ClassVar[tuple[Output, ...]] = ("model",)
+    uses: ClassVar[tuple[str, ...]] = ("seed", "model")
+    learns: ClassVar[bool] = True
+    read_key: ClassVar[str] = "rows"  # what it learns from, among its inputs
 
     start: str = Field("", description="the stage or model to start from; empty: the pipeline's model")
+    steps: int = Field(0, ge=0, le=MOST_STEPS, description="steps; 0: as many as `epochs` passes take")
     epochs: float = Field(
-        1.0, ge=1e-6, le=1000, description="passes over its rows or prompts; train.steps wins over it"
+        1.0, ge=0, le=1000, description="passes over its rows or prompts; train.steps wins; 0: the method's own steps"
     )
+    steps_of: str = Field("", description="an earlier training: as many steps as that one took")
+    lengths: str = Field("", description="a stage of kind judged, whose completions say what a step of this costs")
+    cost_of: str = Field("", description="an earlier training with lengths: as many steps as cost what that one does")
+    most_epochs: float = Field(0.0, ge=0, le=1000, description="with cost_of: passes over its rows at most; 0: any")
     train: Table = Field({}, description=f"of the training: {TRAIN_KEYS}")
 
     def method_name(self) -> str:
+        """The method of `whet algorithms` that it trains by."""
         raise NotImplementedError
 
-    def config(self, settings: ComposedSettings, model: str, rows: Mapping[str, Any], steps: int) -> dict[str, Any]:
-        """The whole config of the training: what all have, then the user's keys, then what the stage decides."""
+    def data_of(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> dict[str, Any]:
+        """The data section of the training."""
+        raise NotImplementedError
+
+    def more(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> Mapping[str, Any]:
+        """What this kind of training takes of the settings and of its other inputs; the user's keys win over it."""
+        return {}
+
+    def training_seed(self, settings: PipelineSettings) -> int:
+        """The seed of the training."""
+        return settings.seed
+
+    def config(self, settings: PipelineSettings, inputs: Inputs, located: Located, steps: int = 0) -> dict[str, Any]:
+        """The whole config: what all have, then the user's keys, then what the stage decides; 0 steps: the method's."""
         for key in DECIDED:
             if key in self.train:
                 raise WhetError(f"stage {self.name!r}: train.{key} is set by the stage itself; drop it")
@@ -63,48 +78,142 @@ class TrainingEntry(StageEntry):
             "report": {"save_every": settings.report.save_every, "keep_checkpoints": 1, "review_every": 0},
         }
         own = {
-            "seed": settings.seed,
-            "model": {"name": model},
-            "data": dict(rows),
-            "steps": self.train.get("steps", steps),
+            "seed": self.training_seed(settings),
+            "model": {"name": located("start")},
+            "data": self.data_of(settings, inputs, located),
+            **({"steps": steps} if steps else {}),
         }
-        return merged(merged(merged(base, self.more(settings)), self.train), own)
+        return merged(merged(merged(base, self.more(settings, inputs, located)), self.train), own)
 
-    def more(self, settings: ComposedSettings) -> Mapping[str, Any]:
-        """What this kind of training takes of the shared settings."""
+    def checked(self, settings: PipelineSettings, inputs: Inputs, located: Located | None = None) -> Any:
+        """The resolved config; without `located`, as far as it is known before anything runs."""
+
+        def planned(key: str) -> str:
+            if inputs[key].is_model:  # a model that is trained here has the shape of the pipeline's
+                return settings.model.name if key == "start" or inputs[key].stage else inputs[key].source
+            return inputs[key].source or "rows.jsonl"
+
+        values = self.config(settings, inputs, located or planned)
+        return check_training(self.method_name(), values, f"stage {self.name!r}: train")
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        said = {"steps": self.steps, "train.steps": "steps" in self.train}
+        named = [key for key, value in {**said, "steps_of": self.steps_of, "cost_of": self.cost_of}.items() if value]
+        if len(named) > 1:
+            raise WhetError(f"stage {self.name!r}: {named[0]} and {named[1]} both say how long; give one")
+        inputs = {self.read_key: self.find_rows(composition), "start": composition.model(self, "start", self.start)}
+        inputs |= self.find_more(composition)
+        for key in ("steps_of", "cost_of", "lengths"):
+            if getattr(self, key):
+                inputs[key.replace("_", " ")] = composition.known_stage(self, key, getattr(self, key))
+        config, rows = self.checked(composition.settings, inputs), inputs[self.read_key]
+        if not rows.stage:
+            inputs[self.read_key] = replace(rows, count=num_rows(config))
+        return inputs
+
+    def find_rows(self, composition: Composition) -> StageInput:
+        """What it learns from."""
+        raise NotImplementedError
+
+    def find_more(self, composition: Composition) -> dict[str, StageInput]:
+        """Its other inputs."""
         return {}
 
-    def checked(self, settings: ComposedSettings, model: str, rows: Mapping[str, Any], steps: int = 1) -> Any:
-        return check_training(
-            self.method_name(), self.config(settings, model, rows, steps), f"stage {self.name!r}: train"
-        )
+    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
+        rows = inputs[self.read_key]
+        read_as = self.data_of(settings, inputs, lambda key: inputs[key].source) if rows.source else {}
+        return {**super().depends_on(settings, inputs), "data": read_as}
+
+    def per_step(self, config: Any) -> int:
+        """Rows or prompts of one step."""
+        return int(config.batch.prompts_per_step if isinstance(config, PolicyConfig) else config.batch.rows_per_step)
+
+    def known_steps(self, config: Any, count: int) -> int:
+        """How many steps, as far as this entry alone decides; 0: that depends on an earlier stage."""
+        asked = self.steps or int(self.train.get("steps", 0))
+        if asked or self.steps_of or self.cost_of:
+            return asked
+        if not self.epochs:
+            return int(config.steps)
+        return steps_for(count, self.epochs, self.per_step(config)) if count else 0
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        located = run.located
+        config = self.checked(run.settings, run.inputs, located)
+        step_cost = self.step_cost(run, config) if self.lengths else 0.0
+        if self.steps_of:
+            steps = int(run.result("steps of")["steps"])
+        elif self.cost_of:
+            most = steps_for(num_rows(config), self.most_epochs, self.per_step(config)) if self.most_epochs else 0
+            steps = steps_within(run.result("cost of")["budget"], step_cost, most)
+        else:
+            steps = self.known_steps(config, 0) or self.known_steps(config, num_rows(config))
+        metrics = train_run(run.folder, self.method_name(), self.config(run.settings, run.inputs, located, steps))
+        result = self.result(run, metrics, steps)
+        return {**result, **self.spending(run, config, result, steps, step_cost)} if self.lengths else result
+
+    def result(self, run: StageWork, metrics: Mapping[str, Any], steps: int) -> dict[str, Any]:
+        """What the training came to; `metrics` are those of its own eval, before and after."""
+        return trained_result(run.folder, steps=steps)
+
+    def step_cost(self, run: StageWork, config: Any) -> float:
+        """Forward tokens that one step is expected to cost."""
+        lengths = run.result("lengths")
+        if isinstance(config, PolicyConfig):
+            return passes_of(config).cost * self.per_step(config) * config.batch.group_size * float(lengths["sequence"])
+        return passes_of(config).cost * self.per_step(config) * float(lengths["pair_tokens"])
+
+    def spending(
+        self, run: StageWork, config: Any, result: Mapping[str, Any], steps: int, step_cost: float
+    ) -> dict[str, Any]:
+        """The budget, and what was spent of it: by the completions that were sampled, or by the pairs."""
+        budget = float(run.result("cost of")["budget"]) if self.cost_of else steps * step_cost
+        spent = steps * step_cost
+        if isinstance(config, PolicyConfig):
+            cost = training_cost(run.folder / RUN)
+            tokens = cost["sampled_tokens"] + run.result("lengths")["prompt"] * cost["completions"]
+            spent = passes_of(config).cost * tokens
+        words = f"spent {percent(spent / budget)} of the budget ({passes_of(config)} per token)"
+        return {"summary": f"{result['summary']}; {words}", "spent": spent, "budget": budget}
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        text = f"{self.method_name()} on {inputs[self.read_key].label}; starts from {inputs['start'].label}"
+        memory = memory_of(self.checked(settings, inputs)) if self.lengths else ""
+        return f"{text}; weights, gradients and moments: {memory}" if memory else text
+
+    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
+        config, rows = self.checked(settings, inputs), inputs[self.read_key]
+        steps = self.known_steps(config, rows.count)
+        note = ""
+        if self.steps_of or self.cost_of:
+            note = f"as many steps as {'cost what ' if self.cost_of else ''}{self.steps_of or self.cost_of} took"
+        elif not steps:
+            note = f"as many updates as {self.epochs:g} passes over the rows of {rows.stage} take"
+        seconds = training_seconds(config, steps)
+        if not isinstance(config, PolicyConfig):
+            return StageCost(steps, steps * self.per_step(config), seconds=seconds, note=note)
+        batch = config.batch
+        completions = steps * batch.prompts_per_step * batch.group_size
+        updates = steps * batch.updates_per_step * batch.epochs_per_batch
+        tokens = completions * config.sampling.max_new_tokens
+        return StageCost(updates, completions, completions, tokens, seconds, note)
 
 
-def trained_result(folder: Path, **more: Any) -> dict[str, Any]:
-    """A finished training, slimmed: its updates and tokens, and nothing kept that only a resume would read."""
-    from whet.model.checkpoint import drop_training_state
+def training_seconds(config: Any, steps: int, room: Any = None) -> float | None:
+    """Seconds of so many steps by the plan of `whet plan`; None on a CPU, whose rates nobody measured."""
+    from whet.model.load import device_choice
+    from whet.tools.planner.from_config import UNKNOWN_PROMPT, device_plan, this_device
 
-    for checkpoint in sorted((folder / RUN / "checkpoints").glob("step-*")):
-        drop_training_state(checkpoint)
-    return stage_result(run_summary(folder), cost=training_cost(folder / RUN), **more)
-
-
-def training_cost(run: Path) -> dict[str, int]:
-    """Updates, and tokens that were sampled and trained on."""
-    steps = [line for line in read_metrics(run) if "metrics" in line]
-    counts = [line.get("counts", {}) for line in steps]
-    samples = sum(int(each.get("samples", 0)) for each in counts)
-    tokens = sum(int(each.get("tokens", 0)) for each in counts)
-    updates = sum(int(line["metrics"].get("updates", 1)) for line in steps)
-    return {
-        "updates": updates,
-        "completions": samples,
-        "sampled_tokens": tokens if samples else 0,
-        "trained_tokens": tokens,
-    }
+    if room is None:
+        device = device_choice(config.model.device)
+        if device.type != "cuda":
+            return None
+        room = this_device(device)
+    plan = device_plan(config, room, UNKNOWN_PROMPT, 1)
+    return plan.time.step * steps if plan is not None and plan.time.phases and steps else None
 
 
-def row_source(settings: ComposedSettings, found: StageInput, count: int, location: str) -> dict[str, Any]:
+def row_source(settings: PipelineSettings, found: StageInput, count: int, location: str) -> dict[str, Any]:
     """The data section of a training that learns from these rows."""
     source = parse_source(location)
     data: dict[str, Any] = {"source": location}
@@ -135,11 +244,6 @@ def num_rows(config: Config) -> int:
     return len(read_rows(config.data.source, config.data.limit or None))
 
 
-def known_rows(config: Any, found: StageInput) -> int | None:
-    """The same before anything runs; None for what an earlier stage will write."""
-    return None if found.stage else num_rows(config)
-
-
 class RowTraining(TrainingEntry):
     """A training on rows that are there before it starts."""
 
@@ -148,47 +252,11 @@ class RowTraining(TrainingEntry):
 
     wanted: ClassVar[tuple[Output, ...]] = ("rows",)
 
-    def stage(self, composition: Composition) -> Stage:
-        settings = composition.settings
-        rows = composition.rows(self, "data", self.data, self.wanted)
-        start = composition.model(self, "start", self.start)
-        if rows.source:
-            composition.trained_on.setdefault(rows.source, self.name)
-        config = self.checked(
-            settings, settings.model.name, row_source(settings, rows, self.rows, rows.source or "rows.jsonl")
-        )
-        count = known_rows(config, rows)
-        steps = self.train.get("steps") or (steps_for(count, self.epochs, config.batch.rows_per_step) if count else 0)
+    def find_rows(self, composition: Composition) -> StageInput:
+        return composition.rows(self, "data", self.data, self.wanted)
 
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            data, model = row_source(settings, rows, self.rows, rows.location(done)), start.model(done)
-            config = self.checked(settings, model, data)
-            steps = self.train.get("steps") or steps_for(num_rows(config), self.epochs, config.batch.rows_per_step)
-            train_run(folder, self.method_name(), self.config(settings, model, data, steps))
-            return trained_result(folder, steps=steps)
-
-        note = "" if count else f"as many updates as {self.epochs:g} passes over the rows of {rows.stage} take"
-        rows_seen = steps * config.batch.rows_per_step if count else 0
-        cost = StageCost(steps, rows_seen, seconds=training_seconds(config, steps), note=note)
-        about = f"{self.method_name()} on {rows.label}; starts from {start.label}"
-        return Stage(
-            self.name,
-            about,
-            work,
-            {**entry_values(self), **shared_values(settings, ()), "data": _read_as(settings, rows)},
-            reads=(*rows.reads, *start.reads),
-            inputs=input_digests_of([rows], [start]),
-            plan=StagePlan({"rows": _counted(rows, count), "start": start.label}, self.gives[0], cost),
-        )
-
-
-def _read_as(settings: ComposedSettings, rows: StageInput) -> dict[str, Any]:
-    """How the user's own rows are read, where that matters."""
-    return row_source(settings, rows, 0, rows.source) if rows.source else {}
-
-
-def _counted(rows: StageInput, count: int | None) -> str:
-    return f"{rows.label} ({count:,} rows)" if count else rows.label
+    def data_of(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> dict[str, Any]:
+        return row_source(settings, inputs["rows"], self.rows, located("rows"))
 
 
 class SFTEntry(RowTraining):
@@ -196,8 +264,14 @@ class SFTEntry(RowTraining):
 
     kind: ClassVar[str] = "sft"
 
+    every_completion: bool = Field(False, description="also learn the earlier assistant turns of a conversation")
+
     def method_name(self) -> str:
         return SUPERVISED
+
+    def data_of(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> dict[str, Any]:
+        data = super().data_of(settings, inputs, located)
+        return {**data, "every_completion": True} if self.every_completion else data
 
 
 class PreferenceEntry(RowTraining):
@@ -206,150 +280,143 @@ class PreferenceEntry(RowTraining):
     kind: ClassVar[str] = "preference"
     wanted: ClassVar[tuple[Output, ...]] = ("pairs",)
 
-    method: str = Field(next(iter(PAIR_PRESETS)), description="a preference method of `whet algorithms`")
+    method: str = Field("dpo", description="a preference method of `whet algorithms`")
 
     def method_name(self) -> str:
         if config_kind(self.method) is not PreferenceConfig:
             raise WhetError(
-                f"stage {self.name!r}: method {self.method!r} does not learn from pairs; see `whet algorithms`"
+                f"stage {self.name!r}: method {self.method!r} does not learn from pairs; give one such as 'dpo', as "
+                "`whet algorithms` lists them"
             )
         return self.method
 
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        from whet.training.assembly.preference import preference_objective
+
+        inputs = super().find_inputs(composition)
+        config = self.checked(composition.settings, inputs)
+        if config.preference.online or config.preference.labels:
+            raise WhetError(f"stage {self.name!r}: train.preference: it learns from pairs; drop online and labels")
+        is_soft = getattr(composition.entries.get(self.data), "soft_labels", False)
+        if is_soft and "preference" not in preference_objective(config).curve.takes:
+            raise WhetError(f"soft_labels: {self.method} cannot weight pairs by preference; set it to false")
+        return inputs
+
 
 class RewardModelEntry(RowTraining):
-    """A model learns to score completions, from pairs."""
+    """A model learns to score completions, from pairs; measured on held-out ones where they are given."""
 
     kind: ClassVar[str] = "reward_model"
     gives: ClassVar[tuple[Output, ...]] = ("reward_model",)
     wanted: ClassVar[tuple[Output, ...]] = ("pairs",)
 
+    held_out: str = Field("", description="pairs that it is measured on: an earlier stage or a file; empty: none")
+    seed_offset: int = Field(0, ge=0, le=MOST_SEED, description="added to the pipeline's seed")
+
     def method_name(self) -> str:
-        return RANKING_MODEL
+        return "rm"
+
+    def training_seed(self, settings: PipelineSettings) -> int:
+        return settings.seed + self.seed_offset
+
+    def find_more(self, composition: Composition) -> dict[str, StageInput]:
+        return {"held out": composition.rows(self, "held_out", self.held_out, ("pairs",))} if self.held_out else {}
+
+    def more(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> Mapping[str, Any]:
+        file = Path(located("held out")) if self.held_out else None
+        is_empty = file is None or (file.is_file() and not file.stat().st_size)
+        return {} if is_empty else {"eval": {"source": str(file), "prompts": EvalSection().prompts}}
+
+    def result(self, run: StageWork, metrics: Mapping[str, Any], steps: int) -> dict[str, Any]:
+        result, after = super().result(run, metrics, steps), metrics["after"]
+        if "accuracy" not in after:
+            return result
+        count = len(read_json_lines(Path(run.location("held out"))))
+        low, high = share_interval(after["accuracy"], count)
+        words = f"accuracy {percent(after['accuracy'])} ({100 * low:.1f} to {100 * high:.1f}) on {count} held-out pairs"
+        names = ("accuracy", "accuracy_when_longer", "accuracy_when_shorter")
+        return {
+            **result,
+            "summary": f"{result['summary']}; {words}",
+            "metrics": {name: after[name] for name in names if name in after},
+            "interval": [low, high],
+        }
 
 
 class RLEntry(TrainingEntry):
     """Reinforcement learning: completions to prompts are sampled, scored and learned from."""
 
     kind: ClassVar[str] = "rl"
+    read_key: ClassVar[str] = "prompts"
 
-    method: str = Field(PLAIN_GROUP_METHOD, description="a policy method of `whet algorithms`")
+    method: str = Field("grpo", description="a policy method of `whet algorithms`")
     prompts: str = Field("", description="an earlier stage, a file, task:NAME or hub:owner/name; empty: the pipeline's")
-    steps: int = Field(0, ge=0, le=MOST_STEPS, description="steps; 0: as many as `epochs` passes over the prompts take")
     reward: RewardSection = Field(RewardSection(), description="what scores completions; empty: the pipeline's reward")
-    reward_model: str = Field("", description="a stage or folder of a reward model, for prompts without an answer")
+    reward_model: str = Field("", description="a stage or folder of a reward model; see reward_model_rows")
     reward_model_weight: float = Field(1.0, ge=0, le=1e6, description="weight of its score")
+    reward_model_rows: Literal["without_answer", "all"] = Field(
+        "without_answer", description="prompts that it scores; all: also those with an answer, and no rule is needed"
+    )
 
     def method_name(self) -> str:
         if config_kind(self.method) is not PolicyConfig:
             raise WhetError(f"stage {self.name!r}: method {self.method!r} draws no completions; give a policy method")
         return self.method
 
-    def more(self, settings: ComposedSettings) -> Mapping[str, Any]:
-        evals: dict[str, Any] = {"every": 0, "prompts": 0}
-        if settings.eval.source:
-            evals["source"] = settings.eval.source
-        if settings.eval.by:
-            evals["by"] = settings.eval.by
-        return {
-            "sampling": settings.sampling.model_dump(),
-            "sandbox": settings.sandbox.model_dump(),
-            "eval": evals,
-        }
+    def find_rows(self, composition: Composition) -> StageInput:
+        return composition.prompts(self, "prompts", self.prompts)
 
-    def scored_by(self, settings: ComposedSettings, learned: str) -> dict[str, Any]:
-        """The reward section: rules, and where a reward model is given, that for the prompts without an answer."""
+    def find_more(self, composition: Composition) -> dict[str, StageInput]:
+        if not self.reward_model:
+            return {}
+        return {"reward model": composition.reward_model(self, "reward_model", self.reward_model)}
+
+    def data_of(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> dict[str, Any]:
+        if self.prompts and self.prompts != settings.data.source:
+            return row_source(settings, inputs["prompts"], 0, located("prompts"))
+        return own_data(settings)
+
+    def more(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> Mapping[str, Any]:
+        evals: dict[str, Any] = {"every": 0, "prompts": 0}
+        evals |= {key: value for key in ("source", "by") if (value := getattr(settings.eval, key))}
+        values = {"sampling": settings.sampling.model_dump(), "sandbox": settings.sandbox.model_dump(), "eval": evals}
+        learned = located("reward model") if self.reward_model else ""
+        if "reward" not in self.train:
+            values["reward"] = self.scored_by(settings, learned)
+        critic = self.train.get("critic") or {}
+        has_critic = "value" in PRESETS[self.method_name()].objective.needs() and critic.get("trunk") != "shared"
+        if learned and self.reward_model_rows == "all" and has_critic:
+            # a critic that can tell good completions from the first step on (2203.02155)
+            values["critic"] = {"start": learned}
+        return values
+
+    def scored_by(self, settings: PipelineSettings, learned: str) -> dict[str, Any]:
+        """The reward section: rules, and where a reward model is given, that one for its rows."""
         section = self.reward if is_scored(self.reward) else settings.reward
-        values = dict(given_reward(section))
+        values = section.model_dump(mode="json", exclude_defaults=True)
         if not learned:
             return values
-        if not section.parts:
+        is_alone = self.reward_model_rows == "all"
+        if not section.parts and not is_alone:
             raise WhetError(f"stage {self.name!r}: with a reward model the rules must be named; give reward.parts")
-        rules = [{**part, "rows": "with_answer"} for part in values["parts"]]
+        rules = [{**part, **({} if is_alone else {"rows": "with_answer"})} for part in values.get("parts", ())]
         model = RewardPartSection(
-            reward="learned", weight=self.reward_model_weight, settings={"folder": learned}, rows="without_answer"
+            reward="learned", weight=self.reward_model_weight, settings={"folder": learned}, rows=self.reward_model_rows
         )
         return {**values, "parts": [*rules, model.model_dump(mode="json", exclude_defaults=True)]}
 
-    def whole_config(
-        self, settings: ComposedSettings, model: str, data: Mapping[str, Any], learned: str, steps: int
-    ) -> dict[str, Any]:
-        reward = {} if "reward" in self.train else {"reward": self.scored_by(settings, learned)}
-        return merged(self.config(settings, model, data, steps), reward)
+    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
+        shared = ("sampling",) if is_scored(self.reward) else ("sampling", "reward")
+        values = {name: getattr(settings, name).model_dump(mode="json") for name in shared}
+        data = {"data": self.data_of(settings, inputs, lambda key: inputs[key].source or "rows.jsonl")}
+        return {**super().depends_on(settings, inputs), "shared": values, **data}
 
-    def stage(self, composition: Composition) -> Stage:
-        settings = composition.settings
-        if self.steps and "steps" in self.train:
-            raise WhetError(f"stage {self.name!r}: steps and train.steps both say how long; give one")
-        prompts = StageInput(source=settings.data.source)
-        if self.prompts:
-            prompts = composition.rows(self, "prompts", self.prompts, ("rows", "completions"))
-        start = composition.model(self, "start", self.start)
-        learned = composition.reward_model(self, "reward_model", self.reward_model) if self.reward_model else None
-        if prompts.source:
-            composition.trained_on.setdefault(prompts.source, self.name)
+    def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
+        return (settings.reward, self.reward)
 
-        def data_of(location: str) -> dict[str, Any]:
-            if self.prompts and self.prompts != settings.data.source:
-                return row_source(settings, prompts, 0, location)
-            return own_data(settings)
-
-        def checked(model: str, data: Mapping[str, Any], folder: str) -> Any:
-            values = self.whole_config(settings, model, data, folder, self.steps or 1)
-            return check_training(self.method_name(), values, f"stage {self.name!r}: train")
-
-        config = checked(settings.model.name, data_of(prompts.source or "rows.jsonl"), "model" if learned else "")
-        count = known_rows(config, prompts)
-        per_step = config.batch.prompts_per_step
-        asked = self.steps or self.train.get("steps", 0)
-        steps = asked or (steps_for(count, self.epochs, per_step) if count else 0)
-
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            data, model = data_of(prompts.location(done)), start.model(done)
-            scorer = "" if learned is None else newest_weights(learned.model(done))
-            steps = asked or steps_for(num_rows(checked(model, data, scorer)), self.epochs, per_step)
-            train_run(folder, self.method, self.whole_config(settings, model, data, scorer, steps))
-            return trained_result(folder, steps=steps)
-
-        completions = steps * per_step * config.batch.group_size
-        cost = StageCost(
-            steps * config.batch.updates_per_step * config.batch.epochs_per_batch,
-            completions,
-            completions,
-            completions * config.sampling.max_new_tokens,
-            training_seconds(config, steps),
-            note="" if steps else f"as many steps as {self.epochs:g} passes over {prompts.stage} take",
-        )
-        scorers = [learned] if learned else []
-        shared = ("sampling", "reward") if not is_scored(self.reward) else ("sampling",)
-        about = f"{self.method} on {prompts.label}; starts from {start.label}"
-        inputs = {"prompts": _counted(prompts, count), "start": start.label}
-        return Stage(
-            self.name,
-            f"{about}{f'; prompts without an answer are scored by {learned.label}' if learned else ''}",
-            work,
-            {**entry_values(self), **shared_values(settings, shared), "data": data_of(prompts.source)},
-            reads=tuple(
-                dict.fromkeys((*prompts.reads, *start.reads, *(name for each in scorers for name in each.reads)))
-            ),
-            inputs=rl_inputs([prompts], [start, *scorers], [settings.reward, self.reward]),
-            plan=StagePlan(inputs | ({"reward model": learned.label} if learned else {}), "model", cost),
-        )
-
-
-def rl_inputs(rows: Sequence[StageInput], models: Sequence[StageInput], rewards: Sequence[RewardSection]) -> Any:
-    """Digests of what a stage reads that scores completions."""
-    own = input_digests_of(rows, models)
-
-    def digests() -> Mapping[str, str]:
-        from whet.training.assembly.fingerprints import reward_file_digests
-
-        return {**own(), **reward_file_digests(rewards)}
-
-    return digests
-
-
-def newest_weights(run: str) -> str:
-    """The checkpoint of a run, or the folder itself."""
-    from whet.model.load import newest_checkpoint
-
-    return str(newest_checkpoint(Path(run)) or run)
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        text = super().about(settings, inputs)
+        if not self.reward_model:
+            return text
+        which = "completions" if self.reward_model_rows == "all" else "prompts without an answer"
+        return f"{text}; {which} are scored by {inputs['reward model'].label}"

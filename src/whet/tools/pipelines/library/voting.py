@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -11,17 +10,18 @@ from pydantic import Field
 
 from whet.record.text import count_of, percent
 from whet.reward.majority import voted_answer, winner
-from whet.tools.pipelines.generation import write_rows
 from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
     Composition,
+    Inputs,
     Output,
     StageEntry,
-    entry_values,
-    input_digests_of,
+    StageInput,
+    StageWork,
 )
-from whet.tools.pipelines.library.trainings import Done
-from whet.tools.pipelines.stages import Stage, StagePlan, read_json_lines, stage_result
+from whet.tools.pipelines.library.sampler import write_rows
+from whet.tools.pipelines.settings import PipelineSettings
+from whet.tools.pipelines.stages import stage_result
 
 
 class VoteEntry(StageEntry):
@@ -33,23 +33,16 @@ class VoteEntry(StageEntry):
     completions: str = Field("", description="the stage of kind sample whose completions vote")
     least_share: float = Field(0.0, ge=0, le=1, description="of the votes that a label must have; others are left out")
 
-    def stage(self, composition: Composition) -> Stage:
-        found = composition.rows(self, "completions", self.completions, ("completions",))
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        return {"completions": composition.rows(self, "completions", self.completions, ("completions",))}
 
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            labelled, result = voted_labels(read_json_lines(Path(found.location(done))), self.least_share)
-            write_rows(folder / OUTPUT_FILES["rows"], labelled)
-            return result
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"the majority of the completions of {inputs['completions'].label} becomes the label of each prompt"
 
-        return Stage(
-            self.name,
-            f"the majority of the completions of {found.label} becomes the label of each prompt",
-            work,
-            entry_values(self),
-            reads=found.reads,
-            inputs=input_digests_of([found]),
-            plan=StagePlan({"completions": found.label}, OUTPUT_FILES["rows"]),
-        )
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        labelled, result = voted_labels(run.rows("completions"), self.least_share)
+        write_rows(run.folder / OUTPUT_FILES["rows"], labelled)
+        return result
 
 
 def voted_labels(

@@ -10,11 +10,10 @@ from typing import Any
 
 import tomli_w
 
-from whet.pages.overoptimization import result_values, sentence, table_text
-from whet.pages.overoptimization_page import PANELS, figure_svg, study_page
+from whet.pages.overoptimization import PANELS, figure_svg, result_values, sentence, study_page, table_text
 from whet.record.metrics.overoptimization import LAWS, ProxyResult, proxy_results
-from whet.settings.config import read_toml
-from whet.settings.run_folder import LOCK, locked, next_free_folder
+from whet.record.run_folder import LOCK, locked, next_free_folder
+from whet.settings.layers import read_toml
 from whet.tools.pipelines.progress import ProgressPrinter, print_line, run_with_progress
 from whet.tools.pipelines.stages import FinishedStage, write_atomically
 from whet.tools.studies.overoptimization.settings import StudySettings, study_settings

@@ -9,8 +9,9 @@ from pydantic import Field
 
 from whet.objective.presets.study import STUDIED_BY
 from whet.settings.bounds import COLDEST, MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_STEPS, MOST_TOKENS, MOST_WEIGHT
-from whet.settings.config import PolicyConfig, config_kind, merged, resolved, validated
+from whet.settings.layers import merged, validated
 from whet.settings.sections import Section
+from whet.training.config import PolicyConfig, config_kind, resolved
 from whet.types import WhetError
 
 PROXY_ROWS = 32  # comparisons per training step of a proxy

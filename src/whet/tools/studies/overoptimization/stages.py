@@ -22,7 +22,7 @@ from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.record.metrics.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
 from whet.record.metrics.selection import sizes as best_of_sizes
 from whet.record.text import number, percent
-from whet.settings.config import SUPERVISED, validated
+from whet.settings.layers import validated
 from whet.tools.pipelines.progress import ProgressLine
 from whet.tools.pipelines.stages import FinishedStage, Stage, json_lines, read_json_lines, write_atomically
 from whet.tools.pipelines.training import RUN, train_run
@@ -35,6 +35,7 @@ from whet.tools.studies.overoptimization.proxies import (
     read_scores,
 )
 from whet.tools.studies.overoptimization.settings import PROXY_ROWS, StudySettings, learning_config
+from whet.training.config import SUPERVISED
 from whet.types import Prompt, Sample, WhetError
 
 COMPARISONS, POOL, SCORES = "comparisons.jsonl", "pool.jsonl", "scores.jsonl"
@@ -140,8 +141,8 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
     """Two completions to many questions, for comparisons, and a pool of many completions to a few others."""
     from whet.data.tasks import TASKS, prompts
     from whet.rollout.collect import draw_completions
-    from whet.settings.config import EvaluationConfig
     from whet.training.assembly.runtime import encode_prompts, load_runtime, sampling_from
+    from whet.training.config import EvaluationConfig
 
     config = validated(
         EvaluationConfig,

@@ -1,0 +1,46 @@
+"""Settings of the data: `[data]` of a config."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from whet.data.source import DEFAULT_DIFFICULTY, DataSource, parse_source
+from whet.settings.bounds import MOST_ROWS
+from whet.settings.sections import Section, Table, listed
+
+
+class DataSection(Section):
+    source: str = Field(
+        "task:arithmetic",
+        description="task:NAME (or NAME+NAME), gym:NAME, seeds:COUNT, a file, or hub:owner/name",
+    )
+    difficulty: Annotated[tuple[Annotated[int, Field(ge=0, le=1000)], ...], BeforeValidator(listed)] = Field(
+        DEFAULT_DIFFICULTY, min_length=1, max_length=100, description="difficulty of a task; several are mixed evenly"
+    )
+    count: int = Field(4096, ge=1, le=MOST_ROWS, description="questions a task generates for training")
+    settings: Table = Field({}, description="settings of a gym dataset, and its level")
+    limit: int = Field(0, ge=0, le=10**12, description="use only the first rows of a file; 0: all")
+    columns: dict[str, str] = Field({}, description="rename columns: your name = whet's name")
+    as_chat: bool = Field(False, description="send a plain text prompt as a user message")
+    unusable: Literal["stop", "drop"] = Field(
+        "stop", description="rows that cannot be used: stop with an error, or drop and count them"
+    )
+
+    @property
+    def parsed_source(self) -> DataSource:
+        """What `source` says: a task, a gym dataset, a file or a hub dataset."""
+        return parse_source(self.source)
+
+
+class PromptSection(DataSection):
+    order: Literal["shuffled", "by_difficulty"] = Field(
+        "shuffled",
+        description="order of the prompts; by_difficulty visits those whose completions all agree less often",
+    )
+
+
+class DemonstrationSection(DataSection):
+    share_worked: float = Field(1.0, ge=0, le=1, description="share of a task's demonstrations that show their working")
+    every_completion: bool = Field(False, description="also learn the earlier assistant turns of a conversation")

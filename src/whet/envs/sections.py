@@ -1,0 +1,105 @@
+"""Settings of episodes: `[env]` of a config, and what a run has whose environment brings tasks of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from whet.settings.bounds import MOST_TOKENS
+from whet.settings.sections import Listed, Section, Table
+
+NO_ENVIRONMENT = "none"  # of an evaluation: a completion to each prompt, whatever the run had
+PLAYERS = ("name", "settings", "tools", "tool_settings", "sandboxed", "agent")  # keys of env that say who plays
+
+# a row's seed chooses a task; other rows are of no use to them. The turns: enough for a whole game, or a whole task
+OWN_TASKS: Mapping[str, Mapping[str, Any]] = {
+    "bfcl": {"data": {"source": "seeds:200"}, "env": {"max_turns": 60}},
+    "gem": {"data": {"source": "seeds:1000"}, "env": {"max_turns": 30}},
+    "gym": {"data": {"source": "seeds:1000"}, "env": {"max_turns": 30}},
+    "textarena": {"data": {"source": "seeds:1000"}, "env": {"max_turns": 30}},
+}
+
+
+class EnvSection(Section):
+    name: str = Field(
+        "", description="environment of an episode: a registered name or file.py:Class; empty: one completion, or tools"
+    )
+    settings: Table = Field({}, description="settings of the environment, by name")
+    tools: Listed = Field(
+        (),
+        max_length=1000,
+        description="tools to call: calculator, python, search, file.py:function, mcp:COMMAND",
+    )
+    tool_settings: Table = Field({}, description="settings of tools, by tool and name")
+    sandboxed: Listed = Field(
+        (), max_length=1000, description="names of tools that run in the sandbox instead of this process"
+    )
+    call_format: Literal["auto", "template", "json", "python"] = Field(
+        "auto",
+        description="how calls are written: as the chat template does, JSON in tags, name(argument=value) in tags",
+    )
+    instructions: bool = Field(
+        True, description="tell the model of its tools in the system message, where its chat template does not"
+    )
+    agent: str = Field("", description="a program that plays the episodes itself and speaks to an OpenAI endpoint")
+    at_once: int = Field(16, ge=1, le=1024, description="programs of an agent that run side by side")
+    history: Literal["template", "sampled"] = Field(
+        "template",
+        description="earlier turns: a template that rewrites them is refused, or they stay as they were sampled",
+    )
+    max_turns: int = Field(8, ge=1, le=10000, description="most turns of the policy in an episode")
+    max_tokens: int = Field(
+        0,
+        ge=0,
+        le=MOST_TOKENS,
+        description="most tokens of an episode behind its prompt; 0: twice its turns' budget",
+    )
+    tool_seconds: float = Field(10.0, ge=0.001, le=86400, description="time limit of one tool call, in seconds")
+    step_seconds: float = Field(60.0, ge=0.001, le=86400, description="time limit of one answer, in seconds")
+    seconds: float = Field(600.0, ge=0.001, le=864000, description="time limit of an episode, in seconds")
+
+    @property
+    def is_single(self) -> bool:
+        """True where an episode is one completion."""
+        return not (self.name or self.tools or self.agent)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.agent and (self.name or self.tools):
+            raise ValueError("agent plays the episodes itself; drop name and tools, or agent")
+        if self.is_single:
+            plain = type(self).model_fields
+            changed = [key for key in plain if getattr(self, key) != plain[key].default]
+            if changed:
+                raise ValueError(
+                    f"{changed[0]} has no effect without an environment; give env.name, env.tools or env.agent"
+                )
+        if self.at_once != type(self).model_fields["at_once"].default and not self.agent:
+            raise ValueError("at_once has no effect without agent; give the command of a program, or drop it")
+        if self.settings and not self.name:
+            raise ValueError("settings has no effect without name; for tools give tool_settings")
+        for key in ("tool_settings", "sandboxed"):
+            if getattr(self, key) and not self.tools:
+                raise ValueError(f"{key} has no effect without tools; name some")
+        return self
+
+
+def evaluated_env(run: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`env` of a run and of an evaluation of it: who is named for the evaluation plays in the place of the run's."""
+    of_run = dict(run) if isinstance(run, Mapping) else {}
+    chosen = dict(given) if isinstance(given, Mapping) else {}
+    if chosen.get("name") == NO_ENVIRONMENT:
+        del chosen["name"]
+        return {}, chosen
+    if any(chosen.get(key) for key in ("name", "tools", "agent")):
+        of_run = {key: value for key, value in of_run.items() if key not in PLAYERS}
+    return of_run, chosen
+
+
+def env_defaults(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Values below those that were given, by the environment that these name."""
+    section = given.get("env")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    return OWN_TASKS.get(name, {}) if isinstance(name, str) else {}

@@ -1,0 +1,47 @@
+"""What a clip rule is: `(ratio, advantage, action, logp) -> weight`, all [N, T], without gradient; weight 1 at ratio 1.
+
+Few rules look at logp, the policy's current log-probability: old = logp - log ratio. `surrogate` is the value of the
+paper's own expression: reported, never differentiated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from whet.objective.component import Component
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Clip(Protocol):
+    """What the loss asks of a clip rule."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    uses_ratio: ClassVar[bool]
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor: ...
+
+    def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor: ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str: ...
+
+
+class ClipRule(Component):
+    """A rule whose surrogate is sg[weight] A log pi: its value is weight * A."""
+
+    uses_ratio: ClassVar[bool] = True
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        return self(ratio, advantage, action, logp) * advantage
+
+
+def pushed_out(move: Tensor, advantage: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    """bool [N, T]: (A > 0 and move > high) or (A < 0 and move < low), beyond the band on the side A pushes to."""
+    return ((advantage > 0) & (move > high)) | ((advantage < 0) & (move < low))

@@ -1,0 +1,118 @@
+"""Clip rules that fade a token or a completion out, or average its ratios, instead of stopping at an edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from whet.objective.clip.rule import ClipRule, pushed_out
+from whet.objective.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SoftGate(ClipRule):
+    """weight = 4 p (1 - p) r, p = sigmoid(tau (r - 1)), tau by the sign of A. Gao 2025 (2511.20347).
+
+    The derivative of (4 / tau) sigmoid(tau (r - 1)) A; it never reaches zero: drift is slowed, not stopped.
+    """
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    name: ClassVar[str] = "soft_gate"
+
+    def __post_init__(self) -> None:
+        if self.tau_positive <= 0 or self.tau_negative <= 0:
+            raise ValueError(f"clip.tau is {self.tau_positive} / {self.tau_negative}; give numbers above 0")
+
+    def _gate(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        tau = torch.full_like(ratio, self.tau_negative).masked_fill(advantage > 0, self.tau_positive)
+        return torch.sigmoid(tau * (ratio - 1)), tau
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        share, _ = self._gate(ratio, advantage)
+        return 4 * share * (1 - share) * ratio
+
+    def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        share, tau = self._gate(ratio, advantage)
+        return 4 / tau * share * advantage
+
+    def words(self) -> str:
+        return "fade a token out smoothly as its ratio leaves 1"
+
+    def symbols(self) -> str:
+        return f"4/tau sigmoid(tau (r - 1)) A, tau = {self.tau_positive:g} if A > 0 else {self.tau_negative:g}"
+
+
+@dataclass(frozen=True)
+class GeometricMean(ClipRule):
+    """weight = exp(1/n SUM_t c_t) [t not clipped], c = log r clipped one-sidedly. Zhao 2025 (2507.20673), eq. 4.
+
+    c_t = min(log r, width) where A > 0, max(log r, -width) where A < 0. Clipped in log space: 0.4 is e^0.4 = 1.49.
+    """
+
+    width: float = 0.4
+    name: ClassVar[str] = "geometric_mean"
+
+    def __post_init__(self) -> None:
+        if self.width <= 0:
+            raise ValueError(f"clip.width is {self.width}; give a log-ratio above 0")
+
+    def _clipped(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        log_ratio = ratio.log()
+        over = pushed_out(log_ratio, advantage, -self.width, self.width)
+        return torch.where(over, torch.sign(advantage) * self.width, log_ratio), over
+
+    def _mean(self, clipped: Tensor, action: Tensor) -> Tensor:
+        length = action.sum(-1, keepdim=True).clamp(min=1)
+        return (clipped.masked_fill(~action, 0.0).sum(-1, keepdim=True) / length).exp().expand_as(clipped)
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        clipped, over = self._clipped(ratio, advantage)
+        return self._mean(clipped, action).masked_fill(over, 0.0)
+
+    def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        clipped, _ = self._clipped(ratio, advantage)
+        return self._mean(clipped, action) * advantage
+
+    def words(self) -> str:
+        return f"weigh a completion with the geometric mean of its ratios, log-ratios beyond {self.width:g} held"
+
+    def symbols(self) -> str:
+        return f"A prod_t clip(r, e^-{self.width:g}, e^{self.width:g})^(1/n_i)"
+
+
+@dataclass(frozen=True)
+class GammaGate(ClipRule):
+    """weight = r^k exp(lam (1 - r)), k and lam by the sign of A. arXiv 2602.10693 (2026), on the completion's product
+    ratio.
+
+    1 at ratio 1, 0 at 0 and at infinity: completions far from the sampler's policy vanish on both sides.
+    """
+
+    k_positive: float = 2.0
+    lam_positive: float = 3.0
+    k_negative: float = 3.0
+    lam_negative: float = 2.0
+    name: ClassVar[str] = "gamma_gate"
+
+    def __post_init__(self) -> None:
+        if min(self.k_positive, self.lam_positive, self.k_negative, self.lam_negative) <= 0:
+            raise ValueError("clip.k and clip.lam must be numbers above 0")
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        good = advantage >= 0
+        k = torch.full_like(ratio, self.k_negative).masked_fill(good, self.k_positive)
+        lam = torch.full_like(ratio, self.lam_negative).masked_fill(good, self.lam_positive)
+        return (k * ratio.log() + lam * (1 - ratio)).exp()
+
+    def words(self) -> str:
+        return "fade a completion out as its probability leaves the sampler's, on both sides"
+
+    def symbols(self) -> str:
+        return "sg[r^k exp(lam (1 - r))] A log pi, " + (
+            f"k, lam = {self.k_positive:g}, {self.lam_positive:g} if A >= 0 else "
+            f"{self.k_negative:g}, {self.lam_negative:g}"
+        )

@@ -1,0 +1,168 @@
+"""Clip rules that look at all tokens of an optimizer step at once, or at all completions of a group.
+
+A pass sees only some of them. So the step is surveyed first, under the policy as it is before the update, and the
+weights are kept in `step_weight` (`Objective.surveyed`): passes can be cut anywhere. Called like any other rule, each
+row is a step of its own: what a lone token would weigh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from whet.objective.clip.band import PPOClip
+from whet.objective.clip.rule import ClipRule, pushed_out
+from whet.objective.lazy_torch import torch
+from whet.objective.statistics import compared_apart, group_index, sums_by
+from whet.types import TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class StepClip(ClipRule):
+    """A rule whose weights depend on all tokens of the step."""
+
+    whole_groups: ClassVar[bool] = False  # True: it needs all completions of a group, also those of other updates
+
+    def over_step(self, ratio: Tensor, batch: TokenBatch) -> Tensor:
+        """The weight of each token [N, T], from all of them."""
+        action = batch.action
+        counts = action.double() if batch.row_weight is None else action * batch.row_weight[:, None].double()
+        advantage = torch.zeros_like(ratio) if batch.advantage is None else batch.advantage.to(ratio.dtype)
+        return self.weight(ratio, advantage, action, counts)
+
+    def weight(self, ratio: Tensor, advantage: Tensor, action: Tensor, counts: Tensor) -> Tensor:
+        """Of the tokens of one step; `counts` is what each counts in its statistics."""
+        raise NotImplementedError
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        rows = zip(ratio.split(1), advantage.expand_as(ratio).split(1), action.expand_as(ratio).split(1), strict=True)
+        return torch.cat([self.weight(*row, row[2].double()) for row in rows])
+
+
+@dataclass(frozen=True)
+class MomentMask(StepClip):
+    """weight = r, or 0 for the tokens with the largest (log r)^2: as many until the mean of the others is at most
+    `limit`. Zheng 2025 (2510.01161), algorithm 1.
+
+    Only tokens that moved the way A pushes them are in that mean and can be dropped. Equal ones go together.
+    """
+
+    limit: float = 0.04
+    name: ClassVar[str] = "moment_mask"
+
+    def __post_init__(self) -> None:
+        if not self.limit > 0:
+            raise ValueError(f"clip.limit is {self.limit}; give a squared log-ratio above 0")
+
+    def weight(self, ratio: Tensor, advantage: Tensor, action: Tensor, counts: Tensor) -> Tensor:
+        away = action & pushed_out(ratio, advantage, 1, 1)
+        moment, order = (ratio[away].double().log() ** 2).sort()
+        count = counts[away][order]
+        mean = (count * moment).cumsum(0) / count.cumsum(0)
+        last = torch.searchsorted(moment, moment, right=True) - 1
+        dropped = torch.zeros_like(order, dtype=torch.bool)
+        dropped[order] = mean[last] > self.limit
+        return ratio.masked_scatter(away, torch.where(dropped, 0.0, ratio[away]))
+
+    def words(self) -> str:
+        return f"leave out the tokens that moved furthest until the rest have a mean squared log r of {self.limit:g}"
+
+    def symbols(self) -> str:
+        return f"[kept: mean (log r)^2 <= {self.limit:g}] r A"
+
+
+@dataclass(frozen=True)
+class BalancedBand(StepClip):
+    """ppo_clip with edges that move by `step`, the lower from `low` to `low_most` and then the upper from `high` to
+    `high_most`, until good tokens weigh `target` times as much as bad ones. Xi 2025 (2510.18927).
+
+    What they weigh is SUM |A| r with r held by the band. The edges are ratios. A higher lower edge drops more bad
+    tokens, a higher upper edge fewer good ones.
+    """
+
+    low: float = 0.6
+    low_most: float = 0.8
+    high: float = 1.2
+    high_most: float = 2.0
+    step: float = 0.05
+    target: float = 1.0
+    name: ClassVar[str] = "balanced_band"
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.low < self.low_most <= 1 <= self.high < self.high_most and self.step > 0 < self.target):
+            raise ValueError(
+                "clip: give 0 <= low < low_most <= 1 <= high < high_most, and a step and a target above 0, or "
+                "clip=ppo_clip"
+            )
+
+    def edges(self, ratio: Tensor, advantage: Tensor, counts: Tensor) -> tuple[float, float]:
+        """The band of a step."""
+        ratio, gain = ratio.double(), advantage.double() * counts
+
+        def unbalanced(low: float, high: float) -> bool:
+            good = (ratio.clamp(max=high) * gain.clamp(min=0)).sum()
+            return bool(good < self.target * (ratio.clamp(min=low) * -gain.clamp(max=0)).sum())
+
+        low, high = self.low, self.high
+        while low < self.low_most and unbalanced(low, high):
+            low = min(low + self.step, self.low_most)
+        while high < self.high_most and unbalanced(low, high):
+            high = min(high + self.step, self.high_most)
+        return low, high
+
+    def weight(self, ratio: Tensor, advantage: Tensor, action: Tensor, counts: Tensor) -> Tensor:
+        low, high = self.edges(torch.where(action, ratio, 1.0), torch.where(action, advantage, 0.0), counts)
+        return PPOClip(1 - low, high - 1)(ratio, advantage, action, ratio)
+
+    def words(self) -> str:
+        return "move the clip's band until what was better weighs as much as what was worse"
+
+    def symbols(self) -> str:
+        return (
+            f"min(r A, clip(r, c_low, c_high) A), c_low in [{self.low:g}, {self.low_most:g}], "
+            f"c_high in [{self.high:g}, {self.high_most:g}]"
+        )
+
+
+@dataclass(frozen=True)
+class GroupSoftmax(StepClip):
+    """weight = (1 + n) e_i / (1 + SUM_j e_j) over the n good, or bad, completions of the group: e = r^(-1/tau) where
+    A > 0, r^(1/tau) where A < 0. 2602.05630 (2026), with the completion's geometric mean as r.
+
+    The slope of log(1 + SUM_j e_j), scaled to 1 at ratio 1: the completions that lag behind learn most.
+    """
+
+    tau: float = 0.5
+    name: ClassVar[str] = "group_softmax"
+    whole_groups: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise ValueError(f"clip.tau is {self.tau}; give a number above 0")
+
+    def over_step(self, ratio: Tensor, batch: TokenBatch) -> Tensor:
+        action = batch.action
+        length = action.sum(-1).clamp(min=1)
+        moved = torch.where(action, ratio.double().log(), 0.0).sum(-1) / length
+        advantage = torch.zeros_like(moved) if batch.advantage is None else batch.advantage.double()
+        side = torch.where(action, advantage, 0.0).sum(-1).sign()
+        counted = ((side != 0) & action.any(-1)).double()
+        if batch.row_weight is not None:
+            counted = counted * batch.row_weight
+        index, count = group_index(2 * compared_apart(batch).group + (side > 0))
+        pull = (-side * moved / self.tau).exp()
+        size, total = (sums_by(index, count, values)[index] for values in (counted, counted * pull))
+        weight = (1 + size) * pull / (1 + total)
+        return weight[:, None].expand_as(ratio).to(ratio.dtype)
+
+    def weight(self, ratio: Tensor, advantage: Tensor, action: Tensor, counts: Tensor) -> Tensor:
+        pull = (-advantage.sign() * ratio.log() / self.tau).exp()
+        return 2 * pull / (1 + pull)
+
+    def words(self) -> str:
+        return "weigh a completion by how far it lags behind the others of its group that were right, or wrong, too"
+
+    def symbols(self) -> str:
+        return f"sg[(1 + n) e_i / (1 + SUM_j e_j)] A log pi, e = r^(-+1/{self.tau:g})"

@@ -1,0 +1,262 @@
+"""Which charts a run has, and their specs for the steps that are looked at: in report.html and on the board alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from whet.pages.chart_specs import NUM_TONES, ChartSeries, chart, fits_unit, line, reaches
+from whet.pages.envelopes import Envelopes, SeriesPoints
+from whet.pages.render import Figure
+from whet.record.log import EvalRecord
+from whet.record.run import RunRecord
+from whet.record.run_kinds import RL, RUN_KINDS, StepMetric
+from whet.record.text import label, number, ordered, percent, words
+from whet.types import StepReport
+
+TALL, LOW = 300, 200  # pixels of a chart that takes the width of the page, and of one that does not
+HIDDEN = ("completion_length", "grad_norm")
+ENDS = ("min", "q1", "median", "q3", "max", "mean", "flat")  # of a recorded distribution
+PHASE_TONES = {
+    "rollout": 0,
+    "reward": 1,
+    "train": 2,
+    "save": 3,
+    "evaluate": 4,
+    "reference": 5,
+    "start_up": 6,
+    "teacher": 7,
+}
+STEP_METRICS: dict[str, StepMetric] = {
+    metric.name: metric for kind in RUN_KINDS.values() for metric in (*kind.main, *kind.line, *kind.figures)
+}
+
+
+@dataclass(frozen=True)
+class PlannedLine:
+    """A line before its values are looked up."""
+
+    name: str
+    column: str
+    low: str = ""  # columns of its band; empty: the extremes of its own values
+    high: str = ""
+    tone: int = 0
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedChart:
+    """A chart before its values are looked up."""
+
+    key: str  # the same for as long as the run has it
+    title: str
+    unit: str = ""
+    lines: tuple[PlannedLine, ...] = ()
+    is_wide: bool = False
+    is_stacked: bool = False
+    evals: str = ""  # the metric of held-out evaluations that is drawn too
+
+    @property
+    def columns(self) -> list[str]:
+        """Those that the chart is drawn from."""
+        return [name for each in self.lines for name in (each.column, each.low, each.high) if name]
+
+
+@dataclass(frozen=True)
+class RunCharts:
+    """Every chart of a run, by the section of the page that shows it."""
+
+    curves: list[PlannedChart] = field(default_factory=list)
+    parts: list[PlannedChart] = field(default_factory=list)
+    times: list[PlannedChart] = field(default_factory=list)
+    others: list[PlannedChart] = field(default_factory=list)
+
+    def by_key(self) -> dict[str, PlannedChart]:
+        """All of them."""
+        return {plan.key: plan for plan in (*self.curves, *self.parts, *self.times, *self.others)}
+
+
+def step_columns(step: StepReport) -> dict[str, float]:
+    """A step as columns: what its kind of run shows, its metrics, reward/PART, spread/PART/END, seconds/PHASE."""
+    row = dict(step.metrics)
+    for name, metric in STEP_METRICS.items():
+        value = metric.measure(step)
+        if value is not None:
+            row[name] = value
+    for part, value in step.reward.items():
+        row["reward" if part == "total" else f"reward/{part}"] = value
+    for part, ends in step.spread.items():
+        row |= {f"spread/{part}/{end}": ends[end] for end in ENDS if end in ends}
+    return row | {f"seconds/{phase}": took for phase, took in step.seconds.items()}
+
+
+def columns_of(steps: Sequence[StepReport]) -> Envelopes:
+    """The columns of steps that are all there."""
+    envelopes = Envelopes()
+    envelopes.add([float(step.step) for step in steps], [0] * len(steps), [step_columns(step) for step in steps])
+    return envelopes
+
+
+def planned_charts(record: RunRecord, names: Sequence[str]) -> RunCharts:
+    """The charts of a run whose steps have columns of these names."""
+    kind, parts = record.kind, _part_charts(names)
+    curves = [
+        PlannedChart(metric.name, metric.title, metric.unit, (PlannedLine(metric.title.lower(), metric.name),))
+        for metric in kind.figures
+        if metric.name in names
+    ]
+    known = {metric.name for metric in (*kind.main, *kind.figures)} | set(HIDDEN)
+    known |= {column for plan in parts for column in plan.columns}
+    known |= {f"reward/{plan.key.removeprefix('spread/')}" for plan in parts}
+    others = sorted(name for name in names if name not in known and not name.startswith(("spread/", "seconds/")))
+    return RunCharts(
+        [main_chart(record), *curves],
+        parts,
+        _time_charts(record, names),
+        [PlannedChart(name, words(name), "", (PlannedLine(words(name), name),)) for name in others],
+    )
+
+
+def main_chart(record: RunRecord) -> PlannedChart:
+    """The large one: what is trained, and what is measured of it on held-out data."""
+    kind, gain = record.kind, record.gain()
+    prefix = "" if kind.name == RL else "training "
+    lines = tuple(
+        PlannedLine(f"{prefix}{metric.title.lower()}", metric.name, tone=tone)
+        for tone, metric in enumerate(kind.main, 1)
+    )
+    held_out = gain[0] if gain is not None and record.evals else ""
+    names = [*([f"held-out {words(held_out)}"] if held_out else ()), *(each.name for each in lines)]
+    title = " and ".join(names[:2])
+    return PlannedChart("main", f"{title[:1].upper()}{title[1:]}", "by step", lines, is_wide=True, evals=held_out)
+
+
+def _part_charts(names: Sequence[str]) -> list[PlannedChart]:
+    """For each part of the reward its range, middle half, mean and median where they were recorded, else its mean."""
+    spread = list(dict.fromkeys(name.split("/")[1] for name in names if name.startswith("spread/")))
+    spread = [part for part in spread if part != "total" or len(spread) != 2]
+    charts = []
+    for tone, part in enumerate(spread):
+        at = f"spread/{part}/"
+        lines = (
+            PlannedLine("mean in its range", f"{at}mean", f"{at}min", f"{at}max", tone),
+            PlannedLine("median in its middle half", f"{at}median", f"{at}q1", f"{at}q3", tone, dashed=True),
+        )
+        title = "Reward" if part == "total" else f"Reward: {part}"
+        charts.append(PlannedChart(f"spread/{part}", title, "distribution in a step", lines))
+    means = [name for name in names if name.startswith("reward/") and name.removeprefix("reward/") not in spread]
+    if not spread and len(means) == 1:
+        return []  # the one part is the reward, which is drawn already
+    return charts + [
+        PlannedChart(name, f"Reward: {name.removeprefix('reward/')}", "mean of the step", (PlannedLine(name, name),))
+        for name in means
+    ]
+
+
+def _time_charts(record: RunRecord, names: Sequence[str]) -> list[PlannedChart]:
+    """Where the time of each step went, one phase upon the other."""
+    phases = [name.removeprefix("seconds/") for name in names if name.startswith("seconds/")]
+    spent = {phase: record.totals.seconds.get(phase, 0.0) for phase in phases}
+    listed = [phase for phase, _ in ordered(spent)]
+    listed += [phase for phase in phases if phase not in listed]
+    lines = tuple(PlannedLine(label(phase), f"seconds/{phase}", tone=PHASE_TONES.get(phase, 7)) for phase in listed)
+    if not lines:
+        return []
+    return [PlannedChart("time", "Time of a step", "seconds, by phase", lines, is_wide=True, is_stacked=True)]
+
+
+def drawn_charts(
+    plans: Iterable[PlannedChart], points: Mapping[str, SeriesPoints], evals: Sequence[EvalRecord] = ()
+) -> list[Figure]:
+    """Charts with their values; one without any is left out."""
+    figures = [_drawn(plan, points, evals) for plan in plans]
+    return [figure for figure in figures if figure is not None]
+
+
+def _drawn(plan: PlannedChart, points: Mapping[str, SeriesPoints], evals: Sequence[EvalRecord]) -> Figure | None:
+    lines = _stacked(plan, points) if plan.is_stacked else _lines(plan, points)
+    if plan.evals:
+        lines = [*held_out_lines(evals, plan.evals), *lines]
+    values = [value for each in lines for value in each["y"] if value is not None]
+    if not values:
+        return None
+    is_single = not plan.is_wide and len(plan.lines) == 1
+    log = is_single and reaches(values)
+    spec = chart(
+        lines,
+        unit=plan.is_wide and not plan.is_stacked and fits_unit(values),
+        log=log,
+        smooth=not plan.is_stacked and "spread/" not in plan.key and plan.lines[0].column != "learning_rate",
+        height=TALL if plan.is_wide else LOW,
+    )
+    if plan.is_stacked:
+        spec["y"]["min"] = 0
+    shown = [value for value in points[plan.lines[0].column].y if value is not None]
+    return Figure(
+        plan.title,
+        f"{plan.unit}{', ' if plan.unit else ''}log scale" if log else plan.unit,
+        spec,
+        last=number(shown[-1]) if shown and not plan.is_wide else "",
+        note=_note(plan, points) if shown and not plan.is_wide else "",
+        key=plan.key,
+        is_wide=plan.is_wide,
+    )
+
+
+def _note(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> str:
+    first = plan.lines[0]
+    if first.low:
+        ends = [number(points[column].y[-1]) for column in (first.low, first.high) if points[column].y]
+        flat = points.get(f"{plan.key}/flat", SeriesPoints()).y
+        agree = f"; {percent(flat[-1])} of groups flat" if flat else ""
+        return f"last step: min {ends[0]}, max {ends[1]}{agree}" if len(ends) == 2 else ""
+    drawn = points[first.column]
+    low = min((value, x) for value, x in zip(drawn.low, drawn.x, strict=True) if value is not None)
+    high = max((value, -x) for value, x in zip(drawn.high, drawn.x, strict=True) if value is not None)
+    return f"min {number(low[0])} at step {low[1]:.0f} · max {number(high[0])} at step {-high[1]:.0f}"
+
+
+def _lines(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[ChartSeries]:
+    lines: list[ChartSeries] = []
+    for planned in plan.lines:
+        drawn = points[planned.column]
+        if not drawn.x:
+            continue
+        series: ChartSeries = {"name": planned.name, "tone": planned.tone % NUM_TONES, "x": drawn.x, "y": drawn.y}
+        if planned.dashed:
+            series["dashed"] = True
+        low, high = points.get(planned.low), points.get(planned.high)
+        if low is not None and high is not None and len(low.x) == len(high.x) == len(drawn.x):
+            series |= {"low": low.y, "high": high.y}
+        elif drawn.is_merged and not planned.low:
+            series |= {"low": drawn.low, "high": drawn.high}
+        lines.append(series)
+    return lines
+
+
+def _stacked(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[ChartSeries]:
+    """Each line on top of those before it; `own` is what it is by itself."""
+    steps = sorted({x for planned in plan.lines for x in points[planned.column].x})
+    below = [0.0] * len(steps)
+    stacked: list[ChartSeries] = []
+    for planned in plan.lines:
+        drawn = points[planned.column]
+        own = dict(zip(drawn.x, drawn.y, strict=True))
+        values = [own.get(x) or 0.0 for x in steps]
+        above = [one + more for one, more in zip(below, values, strict=True)]
+        edges = {"low": below, "high": above, "own": values}
+        stacked.append({"name": planned.name, "tone": planned.tone, "x": steps, "y": above, **edges})
+        below = above
+    return stacked
+
+
+def held_out_lines(evals: Sequence[EvalRecord], metric: str) -> list[ChartSeries]:
+    """A line per eval set: the metric at the steps at which it was measured."""
+    by_name: dict[str, list[tuple[float, float]]] = {}
+    for each in evals:
+        value = each.result.get(metric)
+        if value is not None and math.isfinite(value):
+            name = words(metric) if each.name in ("eval", "held_out") else f"{each.name} {words(metric)}"
+            by_name.setdefault(f"held-out {name}", []).append((float(each.step), value))
+    return [line(name, points, 2 * index, marked=True) for index, (name, points) in enumerate(by_name.items())]

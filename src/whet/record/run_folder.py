@@ -1,0 +1,230 @@
+"""A run's folder: made, locked against a second process, and given back where the run does not begin."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from whet.types import WhetError
+
+CONFIG = "config.toml"
+LOCK = "lock"
+WAS_EMPTY = "this folder was empty when whet began to write a run into it\n"
+PATIENCE = 0.5  # seconds until a lock counts as held
+NO_LOCKS = "WHET_NO_LOCKS"  # in the environment
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def claimed_place(
+    given: str, name: str, config: str, before_config: Sequence[str], refuse_used: Callable[[Path], None]
+) -> Iterator[Path]:
+    """The folder `given`, or the next free one for `name`, made and locked; `refuse_used` raises where it is not free.
+
+    What is made there has begun when the file `config` is there. What a killed process left before that,
+    `before_config`, is cleared away, but only where the folder was empty when whet came.
+    """
+    folder, made = _new_folder(Path(given)) if given else _next_folder(name)
+    is_ours = False
+    try:
+        with locked(folder, new=True) as lock:
+            try:
+                if was_cut_off(folder, before_config):
+                    remove_all(folder, before_config)
+                refuse_used(folder)
+                is_ours = True
+                lock.mark(WAS_EMPTY)
+                yield folder
+            except BaseException:
+                if not (folder / config).exists():  # a mistake found before the run began leaves nothing behind
+                    if is_ours:
+                        remove_all(folder, before_config)
+                    if is_ours or lock.is_new:
+                        (folder / LOCK).unlink(missing_ok=True)
+                raise
+    except BaseException:
+        if not (folder / config).exists():
+            with contextlib.suppress(OSError):  # something stands there that is not ours
+                for place in made:
+                    place.rmdir()
+        raise
+
+
+def _new_folder(folder: Path) -> tuple[Path, list[Path]]:
+    """The folder, made where it is not there, and those of its path that are new, the innermost first."""
+    made: list[Path] = []
+    try:
+        for place in reversed((folder, *folder.parents)):
+            if not place.is_dir():
+                with contextlib.suppress(FileExistsError):  # made by somebody else in the meantime
+                    place.mkdir()
+                    made.insert(0, place)
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    except OSError as error:
+        for place in made:
+            place.rmdir()
+        raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another --folder") from error
+    return folder, made
+
+
+def _next_folder(name: str) -> tuple[Path, list[Path]]:
+    """The next free folder for `name`; of several processes that start together each gets its own."""
+    while True:
+        folder, made = _new_folder(next_free_folder(name))
+        if folder in made:
+            return folder, made
+
+
+def discard(folder: Path) -> None:
+    """Remove what a run wrote that has not done a step: whoever holds the lock gives the folder back."""
+    for path in folder.iterdir():
+        if path.name != LOCK:
+            remove(path)
+
+
+def was_cut_off(folder: Path, before_config: Sequence[str]) -> bool:
+    """Whether all that a folder holds was made by a process that was killed before its config was there."""
+    with contextlib.suppress(OSError):
+        names = {path.name for path in folder.iterdir()}
+        return names <= {LOCK, *before_config} and (folder / LOCK).read_text(errors="replace") == WAS_EMPTY
+    return False
+
+
+def remove_all(folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        remove(folder / name)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class FolderLock:
+    """The lock of a run folder, held by this process."""
+
+    file: TextIO
+    is_new: bool  # its file was made by this process
+
+    def mark(self, text: str) -> None:
+        self.file.truncate(0)
+        self.file.write(text)
+        self.file.flush()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, new: bool = False) -> Iterator[FolderLock]:
+    """Keep a second process out of a run folder.
+
+    The kernel holds the lock for this process alone: it ends with the process, however that ends, and children do not
+    keep it. `new`: the folder may vanish before it is locked, where another process gives it back.
+    """
+    lock = _taken_lock(folder, new)
+    _held.append(lock.file)
+    try:
+        yield lock
+    finally:
+        _held.remove(lock.file)
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock.file, fcntl.LOCK_UN)  # for a child that is being forked, too
+        lock.file.close()
+
+
+_held: list[TextIO] = []
+
+
+def _release_in_child() -> None:
+    """A lock lasts until its last descriptor is closed: one that a child kept would outlive the run."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for file in _held:
+        os.dup2(nothing, file.fileno(), inheritable=False)
+    os.close(nothing)
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+def _taken_lock(folder: Path, new: bool) -> FolderLock:
+    patience = time.monotonic() + PATIENCE
+    while True:
+        is_late = time.monotonic() > patience
+        is_new = not (folder / LOCK).exists()
+        try:
+            file = (folder / LOCK).open("a+", encoding="utf-8")
+        except FileNotFoundError as error:
+            if not new or is_late:
+                raise WhetError(f"{folder}: no such folder; `whet runs` lists yours") from error
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True)
+            continue
+        except OSError as error:
+            raise WhetError(f"{folder}: cannot write there ({error.strerror}); give another --folder") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            if is_late:
+                raise WhetError(
+                    f"{folder}: another process is training there; wait for it, or give another --folder"
+                ) from error
+            time.sleep(0.02)  # it may only be looking whether somebody trains there
+            continue
+        except OSError as error:
+            file.close()
+            _go_on_unlocked(folder, error)
+            file = (folder / LOCK).open("a+", encoding="utf-8")
+        if is_same_file(file, folder / LOCK):
+            return FolderLock(file, is_new)
+        file.close()  # the one who held it gave the folder back, and the lock's file went with it
+
+
+def _go_on_unlocked(folder: Path, error: OSError) -> None:
+    """Where the file system has no locks, training is refused, unless the user takes care of it himself."""
+    if os.environ.get(NO_LOCKS) != "1":
+        raise WhetError(
+            f"{folder}: its file system has no file locks ({error.strerror}), so a second process could train into the "
+            f"same folder; give a --folder elsewhere, or set {NO_LOCKS}=1 and start only one"
+        ) from error
+    logger.warning("%s: not locked (%s): start no second process there", folder, error.strerror)
+
+
+def is_same_file(file: TextIO, path: Path) -> bool:
+    """Whether an open file is still the one at this path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is training in the folder now; False where nobody can tell."""
+    try:
+        with (folder / LOCK).open(encoding="utf-8") as lock:  # also in a folder that may only be read
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def next_free_folder(name: str, under: Path | str = "runs") -> Path:
+    """The first of runs/NAME-001, runs/NAME-002, ... that does not exist yet."""
+    number = 1
+    while (folder := Path(under) / f"{name}-{number:03d}").exists():
+        number += 1
+    return folder

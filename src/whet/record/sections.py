@@ -1,0 +1,53 @@
+"""Settings of what a run writes and watches: `[report]` and `[health]` of a config."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from whet.settings.bounds import MOST_ROWS, MOST_STEPS, MOST_TOKENS
+from whet.settings.sections import Listed, Section, Table
+
+
+class ReportSection(Section):
+    save_every: int = Field(10, ge=1, le=MOST_STEPS, description="steps between checkpoints")
+    keep_checkpoints: int = Field(2, ge=1, le=MOST_STEPS, description="checkpoints to keep; older ones are deleted")
+    samples_per_step: int = Field(1, ge=0, le=MOST_ROWS, description="groups per step written to samples.jsonl")
+    tokens: int = Field(
+        4096,
+        ge=0,
+        le=MOST_TOKENS,
+        description="tokens per step of those samples whose advantage, weight and log-probs go to tokens.jsonl; 0: off",
+    )
+    review_every: int = Field(100, ge=0, le=MOST_STEPS, description="steps between two selections for review; 0: off")
+    review_count: int = Field(20, ge=1, le=MOST_ROWS, description="best and worst completions to select, each")
+    trackers: Listed = Field(
+        (), description="services that follow the run: trackio, tensorboard, wandb, mlflow, or registered ones"
+    )
+    tracker_settings: Table = Field(
+        default_factory=dict, description="settings by tracker, e.g. report.tracker_settings.wandb.mode=online"
+    )
+
+
+class HealthSection(Section):
+    on_problem: dict[str, Literal["stop", "checkpoint", "lower_rate"]] = Field(
+        {},
+        description="what to do about a problem, by the name of its rule (docs/doctor.md): KL_runaway = lower_rate",
+    )
+    after_steps: int = Field(
+        3, ge=1, le=MOST_STEPS, description="consecutive steps in which the problem must hold before that is done"
+    )
+    rate_factor: float = Field(
+        0.5, ge=0.001, le=0.999, description="lower_rate multiplies the learning rate with this, each time"
+    )
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if not self.on_problem and (self.after_steps != 3 or self.rate_factor != 0.5):
+            raise ValueError(
+                "after_steps and rate_factor have no effect without health.on_problem; give it, or drop them"
+            )
+        if self.rate_factor != 0.5 and "lower_rate" not in self.on_problem.values():
+            raise ValueError("rate_factor has no effect: no problem in health.on_problem lowers the rate; drop it")
+        return self

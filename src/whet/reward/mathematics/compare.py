@@ -1,0 +1,336 @@
+"""Whether two values are the same answer.
+
+Constants are compared with 60 digits, formulas with symbols at several points. The one rule for decimals: a decimal of
+at least six decimals and six significant digits equals what gives it when rounded or cut off (0.333333 is 1/3); a
+shorter one is exact (0.33 is 33/100). It holds on both sides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from whet.reward.mathematics.formula import (
+    Formula,
+    TooLarge,
+    Unreadable,
+    contains,
+    context,
+    exact_value,
+    point_for,
+    symbols_of,
+    value_at,
+)
+from whet.reward.mathematics.quantity import Quantity, agreement, stands_for
+from whet.reward.mathematics.reading import MOST_MEMBERS, TURNED, read_value
+from whet.reward.mathematics.region import region_of
+from whet.reward.mathematics.value import (
+    Based,
+    Clock,
+    Expression,
+    Group,
+    MathValue,
+    Name,
+    Number,
+    Region,
+    Relation,
+    formula_of,
+    infinite,
+    number,
+)
+
+DIGITS_AGREE = 1e-40  # relative
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two values are compared."""
+
+    tolerance: float = 0.0  # a share of the gold value
+    relations_as_sets: bool = True
+    question: str = ""
+
+
+EXACT = Comparison()
+
+
+def verdict(gold: str, answer: str, rule: Comparison = EXACT) -> bool | None:
+    """Whether a text is the same answer as the gold one; None where it has LaTeX that only math-verify may know."""
+    wanted = read_value(gold)
+    try:
+        return same(wanted, read_value(answer), rule)
+    except Unreadable as what:
+        if isinstance(wanted, Name):
+            return same(wanted, Name(answer), rule)
+        return None if what.is_command else False
+
+
+def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
+    """Whether the answer's value is the gold one. `Unreadable` where it cannot be computed."""
+    gold, answer = _unnamed(gold, answer)
+    both = (gold, answer)
+    if isinstance(gold, Number | Expression) and isinstance(answer, Number | Expression):
+        return _same_formula(gold, answer, rule)
+    if any(isinstance(value, Region) for value in both):
+        return _same_region(gold, answer, rule)
+    if isinstance(gold, Relation) and isinstance(answer, Relation):
+        return _same_relation(gold, answer, rule)
+    if any(isinstance(value, Name) for value in both):
+        return _letters(gold) != "" and _letters(gold) == _letters(answer)
+    if any(isinstance(value, Based) for value in both):
+        return _same_digits(gold, answer)
+    if isinstance(gold, Clock) and isinstance(answer, Clock):
+        same_half = gold.half == answer.half or "" in (gold.half, answer.half)
+        return same_half and (gold.hour, gold.minute, gold.second) == (answer.hour, answer.minute, answer.second)
+    if _is_ratio(gold) and (_is_ratio(answer) or isinstance(answer, Number | Expression)):
+        return _same_ratio(gold, answer, rule)
+    if isinstance(gold, Number | Expression) and _is_ratio(answer) and not isinstance(answer, Clock):
+        return _same_ratio(answer, gold, rule)
+    return _same_members(gold, answer, rule)
+
+
+def _unnamed(gold: MathValue, answer: MathValue) -> tuple[MathValue, MathValue]:
+    """x = 3 against 3: what names the value is left out where only one side has it, and so are brackets around one."""
+    named = [value.named if isinstance(value, Relation) else None for value in (gold, answer)]
+    if isinstance(answer, Relation) and named[1] and named[0] in (None, named[1]):
+        return _unnamed(gold.sides[1] if isinstance(gold, Relation) else gold, answer.sides[1])
+    if isinstance(gold, Relation) and named[0] and named[1] is None:
+        return _unnamed(gold.sides[1], answer)
+    groups = [value if isinstance(value, Group) and value.is_unordered else None for value in (gold, answer)]
+    single = [group.members[0] if group and len(group.members) == 1 else None for group in groups]
+    is_many = [
+        isinstance(value, Region) or (group is not None and one is None)
+        for value, group, one in zip((gold, answer), groups, single, strict=True)
+    ]
+    if any(single) and not any(is_many):
+        return _unnamed(single[0] or gold, single[1] or answer)
+    return gold, answer
+
+
+def _same_formula(gold: Number | Expression, answer: Number | Expression, rule: Comparison) -> bool:
+    if isinstance(gold, Number) and isinstance(answer, Number):
+        return agreement(gold.quantity, answer.quantity, rule.tolerance, rule.question) == "same"
+    numbers = [value.quantity for value in (gold, answer) if isinstance(value, Number)]
+    units = [value.quantity.unit if isinstance(value, Number) else value.unit for value in (gold, answer)]
+    sizes = [Quantity(Fraction(1), False, unit) for unit in units]
+    if any(number.counted for number in numbers) or (all(units) and agreement(sizes[0], sizes[1]) == "different"):
+        return False
+    first, second = formula_of(gold), formula_of(answer)
+    if first == second:
+        return True
+    if symbols_of(first) or symbols_of(second):
+        return bool(symbols_of(first) and symbols_of(second)) and _identical(first, second)
+    steps = [value.quantity.step if isinstance(value, Number) else Fraction(0) for value in (gold, answer)]
+    return _same_constant(first, second, steps, rule.tolerance)
+
+
+def _same_constant(first: Formula, second: Formula, steps: Sequence[Fraction], tolerance: float) -> bool:
+    exact = exact_value(first), exact_value(second)
+    if None not in exact and exact[0] == exact[1]:
+        return True
+    mp = context()
+    far = infinite(Expression(first)), infinite(Expression(second))
+    if any(far):
+        return far[0] == far[1]
+    values = value_at(first, {}), value_at(second, {})
+    widths = [mp.mpf(step.numerator) / step.denominator for step in steps]
+    is_real = not any(mp.im(value) for value in values)
+    if is_real and stands_for(mp.re(values[0]), widths[0], mp.re(values[1]), widths[1]):
+        return True
+    if tolerance and abs(values[0] - values[1]) <= tolerance * abs(values[0]):
+        return True
+    return None in exact and _agree(first, second, {}, values)
+
+
+def _agree(first: Formula, second: Formula, point: Any, values: tuple[Any, Any]) -> bool:
+    """True where the two computed values are one: they agree in their digits, or both vanish with more digits."""
+    largest = max(abs(values[0]), abs(values[1]))
+    if largest > 1e-30 or values[0] == values[1]:
+        return bool(abs(values[0] - values[1]) <= largest * DIGITS_AGREE)
+    finer = [value_at(formula, point, 150) for formula in (first, second)]
+    if all(abs(fine) <= abs(coarse) * 1e-50 for fine, coarse in zip(finer, values, strict=True)):
+        return True
+    return bool(abs(finer[0] - finer[1]) <= max(abs(finer[0]), abs(finer[1])) * DIGITS_AGREE)
+
+
+def _identical(first: Formula, second: Formula) -> bool:
+    """Whether two formulas have the same value wherever both have a real one; several points are tried.
+
+    A symbol that only one side has may cancel out, but then it does so at every point.
+    """
+    both = ("sum", first, second)
+    stepped = contains(both, "floor") or contains(both, "ceiling")
+    mp = context()
+    tried = 0
+    for turn in range(24 if stepped else 12):
+        point = point_for(symbols_of(both), turn, stepped)
+        try:
+            values = value_at(first, point), value_at(second, point)
+        except TooLarge:
+            raise
+        except Unreadable:
+            continue
+        if turn < 8 and any(abs(mp.im(value)) > 1e-30 for value in values) and not contains(both, "i"):
+            continue
+        if not _agree(first, second, point, values):
+            return False
+        tried += 1
+        if tried == (20 if stepped else 4):
+            break
+    if not tried:
+        raise Unreadable("a formula without a value at any point that was tried")
+    return True
+
+
+def _same_region(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
+    gold_relation, answer_relation = (isinstance(value, Region) and value.is_relation for value in (gold, answer))
+    if answer_relation and not gold_relation and not rule.relations_as_sets:
+        return False
+    names = {value.variable for value in (gold, answer) if isinstance(value, Region) and value.variable}
+    if gold_relation and answer_relation and len(names) == 2:
+        return False
+    try:
+        first, second = region_of(gold), region_of(answer)
+    except Unreadable:
+        return False
+    return first.inside == second.inside and _in_order(first.ends, second.ends, rule)
+
+
+def _same_relation(gold: Relation, answer: Relation, rule: Comparison) -> bool:
+    """Equal where both sides are, or where one is the other times a number: 2x + 4y = 3 is y = 3/4 - x/2."""
+    turned = Relation(answer.sides[::-1], tuple(TURNED[sign] for sign in answer.signs[::-1]))
+    if any(gold.signs == other.signs and _in_order(gold.sides, other.sides, rule) for other in (answer, turned)):
+        return True
+    if len(gold.signs) != 1 or len(answer.signs) != 1:
+        return False
+    try:
+        (first, sign), (second, other_sign) = _difference(gold), _difference(answer)
+    except Unreadable:
+        return False
+    return sign == other_sign and _proportional(first, second, positive=sign not in ("=", r"\ne"))
+
+
+def _difference(relation: Relation) -> tuple[Formula, str]:
+    """left > right as (left - right, ">")."""
+    left, right = (formula_of(side) for side in relation.sides)
+    sign = relation.signs[0]
+    if sign in ("<", r"\le"):
+        left, right, sign = right, left, TURNED[sign]
+    return ("sum", left, ("negative", right)), sign
+
+
+def _proportional(first: Formula, second: Formula, positive: bool) -> bool:
+    symbols = symbols_of(first)
+    if not symbols or symbols != symbols_of(second):
+        return False
+    mp = context()
+    shares: list[Any] = []
+    for turn in range(8):
+        point = point_for(symbols, turn)
+        try:
+            shares.append(value_at(first, point) / value_at(second, point))
+        except (Unreadable, ZeroDivisionError):
+            continue
+        if abs(shares[-1] - shares[0]) > abs(shares[0]) * DIGITS_AGREE or shares[0] == 0:
+            return False
+        if positive and (mp.im(shares[0]) != 0 or mp.re(shares[0]) <= 0):
+            return False
+        if len(shares) == 4:
+            return True
+    return False
+
+
+def _letters(value: MathValue) -> str:
+    r"""A name, or what a formula of bare letters spells, for comparing \text{odd} with odd."""
+    if isinstance(value, Name):
+        return re.sub(r"[\s().,;:'\u2019-]+", " ", value.words).strip().casefold()
+    if isinstance(value, Group) and all(map(_letters, value.members)):
+        return " ".join(map(_letters, value.members))
+    if isinstance(value, Expression):
+        formula = value.formula
+        parts = formula[1:] if formula[0] == "product" else (formula,)
+        is_spelled = all(part[0] in ("symbol", "constant") for part in parts)
+        if is_spelled and (len(parts) > 1 or len(formula[1]) == 1):
+            return "".join(str(part[1]) for part in parts).casefold()
+    return ""
+
+
+def _same_digits(gold: MathValue, answer: MathValue) -> bool:
+    """The same digits in the same base; digits without a base are taken to be in the gold one's."""
+    if isinstance(gold, Based) and isinstance(answer, Based):
+        return gold == answer
+    based, bare = (gold, answer) if isinstance(gold, Based) else (answer, gold)
+    if not isinstance(based, Based) or not isinstance(bare, Number):
+        return False
+    if based is answer and based.base != 10:
+        return False
+    if based is gold and (bare.quantity.unit or bare.quantity.percent):
+        return False
+    return re.fullmatch(r"-?[0-9.]+", based.digits) is not None and Fraction(based.digits) == bare.quantity.value
+
+
+def _is_ratio(value: MathValue) -> bool:
+    return isinstance(value, Clock) or (isinstance(value, Group) and value.kind == "ratio")
+
+
+def _same_ratio(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
+    first, second = _ratio_parts(gold), _ratio_parts(answer)
+    if _in_order(first, second, rule):
+        return True
+    if len(second) == 1 and len(first) == 2:
+        second = (*second, number(1))
+    zeros = any(isinstance(part, Number) and not part.quantity.value for part in (*first, *second))
+    if len(first) != len(second) or zeros:
+        return False
+    shares = ((first[0], one, second[0], other) for one, other in zip(first[1:], second[1:], strict=True))
+    return all(
+        same(Expression(_product(top, other)), Expression(_product(one, other_top)))
+        for top, one, other_top, other in shares
+    )
+
+
+def _product(first: MathValue, second: MathValue) -> Formula:
+    return ("product", formula_of(first), formula_of(second))
+
+
+def _ratio_parts(value: MathValue) -> tuple[MathValue, ...]:
+    if isinstance(value, Clock):
+        return number(value.hour), number(value.minute)
+    return value.members if isinstance(value, Group) else (value,)
+
+
+def _same_members(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
+    groups = [value if isinstance(value, Group) else Group("", (value,)) for value in (gold, answer)]
+    kinds = {group.kind for group in groups}
+    if kinds == {"()", "list"} or not any(group.is_unordered for group in groups):
+        is_comparable = kinds == {"()", "list"} or (len(kinds) == 1 and kinds != {""})
+        return is_comparable and _in_order(groups[0].members, groups[1].members, rule)
+    sides = [
+        group.members if group.is_unordered else (value,) for group, value in zip(groups, (gold, answer), strict=True)
+    ]
+    names = [[member.named if isinstance(member, Relation) else "" for member in side] for side in sides]
+    if all(names[0]) != all(names[1]):
+        named = names[0] if all(names[0]) else names[1]
+        if len(set(named)) == len(named) > 1:
+            # AB = 4, CD = 5 against 4, 5: which is which is told by the order alone
+            bare = [[m.sides[1] if isinstance(m, Relation) else m for m in side] for side in sides]
+            family = len({re.sub(r"[_{}0-9]", "", name) for name in named}) == 1  # x_1, x_2 are roots in any order
+            return _in_order(bare[0], bare[1], rule) or (family and _in_any_order(bare[0], bare[1], rule))
+    return _in_any_order(sides[0], sides[1], rule)
+
+
+def _in_order(gold: Sequence[MathValue], answer: Sequence[MathValue], rule: Comparison) -> bool:
+    return len(gold) == len(answer) and all(same(one, other, rule) for one, other in zip(gold, answer, strict=True))
+
+
+def _in_any_order(gold: Sequence[MathValue], answer: Sequence[MathValue], rule: Comparison) -> bool:
+    if max(len(gold), len(answer)) > MOST_MEMBERS:
+        raise Unreadable("too many members")
+    if len(answer) > 2 * len(gold) + 2:  # members may repeat, but a heap of them is no answer
+        return False
+    return all(any(same(one, other, rule) for other in answer) for one in gold) and all(
+        any(same(one, other, rule) for one in gold) for other in answer
+    )

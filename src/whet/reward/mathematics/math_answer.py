@@ -1,0 +1,294 @@
+"""The reward for a mathematically equal answer.
+
+`value` reads and compares almost all answers, in this process and in bounded time. What only math-verify knows
+(integrals, sums over matrices, answers in running text) goes to the processes of `pool`, which can be killed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from whet.data.gold import boxed
+from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, tagged
+from whet.reward.mathematics.compare import Comparison, verdict
+from whet.reward.mathematics.formula import Unreadable
+from whet.reward.mathematics.pool import GOLD_SECONDS, POOL, MathJob, MathResult
+from whet.reward.mathematics.quantity import changes_value, quantity
+from whet.reward.mathematics.reading import read_value
+from whet.reward.mathematics.value import MathValue
+from whet.reward.unscorable import unscorable
+from whet.types import Prompt, WhetError
+
+LONGEST_ANSWER = 300  # characters, or twice the gold answer's; longer ones are wrong without a look
+MANY = 400  # formulas to compare from which on the processes of the pool share them
+CHUNK = 16
+LONGEST_TAIL = 2000  # characters read from the end of a completion without a marked answer
+WORD = re.compile(r"[^\W\d_]{3,}")
+COMMAND = re.compile(r"\\[a-zA-Z]+")
+NUMBER = re.compile(r"[+-]?\$?[0-9][0-9,]*(?:\.[0-9]+)?")
+FINDABLE = re.compile(r"[0-9$\\\[]")  # without any of these math-verify finds nothing
+UNSURE = re.compile(r"\b(?:not|never|or|either|neither|nor|between|except|unlike|about)\b|n't\b", re.IGNORECASE)
+OPERATION = re.compile(
+    r"(?<=[^(\[{,=<>+*/^-])[+-]|\*|\\cdot|\\times(?!10\^)|!"
+)  # a sum, a product, a factorial; no sign
+SPACING = re.compile(r"[\s${}]|\\(?:left|right|displaystyle|[,;!: ()\[\]])")
+STATED = re.compile(r"\b(?:is|are|equals|was|be)\b|=")
+
+
+@dataclass(frozen=True)
+class GoldAnswer:
+    """A gold answer: its value, or the text that only math-verify may read, or what was not read."""
+
+    text: str
+    value: MathValue | None = None
+    unread: str = ""
+
+    @property
+    def is_foreign(self) -> bool:
+        return self.value is None and not self.unread
+
+
+def math_answer(
+    prompt: Prompt,
+    completion: str,
+    *,
+    tolerance: float = 0.0,
+    relations_as_sets: bool = True,
+    judged: Literal["all", "last"] = "all",
+) -> float | None:
+    """1 when every explicit answer equals the gold one, 0 when not, None when the gold one cannot be read in full.
+
+    Several different answers (two boxes, say) may also be the gold set together; one of them alone is a guess,
+    unless `judged` is "last": text by people sometimes frames a result on the way.
+    A completion without a marked answer is read by math-verify's own extraction, after the thinking. A sum or product
+    that stands in the question is no answer to it, unless the gold one is written the same way. An answer that is too
+    large to compute (9^{9^{9}}) or takes too long to compare is wrong, on whichever thread it is scored.
+
+    `tolerance` is a share of the gold value (0.01 lets 78.5 pass for 78.54), for each number of a tuple, set,
+    interval or matrix. With `relations_as_sets=False` -2 <= x <= 7 does not pass for [-2, 7].
+    """
+    settings = {"tolerance": tolerance, "relations_as_sets": relations_as_sets, "judged": judged}
+    return math_answers([prompt], [completion], **settings)[0]  # type: ignore[arg-type]
+
+
+def math_answers(
+    prompts: Sequence[Prompt],
+    completions: Sequence[str],
+    *,
+    tolerance: float = 0.0,
+    relations_as_sets: bool = True,
+    judged: Literal["all", "last"] = "all",
+) -> list[float | None]:
+    """`math_answer` of many samples; what needs math-verify is dealt out to its processes at once."""
+    if not 0 <= tolerance < 1:
+        raise WhetError(f"tolerance of reward 'math_answer' is {tolerance}; give a share of the gold value, 0 to 1")
+    golds = _golds([_written(prompt) for prompt in prompts])
+    cases: list[_MathScoring] = []
+    for prompt, gold, completion in zip(prompts, golds, completions, strict=True):
+        # "\\boxed{20} percent" speaks of percent as well as a question does
+        rule = Comparison(tolerance, relations_as_sets, f"{prompt.question()} {prompt.answer}")
+        cases.append(_MathScoring(gold, prompt.question(), completion, rule, judged))
+        if gold.unread:
+            unscorable(f"reward 'math_answer': {gold.unread}", prompt)
+    known = _known_verdicts(cases)
+    for case in cases:
+        case.decide(known)
+    while any(case.job is not None for case in cases):
+        asking = [case for case in cases if case.job is not None]
+        results = POOL.run([case.job for case in asking if case.job is not None])
+        for case, result in zip(asking, results, strict=True):
+            case.hear(result)
+    return [case.score for case in cases]
+
+
+def unread_gold(prompts: Sequence[Prompt]) -> list[str | None]:
+    """Why each prompt cannot be scored, None where it can: what of its gold answer was not read.
+
+    `row_check` asks before the first step.
+    """
+    return [gold.unread or None for gold in _golds([_written(prompt) for prompt in prompts])]
+
+
+def _written(prompt: Prompt) -> str:
+    """The gold answer as text; the members of a list side by side, as an answer would have them."""
+    text = gold_text(prompt, "math_answer")
+    if isinstance(prompt.answer, list | tuple | set | frozenset):
+        return ", ".join(map(str, prompt.answer))
+    return text
+
+
+def _check_library() -> None:
+    if importlib.util.find_spec("math_verify") is None:
+        raise WhetError("reward 'math_answer' needs math-verify; run pip install math-verify")
+
+
+math_answer.prepare = _check_library  # type: ignore[attr-defined]
+math_answer.packages = ("math_verify",)  # type: ignore[attr-defined]
+math_answer.together = math_answers  # type: ignore[attr-defined]
+math_answer.unscorable = unread_gold  # type: ignore[attr-defined]
+
+
+Known = Mapping[tuple[str, str, Comparison], bool | None]
+
+
+def _known_verdicts(cases: Sequence[_MathScoring]) -> Known:
+    """The verdicts on all formulas of a large batch, from all cores; nothing for a small one."""
+    asked = list(dict.fromkeys((case.gold.text, each, case.rule) for case in cases for each in case.to_compare()))
+    if len(asked) < MANY or POOL.size == 1:
+        return {}
+    chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
+    rule = asked[0][2]
+    jobs = [
+        MathJob("verdicts", ([(g, a, r.question) for g, a, r in chunk], rule.tolerance, rule.relations_as_sets), CHUNK)
+        for chunk in chunks
+    ]
+    known: dict[tuple[str, str, Comparison], bool | None] = {}
+    for chunk, result in zip(chunks, POOL.run(jobs), strict=True):
+        # what a process could not say is found out here
+        known |= dict(zip(chunk, result.value, strict=True)) if isinstance(result.value, list) else {}
+    return known
+
+
+class _MathScoring:
+    """One completion on its way to a score; `job` is what it asks a process of the pool next."""
+
+    def __init__(self, gold: GoldAnswer, question: str, completion: str, rule: Comparison, judged: str) -> None:
+        self.gold, self.question, self.rule = gold, question, rule
+        self.score: float | None = None
+        self.job: MathJob | None = None
+        if gold.unread:
+            return
+        text = final_part(completion)
+        self.answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
+        if _is_loose(text):
+            self.answers = [_stated_value(answer) for answer in self.answers]
+        # numbers of a question that is repeated are no answers; "5" is one to "Is it 3 or 5?"
+        asked = question.strip()
+        self.tail = (text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
+        longest = max(LONGEST_ANSWER, 2 * len(gold.text))
+        if any(len(answer) > longest for answer in self.answers):
+            self.score = 0.0
+        elif self.answers and all(answer.split() == gold.text.split() for answer in self.answers):
+            self.score = 1.0
+
+    def to_compare(self) -> Sequence[str]:
+        """Answers that are worth another process: formulas. Plain numbers are compared in microseconds."""
+        if self.score is not None or self.gold.value is None:
+            return ()
+        return [each for each in dict.fromkeys(self.answers) if quantity(each) is None]
+
+    def decide(self, known: Known) -> None:
+        """The score, or the job that it takes; `known` has verdicts that were found elsewhere."""
+        self.known = known
+        if self.score is None and not self.gold.unread:
+            self.score = (
+                self._compared(list(dict.fromkeys(self.answers))) if self.answers else self._unmarked(self.tail)
+            )
+
+    def _compared(self, different: Sequence[str]) -> float | None:
+        verdicts = [self._same(answer) for answer in different]
+        if all(verdict is True for verdict in verdicts):
+            return 1.0
+        together = ", ".join(different)
+        if len(different) > 1:
+            return float(self._same(together) is True)
+        if verdicts[0] is None:
+            self.job = MathJob("compare", (self.gold.text, different[0], self.rule.relations_as_sets))
+            return None
+        return 0.0
+
+    def _same(self, answer: str) -> bool | None:
+        """Whether the answer is the gold one; None where math-verify has to be asked."""
+        if _is_repeated(answer, self.question, self.gold.text):
+            return False
+        if self.gold.value is None:
+            return None
+        asked = self.gold.text, answer, self.rule
+        return self.known[asked] if asked in self.known else verdict(*asked)
+
+    def _unmarked(self, tail: str) -> float | None:
+        if not tail:
+            return 0.0
+        if len(tail) <= LONGEST_ANSWER:
+            if self._same(tail) is True:
+                return 1.0
+            if quantity(tail) is not None:
+                return 0.0
+        if not FINDABLE.search(tail):
+            return 0.0
+        self.job = MathJob("extract", (tail,))
+        return None
+
+    def hear(self, result: MathResult) -> None:
+        job, self.job = self.job, None
+        assert job is not None
+        if result.is_lost:
+            return
+        if job.kind == "compare":
+            self.score = float(result.value is True)
+        elif not isinstance(result.value, str):
+            self.score = 0.0
+        else:
+            self.score = self._compared([_stated_value(result.value)])
+
+
+@functools.lru_cache(maxsize=65_536)
+def _gold(text: str) -> GoldAnswer:
+    frames = boxed(text)
+    pieces = re.split(r"\\(?:boxed|fbox)", text)[1:-1]
+    between = [piece.replace(frame, "", 1) for frame, piece in zip(frames, pieces, strict=False)]
+    # several frames are one answer where they stand side by side, or a word or sign joins them
+    joined = all(len(each) < 14 or re.search(r"\b(?:and|or)\b|[,;]", each) for each in between)
+    plain = (", ".join(dict.fromkeys(frames)) if joined else frames[-1]) if frames else text
+    try:
+        return GoldAnswer(plain, read_value(plain))
+    except Unreadable as what:
+        marked = final_answer(text)  # a whole solution may stand in the column
+        if marked and marked != text and not frames:
+            return _gold(marked)
+        if what.is_command:
+            return GoldAnswer(plain)
+        return GoldAnswer(plain, unread=f"the gold answer {text[:80]!r} was not read in full: {what}")
+
+
+_foreign: dict[str, GoldAnswer] = {}  # what math-verify said about golds that only it may read
+
+
+def _golds(texts: Sequence[str]) -> list[GoldAnswer]:
+    golds = [_gold(text) for text in texts]
+    unknown = {gold.text: gold for gold in golds if gold.is_foreign and gold.text not in _foreign}
+    results = POOL.run([MathJob("read", (text,), GOLD_SECONDS) for text in unknown])
+    for (text, gold), result in zip(unknown.items(), results, strict=True):
+        why = "it took too long" if result.is_slow else "math-verify does not read it either"
+        unread = "" if result.value is True else f"the gold answer {text[:80]!r} was not read in full: {why}"
+        if not result.is_lost:
+            _foreign[text] = GoldAnswer(gold.text, unread=unread)
+    return [_foreign.get(gold.text, gold) if gold.is_foreign else gold for gold in golds]
+
+
+def _is_repeated(answer: str, question: str, gold: str) -> bool:
+    """True where the answer only writes down again what was to be worked out: "1/3 + 1/6" to "What is 1/3 + 1/6?"."""
+    bare = SPACING.sub("", answer)
+    return OPERATION.search(bare) is not None and bare in SPACING.sub("", question) and bare != SPACING.sub("", gold)
+
+
+def _is_loose(text: str) -> bool:
+    """True where the answer is marked by words or ####, so that a whole sentence may stand there."""
+    return not (boxed(text) or tagged(text))
+
+
+def _stated_value(sentence: str) -> str:
+    """ "The volume of $ABCD$ is 120" says 120: the end of the sentence, or the only number in it."""
+    if not WORD.search(COMMAND.sub("", sentence)) or UNSURE.search(sentence) or quantity(sentence) is not None:
+        return sentence
+    stated = STATED.split(sentence)[-1].strip().strip("*$").strip()
+    if re.search(r"[0-9\\]", stated) and (quantity(stated) is not None or not WORD.search(COMMAND.sub("", stated))):
+        return stated
+    numbers = NUMBER.findall(sentence)
+    # "10 degrees below zero" and "3 of the 5 dozen" are not their first number
+    return numbers[0] if len(numbers) == 1 and not changes_value(sentence) else sentence

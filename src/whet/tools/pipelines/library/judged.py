@@ -1,0 +1,320 @@
+"""Stages that judge policies beside the one they started from, choose the best of n, and lay several ways side by side.
+
+The *reward model* is what a policy may have been trained against; the *judge* is another one, of another seed and of
+pairs that neither the policy nor the reward model has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from statistics import fmean
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from whet.record.text import count_of, number, percent
+from whet.reward.sections import RewardSection
+from whet.settings.bounds import MOST_SAMPLES, MOST_SEED
+from whet.tools.pipelines.library.budget import SELECTION, choices_within
+from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.pair_rows import row_prompt
+from whet.tools.pipelines.library.pairs import SplitPairsEntry
+from whet.tools.pipelines.library.policy_measures import (
+    JUDGE,
+    REWARD_MODEL,
+    TRUTH,
+    PolicyMeasures,
+    length_slope,
+    mean_sequence,
+    measures,
+    optimised_words,
+    rate_cell,
+    rate_text,
+    sample_pairs,
+    selected_measures,
+)
+from whet.tools.pipelines.library.sampler import ModelSampler, Row, chunk_size, completion_row, sampled_rows
+from whet.tools.pipelines.settings import PipelineSettings, answer_reward, can_evaluate, sampling_config
+from whet.tools.pipelines.stages import StageCost, read_json_lines, stage_result
+from whet.training.config import EvaluationConfig
+from whet.types import Group, Prompt, Sample
+
+JUDGED = "judged.jsonl"
+MICRO_BATCH_TOKENS = 16_384
+SAMPLES = 4  # completions of each policy that the page shows
+COLUMNS = {
+    "win_rate": "win rate by the judge",
+    "win_rate_same_length": "at equal length",
+    "win_rate_reward_model": "by the reward model",
+}
+Scorer = Callable[[Sequence[Prompt], Sequence[Sequence[Sample]]], list[list[float | None]]]
+
+
+class JudgedEntry(StageEntry):
+    """Completions of a policy to held-out prompts, with the scores of reward models and the KL to where it started."""
+
+    kind: ClassVar[str] = "judged"
+    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
+    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "data", "eval")
+    cosmetic: ClassVar[frozenset[str]] = frozenset({"name", "who", "number"})
+
+    policy: str = Field("", description="the stage or model that is judged; empty: the pipeline's model")
+    start: str = Field("", description="the stage or model that the KL is measured from; empty: the pipeline's model")
+    against: str = Field("", description="the stage in which the start was judged; empty: this one judges the start")
+    judge: str = Field(description="a stage or folder of a reward model that nothing is trained against")
+    reward_model: str = Field("", description="one that policies are trained against; empty: none")
+    prompts: str = Field(description="an earlier stage or a file; an answer makes the truth known")
+    pairs: str = Field("", description="pairs whose tokens are counted, for the cost of learning from them")
+    completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="that the policy writes to each prompt")
+    seed_offset: int = Field(0, ge=0, le=MOST_SEED, description="sets its samples apart from those of other stages")
+    who: str = Field("", description="whose metrics these are; empty: the policy's name")
+    number: int = Field(0, ge=0, le=1000, description="after which round")
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        prompts = composition.rows(self, "prompts", self.prompts)
+        split = composition.entries.get(prompts.stage)
+        inputs = {
+            "policy": composition.model(self, "policy", self.policy),
+            "start": composition.model(self, "start", self.start),
+            "prompts": replace(prompts, count=split.judged_prompts if isinstance(split, SplitPairsEntry) else 0),
+            JUDGE: composition.reward_model(self, "judge", self.judge),
+        }
+        if self.reward_model:
+            inputs[REWARD_MODEL] = composition.reward_model(self, "reward_model", self.reward_model)
+        if self.against:
+            inputs["against"] = composition.rows(self, "against", f"{self.against}/{JUDGED}")
+        if self.pairs:
+            inputs["pairs"] = composition.rows(self, "pairs", self.pairs, ("pairs",))
+        return inputs
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        text = f"{inputs['policy'].label} answers the held-out prompts"
+        if not self.against:
+            return f"{text}: what the others are compared with"
+        return f"{text}, and is judged against {inputs['start'].label}"
+
+    def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
+        return (answer_reward(settings),)
+
+    def measures(self, composition: Composition) -> tuple[str, int]:
+        return self.who or self.policy or composition.settings.model.name, self.number
+
+    def most_completions(self) -> int:
+        """Completions per prompt, at most."""
+        return self.completions
+
+    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
+        completions = inputs["prompts"].count * self.most_completions()
+        return StageCost(completions=completions, sampled_tokens=completions * settings.sampling.max_new_tokens)
+
+    def write(self, run: StageWork, count: int) -> list[Row]:
+        """`count` completions to each prompt, with scores, lengths and KL: rows of judged.jsonl."""
+        from whet.training.assembly.runtime import sampling_from
+
+        prompts = [row_prompt(row) for row in run.rows("prompts")]
+        knows_truth = can_evaluate(run.settings) and any(prompt.answer is not None for prompt in prompts)
+        config = sampling_config(run.settings, run.model("policy"))
+        judges = _Judges(config, run)
+        sampling, seed = sampling_from(config.sampling), (config.seed, 2, self.seed_offset)
+
+        def rows_of(sampler: ModelSampler, at: int, chunk: Sequence[Prompt]) -> list[Row]:
+            written = sampler.completions(chunk, count, sampling, (*seed, at))
+            columns: dict[str, list[list[Any]]] = {"kl": judges.log_ratios(sampler, written)}
+            columns |= {name: scorer(chunk, written) for name, scorer in judges.scorers.items()}
+            if knows_truth:
+                columns[TRUTH] = sampler.scores(None, chunk, written)
+            return [
+                {
+                    **completion_row(prompt, samples),
+                    "prompt_tokens": _prompt_tokens(samples[0]),
+                    **{name: column[place] for name, column in columns.items()},
+                }
+                for place, (prompt, samples) in enumerate(zip(chunk, written, strict=True))
+            ]
+
+        return sampled_rows(run.folder / JUDGED, config, prompts, chunk_size(32), rows_of)
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        rows = self.write(run, self.completions)
+        if self.against:
+            start = run.rows("against")
+            return judged_result(measures(rows, start, length_slope(start)), rows)
+        prompt, completion = mean_sequence(rows)
+        found = measures(rows, rows, 0.0)
+        return stage_result(
+            f"{number(completion)} tokens per completion, {percent(found.truncated)} cut off",
+            found.metrics(),
+            {"truncated_completions": sum(not finished for row in rows for finished in row["finished"])},
+            measured=found.json(),
+            sequence=prompt + completion,
+            prompt=prompt,
+            pair_tokens=pair_tokens(run) if self.pairs else None,
+            eval_prompts=len(rows),
+        )
+
+
+def judged_result(found: PolicyMeasures, rows: Sequence[Row]) -> dict[str, Any]:
+    """What a policy came to against the start."""
+    words = [
+        f"win rate {rate_text(found.win_rate)} by the judge",
+        *([f"{rate_text(found.win_rate_reward_model)} by the reward model"] if found.win_rate_reward_model else []),
+        f"KL {number(found.kl.value if found.kl else None)}",
+        f"{number(found.tokens)} tokens ({number(found.start_tokens)} before)",
+    ]
+    return stage_result(", ".join(words), found.metrics(), eval_prompts=len(rows), measured=found.json())
+
+
+def pair_tokens(run: StageWork) -> float:
+    """Tokens of a pair, its prompt counted with each completion."""
+    from whet.data.families import completion_family
+
+    tokenizer = ModelSampler(sampling_config(run.settings, run.model("start"))).runtime.loaded.tokenizer
+    families = [
+        completion_family(tokenizer, row_prompt(row), (row["chosen"], row["rejected"])) for row in run.rows("pairs")
+    ]
+    return fmean(sum(len(each.tokens) for each in family) for family in families)
+
+
+def _prompt_tokens(sample: Sample) -> int:
+    """Tokens before the first that the policy chose."""
+    return int(sample.action.int().argmax()) if sample.num_actions else len(sample.tokens)
+
+
+class _Judges:
+    """The models that completions are measured with, each read when it is first asked."""
+
+    def __init__(self, config: EvaluationConfig, run: StageWork) -> None:
+        self._config, self._run = config, run
+
+    @cached_property
+    def scorers(self) -> dict[str, Scorer]:
+        return {
+            name: self._scorer(self._run.weights(name)) for name in (REWARD_MODEL, JUDGE) if name in self._run.inputs
+        }
+
+    def _scorer(self, folder: str) -> Scorer:
+        from whet.reward.learned import learned
+
+        network = learned(folder=folder, device=self._config.model.device)
+
+        def scores(prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]]) -> list[list[float | None]]:
+            flat = [prompt for prompt, samples in zip(prompts, written, strict=True) for _ in samples]
+            scored = iter(network(flat, [sample for samples in written for sample in samples]))
+            return [[next(scored) for _ in samples] for samples in written]
+
+        return scores
+
+    @cached_property
+    def _start(self) -> ModelSampler:
+        return ModelSampler(sampling_config(self._run.settings, self._run.model("start")))
+
+    def log_ratios(self, sampler: ModelSampler, written: Sequence[Sequence[Sample]]) -> list[list[float]]:
+        """SUM_t log pi / pi_start of each completion: its mean over the policy's own completions estimates the KL."""
+        if self._run.model("policy") == self._run.model("start"):
+            return [[0.0] * len(samples) for samples in written]
+        samples = [sample for each in written for sample in each]
+        own, start = (self._logp(each, samples) for each in (sampler, self._start))
+        gaps = iter([one - other for one, other in zip(own, start, strict=True)])
+        return [[next(gaps) for _ in each] for each in written]
+
+    def _logp(self, sampler: ModelSampler, samples: Sequence[Sample]) -> list[float]:
+        from whet.data.packing import token_batch
+        from whet.training.update import token_scores
+
+        batch = token_batch([Group(Prompt("", ()), tuple(samples))])
+        temperature = self._config.sampling.temperature
+        logp = token_scores(sampler.runtime.policy, batch, temperature, MICRO_BATCH_TOKENS).logp
+        return [float(each) for each in (logp.double() * batch.action).sum(-1)]
+
+
+class BestOfEntry(JudgedEntry):
+    """No training: the reward model chooses among n completions of the start policy to each prompt."""
+
+    kind: ClassVar[str] = "best_of_n"
+
+    most_n: int = Field(64, ge=1, le=MOST_SAMPLES, description="at most this n; less where the budget is spent before")
+    cost_of: str = Field("", description="the training whose budget n spends on these prompts; empty: n is most_n")
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        inputs = super().find_inputs(composition)
+        if self.cost_of:
+            inputs["cost of"] = composition.model(self, "cost_of", self.cost_of)
+        return inputs
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"{inputs['policy'].label} writes n completions to each held-out prompt; the reward model chooses"
+
+    def most_completions(self) -> int:
+        return self.most_n
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        start, lengths = run.rows("against"), run.result("against")
+        slope, sequence, prompts = length_slope(start), lengths["sequence"], lengths["eval_prompts"]
+        budget = self.most_n * prompts * sequence * SELECTION.cost
+        if self.cost_of:
+            budget = float(run.result("cost of")["budget"])
+        n = choices_within(budget, prompts, sequence, self.most_n)
+        rows = self.write(run, n)
+        sizes = [2**power for power in range(n.bit_length())]
+        return {
+            **judged_result(selected_measures(rows, start, slope, n), rows),
+            "spent": n * len(rows) * sequence * SELECTION.cost,
+            "budget": budget,
+            "n": n,
+            "curve": {str(size): selected_measures(rows, start, slope, size).json() for size in sizes},
+        }
+
+
+class WaysEntry(StageEntry):
+    """Several ways to optimise one reward side by side: win rates, KL, length, what each spent."""
+
+    kind: ClassVar[str] = "compare_ways"
+    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
+
+    start: str = Field(description="the stage in which the start was judged")
+    trainings: dict[str, str] = Field(description="way = the stage that trained it, or chose; its cost is compared")
+    judged: dict[str, str] = Field(description="way = the stage in which it was judged")
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        names = dict.fromkeys((self.start, *self.trainings.values(), *self.judged.values()))
+        return {name: composition.known_stage(self, "judged", name) for name in names}
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return "all ways side by side: win rates, KL, length, what each spent"
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        start = run.result(self.start)
+        start_rows = read_json_lines(run.done[self.start].folder / JUDGED)
+        columns = {**COLUMNS, **({"accuracy": "accuracy"} if start["measured"]["accuracy"] else {})}
+        table = [["", "spent", *columns.values(), "KL", "tokens", "cut off"]]
+        table.append([self.start.removesuffix("-judged"), "", *_cells(start["measured"], columns)])
+        words, shown, measured, steps, budget = [], [], {}, {}, 0.0
+        for way, stage in self.judged.items():
+            result, training = run.result(stage), run.result(self.trainings[way])
+            measured[way], steps[way], budget = (
+                result["measured"],
+                training.get("n") or training["steps"],
+                training["budget"],
+            )
+            name = f"{way} (n = {result['n']})" if "n" in result else way
+            table.append([name, percent(training["spent"] / budget), *_cells(result["measured"], columns)])
+            words += optimised_words(name, result["measured"], start["measured"])
+            if "n" not in result:
+                rows = read_json_lines(run.done[stage].folder / JUDGED)
+                shown += [{"way": way, **each} for each in sample_pairs(rows, start_rows, SAMPLES)]
+        ranked = sorted(measured, key=lambda way: -(measured[way]["win_rate"] or {"value": 0})["value"])
+        summary = f"best by the judge: {ranked[0]}, {rate_cell(measured[ranked[0]]['win_rate'])}"
+        if all(each["accuracy"] for each in measured.values()):
+            best = max(measured, key=lambda way: float(measured[way]["accuracy"]["value"]))
+            summary += f"; by accuracy: {best}, {rate_cell(measured[best]['accuracy'])}"
+        summary += f"; {count_of(len(words), 'warning')}" if words else "; no sign of over-optimisation"
+        summary += f"; the budget is {budget:,.0f} forward tokens"
+        said: dict[str, Any] = {"table": table, "findings": words, "samples": shown, "ranked": ranked}
+        return stage_result(summary, **said, budget=budget, steps=steps)
+
+
+def _cells(measured: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
+    rates = [rate_cell(measured[key]) for key in columns]
+    return [*rates, number(measured["kl"]["value"]), number(measured["tokens"]), percent(measured["truncated"])]

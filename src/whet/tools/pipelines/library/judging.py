@@ -1,0 +1,292 @@
+"""Stages of AI feedback: a judge compares two completions in both orders. It is a server, a model, or trained here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from whet.record.text import count_of, percent
+from whet.settings.bounds import MOST_TOKENS
+from whet.settings.sections import Table
+from whet.tools.pipelines.library.constitution import clamped, draw_principle, preference_request, principles_of
+from whet.tools.pipelines.library.entry import (
+    OUTPUT_FILES,
+    Composition,
+    Inputs,
+    Output,
+    StageEntry,
+    StageInput,
+    StageWork,
+)
+from whet.tools.pipelines.library.pair_rows import row_prompt
+from whet.tools.pipelines.library.sampler import ModelSampler, chunk_size, write_rows
+from whet.tools.pipelines.library.verdicts import (
+    FIRST,
+    SECOND,
+    CandidatePair,
+    PairLabel,
+    Preference,
+    candidate_pairs,
+    combine_orders,
+    judge_examples,
+    judge_metrics,
+    judged_pairs,
+    normalised,
+    short_question,
+    true_pairs,
+)
+from whet.tools.pipelines.settings import PipelineSettings, sampling_config
+from whet.tools.pipelines.stages import read_json_lines, stage_result, write_in_chunks
+from whet.training.config import EvaluationConfig
+from whet.types import Message, Prompt, Sampling, WhetError
+
+LABELS, EVAL_PAIRS = "labels.jsonl", "eval_pairs.jsonl"
+MICRO_BATCH_TOKENS = 16_384  # of the letters' log-probabilities: memory only
+MOST_HELD_OUT = 128  # pairs that a trained judge is evaluated on; a quarter where there are few
+WHICH: Message = {"role": "user", "content": f"So which one? Answer with {FIRST} or {SECOND}."}
+WORDS = {"first": 1.0, "second": 0.0, "tie": 0.5}
+# settings of the reward `judge` that do not apply to two whole completions
+IDLE = ("compare", "opponents", "reference", "show_reference", "show_thinking", "longest_completion", "alone")
+Comparison = tuple[Prompt, str, str]
+Ask = Callable[[int, Sequence[Comparison]], Sequence[Preference]]  # number of the chunk; which one is better
+
+
+class JudgeExamplesEntry(StageEntry):
+    """Demonstrations of judging, of scored completions: the letter of the better one, in both orders."""
+
+    kind: ClassVar[str] = "judge_examples"
+    gives: ClassVar[tuple[Output, ...]] = ("rows",)
+
+    completions: str = Field("", description="the stage of kind sample whose completions are compared by their scores")
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        return {"completions": composition.rows(self, "completions", self.completions, ("completions",))}
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"two completions of {inputs['completions'].label} to each prompt, compared by their scores"
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        rows = run.rows("completions")
+        candidates, counts = candidate_pairs(rows)
+        held_out = min(MOST_HELD_OUT, len(candidates) // 4)
+        shown = candidates[: len(candidates) - held_out]
+        decided = [candidate for candidate in shown if candidate.truth not in (None, 0.5)]
+        if not decided:
+            raise WhetError(
+                f"{len(rows)} prompts gave {len(shown)} pairs of completions to learn from, and none with a winner; "
+                "raise judge.examples"
+            )
+        examples = judge_examples(decided, {str(row["id"]): row_prompt(row) for row in rows})
+        write_rows(run.folder / OUTPUT_FILES["rows"], examples)
+        counts |= {"without_winner": len(shown) - len(decided), "examples": len(examples), "held_out": held_out}
+        summary = f"{count_of(len(examples), 'example')}: both orders of each pair with a winner"
+        return stage_result(summary, counts=counts)
+
+
+class ComparingEntry(StageEntry):
+    """What every stage has that asks a judge which of two completions is better."""
+
+    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling")
+
+    completions: str = Field("", description="the stage of kind sample whose completions are compared, two per prompt")
+    judge: str = Field("", description="the stage or model that judges; empty: the pipeline's, or settings.base_url")
+    question: Literal["short", "full"] = Field(
+        "full", description="the rubric with fences around the completions, or only the completions, for a small model"
+    )
+    verdict: Literal["text", "logp"] = Field(
+        "text", description="read from its answer, or soft: the log-probabilities of naming either; no server has them"
+    )
+    settings: Table = Field({}, description="of the reward `judge`: base_url, model, key_variable, rubric, cache, ...")
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        from whet.reward.judge import JudgeSettings
+
+        try:
+            server = JudgeSettings(**self.settings).base_url
+        except TypeError as error:
+            raise WhetError(f"judge.settings: {error}; `whet reward list` shows the settings of judge") from error
+        for key in IDLE:
+            if key in self.settings:
+                raise WhetError(f"judge.settings.{key} has no effect: here two whole completions are compared; drop it")
+        if server and self.judge:
+            raise WhetError("judge.name and judge.settings.base_url both name a judge; give one of them")
+        if server and self.verdict == "logp":
+            raise WhetError("judge.verdict=logp needs a model in this process; a server is read as text")
+        inputs = {"completions": composition.rows(self, "completions", self.completions, ("completions",))}
+        return inputs if server else {**inputs, "judge": composition.model(self, "judge", self.judge)}
+
+    def ask(self, run: StageWork) -> Ask:
+        """The judge, ready to be asked."""
+        from whet.reward.judge import Judge, JudgeSettings
+        from whet.reward.judge.questions import JudgeQuestion, comparison_question
+
+        judge = Judge(JudgeSettings(**self.settings))
+
+        def question(prompt: Prompt, first: str, second: str) -> JudgeQuestion:
+            if self.question == "short":
+                return JudgeQuestion(short_question(prompt, first, second))
+            return comparison_question(prompt, first, second, judge.rubric)
+
+        if judge.needs_ask:
+            config = sampling_config(run.settings, run.model("judge"))
+            if self.verdict == "logp":
+                runtime = ModelSampler(config).runtime
+                return lambda _, rows: letter_preferences(runtime, [question(*row).messages for row in rows])
+            judge = judge.asking(engine_asking(config, judge))
+        return lambda _, rows: [
+            None if answer is None else WORDS[answer] for answer in judge.preferences([question(*row) for row in rows])
+        ]
+
+    def notes(self, run: StageWork, prompt: Prompt) -> dict[str, Any]:
+        """What else is kept of a comparison."""
+        return {}
+
+    def label(self, run: StageWork, candidates: Sequence[CandidatePair]) -> list[PairLabel]:
+        """Every pair judged in both orders, kept in labels.jsonl."""
+        judges: list[Ask] = []
+
+        def rows_of(number: int, chunk: Sequence[CandidatePair]) -> list[dict[str, Any]]:
+            if not judges:  # a stage that had only its result left to write needs no model
+                judges.append(self.ask(run))
+            rows = [(row_prompt(candidate.row), candidate.one, candidate.other) for candidate in chunk]
+            both = judges[0](number, [order for row in rows for order in (row, (row[0], row[2], row[1]))])
+            return [
+                {**self.notes(run, prompt), "forth": forth, "back": back}
+                for (prompt, _, _), forth, back in zip(rows, both[::2], both[1::2], strict=True)
+            ]
+
+        lines = read_json_lines(write_in_chunks(run.folder / LABELS, candidates, chunk_size(32), rows_of))
+        return [combine_orders(line["forth"], line["back"]) for line in lines]
+
+
+def engine_asking(config: EvaluationConfig, judge: Any) -> Any:
+    """How a judge asks a model of this process for text."""
+    from whet.data.chat import prompt_tokens
+    from whet.reward.judge import engine_ask
+
+    runtime = ModelSampler(config).runtime
+    sampling = Sampling(max_new_tokens=judge.settings.max_new_tokens, temperature=judge.settings.temperature)
+
+    def encode(messages: Sequence[Message]) -> tuple[int, ...]:
+        return prompt_tokens(runtime.loaded.tokenizer, Prompt("judge", tuple(messages)))
+
+    return engine_ask(runtime.engine, encode, sampling)
+
+
+def letter_preferences(runtime: Any, conversations: Sequence[Sequence[Message]]) -> list[float]:
+    """The probability that a model names the first completion, normalised over naming either."""
+    from whet.data.families import completion_family
+    from whet.training.completion_logp import families_logp
+
+    families = [
+        completion_family(runtime.loaded.tokenizer, Prompt("judge", tuple(messages)), (FIRST, SECOND))
+        for messages in conversations
+    ]
+    logp = families_logp(runtime.policy, families, MICRO_BATCH_TOKENS, packed=True)
+    return [normalised(float(first.sum()), float(second.sum())) for first, second in logp]
+
+
+class JudgeEvalEntry(ComparingEntry):
+    """A trained judge on the pairs that it did not learn from, in both orders."""
+
+    kind: ClassVar[str] = "judge_eval"
+    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
+
+    examples: str = Field("", description="the stage of kind judge_examples that the judge learned from")
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        return {**super().find_inputs(composition), "examples": composition.rows(self, "examples", self.examples)}
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return "evaluate the judge on pairs it has not seen, in both orders"
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        candidates = candidate_pairs(run.rows("completions"))[0]
+        candidates = candidates[len(candidates) - run.result("examples")["counts"]["held_out"] :]
+        labels = self.label(run, candidates)
+        metrics = judge_metrics(candidates, labels)
+        if not candidates:
+            return stage_result("not evaluated: too few pairs; raise judge.examples", metrics)
+        right = f"right in {percent(metrics['judge_accuracy'])} of those with a winner"
+        if math.isnan(metrics["judge_accuracy"]):
+            right = "no pair has a winner to name"
+        flips = f"it flips {percent(metrics['flip_rate'])} of {count_of(len(candidates), 'pair')}"
+        return stage_result(f"{right}; {flips}", metrics)
+
+
+class JudgedPairsEntry(ComparingEntry):
+    """Pairs that a judge ordered; an eighth of them is held out, in the order of the truth where that is known."""
+
+    kind: ClassVar[str] = "judged_pairs"
+    gives: ClassVar[tuple[Output, ...]] = ("pairs",)
+
+    min_margin: float = Field(0.0, ge=0, lt=0.5, description="how far from 1/2 a preference must be, or it is left out")
+    soft_labels: bool = Field(True, description="a pair counts as far as the judge is sure of it")
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        who = inputs["judge"].label if "judge" in inputs else self.settings["base_url"]
+        return f"{who} compares two completions of {inputs['completions'].label} to each prompt, in both orders"
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        candidates, dropped = candidate_pairs(run.rows("completions"))
+        labels = self.label(run, candidates)
+        pairs, counts = judged_pairs(candidates, labels, self.min_margin, self.soft_labels)
+        num_eval = len(pairs) // 8
+        write_rows(run.folder / OUTPUT_FILES["pairs"], pairs[num_eval:])
+        write_rows(run.folder / EVAL_PAIRS, true_pairs(pairs[:num_eval], candidates))
+        compared = max(1, counts["compared"])
+        known, met = counts["truth_known"], counts["truth_met"]
+        summary = [
+            f"{len(pairs)} of {counts['compared']} pairs have a winner",
+            f"flips {percent(counts['flips'] / compared)}, ties {percent(counts['ties'] / compared)}",
+            *([f"the winner is right in {percent(met / known)} of {known}"] if known else []),
+        ]
+        metrics = {"flip_rate": counts["flips"] / compared, "tie_rate": counts["ties"] / compared}
+        metrics |= {"truth_accuracy": met / known} if known else {}
+        stop = "" if len(pairs) > num_eval else "no pair has a winner"
+        return stage_result("; ".join(summary), metrics, {**dropped, **counts, "eval_pairs": num_eval}, stop)
+
+
+class PrincipledPairsEntry(JudgedPairsEntry):
+    """The same under a constitution: each pair is compared by a principle that is drawn for it."""
+
+    kind: ClassVar[str] = "principled_pairs"
+
+    constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
+    reason: bool = Field(False, description="it writes its reasons first; then labels are held between 0.4 and 0.6")
+    reason_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of those reasons")
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"{super().about(settings, inputs)}, under a principle"
+
+    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
+        principles = [vars(each) for each in principles_of(self.constitution, settings)]
+        return {**super().depends_on(settings, inputs), "principles": principles}
+
+    def notes(self, run: StageWork, prompt: Prompt) -> dict[str, Any]:
+        principles = principles_of(self.constitution, run.settings)
+        return {"principle": draw_principle(principles, run.settings.seed, "prefer", prompt.id).name}
+
+    def ask(self, run: StageWork) -> Ask:
+        principles, seed = principles_of(self.constitution, run.settings), run.settings.seed
+        sampler = ModelSampler(sampling_config(run.settings, run.model("judge")))
+        sampling = Sampling(max_new_tokens=self.reason_tokens, temperature=run.settings.sampling.temperature)
+
+        def asked(number: int, rows: Sequence[Comparison]) -> list[Preference]:
+            requests = [
+                preference_request(prompt, first, second, draw_principle(principles, seed, "prefer", prompt.id))
+                for prompt, first, second in rows
+            ]
+            if not self.reason:
+                return list(letter_preferences(sampler.runtime, requests))
+            reasons = sampler.texts(requests, 1, sampling, (seed, 5, number))
+            longer = [
+                (*messages, {"role": "assistant", "content": reason or "-"}, WHICH)
+                for messages, (reason,) in zip(requests, reasons, strict=True)
+            ]
+            return [clamped(each) for each in letter_preferences(sampler.runtime, longer)]
+
+        return asked

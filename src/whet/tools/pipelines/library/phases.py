@@ -1,0 +1,188 @@
+"""Stages that tell what one phase of training leaves of another: preferences and verifiable rewards of each policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from whet.record.metrics.intervals import share_interval
+from whet.record.metrics.significance import shares_apart
+from whet.record.metrics.win_rate import WinRate, change_with_interval, mean_with_interval, win_shares
+from whet.record.text import headline, number, percent
+from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.evaluation import eval_config, measured
+from whet.tools.pipelines.library.judged import JUDGED, MICRO_BATCH_TOKENS, JudgedEntry
+from whet.tools.pipelines.library.pair_rows import row_prompt
+from whet.tools.pipelines.library.policy_measures import (
+    JUDGE,
+    length_slope,
+    measures,
+    rate_cell,
+    rate_text,
+    sample_pairs,
+    with_known_scores,
+)
+from whet.tools.pipelines.library.sampler import ModelSampler, Row, write_rows
+from whet.tools.pipelines.settings import PipelineSettings, can_evaluate, sampling_config
+from whet.tools.pipelines.stages import read_json_lines, stage_result
+from whet.types import WhetError
+
+PAIR_WINS = "pair_wins.jsonl"
+NOISE = 2.0  # standard errors
+SAMPLES = 6
+
+
+class MeasuredEntry(JudgedEntry):
+    """Both metrics of a policy: preferences, by a judge and by held-out pairs, and the verifiable reward."""
+
+    kind: ClassVar[str] = "measured"
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        if not can_evaluate(composition.settings):
+            raise WhetError(
+                "phased measures what rewards teach on held-out prompts: give eval.source and eval.reward.parts, or a "
+                "task as data"
+            )
+        source = composition.settings.eval.source or composition.settings.data.source
+        return {**super().find_inputs(composition), "eval": composition.rows(self, "eval.source", source)}
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"{inputs['policy'].label}: held-out pairs, the judge and the reward"
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        rows = self.write(run, self.completions)
+        wins = pair_wins(run)
+        write_rows(run.folder / PAIR_WINS, [{"win": win} for win in wins])
+        start = run.rows("against") if self.against else rows
+        judged = measures(rows, start, length_slope(start))
+        scored = measured(run.folder, run.settings, eval_config(run.settings, run.model("policy")))
+        task = {name: value for name, value in scored["metrics"].items() if name not in judged.metrics()}
+        preferred, main = mean_with_interval(wins), headline(scored["metrics"]) or ""
+        words = [
+            scored["summary"],
+            f"pair accuracy {rate_text(preferred)}",
+            f"win rate {rate_text(judged.win_rate)} by the judge, KL {number(judged.kl.value if judged.kl else None)}",
+        ]
+        return stage_result(
+            "; ".join(words),
+            {**task, **judged.metrics(), "pair_accuracy": fmean(wins)},
+            eval_prompts=scored["eval_prompts"],
+            measured={**judged.json(), "pair_accuracy": vars(preferred) if preferred else None},
+            task_metric=main,
+            task_value=scored["metrics"].get(main),
+        )
+
+
+def pair_wins(run: StageWork) -> list[float]:
+    """Of each held-out pair: does the policy, more than the first one did, prefer the chosen completion? Ties are 1/2.
+
+    (log pi(chosen) - log pi(rejected)) - the same of the first policy > 0: the implicit reward of preference methods.
+    """
+    rows = run.rows("pairs")
+    if run.model("policy") == run.model("start"):
+        return [0.5] * len(rows)
+    policy, first = (_margins(run.settings, run.model(key), rows) for key in ("policy", "start"))
+    return [0.5 if one == two else float(one > two) for one, two in zip(policy, first, strict=True)]
+
+
+def _margins(settings: PipelineSettings, model: str, rows: Sequence[Row]) -> list[float]:
+    from whet.data.families import completion_family
+    from whet.training.completion_logp import families_logp
+
+    runtime = ModelSampler(sampling_config(settings, model)).runtime
+    tokenizer = runtime.loaded.tokenizer
+    families = [completion_family(tokenizer, row_prompt(row), (row["chosen"], row["rejected"])) for row in rows]
+    logp = families_logp(runtime.policy, families, MICRO_BATCH_TOKENS, packed=True)
+    return [float(chosen.double().sum() - rejected.double().sum()) for chosen, rejected in logp]
+
+
+@dataclass(frozen=True)
+class KeptVerdict:
+    """Whether a phase kept what the one before it had taught."""
+
+    is_kept: bool
+    is_lost: bool
+    words: str
+
+
+def kept_verdict(what: str, before: float, after: float, change: WinRate, tolerance: float) -> KeptVerdict:
+    """Kept: the loss is within the tolerance for sure. Lost: it is a loss for sure, and may be beyond the tolerance."""
+    words = (
+        f"{what} {percent(before)} to {percent(after)}, a change of {100 * change.value:+.1f} points "
+        f"({100 * change.low:+.1f} to {100 * change.high:+.1f})"
+    )
+    if change.low >= -tolerance:
+        return KeptVerdict(True, False, f"kept: {words}")
+    if change.high < 0:
+        return KeptVerdict(False, True, f"LOST: {words}")
+    return KeptVerdict(False, False, f"cannot be told: {words}, on {change.prompts}; measure on more")
+
+
+class PhaseCheckEntry(StageEntry):
+    """What each later phase left of the first, with intervals."""
+
+    kind: ClassVar[str] = "phase_check"
+    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
+
+    start: str = Field(description="the stage of kind measured of the first policy")
+    phases: dict[str, str] = Field(min_length=2, description="phase = its stage of kind measured, in order")
+    taught: Literal["preference", "rl"] = Field(description="what the first phase teaches")
+    tolerance: float = Field(0.05, ge=0, lt=1, description="of the first phase's metric that may be lost")
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        names = (self.start, *self.phases.values())
+        return {name: composition.known_stage(self, "phases", name) for name in names}
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return "what each phase left of the one before it, with intervals"
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        table = [["", "pair accuracy", "win rate by the judge", "KL", run.result(self.start)["task_metric"]]]
+        for name, stage in {"the first policy": self.start, **self.phases}.items():
+            result = run.result(stage)
+            rates = [rate_cell(result["measured"][key]) for key in ("pair_accuracy", "win_rate")]
+            low, high = share_interval(result["task_value"], result["eval_prompts"])
+            task = f"{percent(result['task_value'])} ({100 * low:.1f} to {100 * high:.1f})"
+            table.append([name, *rates, number(result["measured"]["kl"]["value"]), task])
+        first, second, *_ = self.phases
+        verdicts = {name: self.verdicts(run, first, name) for name in list(self.phases)[1:]}
+        words = [f"{name}: {verdict.words}" for name, found in verdicts.items() for verdict in found]
+        summary = f"what {first} taught, after {second}: {'; '.join(each.words for each in verdicts[second])}"
+        shown = sample_pairs(self._judged(run, self.phases[second]), self._judged(run, self.start), SAMPLES)
+        samples = [{"way": second, **each} for each in shown]
+        return stage_result(summary, table=table, findings=words, samples=samples)
+
+    def verdicts(self, run: StageWork, first: str, phase: str) -> list[KeptVerdict]:
+        """Whether what the first phase taught is still there after this one."""
+        before, after = self.phases[first], self.phases[phase]
+        if self.taught == "rl":
+            one, two = (float(run.result(stage)["task_value"]) for stage in (before, after))
+            count = run.result(after)["eval_prompts"]
+            error = abs(two - one) / abs(shares_apart(two, one, count)) if two != one else 0.0
+            change = WinRate(two - one, two - one - NOISE * error, two - one + NOISE * error, count)
+            return [kept_verdict(str(run.result(after)["task_metric"]), one, two, change, self.tolerance)]
+        wins = [
+            [row["win"] for row in read_json_lines(run.done[stage].folder / PAIR_WINS)] for stage in (before, after)
+        ]
+        start = self._judged(run, self.start)
+        shares = [_shares(self._judged(run, stage), start) for stage in (before, after)]
+        found = []
+        for what, values in (("pair accuracy", wins), ("win rate by the judge", shares)):
+            moved, first_mean, mean = change_with_interval(*values), *(mean_with_interval(each) for each in values)
+            if moved is not None and first_mean is not None and mean is not None:
+                found.append(kept_verdict(what, first_mean.value, mean.value, moved, self.tolerance))
+        return found
+
+    def _judged(self, run: StageWork, stage: str) -> list[Row]:
+        return read_json_lines(Path(run.done[stage].folder) / JUDGED)
+
+
+def _shares(rows: Sequence[Row], start: Sequence[Row]) -> list[float | None]:
+    start = with_known_scores(start, start)
+    known = with_known_scores(rows, start)
+    return win_shares([row[JUDGE] for row in known], [row[JUDGE] for row in start])

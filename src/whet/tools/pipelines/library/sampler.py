@@ -1,0 +1,127 @@
+"""Completions that a stage draws from a model: scored where wanted, written in chunks that a kill does not lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.data.tasks import Task
+from whet.reward.sections import RewardSection
+from whet.tools.pipelines.library.pair_rows import prompt_row
+from whet.tools.pipelines.settings import PipelineSettings
+from whet.tools.pipelines.stages import json_lines, read_json_lines, write_atomically, write_in_chunks
+from whet.training.config import EvaluationConfig
+from whet.types import Message, Prompt, Sample, Sampling, WhetError
+
+COMPLETIONS_AT_ONCE = 2048  # completions that are drawn together, and lost together by a kill
+EXAMPLE_SEED = 7919  # added to the seed: examples have other prompts than the rounds
+Scores = list[list[float | None]]
+Row = dict[str, Any]
+
+
+def chunk_size(count: int) -> int:
+    """Prompts that are answered together, each `count` times."""
+    return max(8, COMPLETIONS_AT_ONCE // max(1, count))
+
+
+class ModelSampler:
+    """Draws completions from one loaded model, and scores them."""
+
+    def __init__(self, config: EvaluationConfig) -> None:
+        from whet.training.assembly.runtime import load_runtime
+
+        self._config = config
+        self.runtime = load_runtime(config)
+
+    def completions(
+        self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seed: tuple[int, ...]
+    ) -> list[list[Sample]]:
+        """`count` completions to each prompt."""
+        from whet.rollout.collect import draw_completions
+        from whet.training.assembly.runtime import encode_prompts
+
+        tokens = encode_prompts(self.runtime, prompts, sampling)
+        return draw_completions(self.runtime.engine, tokens, count, sampling, seed)
+
+    def texts(
+        self, conversations: Sequence[Sequence[Message]], count: int, sampling: Sampling, seed: tuple[int, ...]
+    ) -> list[list[str]]:
+        """`count` answers to each conversation."""
+        prompts = [Prompt(str(number), tuple(messages)) for number, messages in enumerate(conversations)]
+        return [[sample.completion for sample in each] for each in self.completions(prompts, count, sampling, seed)]
+
+    def scores(
+        self, reward: RewardSection | None, prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]]
+    ) -> Scores:
+        """Rewards of completions; None: by the reward of the config."""
+        return [[sample.reward for sample in samples] for samples in self.scored(reward, prompts, written)]
+
+    def scored(
+        self, reward: RewardSection | None, prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]]
+    ) -> list[Sequence[Sample]]:
+        """The completions with their rewards; None: by the reward of the config."""
+        from whet.rollout.collect import score_groups
+        from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer
+
+        config = self._config if reward is None else self._config.model_copy(update={"reward": reward})
+        parts = build_reward_parts(config, wanted=True)
+        scorer = build_scorer(config, bind_judges(parts, self.runtime.engine, self.runtime.loaded.tokenizer))
+        return [group.samples for group in score_groups(prompts, written, scorer)]
+
+
+def sampled_rows(
+    path: Path,
+    config: EvaluationConfig,
+    items: Sequence[Any],
+    size: int,
+    rows_of: Callable[[ModelSampler, int, Sequence[Any]], list[Row]],
+    loaded: list[ModelSampler] | None = None,
+) -> list[Row]:
+    """JSON rows that `rows_of(sampler, number of the chunk, its items)` makes, written chunk by chunk and read back.
+
+    A stage that samples twice gives a list, `loaded`, in which the model stays.
+    """
+    samplers: list[ModelSampler] = [] if loaded is None else loaded
+
+    def chunk_rows(number: int, chunk: Sequence[Any]) -> list[Row]:
+        if not samplers:  # a stage that had only its result left to write needs no model
+            samplers.append(ModelSampler(config))
+        return rows_of(samplers[0], number, chunk)
+
+    return read_json_lines(write_in_chunks(path, items, size, chunk_rows))
+
+
+def completion_row(prompt: Prompt, samples: Sequence[Sample]) -> Row:
+    """A row of completions: the prompt, its gold answer, and each completion with its length."""
+    return {
+        **prompt_row(prompt),
+        "answer": prompt.answer,
+        "completions": [sample.completion for sample in samples],
+        "finished": [not sample.stop.is_limit for sample in samples],
+        "tokens": [sample.num_actions for sample in samples],
+    }
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write JSON lines, all or nothing."""
+    return write_atomically(path, json_lines(rows))
+
+
+def training_prompts(config: EvaluationConfig, first: int, count: int, advice: str) -> list[Prompt]:
+    """`count` prompts from number `first` on, 0: all; a task writes as many as are needed."""
+    from whet.training.assembly.prompts import load_prompts
+
+    needed = first + count if count else 0
+    if needed and config.data.parsed_source.is_generated:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"count": needed})})
+    prompts = load_prompts(config, evaluation=False)
+    if len(prompts) < needed:
+        raise WhetError(f"{config.data.source} has {len(prompts)} prompts and {needed} are needed; lower {advice}")
+    return prompts[first : needed or None]
+
+
+def task_rows(settings: PipelineSettings, count: int, draw: Callable[[Task, int, int], Sequence[Any]]) -> list[Any]:
+    """`draw(task, count, difficulty)` for an equal share of `count` of every kind; none where the data is no task."""
+    source = settings.data.parsed_source
+    return source.from_tasks(draw, count, settings.data.difficulty) if source.is_task else []

@@ -1,0 +1,143 @@
+"""The config in a run's folder, with rows and weights that were given from Python; read back wherever the folder is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.data.benchmarks import BENCHMARKS
+from whet.record.run_folder import CONFIG, LOCK, claimed_place, was_cut_off
+from whet.settings.layers import read_toml
+from whet.settings.names import translated
+from whet.training.config import Config, differing_keys, resolved, toml_text
+from whet.training.run_inputs import INPUTS, started_in
+from whet.types import WhetError
+
+ROWS, EVAL_ROWS = "data.jsonl", "eval.jsonl"
+START = "start"  # the weights of a model that was given as an object
+BEFORE_CONFIG = (ROWS, EVAL_ROWS, START, f".{CONFIG}", INPUTS, f".{INPUTS}")  # all that is written before the config
+# settings that may be paths, beside those of rewards
+PATHS = (("data", "source"), ("eval", "source"), ("model", "name"), ("reward", "ledger"), ("preference", "store"))
+
+
+def read_config(folder: Path) -> Config:
+    """The config a run was started with."""
+    if not (folder / CONFIG).is_file():
+        if was_cut_off(folder, BEFORE_CONFIG):
+            raise WhetError(f"{folder}: the run was killed before it began; start it again with the same command")
+        raise WhetError(f"{folder}: not a run folder (no {CONFIG}); `whet train` makes one, `whet runs` lists yours")
+    values = read_values(folder)
+    return resolved(str(values.get("method")), values)
+
+
+def refuse_resume_of_0_1(folder: Path) -> None:
+    """Raise where whet 0.1 wrote the run: its weights and records can be read, its training state cannot."""
+    values = read_toml(folder / CONFIG)
+    if translated(values) != values:
+        raise WhetError(
+            f"{folder}: whet 0.1 wrote this run, which this version cannot resume exactly; go on from its weights with "
+            f"`whet train {values.get('method')} --model {folder}`, or resume it with whet 0.1"
+        )
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """The nested values of a run folder's config.toml, in today's keys; nothing where there is no such file.
+
+    What the run keeps in its own folder is found there, also after a move. Relative paths start where the run was
+    started, also from another working directory.
+    """
+    if not (folder / CONFIG).is_file():
+        return {}
+    values = translated(read_toml(folder / CONFIG))
+    for section, key, name in (("data", "source", ROWS), ("eval", "source", EVAL_ROWS), ("model", "name", START)):
+        own = str(Path(str(values.get("folder", ""))) / name)
+        if _table(values, section).get(key) == own and (folder / name).exists():
+            values[section][key] = str(folder / name)
+    start = started_in(folder)
+    if start is not None and start != Path.cwd():
+        _find_paths(values, start)
+    return values
+
+
+def _table(values: Mapping[str, Any], section: str) -> dict[str, Any]:
+    found = values.get(section)
+    return found if isinstance(found, dict) else {}
+
+
+def _find_paths(values: dict[str, Any], start: Path) -> None:
+    """Make paths absolute that are relative and lead somewhere from `start`."""
+
+    def found(text: Any) -> Any:
+        path, colon, function = text.partition(":") if isinstance(text, str) else ("", "", "")
+        if path in BENCHMARKS and colon:  # gsm8k:PATH
+            return f"{path}:{found(function)}"
+        if not path or Path(path).expanduser().is_absolute() or not (start / path).exists():
+            return text
+        return f"{start / path}{colon}{function}"
+
+    for section, key in PATHS:
+        table = _table(values, section)
+        if key in table:
+            table[key] = found(table[key])
+    parts = _table(values, "reward").get("parts")
+    for part in parts if isinstance(parts, list) else []:
+        if isinstance(part, dict) and "reward" in part:
+            part["reward"] = found(part["reward"])
+            if isinstance(part.get("settings"), dict):
+                part["settings"] = {name: found(value) for name, value in part["settings"].items()}
+
+
+def write_config(folder: Path, config: Config) -> None:
+    partial = folder / f".{CONFIG}"
+    partial.write_text(toml_text(config), encoding="utf-8")
+    os.replace(partial, folder / CONFIG)
+
+
+@contextlib.contextmanager
+def claimed_folder(
+    config: Config,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    eval_rows: Sequence[Mapping[str, Any]] | None = None,
+) -> Iterator[tuple[Path, Config]]:
+    """The run's own folder, made and locked, with the rows given from Python; never one that already holds a run.
+
+    Whoever does not get the lock removes nothing. Whoever has it removes what it made if the run does not begin.
+    """
+    with claimed_place(config.folder, config.method, CONFIG, BEFORE_CONFIG, _refuse_run(config)) as folder:
+        values: dict[str, Any] = {"folder": str(folder)}
+        for name, section, given in ((ROWS, "data", rows), (EVAL_ROWS, "eval", eval_rows)):
+            if given is not None:
+                write_rows(folder / name, given)
+                values[section] = getattr(config, section).model_copy(update={"source": str(folder / name)})
+        yield folder, config.model_copy(update=values)
+
+
+def _refuse_run(config: Config) -> Callable[[Path], None]:
+    def refuse_run(folder: Path) -> None:
+        if (folder / CONFIG).exists():
+            there = read_config(folder)
+            differing = differing_keys(config, there)
+            about = f"with another config ({', '.join(differing[:3])} differ)" if differing else "with this very config"
+            raise WhetError(f"{folder} already holds a run {about}; `whet resume {folder}`, or give another --folder")
+        if any(path.name != LOCK for path in folder.iterdir()):
+            raise WhetError(f"{folder} is not empty and not a run; give an empty or new --folder")
+
+    return refuse_run
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows given from Python as a JSONL file."""
+    path.write_text("".join(_row_line(*numbered) for numbered in enumerate(rows)), encoding="utf-8")
+
+
+def _row_line(number: int, row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(row)) + "\n"
+    except (TypeError, ValueError) as error:
+        raise WhetError(
+            f"data: row {number} is not a dictionary that JSON can hold ({error}); give text, numbers, lists and None"
+        ) from error
