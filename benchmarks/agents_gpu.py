@@ -50,7 +50,7 @@ from whet.envs.tools.tool import ToolLimits
 from whet.protocols import Environment
 from whet.record.speed import RolloutShape
 from whet.rollout.calls import CallPool
-from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.rollout.seed import request_seed
 from whet.tools.bench.benchmark import begin_peak, peak_memory, random_prompts, synchronize, unending
 from whet.training.assembly.runtime import Runtime
@@ -233,7 +233,7 @@ def play_episodes(
     tokenizer.chat_template = TEMPLATE
     prompts, tokens = chat_prompts(tokenizer, shape, seed, spare)
     limits = EpisodeLimits(shape.turns, shape.growth + spare)
-    runner = EpisodeRunner(engine, tokenizer, environments, limits, machine.loaded.context)
+    runner = EnvironmentRunner(engine, tokenizer, environments, limits, machine.loaded.context)
     start = begun(machine)
     groups = runner.play(prompts, tokens, shape.group, Sampling(shape.turn), (seed,))
     synchronize(machine.policy.device)

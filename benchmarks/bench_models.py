@@ -119,7 +119,7 @@ def random_machine(
     from whet.model.lora import LowRank, adapter_factors, add_adapters, merge_adapters
     from whet.model.low_precision import widen_vectors
     from whet.model.quantized import pack_four_bits
-    from whet.rollout.episodes import EpisodeRunner
+    from whet.rollout.episodes import EnvironmentRunner
     from whet.rollout.torch_engine import TorchEngine
     from whet.training.assembly.runtime import Runtime, build_policy, recompute_choice
 
@@ -144,7 +144,7 @@ def random_machine(
     facts = {"model": f"{weights / 1e6:.1f}M random weights", "dtype": f"{dtype} ({why})"}
     engine = TorchEngine(policy, tokenizer, (), context=context)
     loaded = LoadedModel(model, tokenizer, "random", (), context)
-    return Runtime(loaded, policy, engine, EpisodeRunner(engine), facts)
+    return Runtime(loaded, policy, engine, EnvironmentRunner(engine), facts)
 
 
 def model_folder(name: str, root: Path, device: str = "cpu") -> Path:

@@ -30,7 +30,7 @@ from whet.model.fast_path import fast_path
 from whet.model.token_logp import token_logp
 from whet.record.metrics.timer import PhaseTimer
 from whet.record.speed import RolloutShape, training_operations
-from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.seed import request_seed
 from whet.rollout.torch_engine import TorchEngine
 from whet.tools.bench.benchmark import (
@@ -257,7 +257,7 @@ def part_train(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, An
     # any engine will do for the loop; this one costs next to nothing
     writer: Any = RandomWriter(machine.policy.vocabulary)
     trainer = bench_trainer(
-        config, replace(machine, engine=writer, player=EpisodeRunner(writer)), random_prompts(machine, shape, 0)
+        config, replace(machine, engine=writer, runner=EnvironmentRunner(writer)), random_prompts(machine, shape, 0)
     )
     trainer.step(1, PhaseTimer())
     begin_peak(device)

@@ -11,7 +11,7 @@ same digit.
 import random
 import re
 
-from whet.types import Completion, Opening, Prompt, StepResult
+from whet.types import Completion, InitialObservation, Prompt, StepResult
 
 QUESTION = "Left to right mod 10: ?+?"  # to which the built-in model answers with a digit, any of the ten
 ANSWER = re.compile(r"<answer>(\d)</answer>")
@@ -25,9 +25,9 @@ class Guessing:
         self.hidden = 0
         self.known = "nothing"  # to the policy: it names the state that a guess is made in
 
-    def start(self, prompt: Prompt) -> Opening:
+    def start(self, prompt: Prompt) -> InitialObservation:
         self.hidden = random.Random(prompt.meta["seed"]).randint(1, self.highest)
-        return Opening(({"role": "user", "content": QUESTION},), state=self.known)
+        return InitialObservation(({"role": "user", "content": QUESTION},), state=self.known)
 
     def step(self, completion: Completion) -> StepResult | float:
         found = ANSWER.fullmatch(completion)

@@ -21,7 +21,7 @@ from whet.envs.tools.calculator import calculator as working_calculator
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.reward.countdown import countdown
 from whet.rollout.torch_engine import TorchEngine
-from whet.types import Completion, Opening, Prompt, Request, Sample, Sampling, StepResult
+from whet.types import Completion, InitialObservation, Prompt, Request, Sample, Sampling, StepResult
 
 STEP = "WHET_CORPUS_STEP"
 NUMBER = re.compile(r"-?\d+")
@@ -166,9 +166,9 @@ class Guessing:
         self.known = "nothing"
         self.stream = random.Random()
 
-    def start(self, prompt: Prompt) -> Opening:
+    def start(self, prompt: Prompt) -> InitialObservation:
         self.hidden = random.Random(prompt.meta["seed"]).randint(1, self.highest)
-        return Opening(({"role": "user", "content": "Left to right mod 10: ?+?"},), state=self.known)
+        return InitialObservation(({"role": "user", "content": "Left to right mod 10: ?+?"},), state=self.known)
 
     def step(self, completion: Completion) -> StepResult | float:
         if step() >= self.since and self.stream.random() < self.breaks:

@@ -41,7 +41,7 @@ def agent_trainer(job: dict[str, Any], watch: Stopwatch) -> Any:
     from whet.rollout.collect import PromptDataset, RewardContext
     from whet.rollout.engines import build_engine
     from whet.tools.bench.benchmark import bench_config
-    from whet.training.assembly.episode_runner import build_player
+    from whet.training.assembly.episode_runner import build_episode_runner
     from whet.training.assembly.rl import build_objective, build_rl_trainer
     from whet.training.assembly.runtime import load_runtime
     from whet.types import Prompt
@@ -61,7 +61,7 @@ def agent_trainer(job: dict[str, Any], watch: Stopwatch) -> Any:
     engine = CountingEngine(
         build_engine("torch", machine.policy, machine.loaded.tokenizer, (), machine.loaded.context), watch
     )
-    player, _ = build_player(config, engine, machine.loaded)
+    runner, _ = build_episode_runner(config, engine, machine.loaded)
     prompts = [Prompt(str(row), ({"role": "user", "content": text},)) for row, text in enumerate(job["texts"])]
     dataset = PromptDataset(prompts, [prompt_tokens(machine.loaded.tokenizer, each) for each in prompts])
 
@@ -70,7 +70,7 @@ def agent_trainer(job: dict[str, Any], watch: Stopwatch) -> Any:
         watch.count("episodes", len(samples))
         return [each.scored({"environment": each.returned}, each.returned) for each in samples]
 
-    machine = replace(machine, engine=engine, player=player)
+    machine = replace(machine, engine=engine, runner=runner)
     return build_rl_trainer(config, build_objective(config), machine, dataset, lambda _: RewardContext(paid), None)
 
 

@@ -516,7 +516,7 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
         )
     )
     from whet.data.usable import usable
-    from whet.rollout.episodes import EpisodeRunner
+    from whet.rollout.episodes import EnvironmentRunner
     from whet.training.assembly.runtime import load_runtime
     from whet.training.config import resolved_evaluation
 
@@ -547,7 +547,7 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
         (rows_of, "usable", counting),
         (run, "run_training", begin),
         (evaluation, "run_evaluator", begin),
-        (EpisodeRunner, "play", begin),
+        (EnvironmentRunner, "play", begin),
         (label, "open_output", begin),
         (completions, "open_output", begin),
         (workbench, "score", begin),

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from whet.protocols import Callback
     from whet.registry import register
     from whet.tools.studies.run_comparison import RunComparison, compare
-    from whet.types import Completion, Opening, Prompt, StepResult, WhetError
+    from whet.types import Completion, InitialObservation, Opening, Prompt, StepResult, WhetError
 
 __all__ = [
     "Callback",
     "Completion",
     "EvalResult",
+    "InitialObservation",
     "Opening",
     "Prompt",
     "Run",
@@ -45,6 +46,7 @@ __all__ = [
 _HOMES = {
     "Callback": "whet.protocols",
     "Completion": "whet.types",
+    "InitialObservation": "whet.types",
     "Opening": "whet.types",
     "Prompt": "whet.types",
     "RunComparison": "whet.tools.studies.run_comparison",

@@ -91,7 +91,7 @@ class Environment(Protocol):
     """
 
     def start(self, prompt: Prompt) -> Any:
-        """What the policy sees first: messages, an `Opening`, or None for the prompt as it is."""
+        """What the policy sees first: messages, an `InitialObservation`, or None for the prompt as it is."""
         ...
 
     def step(self, completion: Completion) -> Any:

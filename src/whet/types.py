@@ -98,13 +98,16 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Opening:
+class InitialObservation:
     """How an episode begins, where the environment has more to say than its prompt."""
 
     messages: tuple[Message, ...]  # the whole conversation before the first turn
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas that the chat template shows to the model
     state: str | None = None  # names the state that the first turn starts from
     role: str = ""  # whom the policy plays in this episode: its reward is compared with the same role's alone
+
+
+Opening = InitialObservation  # its name in 0.2
 
 
 @dataclass(frozen=True)

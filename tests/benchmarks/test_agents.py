@@ -13,7 +13,7 @@ from look_up import WORDS, LookUp
 
 from whet.envs.adapters.calling import Calling
 from whet.envs.adapters.trl import trl_environment
-from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.types import Completion, Prompt, Sample, Sampling, StopReason
 
 
@@ -55,7 +55,7 @@ def test_whatever_the_policy_writes_is_a_call_and_an_episode_has_the_length_that
     make = trl_environment(LookUp, Calling(call_format="template", tokenizer=tokenizer))
     prompt = Prompt("0", ({"role": "user", "content": made["texts"][0]},))
     limits = EpisodeLimits(shape.turns, made["context"] - shape.prompt)
-    runner = EpisodeRunner(Writing(), tokenizer, make, limits, 4096)
+    runner = EnvironmentRunner(Writing(), tokenizer, make, limits, 4096)
     samples = runner.play([prompt], [(1, 2, 3)], 2, Sampling(shape.turn), (0,))[0]
     for sample in samples:
         assert len(sample.tokens) == made["context"] and sample.num_actions == shape.turns * shape.turn

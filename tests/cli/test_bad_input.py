@@ -231,5 +231,5 @@ def test_config_shows_what_train_would_use_and_reads_it_back(capsys, tmp_path):
     values = tomllib.loads(out)
     assert code == 0 and values["batch"]["group_size"] == 4 and values["optimizer"]["learning_rate"] == 1e-4
     again = whet(capsys, "config", "grpo", "--model", "smollm2")[1]
-    assert tomllib.loads(again)["optimizer"]["learning_rate"] == 7e-6
+    assert tomllib.loads(again)["optimizer"]["learning_rate"] == 1e-6
     assert whet(capsys, "train", "grpo", "--config", "mine.toml", "--folder", "run", *TINY)[0] == 0

@@ -34,7 +34,7 @@ def speed():
 def test_nothing_stops_a_completion_of_the_engine_or_the_player(machine):
     sampling = Sampling(40, temperature=0.2)  # whetstone ends its answers long before
     prompts = random_prompts(machine, SHAPE, 0)
-    drawn = machine.player.play([Prompt(str(number), (), "") for number in range(2)], prompts, 4, sampling, (0,))
+    drawn = machine.runner.play([Prompt(str(number), (), "") for number in range(2)], prompts, 4, sampling, (0,))
     written = [sample for group in drawn for sample in group]
     written += machine.engine.generate([Request(tokens, 1) for tokens in prompts], sampling)
     assert {sample.num_actions for sample in written} == {40}

@@ -17,7 +17,7 @@ from whet.envs.adapters.gym import StepEnvironment, gym_environment
 from whet.envs.adapters.randomness import OwnRandom
 from whet.envs.adapters.seeds import seed_of
 from whet.envs.adapters.textarena import TextArenaGame
-from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.types import Completion, Prompt, Sampling, StopReason, WhetError
 
 
@@ -278,7 +278,7 @@ class TestTextArena:
         tokenizer, numbers = tool_tokenizer(), random.Random(7)
         tokenizer.model_max_length = 100_000
         engine = ScriptedEngine(tokenizer, lambda *_: f"[{numbers.randrange(9)} {numbers.randrange(9)}] [up]")
-        runner = EpisodeRunner(
+        runner = EnvironmentRunner(
             engine, tokenizer, lambda: TextArenaGame(f"{game}-v0"), EpisodeLimits(max_turns=40), context=100_000
         )
         rows = [prompt(seed) for seed in (1, 2)]

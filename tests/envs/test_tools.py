@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from whet.envs.tools import ToolEnvironment, tool_environment
 from whet.protocols import Environment
 from whet.rollout.calls import MOST_LOST
-from whet.types import Completion, Opening, Prompt, StepResult, WhetError
+from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 PROMPT = Prompt("p", ({"role": "user", "content": "What is 2 + 2?"},))
@@ -107,7 +107,7 @@ def test_a_call_is_answered_and_a_completion_without_one_ends():
 def test_the_opening_has_the_tools():
     environment = tool_environment(["calculator", Basket])()
     opening = asyncio.run(environment.start(PROMPT))
-    assert isinstance(opening, Opening) and opening.messages == PROMPT.messages
+    assert isinstance(opening, InitialObservation) and opening.messages == PROMPT.messages
     assert [tool["function"]["name"] for tool in opening.tools] == ["calculator", "put", "count"]
     assert asyncio.run(environment.start(Prompt("p", (), "plain text"))) is None
 

@@ -13,9 +13,9 @@ import torch
 
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
-from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.rollout.torch_engine import TorchEngine
-from whet.types import Opening, Prompt, Sample, Sampling, StepResult, StopReason, WhetError
+from whet.types import InitialObservation, Prompt, Sample, Sampling, StepResult, StopReason, WhetError
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def play(
     loaded, environment, script=lambda text: "go", prompts=(PROMPT,), count=1, max_new_tokens=16, context=512, **limits
 ):
     engine = ScriptedEngine(loaded.tokenizer, script)
-    runner = EpisodeRunner(engine, loaded.tokenizer, environment, EpisodeLimits(**limits), context)
+    runner = EnvironmentRunner(engine, loaded.tokenizer, environment, EpisodeLimits(**limits), context)
     tokens = [opened(loaded.tokenizer, prompt) for prompt in prompts]
     played = runner.play(prompts, tokens, count, Sampling(max_new_tokens), (0,))
     return played, runner.take_notes(), engine
@@ -137,7 +137,7 @@ def test_a_turn_ends_behind_a_text_that_the_environment_names(loaded):
         stops = ("1",)
 
     engine = TorchEngine(causal_lm(loaded.model, torch.float32), loaded.tokenizer, loaded.end_tokens, context=512)
-    runner = EpisodeRunner(engine, loaded.tokenizer, Ending, EpisodeLimits(), 512)
+    runner = EnvironmentRunner(engine, loaded.tokenizer, Ending, EpisodeLimits(), 512)
     prompt = Prompt("p", ({"role": "user", "content": "Left to right mod 10: 1+1+1"},))
     [samples] = runner.play([prompt], [opened(loaded.tokenizer, prompt)], 8, Sampling(12), (0,))
     ended = [turn for sample in samples for turn in sample.turns if turn.ended is StopReason.TEXT]
@@ -332,7 +332,7 @@ class SimulatedTime:
 def simulated(monkeypatch, loaded, seconds_of):
     prompts = [Prompt(str(number), PROMPT.messages) for number in range(16)]
     clock = SimulatedTime(monkeypatch, loaded.tokenizer, seconds_of)
-    runner = EpisodeRunner(clock, loaded.tokenizer, Counting, EpisodeLimits(), 512)
+    runner = EnvironmentRunner(clock, loaded.tokenizer, Counting, EpisodeLimits(), 512)
     tokens = [opened(loaded.tokenizer, prompt) for prompt in prompts]
     played = runner.play(prompts, tokens, 2, Sampling(16), (0,))
     assert all(sample.returned == 1.5 for samples in played for sample in samples)
@@ -369,7 +369,7 @@ def test_an_opening_replaces_the_prompt(loaded):
         turns = 1
 
         def start(self, prompt):
-            return Opening(({"role": "user", "content": f"{prompt.question()} again"},), state="s0")
+            return InitialObservation(({"role": "user", "content": f"{prompt.question()} again"},), state="s0")
 
     [[sample]], _, engine = play(loaded, Opened)
     assert (
@@ -471,7 +471,7 @@ def test_equal_runs_play_equal_episodes(loaded):
                 time.sleep(jitter * (hash(completion) % 7))
                 return super().step(completion)
 
-        runner = EpisodeRunner(engine, loaded.tokenizer, Jittered, EpisodeLimits(), 512)
+        runner = EnvironmentRunner(engine, loaded.tokenizer, Jittered, EpisodeLimits(), 512)
         tokens = opened(loaded.tokenizer, PROMPT)
         return runner.play([PROMPT], [tokens], 6, Sampling(12), (3,))[0]
 
@@ -485,12 +485,12 @@ class LongOpening(Counting):
     """Puts many words before the question."""
 
     def start(self, prompt):
-        return Opening(({"role": "user", "content": "one " * 60 + prompt.question()},))
+        return InitialObservation(({"role": "user", "content": "one " * 60 + prompt.question()},))
 
 
 def test_an_opening_may_be_longer_than_the_prompt_and_all_growth(loaded):
     engine = TorchEngine(causal_lm(loaded.model), loaded.tokenizer, loaded.end_tokens, context=512)
-    runner = EpisodeRunner(engine, loaded.tokenizer, LongOpening, EpisodeLimits(max_turns=3, max_tokens=40), 512)
+    runner = EnvironmentRunner(engine, loaded.tokenizer, LongOpening, EpisodeLimits(max_turns=3, max_tokens=40), 512)
     prompt = Prompt("p", ({"role": "user", "content": "Sum?"},))
     tokens = tuple(loaded.tokenizer("Sum?")["input_ids"])
     ((sample,),) = runner.play([prompt], [tokens], 1, Sampling(max_new_tokens=4), (0,))
@@ -502,7 +502,7 @@ class Announcing(Counting):
     """Begins with a longer prompt than the row's own."""
 
     def start(self, prompt):
-        return Opening(({"role": "user", "content": "begin with many more words than the row has"},))
+        return InitialObservation(({"role": "user", "content": "begin with many more words than the row has"},))
 
 
 def test_a_first_prompt_of_the_environment_is_computed_once_for_its_group(loaded):
@@ -517,7 +517,7 @@ def test_a_first_prompt_of_the_environment_is_computed_once_for_its_group(loaded
 
     engine.session = watched
     limits = EpisodeLimits(max_tokens=40)  # no more than the turns need: a longer prompt takes nothing of it
-    runner = EpisodeRunner(engine, loaded.tokenizer, Announcing, limits, loaded.context)
+    runner = EnvironmentRunner(engine, loaded.tokenizer, Announcing, limits, loaded.context)
     samples = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 4, Sampling(4), (0,))[0]
     first = samples[0].turns[0].stop
     assert samples[0].turns[0].role == "prompt" and first > len(opened(loaded.tokenizer, PROMPT))

@@ -23,7 +23,8 @@ def test_every_target_of_a_foreign_name_exists(name):
         assert any(has_key(kind, target) for kind in CONFIG_CLASSES.values())
         return
     assert target and set(target) <= set(CONFIG_CLASSES)
-    for kind, path in target.items():
+    paths = [(kind, path) for kind, several in target.items() for path in several.split(" and ")]
+    for kind, path in paths:
         assert has_key(CONFIG_CLASSES[kind], path), (kind, path)
         section, axis, *number = path.split(".")
         if section == "objective" and number:
@@ -40,6 +41,13 @@ def test_every_target_of_a_foreign_name_exists(name):
         ("dpo", "beta=0.1", "in whet it is objective.curve.beta"),
         ("grpo", "objective.kl_coef=0.1", "no key is called 'objective.kl_coef'; in whet it is objective.kl.beta"),
         ("grpo", "objective.epsilon_high=0.28", "in whet it is objective.clip.high"),
+        *(
+            ("grpo", f"{name}=0.2", "in whet it is objective.clip.low and objective.clip.high")
+            for name in ("epsilon", "objective.epsilon", "clip_range", "cliprange", "clip_eps", "clip_ratio")
+        ),
+        ("dpo", "epsilon=0.2", "did you mean 'optimizer.epsilon'?"),
+        ("sft", "clip_range=0.2", "objective.clip.high, which this kind of run does not have"),
+        ("ppo", "optimizer.eps=0.2", "did you mean 'optimizer.epsilon'?"),
         ("sft", "lr=0.1", "in whet it is optimizer.learning_rate"),
         ("sft", "per_device_train_batch_size=4", "in whet it is batch.rows_per_step"),
         ("grpo", "per_device_train_batch_size=4", "in whet it is batch.prompts_per_step"),

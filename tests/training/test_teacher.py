@@ -25,7 +25,7 @@ from whet.model.vocabulary import vocabulary_refusal
 from whet.record.log import read_metrics
 from whet.training.assembly.serving import build_server
 from whet.training.sections import TeacherSection
-from whet.training.teacher import DistillationTarget, ModelTeacher, taught_rows
+from whet.training.teacher import DistillationSettings, ModelTeacher, taught_rows
 from whet.types import Group, Prompt, Sample, StopReason, TokenBatch, WhetError
 
 SMALL = {
@@ -167,7 +167,7 @@ def test_what_a_teacher_says_behind_another_prompt_comes_back_to_its_tokens(teac
         groups.append(Group(prompt, tuple(samples)))
     batch = token_batch(groups)
     template = "{prompt} (not {text})"
-    lesson = DistillationTarget(TeacherSection(context="sibling"), template, encode=encode, longest=200)
+    lesson = DistillationSettings(TeacherSection(context="sibling"), template, encode=encode, longest=200)
     shown = taught_rows(batch, groups, lesson)
     assert shown.rows == [0, 1, 2, 3, 5]  # the fourth row's group has one right completion, which is itself
     judge = ModelTeacher(FrozenModel(causal_lm(loaded.model, torch.float32)), 1.0, 50, top_k=4)

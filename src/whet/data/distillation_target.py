@@ -15,7 +15,7 @@ from torch import Tensor
 
 from whet.types import Group, Prompt, Sample
 
-LessonContext = Literal["none", "sibling", "demonstration", "feedback"]
+TeacherContext = Literal["none", "sibling", "demonstration", "feedback"]
 TEMPLATES: Mapping[str, str] = {
     "sibling": "{prompt}\n\nCorrect solution:\n\n{text}\n\nCorrectly solve the original question.",
     "demonstration": "{prompt}\n\nThis is an example of a response to the question:\n\n{text}\n\n"
@@ -58,7 +58,7 @@ def right_siblings(samples: Sequence[Sample]) -> list[Sample | None]:
     return found
 
 
-def lesson_texts(group: Group, context: LessonContext, known: Mapping[str, str]) -> list[str | None]:
+def teacher_texts(group: Group, context: TeacherContext, known: Mapping[str, str]) -> list[str | None]:
     """What the teacher reads about each sample of a group; None where there is nothing, and nothing to learn.
 
     `known` are texts by prompt, for data that holds them elsewhere than in a column.

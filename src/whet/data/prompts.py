@@ -23,7 +23,7 @@ from whet.types import Demonstration, Message, Prompt, WhetError, nearest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-Opening = str | tuple[Message, ...]  # a plain text, or the conversation before the completion
+PromptContent = str | tuple[Message, ...]  # a plain text, or the conversation before the completion
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _label(row: Row) -> bool:
     return value
 
 
-def _opening(row: Row, as_chat: bool) -> Opening:
+def _opening(row: Row, as_chat: bool) -> PromptContent:
     value = row.values["prompt"]
     if not isinstance(value, str):
         return _conversation(row, "prompt", value)
@@ -212,7 +212,7 @@ def _opening(row: Row, as_chat: bool) -> Opening:
     return ({"role": "user", "content": value},) if as_chat else value
 
 
-def _completed(row: Row, opening: Opening, field: str) -> tuple[Opening, str]:
+def _completed(row: Row, opening: PromptContent, field: str) -> tuple[PromptContent, str]:
     """The opening and the completion of one completion column; its earlier turns, if any, join the opening."""
     value = row.values[field]
     if isinstance(value, str):
@@ -292,7 +292,7 @@ def _tool_call(row: Row, field: str, call: Any) -> dict[str, Any]:
     return {"type": "function", **kept, "function": {"name": function["name"], "arguments": dict(arguments)}}
 
 
-def _prompt(row: Row, opening: Opening, *used: str, field: str | None = None) -> Prompt:
+def _prompt(row: Row, opening: PromptContent, *used: str, field: str | None = None) -> Prompt:
     """The prompt of a row; `used` are the columns already read, `field` the one to blame for the opening."""
     field = field or used[0]
     if not isinstance(opening, str):

@@ -46,7 +46,7 @@ class Details:
     entropy_gradient: bool = False
     num_top: int = 0  # log-probabilities of the likeliest tokens
     reference: CausalLM | None = None  # for the KL to it over the whole vocabulary
-    lesson: DistillationTarget | None = None
+    distillation: DistillationTarget | None = None
     states: bool = False  # the hidden states, for a critic on the same trunk
     packed: bool = True  # False: always padded rows
     coefficient: Coefficient | None = None  # how much each token will count, where known: saves a product
@@ -97,7 +97,7 @@ def _token_logp(
     if details.reference is not None:
         with torch.no_grad():
             others = _reference_states(details.reference, tokens, action, batch)
-    taught = None if details.lesson is None else _taught(details.lesson, tokens, action, device)
+    taught = None if details.distillation is None else _taught(details.distillation, tokens, action, device)
     results: tuple[Tensor, ...]
     head = lm.head
     if isinstance(head, VocabularyHead) and not head.softcap and action_support is None and not _wants_more(details):
@@ -211,21 +211,23 @@ def _reference_states(lm: CausalLM, tokens: Tensor, action: Tensor, batch: Share
 
 
 def _wants_more(details: Details) -> bool:
-    others = details.reference is not None or details.lesson is not None
+    others = details.reference is not None or details.distillation is not None
     return details.entropy_gradient or details.num_top > 0 or others
 
 
 def _taught(
-    lesson: DistillationTarget, tokens: Tensor, action: Tensor, device: torch.device
+    distillation: DistillationTarget, tokens: Tensor, action: Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
     """What a chunk compares with: the teacher's states [A, D], where it computes, or tokens and their logp [A, K]."""
-    if lesson.teacher is not None:
-        lm = lesson.teacher
+    if distillation.teacher is not None:
+        lm = distillation.teacher
         with torch.no_grad():
             return lm.hold(lambda: _states(lm, tokens, action, _packed_rows(lm, tokens, action))), None
-    if lesson.top is None or lesson.top_logp is None:
+    if distillation.top is None or distillation.top_logp is None:
         raise ValueError("a distillation target without a teacher needs teacher_top and teacher_top_logp")
-    top, logp = (to_device(tensor[:, 1:][action[:, 1:]], device) for tensor in (lesson.top, lesson.top_logp))
+    top, logp = (
+        to_device(tensor[:, 1:][action[:, 1:]], device) for tensor in (distillation.top, distillation.top_logp)
+    )
     return top.long(), logp
 
 
@@ -295,23 +297,23 @@ def _chunk(
         gap = (logp - reference).masked_fill(logp == float("-inf"), 0.0)
         divergence = (logp.exp() * gap).sum(-1)
     distance = norm.new_zeros(len(norm))
-    if taught is not None and head.details.lesson is not None:
-        distance = _distance(head.details.lesson, whole, taught, taught_logp)
+    if taught is not None and head.details.distillation is not None:
+        distance = _distance(head.details.distillation, whole, taught, taught_logp)
     return picked - norm, entropy, top, chose_top, divergence, distance
 
 
-def _distance(lesson: DistillationTarget, logits: Tensor, taught: Tensor, taught_logp: Tensor | None) -> Tensor:
+def _distance(distillation: DistillationTarget, logits: Tensor, taught: Tensor, taught_logp: Tensor | None) -> Tensor:
     """[A]. Both distributions are of the whole vocabulary, whatever part of it was sampled from. Two heads may be
     padded differently: rows that one of them lacks are no tokens."""
-    if lesson.teacher is None:
+    if distillation.teacher is None:
         assert taught_logp is not None
         own = logits.gather(-1, taught) - logits.logsumexp(-1, keepdim=True)
-        return lesson.divergence(with_rest(own), with_rest(taught_logp.to(own.dtype)))
+        return distillation.divergence(with_rest(own), with_rest(taught_logp.to(own.dtype)))
     with torch.no_grad():
-        theirs = lesson.teacher.logits(taught) / lesson.temperature
+        theirs = distillation.teacher.logits(taught) / distillation.temperature
         width = min(logits.shape[-1], theirs.shape[-1])
         theirs = theirs[:, :width].log_softmax(-1).to(logits.device, logits.dtype)
-    return lesson.divergence(logits[:, :width].log_softmax(-1), theirs)
+    return distillation.divergence(logits[:, :width].log_softmax(-1), theirs)
 
 
 def with_rest(logp: Tensor) -> Tensor:

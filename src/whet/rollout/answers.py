@@ -7,22 +7,22 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whet.types import Message, Opening, StepResult, WhetError
+from whet.types import InitialObservation, Message, StepResult, WhetError
 
 
 class BadAnswer(WhetError):
     """An environment answered something that is no answer. It costs the episode, not the run."""
 
 
-def opening_of(value: Any) -> Opening | None:
+def initial_observation_of(value: Any) -> InitialObservation | None:
     """How an episode begins; None: with the prompt as it is."""
     if value is None:
         return None
-    if isinstance(value, Opening):
-        return Opening(
+    if isinstance(value, InitialObservation):
+        return InitialObservation(
             _messages(value.messages, "start"), tuple(value.tools), _state(value.state), str(value.role or "")
         )
-    return Opening(_messages(value, "start"))
+    return InitialObservation(_messages(value, "start"))
 
 
 def step_result_of(value: Any) -> StepResult:
@@ -51,7 +51,7 @@ def _messages(value: Any, method: str) -> tuple[Message, ...]:
         shown = type(value).__name__ if not isinstance(value, Sequence) or value else "nothing"
         raise BadAnswer(
             f"its {method} returned {shown}; expected a list of messages like {{'role': 'user', 'content': '...'}}"
-            + (", a number or a whet.StepResult" if method == "step" else ", None or a whet.Opening")
+            + (", a number or a whet.StepResult" if method == "step" else ", None or a whet.InitialObservation")
         )
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:

@@ -46,7 +46,7 @@ class _GroupAsked:
     samples: dict[int, Sample] = field(default_factory=dict)  # that are finished, by their place in the group
 
 
-def check_ahead(spec: RolloutSpec) -> None:
+def check_async_rollout(spec: RolloutSpec) -> None:
     """Refuse what a session in the background cannot draw."""
     if spec.greedy:
         raise WhetError(
@@ -76,7 +76,7 @@ class AsyncCollector:
         watch: PolicyWatch | None = None,  # of the session's weights
     ) -> None:
         self._watch = watch
-        check_ahead(spec)
+        check_async_rollout(spec)
         self._session, self._dataset, self._reward_at, self._spec = session, dataset, reward_at, spec
         self._order, self._window, self._weights, self._engine = order, window, weights, engine
         self._version: int | None = None  # of the session's weights

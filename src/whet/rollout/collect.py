@@ -13,8 +13,8 @@ from torch import Tensor
 from whet.protocols import Engine
 from whet.record.metrics.timer import PhaseTimer
 from whet.rollout.buffer import RolloutBatch, RolloutBuffer
-from whet.rollout.episode_runner import Player
-from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.episode_runner import EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.weight_sync_check import PolicyWatch
 from whet.types import Group, Prompt, Sample, Sampling
@@ -91,12 +91,12 @@ class RolloutCollector:
         spec: RolloutSpec,
         order: PromptOrder,
         staleness: int = 0,
-        player: Player | None = None,  # of the episodes; None: each is one completion
+        runner: EpisodeRunner | None = None,  # of the episodes; None: each is one completion
         watch: PolicyWatch | None = None,  # of an engine with weights of its own
     ) -> None:
         self._watch = watch
         self._engine, self._dataset, self._reward_at = engine, dataset, reward_at
-        self._player = player or EpisodeRunner(engine)
+        self._runner = runner or EnvironmentRunner(engine)
         self._spec, self._order = spec, order
         self._buffer = RolloutBuffer(staleness)
         self._num_batches = 0  # drawn so far
@@ -108,7 +108,7 @@ class RolloutCollector:
         """
         reward, timer = self._reward_at(progress), PhaseTimer()
         reward.take_notes()  # those of an evaluation do not belong to the step
-        self._player.take_notes()
+        self._runner.take_notes()
         checked: Mapping[str, float] = {}
         while not self._buffer.is_full:
             self._num_batches += 1
@@ -119,7 +119,7 @@ class RolloutCollector:
             self._buffer.add(replace(batch, part_weights=reward.part_weights))
         if (rest := getattr(self._engine, "rest", None)) is not None:
             rest()  # nothing is written while the policy is trained
-        played = self._player.take_notes()
+        played = self._runner.take_notes()
         # the wait for environments is part of the rollout
         waited = sum(played.seconds.values())
         timer.add({**played.seconds, **({"rollout": -waited} if waited else {})})
@@ -152,7 +152,7 @@ class RolloutCollector:
         tokens = [self._dataset.prompt_tokens[row] for row in rows]
         prompts = [self._dataset.prompts[row] for row in rows]
         with timer.phase("rollout"):
-            completions = self._player.play(prompts, tokens, count, sampling, seed)
+            completions = self._runner.play(prompts, tokens, count, sampling, seed)
         with timer.phase("reward"):
             return score_groups(prompts, completions, reward.score)
 
@@ -173,7 +173,7 @@ def draw_completions(
 ) -> list[list[Sample]]:
     """`group_size` completions to each prompt, prompt by prompt: episodes without an environment."""
     nameless = [Prompt(str(row), ()) for row in range(len(prompt_tokens))]
-    return EpisodeRunner(engine).play(nameless, prompt_tokens, group_size, sampling, seed)
+    return EnvironmentRunner(engine).play(nameless, prompt_tokens, group_size, sampling, seed)
 
 
 def score_groups(prompts: Sequence[Prompt], completions: Sequence[Sequence[Sample]], score: Score) -> list[Group]:

@@ -30,8 +30,8 @@ def tell_failures(notes: PlayNotes) -> None:
         logger.warning("%d episodes failed in all", max(notes.counts.get("failed_episodes", 0), len(notes.failures)))
 
 
-class Player(Protocol):
-    """Plays episodes to prompts: `EpisodeRunner` with an environment or without one, or an agent's own program."""
+class EpisodeRunner(Protocol):
+    """Plays episodes to prompts: `EnvironmentRunner` with an environment or without one, or an agent's own program."""
 
     def play(
         self,

@@ -30,7 +30,7 @@ from whet.data.turns import TurnRenderer, turn_renderer
 from whet.model.shared_prefix import long_tensor
 from whet.protocols import Engine, Environment
 from whet.registry import error_text
-from whet.rollout.answers import BadAnswer, opening_of, reward_of, step_result_of
+from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
 from whet.rollout.episode_runner import PlayNotes
 from whet.rollout.expert_log import joined_experts
@@ -39,8 +39,8 @@ from whet.rollout.seed import request_seed
 from whet.rollout.session import LateSession
 from whet.types import (
     Completion,
+    InitialObservation,
     Message,
-    Opening,
     Prompt,
     Request,
     Sample,
@@ -123,7 +123,7 @@ class _Patience:
         self.left = 0.0 if in_vain else max(self.left - seconds, 0.0)
 
 
-class EpisodeRunner:
+class EnvironmentRunner:
     """Plays episodes on one engine; with `make_environment` None every episode is one completion."""
 
     def __init__(
@@ -229,7 +229,7 @@ class _Play:
 
     def __init__(
         self,
-        runner: EpisodeRunner,
+        runner: EnvironmentRunner,
         session: LateSession,
         sampling: Sampling,
         prompt_tokens: Sequence[tuple[int, ...]],
@@ -370,7 +370,7 @@ class _Play:
             return
         try:
             if call.is_start:
-                self._open(episode, opening_of(call.future.result()))
+                self._open(episode, initial_observation_of(call.future.result()))
             elif call.limit is not None:
                 self._earn(episode, reward_of(call.future.result()))
                 self._end(episode, call.limit)
@@ -379,7 +379,7 @@ class _Play:
         except BadAnswer as problem:
             self._fail(episode, str(problem))
 
-    def _open(self, episode: _Episode, opening: Opening | None) -> None:
+    def _open(self, episode: _Episode, opening: InitialObservation | None) -> None:
         """The first request of an episode."""
         prompt, runner = episode.prompt, self._runner
         tokens = self._prompt_tokens[episode.number]

@@ -57,9 +57,10 @@ def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:
     if name in NOT_A_KEY:
         return f"; {NOT_A_KEY[name]}"
     target = foreign_target(name, getattr(kind, "kind", "policy"))
+    is_ours = target is not None and has_key(kind, target.partition(" and ")[0])
+    if is_ours:
+        return f"; in whet it is {target}"
     if target is not None and not elsewhere:
-        if has_key(kind, target):
-            return f"; in whet it is {target}"
         return f"; it is whet's {target}, which this kind of run does not have"
     keys = list(section.model_fields)
     close = nearest(name, keys)

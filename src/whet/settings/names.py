@@ -28,14 +28,15 @@ OLD_COMPONENTS: Mapping[str, str] = {
 }
 OLD_NUMBERS: Mapping[str, str] = {"max_lag": "max_staleness"}
 
-# One target for every kind of run, or one for each: "policy", "preference", "reward_model", "sft".
+# One target for every kind of run, or one for each: "policy", "preference", "reward_model", "sft". A target may be
+# several keys: "objective.clip.low and objective.clip.high".
 Target = str | Mapping[str, str]
 _BATCH: Target = {
     "policy": "batch.prompts_per_step",
     **dict.fromkeys(("preference", "reward_model", "sft"), "batch.rows_per_step"),
 }
 _KL: Target = {"policy": "objective.kl.beta", "preference": "objective.curve.beta"}
-_CLIP: Target = {"policy": "objective.clip"}
+_CLIP: Target = {"policy": "objective.clip.low and objective.clip.high"}
 _LOW: Target = {"policy": "objective.clip.low"}
 _CREDIT: Target = {"policy": "objective.baseline"}
 _ENTROPY: Target = {"policy": "objective.entropy"}
@@ -48,7 +49,7 @@ FOREIGN: Mapping[str, Target] = {
     **dict.fromkeys(("beta", "kl_coef", "kl_beta", "init_kl_coef", "kl_loss_coef", "kl_penalty"), _KL),
     **dict.fromkeys(("epsilon_low", "clip_ratio_low"), _LOW),
     **dict.fromkeys(("epsilon_high", "clip_ratio_high"), _HIGH),
-    **dict.fromkeys(("epsilon", "cliprange", "clip_ratio", "clip_range", "eps_clip"), _CLIP),
+    **dict.fromkeys(("epsilon", "cliprange", "clip_ratio", "clip_range", "eps_clip", "clip_eps"), _CLIP),
     **dict.fromkeys(("lr", "actor_learning_rate"), "optimizer.learning_rate"),
     **dict.fromkeys(("lr_scheduler_type", "lr_scheduler", "scheduler"), "optimizer.schedule"),
     **dict.fromkeys(("warmup_ratio", "lr_warmup_steps", "num_warmup_steps"), "optimizer.warmup_steps"),

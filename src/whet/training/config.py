@@ -185,9 +185,9 @@ class PolicyConfig(RunConfig):
                 "chooses by itself; give batch.updates_per_step=2 or more, batch.routing_replay=sampler, or drop it"
             )
         if self.scale.max_staleness:
-            self._check_ahead()
+            self._check_async_rollout()
 
-    def _check_ahead(self) -> None:
+    def _check_async_rollout(self) -> None:
         """Refuse what does not go with completions that are written while the trainer trains."""
         scale = self.scale
         if self.batch.staleness:

@@ -10,8 +10,8 @@ from typing import Any
 
 from whet.protocols import Engine
 from whet.rollout.collect import Score, score_groups
-from whet.rollout.episode_runner import Player, tell_failures
-from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.episode_runner import EpisodeRunner, tell_failures
+from whet.rollout.episodes import EnvironmentRunner
 from whet.types import Group, Prompt, Sample, Sampling, StopReason, by_episode
 
 
@@ -25,7 +25,7 @@ class Evaluator:
     sampling: Sampling
     score: Score
     by: str = ""  # column whose values get metrics of their own
-    player: Player | None = None  # of the episodes; None: each is one completion
+    runner: EpisodeRunner | None = None  # of the episodes; None: each is one completion
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Hand the policy's new weights to the engine, where the trainer has not done it after its step."""
@@ -34,9 +34,9 @@ class Evaluator:
     def evaluate(self, num_samples: int = 1, temperature: float = 0.0, seed: int = 0) -> list[Group]:
         """One scored group per prompt: a greedy completion, or `num_samples` drawn ones."""
         sampling = replace(self.sampling, temperature=temperature)
-        player = self.player or EpisodeRunner(self.engine)
-        completions = player.play(self.prompts, self.prompt_tokens, num_samples, sampling, (seed,))
-        tell_failures(player.take_notes())
+        runner = self.runner or EnvironmentRunner(self.engine)
+        completions = runner.play(self.prompts, self.prompt_tokens, num_samples, sampling, (seed,))
+        tell_failures(runner.take_notes())
         return score_groups(self.prompts, completions, self.score)
 
     def metrics(self) -> dict[str, float]:

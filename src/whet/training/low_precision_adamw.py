@@ -33,7 +33,7 @@ def stochastically_rounded(values: Tensor, noise: Tensor) -> Tensor:
     return torch.where(torch.isfinite(values), rounded, values).to(torch.bfloat16)
 
 
-class NarrowAdamW(torch.optim.Optimizer):
+class LowPrecisionAdamW(torch.optim.Optimizer):
     """AdamW by Loshchilov and Hutter, as torch has it, on weights of any type; `int8` keeps the moments in 8 bits."""
 
     def __init__(

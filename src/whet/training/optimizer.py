@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.model.placement import laid_out_like
-from whet.training.low_precision_adamw import NarrowAdamW
+from whet.training.low_precision_adamw import LowPrecisionAdamW
 from whet.training.sections import OptimizerSection
 from whet.types import WhetError
 
@@ -35,7 +35,7 @@ def adamw(model: nn.Module, settings: OptimizerSection) -> torch.optim.Optimizer
     ]
     rate, betas, epsilon = settings.learning_rate, (settings.beta1, settings.beta2), settings.epsilon
     if settings.states == "int8" or any(parameter.dtype.itemsize < 4 for _, parameter in trained):
-        return NarrowAdamW(groups, rate, betas, epsilon, settings.states == "int8")
+        return LowPrecisionAdamW(groups, rate, betas, epsilon, settings.states == "int8")
     return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
 
 
@@ -54,7 +54,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     for path, value in tensors.items():
         name, _, key = path.rpartition("/")
         parameter = parameters[name]
-        if isinstance(optimizer, NarrowAdamW):  # its moments are flat, and it reads the step count
+        if isinstance(optimizer, LowPrecisionAdamW):  # its moments are flat, and it reads the step count
             optimizer.state[parameter][key] = value.reshape(-1).to(parameter.device).clone() if value.ndim else value
             continue
         if value.dtype == torch.uint8 or (value.ndim and value.numel() != parameter.numel()):

@@ -55,7 +55,7 @@ from whet.training.step_metrics import (
     teacher_metrics,
     uniform_share,
 )
-from whet.training.teacher import DistillationTarget, Teacher, taught_rows
+from whet.training.teacher import DistillationSettings, Teacher, taught_rows
 from whet.training.token_traces import TokenTraces
 from whet.training.update import (
     RoutingReplay,
@@ -85,7 +85,7 @@ class RLModels:
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
     teacher: Teacher | None = None
-    target: DistillationTarget = field(default_factory=DistillationTarget)
+    target: DistillationSettings = field(default_factory=DistillationSettings)
     demonstrations: DemonstrationSource | None = None
 
 
@@ -467,7 +467,7 @@ class RLTrainer:
             models.reference.restore(tensors["reference"])
 
 
-def _untaught(batch: TokenBatch, needs: frozenset[str], target: DistillationTarget) -> TokenBatch:
+def _untaught(batch: TokenBatch, needs: frozenset[str], target: DistillationSettings) -> TokenBatch:
     """A step in which there is nothing to learn: the fields are there, and no action."""
     none = torch.zeros(batch.action.shape)
     wide = torch.zeros((*batch.action.shape, target.section.top_k))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from whet.data.distillation_target import behind, lesson_texts, with_text
+from whet.data.distillation_target import behind, teacher_texts, with_text
 from whet.model.causal_lm import CausalLM
 from whet.rollout.logp_server import LogpServer
 from whet.training.distributed.ranks import ALONE, Ranks
@@ -21,7 +21,7 @@ from whet.types import Group, Prompt, RunFailed, TokenBatch
 
 
 @dataclass(frozen=True)
-class DistillationTarget:
+class DistillationSettings:
     """What the teacher is asked: how distributions are compared, and what it reads besides the prompt."""
 
     section: TeacherSection = field(default_factory=TeacherSection)
@@ -52,7 +52,7 @@ class TaughtRows:
         return found
 
 
-def taught_rows(batch: TokenBatch, groups: Sequence[Group], target: DistillationTarget) -> TaughtRows | None:
+def taught_rows(batch: TokenBatch, groups: Sequence[Group], target: DistillationSettings) -> TaughtRows | None:
     """The samples that the teacher knows something about, behind what it reads; None where there is not one.
 
     A sample is left out where there is no text about it, or where the text leaves it no room.
@@ -62,7 +62,7 @@ def taught_rows(batch: TokenBatch, groups: Sequence[Group], target: Distillation
     rows: list[int] = []
     tokens, actions = [], []
     samples = [(group, place) for group in groups for place in range(len(group.samples))]
-    texts = [text for group in groups for text in lesson_texts(group, context, target.known)]
+    texts = [text for group in groups for text in teacher_texts(group, context, target.known)]
     for row, ((group, place), text) in enumerate(zip(samples, texts, strict=True)):
         sample = group.samples[place]
         if text is None or not bool(batch.action[row].any()):

@@ -214,7 +214,10 @@ def update(
     optimizers = [each for each in (state.optimizer, state.critic_optimizer) if each is not None]
     for each in optimizers:
         each.zero_grad(set_to_none=True)
-    details = replace(_details(state, objective, reference), lesson=_lesson(objective, teacher, teacher_temperature))
+    details = replace(
+        _details(state, objective, reference),
+        distillation=_distillation_target(objective, teacher, teacher_temperature),
+    )
     scored = _scored_tokens(objective, batch)
     # on a device nothing here waits for it: the next micro-batch is on its way while this one is computed
     done: list[_MicroBatch] = []
@@ -348,9 +351,9 @@ def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: 
     in a second."""
     scored = _scored_tokens(objective, host)
     details = replace(details, replay=replayed_experts(host, state.routing_replay), experts=True)
-    if details.lesson is not None and details.lesson.teacher is None:
-        lesson = replace(details.lesson, top=host.teacher_top, top_logp=host.teacher_top_logp)
-        details = replace(details, lesson=lesson)
+    if details.distillation is not None and details.distillation.teacher is None:
+        distillation = replace(details.distillation, top=host.teacher_top, top_logp=host.teacher_top_logp)
+        details = replace(details, distillation=distillation)
     if scored is host.action:
         return token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, details)
     if state.temperature == 1 and host.support is None:
@@ -385,7 +388,9 @@ def _details(state: TrainState, objective: Objective, reference: CausalLM | None
     )
 
 
-def _lesson(objective: Objective, teacher: CausalLM | None, temperature: float) -> DistillationTarget | None:
+def _distillation_target(
+    objective: Objective, teacher: CausalLM | None, temperature: float
+) -> DistillationTarget | None:
     if "teacher_divergence" not in objective.needs():
         return None
     return DistillationTarget(objective.teacher.divergence, teacher, temperature)
@@ -393,7 +398,7 @@ def _lesson(objective: Objective, teacher: CausalLM | None, temperature: float) 
 
 def _shares_prompts(state: TrainState, details: Details) -> bool:
     """True where every model of a micro-batch computes a prompt once: else the budget counts padded rows."""
-    teacher = details.lesson.teacher if details.lesson is not None else None
+    teacher = details.distillation.teacher if details.distillation is not None else None
     others = (details.reference, teacher, state.critic.trunk if state.critic is not None else None)
     return packs(state.policy) and all(packs(each) for each in others if each is not None)
 

@@ -14,7 +14,7 @@ from tests.support.local_pool import LocalPool
 from tests.training.distributed.test_remote_engine import SAMPLING, VOCABULARY, Host, sample_for
 from whet.model.causal_lm import causal_lm
 from whet.rollout.torch_engine import TorchEngine
-from whet.training.distributed.engine_host import EngineHost, WrittenAhead
+from whet.training.distributed.engine_host import AsyncProgress, EngineHost
 from whet.training.distributed.remote_engine import RemoteEngine
 from whet.training.distributed.remote_session import RemoteSession, RequestShares
 from whet.training.distributed.wire import packed_weights
@@ -70,7 +70,7 @@ class WritingHost(Host):
         self.waiting += requests
         done, self.waiting = self.waiting[:1], self.waiting[1:]
         found = [(number, sample_for(request, self.version)) for number, request in done]
-        written = WrittenAhead([pickle.dumps(found)], 0.1, 0.0, 0.0)
+        written = AsyncProgress([pickle.dumps(found)], 0.1, 0.0, 0.0)
         return written if self.breaks is None else self.breaks(self, written)
 
     def shut(self):
@@ -127,12 +127,12 @@ def test_what_an_engine_that_breaks_had_is_written_by_another_once(how, caplog):
         if how == "lost":
             raise WorkerLost("kill -9")
         if how == "quiet":
-            return WrittenAhead([], 0.0, 0.0, 100.0)
+            return AsyncProgress([], 0.0, 0.0, 100.0)
         if how == "garbage":
             (number, sample), *_ = pickle.loads(written.finished[0])
             sample.behavior_logp[:] = float("nan")
-            return WrittenAhead([pickle.dumps([(number, sample)])])
-        return WrittenAhead(written.finished * 2)
+            return AsyncProgress([pickle.dumps([(number, sample)])])
+        return AsyncProgress(written.finished * 2)
 
     def hangs(name, method):
         if how != "hangs" or (name, method) != ("engine 1", "exchange") or seen.count("engine 1") != 4 or broken:

@@ -29,7 +29,7 @@ from whet.envs.adapters.optional import optional
 from whet.envs.adapters.seeds import seed_of
 from whet.envs.tools.environment import CallFormat
 from whet.envs.tools.formats import call_format_of
-from whet.types import Completion, Message, Opening, Prompt, StepResult, WhetError, did_you_mean
+from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 and pip install mpmath"
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
@@ -65,7 +65,7 @@ class FunctionCalling:
         self.stops = self._format.stops
         tasks(category)  # the package is there
 
-    def start(self, prompt: Prompt) -> Opening:
+    def start(self, prompt: Prompt) -> InitialObservation:
         task = _task_of(prompt, self._category)
         self._requests: list[list[Message]] = task["question"]
         self._gold: list[list[str]] = task["ground_truth"]
@@ -82,7 +82,7 @@ class FunctionCalling:
         schemas = tuple(_schema(doc) for name, doc in self._docs.items() if name not in late)
         instructions = [message for message in prompt.messages if message["role"] == "system"]
         self._schemas = tuple(map(_schema, self._docs.values()))
-        return Opening(*self._format.conversation((*instructions, *self._requests[0]), schemas))
+        return InitialObservation(*self._format.conversation((*instructions, *self._requests[0]), schemas))
 
     def step(self, completion: Completion) -> StepResult:
         calls = self._format.read(completion, self._schemas).announced

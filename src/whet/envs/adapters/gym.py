@@ -19,7 +19,7 @@ from whet.envs.adapters.answers import flag, number, opened, text
 from whet.envs.adapters.optional import cannot_be_made, function_of, optional
 from whet.envs.adapters.randomness import OwnRandom
 from whet.envs.adapters.seeds import seed_of
-from whet.types import Completion, Opening, Prompt, StepResult, WhetError
+from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError
 
 RENDER = "render"
 COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
@@ -61,7 +61,7 @@ class StepEnvironment:
         )
         self._random: OwnRandom | None = None
 
-    def start(self, prompt: Prompt) -> Opening:
+    def start(self, prompt: Prompt) -> InitialObservation:
         seed = seed_of(prompt)
         if self._shares_random:
             self._random = OwnRandom(seed)
@@ -69,7 +69,7 @@ class StepEnvironment:
             answer = self._env.reset(seed=seed) if self._takes_seed else self._env.reset()
             shown, info = answer if _is_pair(answer) else (answer, {})
             seen = self._seen(shown, info, "reset")
-        return Opening(opened(prompt, seen), state=self._state(seen))
+        return InitialObservation(opened(prompt, seen), state=self._state(seen))
 
     def step(self, completion: Completion) -> StepResult:
         try:

@@ -16,7 +16,7 @@ from typing import Any
 from whet.envs.adapters.answers import flag, messages, number, numbers
 from whet.envs.adapters.optional import cannot_be_made, optional
 from whet.registry import imported
-from whet.types import Completion, Opening, Prompt, StepResult, WhetError, did_you_mean
+from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install 'whet[skyrl]'"
 SILENCE = ({"role": "user", "content": ""},)
@@ -39,13 +39,13 @@ class SkyRLEnvironment:
         self._make, self._name, self._config, self._max_turns = make, name, dict(config), max_turns
         self._env: Any = None
 
-    def start(self, prompt: Prompt) -> Opening:
+    def start(self, prompt: Prompt) -> InitialObservation:
         self._env = self._make(env_config=AttributeDict(self._config), extras=self._extras(prompt))
         given = prompt.messages or ({"role": "user", "content": prompt.text or ""},)
         answer = self._env.init([dict(message) for message in given])
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise TypeError(f"{self._name}.init gave a {type(answer).__name__}; expected (messages, info)")
-        return Opening(messages(answer[0], f"{self._name}.init"))
+        return InitialObservation(messages(answer[0], f"{self._name}.init"))
 
     def step(self, completion: Completion) -> StepResult:
         where = f"{self._name}.step"

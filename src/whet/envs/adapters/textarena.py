@@ -17,7 +17,7 @@ from whet.envs.adapters.answers import flag, number, numbers, opened, text
 from whet.envs.adapters.optional import cannot_be_made, function_of, optional, quiet
 from whet.envs.adapters.randomness import OwnRandom
 from whet.envs.adapters.seeds import seed_of
-from whet.types import Completion, Opening, Prompt, StepResult, WhetError, did_you_mean
+from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install 'whet[textarena]'"
 
@@ -50,7 +50,7 @@ class TextArenaGame:
         self._game = _game(id, settings)
         self._random = OwnRandom(0)
 
-    def start(self, prompt: Prompt) -> Opening:
+    def start(self, prompt: Prompt) -> InitialObservation:
         seed = seed_of(prompt)
         self._random = OwnRandom(seed)
         with self._random():
@@ -59,7 +59,7 @@ class TextArenaGame:
             seen = self._seen()
         if done:
             raise ValueError(f"textarena: {self._id!r} was over before the policy's first turn with the seed {seed}")
-        return Opening(opened(prompt, seen))
+        return InitialObservation(opened(prompt, seen))
 
     def step(self, completion: Completion) -> StepResult:
         with self._random():

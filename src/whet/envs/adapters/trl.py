@@ -24,7 +24,7 @@ from whet.envs.tools.formats import call_format_of
 from whet.envs.tools.schema import json_schema
 from whet.envs.tools.tool import OpenTools, Tool, ToolLimits, ToolSource
 from whet.rollout.calls import CallPool
-from whet.types import Completion, Opening, Prompt, StepResult, StopReason, WhetError
+from whet.types import Completion, InitialObservation, Prompt, StepResult, StopReason, WhetError
 
 ROUTE = "environment"  # the column that chooses among several classes
 NO_TOOLS = ("reset", "get_reward")
@@ -59,7 +59,7 @@ class TrlEnvironment:
         self.stops = inner.stops
         self.scores = hasattr(foreign, "get_reward")
 
-    def start(self, prompt: Prompt) -> Awaitable[Opening | None]:
+    def start(self, prompt: Prompt) -> Awaitable[InitialObservation | None]:
         given = [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.text or ""}]
         row = dict(prompt.meta) | ({} if prompt.answer is None else {"answer": prompt.answer})
         if self._is_routed:
@@ -132,7 +132,7 @@ class Routed:
         self._routes, self._make, self.stops = routes, make, stops
         self._chosen: TrlEnvironment | None = None
 
-    def start(self, prompt: Prompt) -> Awaitable[Opening | None]:
+    def start(self, prompt: Prompt) -> Awaitable[InitialObservation | None]:
         route = prompt.meta.get(ROUTE)
         if route not in self._routes:
             raise ValueError(

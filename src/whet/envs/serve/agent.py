@@ -1,4 +1,4 @@
-"""The player that starts a program per episode: it speaks to an OpenAI-compatible endpoint, and its calls are trained.
+"""The runner that starts a program per episode: it speaks to an OpenAI-compatible endpoint, and its calls are trained.
 
 The program is given the endpoint and its own token (`OPENAI_BASE_URL`, `OPENAI_API_KEY`) and the row it works on
 (`WHET_PROMPT`, and standard input). It reports its reward as the last line it prints, `{"reward": 0.5}`, or by a POST.
@@ -20,7 +20,7 @@ from whet.envs.serve import wire
 from whet.envs.serve.calls import CallRecord
 from whet.envs.serve.endpoint import HttpEndpoint, require_server
 from whet.envs.serve.programs import PATIENCE, AgentProgram, ProgramGuard, end_all, program_arguments
-from whet.envs.serve.request_queue import Desk
+from whet.envs.serve.request_queue import RequestQueue
 from whet.protocols import Engine
 from whet.rollout.episode_runner import PlayNotes
 from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
@@ -81,7 +81,7 @@ class AgentRunner:
         require_server()
         self._arguments = program_arguments(command)
         self._limits, self._tokenizer = limits or AgentLimits(), tokenizer
-        self._desk = Desk(
+        self._queue = RequestQueue(
             engine,
             tokenizer,
             end_tokens=end_tokens,
@@ -119,21 +119,21 @@ class AgentRunner:
         if not episodes:
             return []
         endpoint = self._started()
-        self._desk.open(sampling, fixed=True)
+        self._queue.open(sampling, fixed=True)
         try:
             self._run(episodes, endpoint)
         finally:
             for episode in episodes:
                 endpoint.forget(episode.token)
-            self._desk.close()
+            self._queue.close()
             end_all([each.program for each in episodes if each.program is not None and not each.program.has_ended])
         per_prompt = [episodes[start : start + count] for start in range(0, len(episodes), count)]
         return [[sample for each in group for sample in each.samples or ()] for group in per_prompt]
 
     def take_notes(self) -> PlayNotes:
         """What happened since the last time."""
-        self._counts.update(self._desk.counts)
-        self._desk.counts.clear()
+        self._counts.update(self._queue.counts)
+        self._queue.counts.clear()
         counts = {name: number for name, number in sorted(self._counts.items()) if number}
         notes = PlayNotes({"agent": self._waited} if self._waited else {}, tuple(self._failures), counts)
         self._counts, self._failures, self._waited = Counter(), [], 0.0
@@ -148,7 +148,7 @@ class AgentRunner:
 
     def _started(self) -> HttpEndpoint:
         if self._endpoint is None:
-            self._endpoint = HttpEndpoint(self._desk, self._model, context=self._context, any_model=True)
+            self._endpoint = HttpEndpoint(self._queue, self._model, context=self._context, any_model=True)
             self._endpoint.start()
             self._stopping = weakref.finalize(self, HttpEndpoint.stop, self._endpoint)
         return self._endpoint
@@ -170,7 +170,7 @@ class AgentRunner:
                 self._begin(episode, endpoint)
                 if episode.program is not None:
                     running.append(episode)
-            self._desk.take()
+            self._queue.take()
             for episode in list(running):
                 if self._is_over(episode):
                     running.remove(episode)
@@ -178,10 +178,10 @@ class AgentRunner:
             patience = self._patience(running)
             if patience > 0 and running:
                 started = time.monotonic()
-                self._desk.wait(min(patience, self._time_left(running)))
+                self._queue.wait(min(patience, self._time_left(running)))
                 self._waited += time.monotonic() - started
                 continue
-            self._desk.work()
+            self._queue.work()
 
     def _begin(self, episode: _AgentEpisode, endpoint: HttpEndpoint) -> None:
         record, prompt = episode.record, episode.prompt
@@ -210,7 +210,7 @@ class AgentRunner:
         }
         episode.began = episode.quiet_since = time.monotonic()
         try:
-            episode.program = AgentProgram(self._arguments, environment, row, self._desk.wake, self._guard)
+            episode.program = AgentProgram(self._arguments, environment, row, self._queue.wake, self._guard)
         except (OSError, ValueError) as error:
             self._fail(episode, f"its program could not be started: {error}")
             episode.samples = record.samples(self._decode, episode.tokens, failed=True)
@@ -235,7 +235,7 @@ class AgentRunner:
         """Seconds to wait for programs to ask for something, before the engine writes on; 0: write now."""
         now, most = time.monotonic(), 0.0
         for episode in running:
-            pending = self._desk.pending(episode.record)
+            pending = self._queue.pending(episode.record)
             if pending:
                 episode.has_called = episode.was_pending = True
                 continue
@@ -254,7 +254,7 @@ class AgentRunner:
             else:
                 self._is_slow_to_start = True
                 self._counts["slow_starts"] += 1
-        if most or not self._desk.is_idle or self._desk.waiting:
+        if most or not self._queue.is_idle or self._queue.waiting:
             return most
         return 60.0  # nothing to write: until somebody asks, or ends
 
@@ -268,7 +268,7 @@ class AgentRunner:
         record, program = episode.record, episode.program
         assert program is not None
         endpoint.forget(episode.token)
-        self._desk.drop(record)
+        self._queue.drop(record)
         if episode.late_since is not None:
             record.ended_by = StopReason.SECONDS
         failed = self._judge(episode, program)

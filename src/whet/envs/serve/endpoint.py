@@ -16,7 +16,7 @@ from typing import Any
 
 from whet.envs.serve import web, wire
 from whet.envs.serve.calls import CallRecord
-from whet.envs.serve.request_queue import Desk, Job
+from whet.envs.serve.request_queue import Job, RequestQueue
 from whet.envs.serve.web import LOOPBACK, is_loopback
 from whet.envs.serve.wire import BadCall, CallRequest
 
@@ -30,11 +30,11 @@ def require_server() -> None:
 
 
 class HttpEndpoint:
-    """A server in a thread of its own, in front of a `Desk`."""
+    """A server in a thread of its own, in front of a `RequestQueue`."""
 
     def __init__(
         self,
-        desk: Desk,
+        queue: RequestQueue,
         model: str,
         *,
         context: int = 0,
@@ -43,7 +43,7 @@ class HttpEndpoint:
         any_model: bool = False,  # programs name the model they were written for
     ) -> None:
         require_server()
-        self._desk, self._model, self._context, self._any_model = desk, model, context, any_model
+        self._queue, self._model, self._context, self._any_model = queue, model, context, any_model
         self._host, self._records = host, dict[bytes, CallRecord]()
         self._lock = threading.Lock()
         self._server = web.HttpServer(host, port, "whet-endpoint")
@@ -85,7 +85,7 @@ class HttpEndpoint:
         async def chat(request: Any) -> Any:
             try:
                 record, call = await read(request, wire.parse_chat)
-                job = self._desk.submit(record, call)
+                job = self._queue.submit(record, call)
                 name = call.model or self._model
                 if call.stream:
                     return web.event_response(self._events(job, name))
@@ -97,7 +97,7 @@ class HttpEndpoint:
         async def generate(request: Any) -> Any:
             try:
                 record, call = await read(request, wire.parse_generate)
-                result = await _awaited(request, self._desk.submit(record, call))
+                result = await _awaited(request, self._queue.submit(record, call))
                 return web.json_response(wire.generate_json(call, result, call.model or self._model))
             except BadCall as error:
                 return refused(error)
@@ -109,7 +109,7 @@ class HttpEndpoint:
                 asked = wire.parse_score(wire.parse_body(await _body(request)))
                 if not self._any_model and asked.model not in ("", self._model):
                     raise BadCall(f"the model {asked.model[:100]!r} is not served", status=404, param="model")
-                scores = await asyncio.wrap_future(self._desk.submit_score(asked).future)
+                scores = await asyncio.wrap_future(self._queue.submit_score(asked).future)
                 return web.json_response(wire.score_json(asked, scores, asked.model or self._model))
             except BadCall as error:
                 return refused(error)

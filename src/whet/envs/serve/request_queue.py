@@ -79,7 +79,7 @@ class _OpenSession:
     held: OrderedDict[int, ModelCall] = field(default_factory=OrderedDict)  # by request, the longest unused first
 
 
-class Desk:
+class RequestQueue:
     """Takes requests from any thread and has them written by the engine, in the thread that calls `work`."""
 
     def __init__(

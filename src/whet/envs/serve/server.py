@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.envs.serve.calls import CallRecord
 from whet.envs.serve.endpoint import HttpEndpoint
-from whet.envs.serve.request_queue import Desk, TokenScorer
+from whet.envs.serve.request_queue import RequestQueue, TokenScorer
 from whet.envs.serve.web import LOOPBACK
 from whet.protocols import Engine
 from whet.types import Sampling, WhetError
@@ -40,7 +40,7 @@ class ModelServer:
     ) -> None:
         if not token:
             raise WhetError("the server's token is empty; give one, or leave it away to have one drawn")
-        self._desk = Desk(
+        self._queue = RequestQueue(
             engine,
             tokenizer,
             end_tokens=end_tokens,
@@ -50,7 +50,7 @@ class ModelServer:
             call_format=call_format,
             scorer=scorer,
         )
-        self._endpoint = HttpEndpoint(self._desk, model, context=context, host=host, port=port)
+        self._endpoint = HttpEndpoint(self._queue, model, context=context, host=host, port=port)
         self._endpoint.allow(token, CallRecord(seed=("serve", seed), keeps=REMEMBERED))
         self._sampling = sampling
         self._stopping = threading.Event()
@@ -61,20 +61,20 @@ class ModelServer:
 
     def start(self) -> None:
         """Open the endpoint; completions are written once `run` is called."""
-        self._desk.open(self._sampling, fixed=False)
+        self._queue.open(self._sampling, fixed=False)
         self._endpoint.start()
 
     def run(self) -> None:
         """Write completions until `stop` is called, from another thread or by an interruption."""
         try:
             while not self._stopping.is_set():
-                if self._desk.is_idle and not self._desk.waiting:
-                    self._desk.wait(TICK)
-                self._desk.work()
+                if self._queue.is_idle and not self._queue.waiting:
+                    self._queue.wait(TICK)
+                self._queue.work()
         finally:
-            self._desk.close()
+            self._queue.close()
             self._endpoint.stop()
 
     def stop(self) -> None:
         self._stopping.set()
-        self._desk.wake()
+        self._queue.wake()

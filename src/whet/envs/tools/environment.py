@@ -26,7 +26,7 @@ from whet.envs.tools.schema import fitting
 from whet.envs.tools.tool import OpenTools, Tool, ToolFailed, ToolLimits, ToolSource, ToolText, ToolTimedOut, tool_name
 from whet.registry import error_text
 from whet.rollout.calls import CallPool
-from whet.types import Completion, Message, Opening, Prompt, StepResult, WhetError, did_you_mean
+from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class ToolEnvironment:
         self._schemas = [schema for source in sources for schema in source.schemas]
         self.stops = call_format.stops
 
-    async def start(self, prompt: Prompt) -> Opening | None:
+    async def start(self, prompt: Prompt) -> InitialObservation | None:
         """The prompt with the tools. A plain text is sent as it is: it has to say itself what can be called."""
         for source in self._sources:
             opened, problem = await self._within_limit(functools.partial(source.open, self._limits), source.name, False)
@@ -114,7 +114,7 @@ class ToolEnvironment:
             self._tools |= {tool.name: tool for tool in opened.tools}
         if prompt.text is not None:
             return None
-        return Opening(*self._format.conversation(prompt.messages, self._schemas))
+        return InitialObservation(*self._format.conversation(prompt.messages, self._schemas))
 
     async def step(self, completion: Completion) -> StepResult:
         calls = self._format.read(completion, self._schemas).announced

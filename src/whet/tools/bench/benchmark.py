@@ -20,7 +20,7 @@ from whet.record.metrics.timer import PhaseTimer
 from whet.record.speed import Anatomy, Ceilings, RolloutShape, Speed, rollout_limit, training_operations
 from whet.rollout.collect import PromptDataset, RewardContext
 from whet.rollout.engines import build_engine
-from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.seed import request_seed
 from whet.settings.layers import merged
 from whet.tools.bench import meter
@@ -139,7 +139,7 @@ def unending(runtime: Runtime, engine: str = "torch") -> Runtime:
     """The runtime with an engine that no token stops: every completion takes its whole budget."""
     loaded = runtime.loaded
     built = build_engine(engine, runtime.policy, loaded.tokenizer, (), loaded.context)
-    return replace(runtime, engine=built, player=EpisodeRunner(built))
+    return replace(runtime, engine=built, runner=EnvironmentRunner(built))
 
 
 def random_prompts(runtime: Runtime, shape: RolloutShape, seed: int) -> list[tuple[int, ...]]:

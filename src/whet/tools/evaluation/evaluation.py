@@ -144,8 +144,8 @@ def sample_completions(
     tokens = encode_prompts(runtime, prompts, sampling)
     if on_facts is not None:
         on_facts(decode_facts(runtime, sampling, tokens))
-    drawn = runtime.player.play(prompts, tokens, num_samples, sampling, (config.seed,))
-    tell_failures(runtime.player.take_notes())
+    drawn = runtime.runner.play(prompts, tokens, num_samples, sampling, (config.seed,))
+    tell_failures(runtime.runner.take_notes())
     if not scored:
         return [list(samples) for samples in drawn]
     score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))

@@ -234,9 +234,9 @@ def _chunk(setup: EvalSetup, rows: range) -> list[dict[str, Any]]:
     tokens = [evaluator.prompt_tokens[row] for row in rows]
     temperature = config.sampling.temperature if plan.samples > 1 else 0.0
     sampling = replace(evaluator.sampling, temperature=temperature)
-    player = setup.runtime.player
-    drawn = player.play(prompts, tokens, plan.samples, sampling, (config.seed,), rows)
-    tell_failures(player.take_notes())
+    runner = setup.runtime.runner
+    drawn = runner.play(prompts, tokens, plan.samples, sampling, (config.seed,), rows)
+    tell_failures(runner.take_notes())
     groups = score_groups(prompts, drawn, evaluator.score)
     budgets = _budget_outcomes(setup, groups, rows, sampling) if plan.budgets else None
     return [

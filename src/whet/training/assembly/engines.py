@@ -125,7 +125,7 @@ def frozen_weights(model: torch.nn.Module) -> frozenset[str]:
     return frozenset(model.state_dict()) - changing
 
 
-def session_ahead(
+def async_session(
     config: PolicyConfig,
     engine: Engine,
     policy: CausalLM,

@@ -9,8 +9,8 @@ from typing import Any
 from whet.envs.sections import OWN_TASKS, EnvSection
 from whet.model.load import LoadedModel
 from whet.protocols import Engine, Environment
-from whet.rollout.episode_runner import Player
-from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
+from whet.rollout.episode_runner import EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.training.config import Config, EvaluationConfig
 from whet.training.sections import BatchSection
 from whet.types import WhetError
@@ -51,18 +51,18 @@ def require_own_reward(config: Config | EvaluationConfig) -> None:
         )
 
 
-def build_player(
+def build_episode_runner(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
-) -> tuple[Player, dict[str, str]]:
-    """The player, and what the run's facts say about it."""
+) -> tuple[EnvironmentRunner, dict[str, str]]:
+    """The runner, and what the run's facts say about it."""
     section = config.env
     if section.is_single:
-        return EpisodeRunner(engine, loaded.tokenizer, context=loaded.context), {}
+        return EnvironmentRunner(engine, loaded.tokenizer, context=loaded.context), {}
     if section.agent:
-        return _agent_player(config, engine, loaded)
+        return _agent_runner(config, engine, loaded)
     make = _maker(config, loaded.tokenizer)
     limits = EpisodeLimits(section.max_turns, most_tokens(config), section.step_seconds, section.seconds)
-    runner = EpisodeRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history)
+    runner = EnvironmentRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history)
     what = _environment_name(section)
     turns = f"up to {limits.max_turns} turns and {limits.max_tokens} tokens behind the prompt"
     return runner, {"environment": f"{what}; {turns}"}
@@ -77,9 +77,9 @@ def _environment_name(section: EnvSection) -> str:
     return " ".join([section.name, *settings, *beside])
 
 
-def _agent_player(
+def _agent_runner(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
-) -> tuple[Player, dict[str, str]]:
+) -> tuple[EpisodeRunner, dict[str, str]]:
     from whet.envs.serve.agent import AgentLimits, AgentRunner
 
     section = config.env

@@ -18,7 +18,7 @@ from whet.objective.presets.preference import PAIR_PRESETS
 from whet.reward.combine import RewardPart
 from whet.reward.score import Failures
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
-from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.prompt_order import PromptOrder
 from whet.settings.layers import flattened
 from whet.training.assembly.adapters import first_policy
@@ -47,7 +47,7 @@ from whet.training.assembly.runtime import (
 )
 from whet.training.completion_logp import LiveReference, ReferenceLogp, stored_reference
 from whet.training.config import PreferenceConfig
-from whet.training.distributed.rollout import SharedPlayer
+from whet.training.distributed.rollout import SharedRunner
 from whet.training.distributed.shard import sharded, sharded_reference
 from whet.training.evaluate import Evaluator
 from whet.training.online_preference import OnlinePreferenceTrainer
@@ -135,7 +135,7 @@ def build_online_preference(
         lambda progress: reward,
         RolloutSpec(config.batch.rows_per_step, config.preference.online, sampling, greedy=False, keep=Everything()),
         PromptOrder(len(prompts), config.seed),
-        player=None if ranks.size == 1 else SharedPlayer(EpisodeRunner(runtime.engine), ranks),
+        runner=None if ranks.size == 1 else SharedRunner(EnvironmentRunner(runtime.engine), ranks),
     )
     trainer = OnlinePreferenceTrainer(
         _models(config, runtime, objective, ()),

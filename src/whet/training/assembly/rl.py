@@ -18,7 +18,7 @@ from whet.objective import Objective, RunSetting, check_setting, description, pr
 from whet.reward.combine import RewardPart
 from whet.reward.score import Failures
 from whet.reward.steps import StepScorer, step_scorer, with_steps
-from whet.rollout.async_rollout import AsyncCollector, check_ahead
+from whet.rollout.async_rollout import AsyncCollector, check_async_rollout
 from whet.rollout.collect import Collector, PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.weight_sync_check import PolicyWatch, shares_weights
@@ -26,7 +26,7 @@ from whet.rollout.window import GroupWindow
 from whet.settings.layers import flattened
 from whet.training.assembly.adapters import first_policy
 from whet.training.assembly.demonstrations import build_demonstrations, check_demonstrations
-from whet.training.assembly.engines import session_ahead
+from whet.training.assembly.engines import async_session
 from whet.training.assembly.episode_runner import most_actions
 from whet.training.assembly.prompts import data_summary
 from whet.training.assembly.rewards import (
@@ -46,7 +46,7 @@ from whet.training.assembly.runtime import (
     sampling_fact,
     sampling_from,
 )
-from whet.training.assembly.teacher import SELF, build_teacher, check_teacher, distillation_target, needs_verdicts
+from whet.training.assembly.teacher import SELF, build_teacher, check_teacher, distillation_settings, needs_verdicts
 from whet.training.config import OF_TEACHER, PolicyConfig
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference
@@ -123,7 +123,7 @@ def build_rl(
         **({"teacher": trainer.taught_by} if trainer.taught_by else {}),
         **({"demonstrations": trainer.shown} if trainer.shown else {}),
         "reward": reward_fact(objective, parts),
-        **({"asynchrony": ahead_fact(config)} if config.scale.max_staleness else {}),
+        **({"asynchrony": async_fact(config)} if config.scale.max_staleness else {}),
         **sampling_fact(sampling, tokens),
     }
 
@@ -213,7 +213,7 @@ def build_rl_trainer(
         critic=critic,
         critic_rate=config.critic.learning_rate,
         teacher=teacher,
-        target=distillation_target(config, runtime, dataset.prompts),
+        target=distillation_settings(config, runtime, dataset.prompts),
         demonstrations=build_demonstrations(config, objective, runtime, dataset.prompts),
     )
     spec = RolloutSpec(
@@ -271,17 +271,17 @@ def build_collector(
             spec,
             order,
             staleness=config.batch.staleness,
-            player=runtime.player,
+            runner=runtime.runner,
             watch=watch,
         )
-    check_ahead(spec)
+    check_async_rollout(spec)
     if runtime.ranks.size > 1:
         raise WhetError(
             f"scale.max_staleness: each of {runtime.ranks.size} ranks would take the groups that were finished first "
             "for itself, and they must train on the same ones; start one process, or give scale.max_staleness=0"
         )
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
-    session = session_ahead(config, engine, policy, spec.sampling, dataset.prompt_tokens, window.capacity)
+    session = async_session(config, engine, policy, spec.sampling, dataset.prompt_tokens, window.capacity)
     watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
     return AsyncCollector(
         session,
@@ -296,7 +296,7 @@ def build_collector(
     )
 
 
-def ahead_fact(config: PolicyConfig) -> str:
+def async_fact(config: PolicyConfig) -> str:
     """What is written while the trainer trains, in words."""
     batch, scale = config.batch, config.scale
     window = GroupWindow(batch.prompts_per_step, scale.max_staleness, scale.window)

@@ -23,19 +23,19 @@ from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
 from whet.registry import lookup
 from whet.rollout.collect import Score
-from whet.rollout.episode_runner import Player
+from whet.rollout.episode_runner import EpisodeRunner
 from whet.rollout.openai_engine import TextTokenizer
 from whet.rollout.sections import SamplingSection
 from whet.training.assembly.adapters import add_configured_adapters
 from whet.training.assembly.engines import config_engine, is_server, rank_engine, remote_engine
-from whet.training.assembly.episode_runner import build_player, check_environment
+from whet.training.assembly.episode_runner import build_episode_runner, check_environment
 from whet.training.assembly.rows import encodable
 from whet.training.assembly.threads import thread_choice
 from whet.training.assembly.weights import weights_choice
 from whet.training.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.training.distributed.agreement import agree_on_weights
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.rollout import FirstRankEngine, FirstRankPlayer, SharedPlayer
+from whet.training.distributed.rollout import FirstRankEngine, FirstRankRunner, SharedRunner
 from whet.training.distributed.shard import Sharding, sharding
 from whet.training.evaluate import Evaluator
 from whet.types import Prompt, Sampling, WhetError
@@ -51,7 +51,7 @@ class Runtime:
     loaded: LoadedModel
     policy: CausalLM
     engine: Engine
-    player: Player  # of episodes; without an environment each is one completion
+    runner: EpisodeRunner  # of episodes; without an environment each is one completion
     facts: Mapping[str, str]
     cluster: RayCluster | None = None  # that the run's workers live in
     ranks: Ranks = ALONE
@@ -119,10 +119,10 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
-    player, played = build_player(config, engine, loaded)
+    runner, played = build_episode_runner(config, engine, loaded)
     shards = None
     if ranks.size > 1:
-        player = FirstRankPlayer(player, ranks) if elsewhere else SharedPlayer(player, ranks)
+        runner = FirstRankRunner(runner, ranks) if elsewhere else SharedRunner(runner, ranks)
         shards = sharding(ranks, device, not isinstance(config, EvaluationConfig) and config.scale.offload)
     facts = {
         "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
@@ -143,7 +143,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         loaded=loaded,
         policy=policy,
         engine=engine,
-        player=player,
+        runner=runner,
         facts=facts,
         cluster=cluster,
         ranks=ranks,
@@ -183,8 +183,8 @@ def server_runtime(config: Config | EvaluationConfig) -> Runtime:
     source = f"{settings.get('model', config.model.name)} at {settings.get('base_url', 'a server')}"
     loaded = LoadedModel(nothing, tokenizer, source, ends, UNKNOWN_CONTEXT)
     engine = config_engine(config, nothing, loaded)
-    player, _ = build_player(config, engine, loaded)
-    return Runtime(loaded, nothing, engine, player, {"model": source, "engine": f"{name}: no weights are sent to it"})
+    runner, _ = build_episode_runner(config, engine, loaded)
+    return Runtime(loaded, nothing, engine, runner, {"model": source, "engine": f"{name}: no weights are sent to it"})
 
 
 def recompute_choice(requested: str, device: torch.device) -> Recompute:
@@ -270,14 +270,14 @@ def build_evaluator(
     runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score, data: DataSection, by: str = ""
 ) -> Evaluator:
     fitting, tokens = fitting_prompts(runtime, prompts, sampling, data)
-    return Evaluator(runtime.engine, fitting, tokens, sampling, score, by, runtime.player)
+    return Evaluator(runtime.engine, fitting, tokens, sampling, score, by, runtime.runner)
 
 
 def settings_facts(config: Config) -> dict[str, str]:
     """The numbers that decide most about a run: how fast it learns, and from how much in a step."""
-    reasons, schedule, warmup = rate_reasons(config), config.optimizer.schedule, config.optimizer.warmup_steps
-    schedule = f"{schedule} after {warmup} steps of warm-up" if warmup else schedule
-    facts = {"learning rate": f"{config.optimizer.learning_rate:g}, {schedule} ({reasons[RATE]})"}
+    reasons, optimizer = rate_reasons(config), config.optimizer
+    warmup = f" after {optimizer.warmup_steps} steps of warm-up" if optimizer.warmup_steps else ""
+    facts = {"learning rate": f"{optimizer.learning_rate:g}, {optimizer.schedule}{warmup} ({reasons[RATE]})"}
     if not isinstance(config, PolicyConfig):
         return {**facts, "batch": f"{config.batch.rows_per_step} rows per step, one update"}
     if config.trains_critic():

@@ -18,7 +18,7 @@ from whet.objective import Objective
 from whet.rollout.logp_server import LogpServer, logp_server, probed
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import OF_TEACHER, PolicyConfig
-from whet.training.teacher import DistillationTarget, ModelTeacher, ServerTeacher, Teacher
+from whet.training.teacher import DistillationSettings, ModelTeacher, ServerTeacher, Teacher
 from whet.types import Prompt, Sampling, WhetError
 
 SELF = "self"
@@ -70,11 +70,11 @@ def needs_verdicts(config: PolicyConfig) -> bool:
     return config.teacher.context == "sibling"
 
 
-def distillation_target(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Prompt]) -> DistillationTarget:
+def distillation_settings(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Prompt]) -> DistillationSettings:
     """How the teacher is asked, and what it reads besides the prompt."""
     section = config.teacher
     if section.context == "none":
-        return DistillationTarget(section)
+        return DistillationSettings(section)
     known = task_demonstrations(config) if section.context == "demonstration" else {}
     if section.context != "sibling":
         without = next(
@@ -86,7 +86,7 @@ def distillation_target(config: PolicyConfig, runtime: Runtime, prompts: Sequenc
                 f"teacher.context={section.context}: row {without.id!r} of {config.data.source} has no column {names}; "
                 "add one, or rename yours with data.columns"
             )
-    return DistillationTarget(
+    return DistillationSettings(
         section,
         template=section.template or TEMPLATES[section.context],
         known=known,

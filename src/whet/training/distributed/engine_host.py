@@ -29,7 +29,7 @@ class WrittenPiece:
 
 
 @dataclass(frozen=True)
-class WrittenAhead:
+class AsyncProgress:
     """What was finished since the last time, and how it goes where it is written."""
 
     finished: list[bytes]  # pickled, each [(number, sample)]
@@ -46,7 +46,7 @@ class EngineHost:
         self._policy, self._make, self._owns_weights = policy, make, owns_weights
         self._engine = make()
         self._version = 0
-        self._ahead: _AheadThread | None = None
+        self._thread: _SessionThread | None = None
         self._beside: Engine | None = None  # for batches, while a session has the engine's buffers
 
     def load(self, version: int, *weights: PackedWeights) -> dict[str, int] | None:
@@ -54,18 +54,18 @@ class EngineHost:
 
         A session takes them between two moments of writing: then nothing is returned.
         """
-        if self._ahead is None:
+        if self._thread is None:
             self._load_into(self._engine, version, weights)
             return fingerprint(self._policy.model.state_dict())
-        self._ahead.tell("load", weights, version)
+        self._thread.tell("load", weights, version)
         return None
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> WrittenPiece:
         started = time.monotonic()
-        if self._ahead is None:
+        if self._thread is None:
             samples = self._written(self._engine, requests, sampling)
         else:
-            samples = self._ahead.run(lambda: self._written_beside(requests, sampling))
+            samples = self._thread.run(lambda: self._written_beside(requests, sampling))
         return WrittenPiece(packed_samples(samples), time.monotonic() - started)
 
     def open(self, sampling: Sampling, shape: SessionShape) -> None:
@@ -77,21 +77,21 @@ class EngineHost:
             session: Session = BatchSession(self._engine, sampling) if own is None else own(sampling, shape)
             return session
 
-        self._ahead = _AheadThread(opened, self._load_into)
+        self._thread = _SessionThread(opened, self._load_into)
 
-    def exchange(self, requests: Sequence[tuple[int, Request]]) -> WrittenAhead:
+    def exchange(self, requests: Sequence[tuple[int, Request]]) -> AsyncProgress:
         """Ask for completions, and take those that are finished; does not wait."""
-        if self._ahead is None:
+        if self._thread is None:
             raise RuntimeError("no session is open on this engine")
         for number, request in requests:
-            self._ahead.tell("add", number, request)
-        return self._ahead.take()
+            self._thread.tell("add", number, request)
+        return self._thread.take()
 
     def shut(self) -> None:
         """End the session, where there is one."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
 
     def _load_into(self, taker: Engine | Session, version: int, weights: Sequence[PackedWeights]) -> None:
         if self._owns_weights:
@@ -126,7 +126,7 @@ class _Errand:
     error: BaseException | None = None
 
 
-class _AheadThread:
+class _SessionThread:
     """A session that a thread of this process advances: the loop of `whet.training.distributed.background`."""
 
     def __init__(
@@ -156,7 +156,7 @@ class _AheadThread:
             raise errand.error
         return errand.result
 
-    def take(self) -> WrittenAhead:
+    def take(self) -> AsyncProgress:
         self._check()
         found = []
         while True:
@@ -166,7 +166,7 @@ class _AheadThread:
                 break
         before, self._reported_seconds = self._reported_seconds, self._seconds
         quiet = time.monotonic() - self._seen
-        return WrittenAhead(found, self._reported_seconds - before, self.value, quiet)
+        return AsyncProgress(found, self._reported_seconds - before, self.value, quiet)
 
     def close(self) -> None:
         self.tell("close")

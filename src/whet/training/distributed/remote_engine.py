@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whet.training.distributed.engine_host import WrittenPiece
-from whet.training.distributed.remote_session import RemoteAhead, RemoteSession
+from whet.training.distributed.remote_session import RemoteAsyncSession, RemoteSession
 from whet.training.distributed.remote_worker import Doing, EngineCounts, RemoteWorker
 from whet.training.distributed.sample_check import wrong_with
 from whet.training.distributed.wire import packed_weights, unpacked_samples
@@ -98,12 +98,12 @@ class RemoteEngine:
         self.version = version
         self._num_loads += 1
 
-    def background_session(self, sampling: Sampling, shape: SessionShape) -> RemoteAhead:
+    def background_session(self, sampling: Sampling, shape: SessionShape) -> RemoteAsyncSession:
         """Completions that all engines write while this process does something else."""
         if self._session is not None:
             raise RuntimeError("a session is open on these engines: close it first")
         self._session = RemoteSession(self, sampling, shape, self._vocabulary)
-        return RemoteAhead(self._session)
+        return RemoteAsyncSession(self._session)
 
     def end_session(self) -> None:
         """Engines that do nothing else end theirs; the others do when they are asked for the next one."""

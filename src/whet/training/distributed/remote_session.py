@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from whet.training.distributed.background import ThreadSession
-from whet.training.distributed.engine_host import WrittenAhead
+from whet.training.distributed.engine_host import AsyncProgress
 from whet.training.distributed.remote_worker import Doing, RemoteWorker
 from whet.training.distributed.sample_check import wrong_with
 from whet.types import Request, Sample, Sampling, SessionShape
@@ -176,7 +176,7 @@ class RemoteSession:
             time.sleep(PAUSE)
         return found
 
-    def take(self, engine: RemoteWorker, written: WrittenAhead) -> str:
+    def take(self, engine: RemoteWorker, written: AsyncProgress) -> str:
         """Note what an engine has finished; what is wrong with it, in words."""
         self._idle[engine.number] = written.idle_seconds
         engine.counts.seconds += written.seconds
@@ -208,7 +208,7 @@ class RemoteSession:
             self._engines.end_session()
 
 
-class RemoteAhead(ThreadSession):
+class RemoteAsyncSession(ThreadSession):
     """A `whet.rollout.async_rollout.BackgroundSession`: a thread talks to the engines, the trainer never waits."""
 
     def __init__(self, session: RemoteSession) -> None:

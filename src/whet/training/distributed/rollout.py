@@ -17,7 +17,7 @@ from torch import nn
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.lora import FACTORS, adapted_layers
 from whet.protocols import Engine
-from whet.rollout.episode_runner import Player, PlayNotes
+from whet.rollout.episode_runner import EpisodeRunner, PlayNotes
 from whet.training.distributed.ranks import Ranks
 from whet.training.distributed.shard import gathered_dtype, layers_of, whole
 from whet.types import Prompt, Request, Sample, Sampling
@@ -112,11 +112,11 @@ class FirstRankEngine:
         return getattr(self._engine, name)
 
 
-class FirstRankPlayer:
+class FirstRankRunner:
     """Plays episodes on the first rank, whose engines are elsewhere; every rank gets them."""
 
-    def __init__(self, player: Player, ranks: Ranks) -> None:
-        self._player, self._ranks = player, ranks
+    def __init__(self, runner: EpisodeRunner, ranks: Ranks) -> None:
+        self._runner, self._ranks = runner, ranks
 
     def play(
         self,
@@ -127,22 +127,22 @@ class FirstRankPlayer:
         seed: tuple[int, ...],
         rows: Sequence[int] | None = None,
     ) -> list[list[Sample]]:
-        return self._ranks.first(lambda: self._player.play(prompts, prompt_tokens, count, sampling, seed, rows))
+        return self._ranks.first(lambda: self._runner.play(prompts, prompt_tokens, count, sampling, seed, rows))
 
     def take_notes(self) -> PlayNotes:
-        return self._ranks.first(self._player.take_notes)
+        return self._ranks.first(self._runner.take_notes)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._player, name)
+        return getattr(self._runner, name)
 
 
-class SharedPlayer:
+class SharedRunner:
     """Plays episodes on all ranks, each the prompts of its share."""
 
-    def __init__(self, player: Player, ranks: Ranks) -> None:
-        self._player, self._ranks = player, ranks
+    def __init__(self, runner: EpisodeRunner, ranks: Ranks) -> None:
+        self._runner, self._ranks = runner, ranks
 
     def play(
         self,
@@ -157,14 +157,14 @@ class SharedPlayer:
 
         def work(mine: list[int]) -> list[list[Sample]]:
             chosen, tokens = [prompts[row] for row in mine], [prompt_tokens[row] for row in mine]
-            return self._player.play(chosen, tokens, count, sampling, seed, [numbers[row] for row in mine])
+            return self._runner.play(chosen, tokens, count, sampling, seed, [numbers[row] for row in mine])
 
         costs = [len(tokens) + count * sampling.max_new_tokens for tokens in prompt_tokens]
         return self._ranks.spread(costs, work)
 
     def take_notes(self) -> PlayNotes:
         """Of all ranks; as long as the slowest waited."""
-        notes = self._ranks.gather(self._player.take_notes())
+        notes = self._ranks.gather(self._runner.take_notes())
         names = {name for each in notes for name in each.seconds}
         return PlayNotes(
             {name: max(each.seconds.get(name, 0.0) for each in notes) for name in sorted(names)},
@@ -175,7 +175,7 @@ class SharedPlayer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._player, name)
+        return getattr(self._runner, name)
 
 
 def shared_work(ranks: Ranks) -> Callable[[Sequence[Hashable] | None, int, Callable[[list[int]], list[T]]], list[T]]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whet.data.distillation_target import TEMPLATES, behind, column_text, lesson_texts, right_siblings, with_text
+from whet.data.distillation_target import TEMPLATES, behind, column_text, right_siblings, teacher_texts, with_text
 from whet.types import Group, Prompt, Sample, StopReason
 
 CHAT = Prompt("a/1", ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}))
@@ -38,16 +38,16 @@ def test_a_sibling_is_another_right_completion(outcomes, expected):
     found = right_siblings(samples)
     assert [None if each is None else int(each.completion) for each in found] == expected
     group = Group(CHAT, tuple(samples))
-    assert lesson_texts(group, "sibling", {}) == [None if each is None else str(each) for each in expected]
+    assert teacher_texts(group, "sibling", {}) == [None if each is None else str(each) for each in expected]
 
 
 def test_columns_of_the_row_are_told_to_all_its_samples():
     row = Prompt("a/2", CHAT.messages, meta={"solution": "4", "feedback": " "})
     assert column_text(row, "demonstration") == "4" and column_text(row, "feedback") is None
     group = Group(row, (sample(0), sample(1)))
-    assert lesson_texts(group, "demonstration", {}) == ["4", "4"]
-    assert lesson_texts(group, "demonstration", {"a/2": "2 + 2 = 4"}) == ["2 + 2 = 4"] * 2
-    assert lesson_texts(group, "feedback", {}) == [None, None]
+    assert teacher_texts(group, "demonstration", {}) == ["4", "4"]
+    assert teacher_texts(group, "demonstration", {"a/2": "2 + 2 = 4"}) == ["2 + 2 = 4"] * 2
+    assert teacher_texts(group, "feedback", {}) == [None, None]
 
 
 def test_a_completion_keeps_its_tokens_behind_another_prompt():

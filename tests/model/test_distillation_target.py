@@ -78,13 +78,13 @@ def relative(one, two):
 
 
 @pytest.mark.parametrize("name", TERMS)
-def test_a_lesson_is_the_formula_over_the_whole_vocabulary(case, name):
+def test_a_distillation_target_is_the_formula_over_the_whole_vocabulary(case, name):
     policy, teacher, tokens, action = case
     expected = naive(name, case)
     weight = torch.arange(1, len(expected) + 1)
     wanted = gradient((expected * weight).sum(), policy)
-    lesson = DistillationTarget(TERMS[name].divergence, teacher, 0.9)
-    scores = token_logp(policy, tokens, action, TEMPERATURE, details=Details(lesson=lesson))
+    target = DistillationTarget(TERMS[name].divergence, teacher, 0.9)
+    scores = token_logp(policy, tokens, action, TEMPERATURE, details=Details(distillation=target))
     found = scores.teacher_divergence[action]
     assert relative(found, expected) < 1e-9 and float(expected.min()) > 1e-3
     assert (scores.teacher_divergence[~action] == 0).all()
@@ -92,15 +92,15 @@ def test_a_lesson_is_the_formula_over_the_whole_vocabulary(case, name):
 
 
 @pytest.mark.parametrize("name", TERMS)
-def test_a_lesson_of_some_tokens_counts_the_others_as_one(case, name, monkeypatch):
+def test_a_distillation_target_of_some_tokens_counts_the_others_as_one(case, name, monkeypatch):
     monkeypatch.setattr("whet.model.token_logp.chunk_rows", lambda *_: 3)  # several chunks, built again going back
     policy, teacher, tokens, action = case
     chosen, _ = top_tokens(policy, tokens, action, TEMPERATURE, 5)
     _, logp = top_tokens(teacher, tokens, action, 0.9, 5, chosen)
     expected = naive(name, case, chosen)
     wanted = gradient(expected.sum(), policy)
-    lesson = DistillationTarget(TERMS[name].divergence, top=chosen, top_logp=logp)
-    scores = token_logp(policy, tokens, action, TEMPERATURE, details=Details(lesson=lesson))
+    target = DistillationTarget(TERMS[name].divergence, top=chosen, top_logp=logp)
+    scores = token_logp(policy, tokens, action, TEMPERATURE, details=Details(distillation=target))
     found = scores.teacher_divergence[action]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # the teacher's table is in float32
     assert relative(gradient(found.sum(), policy), wanted) < 1e-5

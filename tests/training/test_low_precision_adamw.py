@@ -78,7 +78,7 @@ def test_in_float32_it_is_torchs_adamw(decay: float, monkeypatch: Any) -> None:
     ours, theirs = net(), net()
     settings = OptimizerSection(learning_rate=1e-2, weight_decay=decay)
     groups = adamw(ours, settings).param_groups
-    optimizer = narrow_adamw.NarrowAdamW(
+    optimizer = narrow_adamw.LowPrecisionAdamW(
         [{"params": each["params"], "weight_decay": each["weight_decay"]} for each in groups], 1e-2, (0.9, 0.999), 1e-8,
         int8=False,
     )  # fmt: skip
