@@ -8,6 +8,7 @@ import pytest
 from whet.objective import PAIR_PRESETS, PRESETS, catalogue
 from whet.objective.catalogue import KINDS
 from whet.objective.presets.reward_model import REWARD_MODELS
+from whet.pages import clip_plots
 from whet.pages.methods import explanation, explanation_with_plot, overview, record
 from whet.types import WhetError
 
@@ -43,6 +44,13 @@ def test_kinds_without_components_are_explained_too():
     assert "components" not in said and explanation_with_plot("sft") == said
     assert "says      how likely each step is right" in explanation("prm")
     assert "| prm " in overview("reward_model") and "how likely each step is right" in overview("reward_model")
+
+
+def test_the_stored_plots_are_what_the_rules_draw(monkeypatch):
+    drawn = {name: clip_plots.clip_text(rule) for name, rule in clip_plots.plotted().items()}
+    monkeypatch.setattr(clip_plots, "clip_text", lambda rule: "not stored: python -m whet.pages.methods")
+    stored = {name: clip_plots.stored_text(rule) for name, rule in clip_plots.plotted().items()}
+    assert stored == drawn
 
 
 def test_an_unknown_method_gets_the_nearest_and_one_that_is_left_out_the_reason():

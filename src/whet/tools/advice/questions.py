@@ -112,8 +112,8 @@ def ask(read: Callable[[str], str] | None = None, write: Callable[[str], None] =
 
 def _answer(question: Question, read: Callable[[str], str], write: Callable[[str], None]) -> Any:
     write(question.text)
-    for number, (words, _) in enumerate(question.choices, 1):
-        write(f"  {number}  {words}")
+    for choice_number, (words, _) in enumerate(question.choices, 1):
+        write(f"  {choice_number}  {words}")
     while True:
         text = read("  [1] " if question.choices else "  [not known] ").strip()
         if question.choices:
