@@ -275,8 +275,8 @@ def build_evaluator(
 
 def settings_facts(config: Config) -> dict[str, str]:
     """The numbers that decide most about a run: how fast it learns, and from how much in a step."""
-    reasons, schedule, warmup = rate_reasons(config), config.optimizer.schedule, config.optimizer.warmup_steps
-    schedule = f"{schedule} after {warmup} steps of warm-up" if warmup else schedule
+    reasons, warmup = rate_reasons(config), config.optimizer.warmup_steps
+    schedule = config.optimizer.schedule + (f" after {warmup} steps of warm-up" if warmup else "")
     facts = {"learning rate": f"{config.optimizer.learning_rate:g}, {schedule} ({reasons[RATE]})"}
     if not isinstance(config, PolicyConfig):
         return {**facts, "batch": f"{config.batch.rows_per_step} rows per step, one update"}
