@@ -314,7 +314,7 @@ class GraphBackend:
         self._grow(max(start + len(each) for start, each in zip(starts, chunks, strict=True)))
         chunk = chunk_of(rows, slots, starts, chunks, self._lm.device)
         self._noted[chunk.rows] = self._noted.new_ones(())
-        self._read[chunk.rows] = chunk.kept + chunk.sizes
+        self._read[chunk.rows] = chunk.num_cached + chunk.sizes
         return chunk_step(self._weights, self._caches, chunk).float()
 
     def seat(self, slots: Sequence[int | None]) -> None:
