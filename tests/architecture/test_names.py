@@ -28,6 +28,7 @@ from tests.support.source_tree import (
 NAMED_HERE = (
     "objective/presets/",
     "tools/pipelines/",
+    "tools/studies/",
     "tools/advice/",
     "settings/",  # defaults per method, and what other packages call their settings
 )

@@ -58,7 +58,7 @@ class TrainingSession:
         model: Any,
         tokenizer: Any,
     ) -> tuple[Config, Path]:
-        """The config with what lies in the run's folder, and the folder: made by the first rank, told to the others."""
+        """The config with what lies in the run's folder, and the folder: made by the first rank, checkpoint to the others."""
         if self.is_first:
             folder, claimed = self._stack.enter_context(claimed_folder(config, rows, eval_rows))
             final = self._stack.enter_context(saved_start(claimed, folder, model, tokenizer))
@@ -89,8 +89,8 @@ class TrainingSession:
 
         if not self.is_first:
             assert self.group is not None
-            told = self.group.hand_out("checkpoint")
-            chosen = shared_folder(str(folder)) / "checkpoints" / told if told else None
+            checkpoint = self.group.hand_out("checkpoint")
+            chosen = shared_folder(str(folder)) / "checkpoints" / checkpoint if checkpoint else None
             return chosen, 0 if chosen is None else checkpoint_step(chosen)
         self._stack.enter_context(locked(folder))
         chosen = _checkpoint_to_resume(folder, config, name, is_longer)

@@ -54,7 +54,7 @@ class Clock(MathValue):
 
 
 @dataclass(frozen=True)
-class Group(MathValue):
+class Members(MathValue):
     r"""Several values. `kind` is "list" (no brackets, or plain braces: a list or a set, as the other side has it),
     "set" (\{...\}), "ratio" (7:4), "matrix", "row", or the two brackets of a tuple or interval: "()", "[)"."""
 

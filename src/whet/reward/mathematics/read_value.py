@@ -21,7 +21,7 @@ from whet.reward.mathematics.math_value import (
     Based,
     Clock,
     Expression,
-    Group,
+    Members,
     MathValue,
     Name,
     Number,
@@ -144,7 +144,7 @@ def _joined(tokens: Sequence[Token]) -> MathValue | None:
     tokens = _joints_merged(tokens)
     rows, _ = _split(tokens, lambda token: token.text == ";")
     if len(rows) > 1:
-        return Group("list", _flat([_as_tuple(_value(row)) for row in rows]))
+        return Members("list", _flat([_as_tuple(_value(row)) for row in rows]))
     parts, cuts = _split(tokens, lambda token: token.kind in JOINTS or token.text in (r"\land", r"\lor"))
     if len(parts) == 1:
         return None
@@ -154,7 +154,7 @@ def _joined(tokens: Sequence[Token]) -> MathValue | None:
     regions = [value for value in values if isinstance(value, Region) and value.is_relation]
     if len(regions) == len(values) and len({region.variable for region in regions}) == 1:
         return joined_regions(regions, "or" if "or" in cuts or r"\lor" in cuts else "and")
-    return Group("list", _flat(_with_names(values)))
+    return Members("list", _flat(_with_names(values)))
 
 
 def joined_regions(regions: Sequence[Region], how: str) -> Region:
@@ -180,7 +180,7 @@ def _with_names(values: Sequence[MathValue]) -> list[MathValue]:
     named: list[MathValue] = []
     for value in values:
         previous = named[-1] if named else None
-        is_value = isinstance(value, Number | Expression) or (isinstance(value, Group) and value.kind[:1] in "([")
+        is_value = isinstance(value, Number | Expression) or (isinstance(value, Members) and value.kind[:1] in "([")
         if isinstance(previous, Relation) and previous.named and is_value:
             value = replace(previous, sides=(previous.sides[0], value))
         named.append(value)
@@ -191,16 +191,16 @@ def _flat(values: Sequence[MathValue]) -> tuple[MathValue, ...]:
     r"""The values, each of a list within the list by itself (1 \pm \sqrt 2 is two)."""
     flat: list[MathValue] = []
     for value in values:
-        flat += value.members if isinstance(value, Group) and value.kind == "list" else (value,)
+        flat += value.members if isinstance(value, Members) and value.kind == "list" else (value,)
     return tuple(flat)
 
 
 def _as_tuple(value: MathValue) -> MathValue:
     """p = 5, q = 2 as (5, 2); any other value as it is."""
-    if not isinstance(value, Group) or value.kind != "list":
+    if not isinstance(value, Members) or value.kind != "list":
         return value
     members = (member.sides[1] if isinstance(member, Relation) and member.named else member for member in value.members)
-    return Group("()", tuple(members))
+    return Members("()", tuple(members))
 
 
 def _united(tokens: Sequence[Token]) -> MathValue | None:
@@ -222,16 +222,16 @@ def _united(tokens: Sequence[Token]) -> MathValue | None:
 def _braced(tokens: Sequence[Token]) -> MathValue | None:
     texts = [token.text for token in tokens]
     if texts == [r"\emptyset"]:
-        return Group("set", ())
+        return Members("set", ())
     if texts in REALS[:-1]:
         return EVERYTHING
     inside = tokens[1:-1]
     if _encloses(tokens, r"\{", r"\}"):
         if not inside:
-            return Group("set", ())
-        return _built(inside) or Group("set", _flat([_value(inside)]))
+            return Members("set", ())
+        return _built(inside) or Members("set", _flat([_value(inside)]))
     if _encloses(tokens, "{", "}"):
-        return Group("list", _flat([_value(inside)])) if _has_joint(inside) else _value(inside)
+        return Members("list", _flat([_value(inside)])) if _has_joint(inside) else _value(inside)
     return None
 
 
@@ -307,7 +307,7 @@ def _bracketed(tokens: Sequence[Token]) -> MathValue | None:
     parts, _ = _split(inside, lambda token: token.kind in (",", ";"))
     if len(parts) > MOST_MEMBERS:
         raise Unreadable(f"a tuple of {len(parts)} members")
-    return Group(kind, tuple(_value(part) for part in parts))
+    return Members(kind, tuple(_value(part) for part in parts))
 
 
 def _matrix(tokens: Sequence[Token]) -> MathValue | None:
@@ -325,7 +325,7 @@ def _matrix(tokens: Sequence[Token]) -> MathValue | None:
     cells = [_split(row, lambda token: token.text == "&")[0] for row in rows]
     if sum(map(len, cells)) > MOST_MEMBERS or len({len(row) for row in cells}) != 1:
         raise Unreadable("a matrix with rows of different lengths, or too many")
-    return Group("matrix", tuple(Group("row", tuple(_value(cell) for cell in row)) for row in cells))
+    return Members("matrix", tuple(Members("row", tuple(_value(cell) for cell in row)) for row in cells))
 
 
 def _member(tokens: Sequence[Token]) -> MathValue | None:
@@ -337,9 +337,9 @@ def _member(tokens: Sequence[Token]) -> MathValue | None:
     if not variable:
         raise Unreadable(f"{text_of(parts[0])[:40]!r} as a member of a set")
     value = _value(tokens[len(parts[0]) + 1 :])
-    if isinstance(value, Group) and value.kind == "set":
+    if isinstance(value, Members) and value.kind == "set":
         return value
-    if isinstance(value, Region) or (isinstance(value, Group) and len(value.members) == 2):
+    if isinstance(value, Region) or (isinstance(value, Members) and len(value.members) == 2):
         return replace(region_of(value), variable=variable, is_relation=False)
     raise Unreadable(f"the set {text_of(parts[1])[:40]!r}")
 
@@ -415,7 +415,7 @@ def _solved(sides: Sequence[MathValue], signs: Sequence[str], parts: Sequence[Se
 
 def _ratio(tokens: Sequence[Token]) -> MathValue | None:
     parts, _ = _split(tokens, lambda token: token.text == ":")
-    return Group("ratio", tuple(_value(part) for part in parts)) if 1 < len(parts) <= 6 else None
+    return Members("ratio", tuple(_value(part) for part in parts)) if 1 < len(parts) <= 6 else None
 
 
 def _expression(tokens: Sequence[Token]) -> MathValue:
@@ -442,7 +442,7 @@ def _both_signs(tokens: Sequence[Token]) -> MathValue:
         values.append(
             _expression([Token(signs[t.text], signs[t.text], t.spaced) if t.text in signs else t for t in tokens])
         )
-    return Group("list", tuple(values))
+    return Members("list", tuple(values))
 
 
 def _without_unit(tokens: Sequence[Token]) -> tuple[Sequence[Token], str]:

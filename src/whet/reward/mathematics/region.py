@@ -11,7 +11,7 @@ from typing import Any
 from whet.reward.mathematics.formula import Formula, Unreadable, context, exact_value, substituted, symbols_of, value_at
 from whet.reward.mathematics.math_value import (
     Expression,
-    Group,
+    Members,
     MathValue,
     Region,
     formula_of,
@@ -43,13 +43,13 @@ def region_of(value: MathValue) -> Region:
     """A value as a set of real numbers."""
     if isinstance(value, Region):
         return value
-    if isinstance(value, Group) and len(value.members) == 2 and value.kind[:1] in ("(", "["):
+    if isinstance(value, Members) and len(value.members) == 2 and value.kind[:1] in ("(", "["):
         low, high = value.members
         closed = value.kind[0] == "[", value.kind[1] == "]"
         if all(is_constant(end) for end in value.members) or any(map(infinite, value.members)):
             return joined(half(low, r"\ge" if closed[0] else ">"), half(high, r"\le" if closed[1] else "<"), "and")
         return Region((low, high), (False, closed[0], True, closed[1], False))  # the order of symbols is as written
-    if isinstance(value, Group) and value.kind == "set":
+    if isinstance(value, Members) and value.kind == "set":
         return joined_all([half(member, "=") for member in value.members], "or")
     raise Unreadable("a union of what are no sets of numbers")
 

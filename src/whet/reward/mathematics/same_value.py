@@ -28,7 +28,7 @@ from whet.reward.mathematics.math_value import (
     Based,
     Clock,
     Expression,
-    Group,
+    Members,
     MathValue,
     Name,
     Number,
@@ -100,7 +100,7 @@ def _unnamed(gold: MathValue, answer: MathValue) -> tuple[MathValue, MathValue]:
         return _unnamed(gold.sides[1] if isinstance(gold, Relation) else gold, answer.sides[1])
     if isinstance(gold, Relation) and named[0] and named[1] is None:
         return _unnamed(gold.sides[1], answer)
-    groups = [value if isinstance(value, Group) and value.is_unordered else None for value in (gold, answer)]
+    groups = [value if isinstance(value, Members) and value.is_unordered else None for value in (gold, answer)]
     single = [group.members[0] if group and len(group.members) == 1 else None for group in groups]
     is_many = [
         isinstance(value, Region) or (group is not None and one is None)
@@ -248,7 +248,7 @@ def _letters(value: MathValue) -> str:
     r"""A name, or what a formula of bare letters spells, for comparing \text{odd} with odd."""
     if isinstance(value, Name):
         return re.sub(r"[\s().,;:'\u2019-]+", " ", value.words).strip().casefold()
-    if isinstance(value, Group) and all(map(_letters, value.members)):
+    if isinstance(value, Members) and all(map(_letters, value.members)):
         return " ".join(map(_letters, value.members))
     if isinstance(value, Expression):
         formula = value.formula
@@ -274,7 +274,7 @@ def _same_digits(gold: MathValue, answer: MathValue) -> bool:
 
 
 def _is_ratio(value: MathValue) -> bool:
-    return isinstance(value, Clock) or (isinstance(value, Group) and value.kind == "ratio")
+    return isinstance(value, Clock) or (isinstance(value, Members) and value.kind == "ratio")
 
 
 def _same_ratio(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
@@ -300,11 +300,11 @@ def _product(first: MathValue, second: MathValue) -> Formula:
 def _ratio_parts(value: MathValue) -> tuple[MathValue, ...]:
     if isinstance(value, Clock):
         return number(value.hour), number(value.minute)
-    return value.members if isinstance(value, Group) else (value,)
+    return value.members if isinstance(value, Members) else (value,)
 
 
 def _same_members(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
-    groups = [value if isinstance(value, Group) else Group("", (value,)) for value in (gold, answer)]
+    groups = [value if isinstance(value, Members) else Members("", (value,)) for value in (gold, answer)]
     kinds = {group.kind for group in groups}
     if kinds == {"()", "list"} or not any(group.is_unordered for group in groups):
         is_comparable = kinds == {"()", "list"} or (len(kinds) == 1 and kinds != {""})

@@ -53,7 +53,7 @@ def require_own_reward(config: Config | EvaluationConfig) -> None:
 
 def build_episode_runner(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
-) -> tuple[EnvironmentRunner, dict[str, str]]:
+) -> tuple[EpisodeRunner, dict[str, str]]:
     """The runner, and what the run's facts say about it."""
     section = config.env
     if section.is_single:
