@@ -60,7 +60,7 @@ ADAPTERS = "model.lora"
 LEAST_SAVING = 0.005  # of all memory, below which a change is not worth a line
 
 
-class Change(NamedTuple):
+class SettingChange(NamedTuple):
     """A setting as on the command line, what it does to the workload, and what it costs."""
 
     setting: str
@@ -92,40 +92,40 @@ def plan_for(work: Workload, devices: Devices) -> Plan:
     return Plan(work, devices, memory, time_plan(work, devices, memory), tuple(suggestions), together)
 
 
-def _changes(work: Workload) -> Iterator[Change]:
+def _changes(work: Workload) -> Iterator[SettingChange]:
     """Settings that save memory, in the order of what they cost."""
     if not work.on_cpu and work.recompute == "none":
-        yield Change("model.recompute=wide", {"recompute": "wide"}, "a twentieth of the training time")
+        yield SettingChange("model.recompute=wide", {"recompute": "wide"}, "a twentieth of the training time")
     lower = work.micro_batch_tokens // 4
     least = work.prompt_tokens + work.completion_tokens
     if lower >= max(256, least // 4):
         price = "smaller passes, which are slower where the model is small"
-        yield Change(f"batch.micro_batch_tokens={lower}", {"micro_batch_tokens": lower}, price)
+        yield SettingChange(f"batch.micro_batch_tokens={lower}", {"micro_batch_tokens": lower}, price)
     if work.has_critic and work.critic == "own":
-        yield Change("critic.trunk=shared", {"critic": "shared"}, "the critic shares the policy's trunk")
+        yield SettingChange("critic.trunk=shared", {"critic": "shared"}, "the critic shares the policy's trunk")
     if work.needs_reference and work.reference == "memory" and not work.lora_rank:
         if work.draws:
-            yield Change("model.reference=reload", {"reference": "reload"}, "the model is read in every step")
+            yield SettingChange("model.reference=reload", {"reference": "reload"}, "the model is read in every step")
         else:
             price = "the reference is asked once, before the first step"
-            yield Change("preference.reference_logp=stored", {"reference": "stored"}, price)
+            yield SettingChange("preference.reference_logp=stored", {"reference": "stored"}, price)
     if work.recompute != "layers":
-        yield Change("model.recompute=layers", {"recompute": "layers"}, "a third of the training time")
+        yield SettingChange("model.recompute=layers", {"recompute": "layers"}, "a third of the training time")
     if work.ranks > 1 and not work.offload:
-        yield Change("scale.offload=true", {"offload": True}, "shards travel to the device and back")
+        yield SettingChange("scale.offload=true", {"offload": True}, "shards travel to the device and back")
     if not work.lora_rank and work.moments == "float32" and not work.on_cpu and work.ranks == 1:
-        yield Change("optimizer.states=int8", {"moments": "int8"}, "moments of 8 bits, by bitsandbytes")
+        yield SettingChange("optimizer.states=int8", {"moments": "int8"}, "moments of 8 bits, by bitsandbytes")
     narrow = work.compute == "bf16" and not work.on_cpu and work.ranks == 1
     if not work.lora_rank and work.weights == "float32" and narrow:
-        yield Change("model.weights=bfloat16", {"weights": "bfloat16"}, "steps are rounded at random")
+        yield SettingChange("model.weights=bfloat16", {"weights": "bfloat16"}, "steps are rounded at random")
     if not work.lora_rank:
-        yield Change(f"{ADAPTERS}=16", {"lora_rank": 16, "reference": "memory"}, "only adapters learn")
+        yield SettingChange(f"{ADAPTERS}=16", {"lora_rank": 16, "reference": "memory"}, "only adapters learn")
 
 
 def _together(work: Workload, devices: Devices, memory: MemoryPlan) -> Suggestion | None:
     """The fewest and cheapest changes that are enough; adapters only where nothing else is."""
 
-    def fits(changes: list[Change]) -> bool:
+    def fits(changes: list[SettingChange]) -> bool:
         return memory_plan(_changed(work, changes), devices).fits
 
     every = list(_changes(work))
@@ -142,14 +142,16 @@ def _together(work: Workload, devices: Devices, memory: MemoryPlan) -> Suggestio
     return None
 
 
-def _fewest(must: list[Change], may: list[Change], fits: Callable[[list[Change]], bool]) -> list[Change]:
+def _fewest(
+    must: list[SettingChange], may: list[SettingChange], fits: Callable[[list[SettingChange]], bool]
+) -> list[SettingChange]:
     """`must` and the first few of `may` that are enough, without those that can be spared; empty where all are not."""
     if must and fits(must):
         return must
     for change in may:
         if fits([*must, change]):
             return [*must, change]
-    used: list[Change] = []
+    used: list[SettingChange] = []
     for change in may:
         used = [*(other for other in used if other.key != change.key), change]
         if fits([*must, *used]):
@@ -162,7 +164,7 @@ def _fewest(must: list[Change], may: list[Change], fits: Callable[[list[Change]]
     return [*must, *used]
 
 
-def _changed(work: Workload, changes: list[Change]) -> Workload:
+def _changed(work: Workload, changes: list[SettingChange]) -> Workload:
     return replace(work, **{name: value for change in changes for name, value in change.fields.items()})
 
 

@@ -322,7 +322,7 @@ def simulate(model: ClusterModel, steps: int = 12) -> Simulated:
     before, after = run.marks[first], run.marks[last]
     written, idle, paused, row_seconds, reward_busy = (b - a for a, b in zip(before, after, strict=True))
     waited = sum(wait for _, wait in run.done[first + 1 : last + 1])
-    staleness = [lag for step in run.staleness[first + 1 : last + 1] for lag in step]
+    staleness = [versions for step in run.staleness[first + 1 : last + 1] for versions in step]
     engines = model.engines * span
     rates = {
         "seconds_per_step": span / count,
