@@ -47,7 +47,7 @@ from whet.objective.clip import (
 )
 from whet.objective.clip.band import fading_sum
 from whet.objective.credit import discounted_sum
-from whet.objective.entropic import EntropicGroup
+from whet.objective.exponential_tilt import EntropicGroup
 from whet.objective.kl import (
     K2,
     K3,

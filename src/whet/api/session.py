@@ -58,7 +58,7 @@ class TrainingSession:
         model: Any,
         tokenizer: Any,
     ) -> tuple[Config, Path]:
-        """The config with what lies in the run's folder, and the folder: made by the first rank, checkpoint to the others."""
+        """The config with what lies in the run's folder, and the folder: made by the first rank, sent to the others."""
         if self.is_first:
             folder, claimed = self._stack.enter_context(claimed_folder(config, rows, eval_rows))
             final = self._stack.enter_context(saved_start(claimed, folder, model, tokenizer))

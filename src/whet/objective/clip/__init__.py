@@ -1,7 +1,7 @@
 """How far off-policy may it learn? Clip rules: the factor in front of grad logp, one file per idea.
 
 importance    the ratio itself, capped or not, and none at all
-band          PPO's clip and its variants: a token stops learning outside a fixed band of ratios
+band          the usual clip and its variants: a token stops learning outside a fixed band of ratios
 probability   bands that depend on how likely the token was
 soft          weights that fade out instead of stopping
 whole_batch   rules that look at all tokens of an optimizer step, or all completions of a group

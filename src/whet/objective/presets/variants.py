@@ -21,7 +21,7 @@ from whet.objective.clip import (
     SoftGate,
     Unclipped,
 )
-from whet.objective.entropic import EntropicGroup
+from whet.objective.exponential_tilt import EntropicGroup
 from whet.objective.kl import K1Immediate, NoKL
 from whet.objective.pass_at_k import PassAtK
 from whet.objective.policy import Objective

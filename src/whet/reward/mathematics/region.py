@@ -11,8 +11,8 @@ from typing import Any
 from whet.reward.mathematics.formula import Formula, Unreadable, context, exact_value, substituted, symbols_of, value_at
 from whet.reward.mathematics.math_value import (
     Expression,
-    Members,
     MathValue,
+    Members,
     Region,
     formula_of,
     infinite,
