@@ -1,4 +1,4 @@
-"""The clip of Schulman 2017 (1707.06347) and its variants: a fixed band of ratios, and what becomes of tokens outside."""
+"""The clip of Schulman 2017 (1707.06347) and its variants: a fixed band of ratios, and what becomes of the rest."""
 
 from __future__ import annotations
 
