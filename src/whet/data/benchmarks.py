@@ -57,8 +57,10 @@ def benchmark_row(row: Row, form: BenchmarkFormat) -> Row:
         values = form.read(dict(row.values))
     except _WrongValue as error:
         column, expected = error.args
-        given = value_text(row.values.get(column))
-        message = f"{row.where}: {column} is {given}; expected {expected} ({form.name}); correct the row, or drop it"
+        shown_value = value_text(row.values.get(column))
+        message = (
+            f"{row.where}: {column} is {shown_value}; expected {expected} ({form.name}); correct the row, or drop it"
+        )
         return Row({}, row.where, fault=BadRow(message, f"{column} is not {expected}"))
     return row.changed(values)
 
@@ -87,7 +89,7 @@ def _number(values: Values, name: str) -> str:
 
 def _list(values: Values, name: str, of: type) -> list[Any]:
     value = values[name]
-    if not isinstance(value, list) or not value or not all(isinstance(each, of) for each in value):
+    if not isinstance(value, list) or not value or not all(isinstance(member, of) for member in value):
         raise _WrongValue(name, f"a list of {'texts' if of is str else 'objects'}")
     return value
 
@@ -117,10 +119,10 @@ def _math(values: Values) -> Values:
         answer = marks[-1]
     if not str(answer).strip():
         raise _WrongValue("answer", "the answer")
-    found = {"prompt": prompt, "answer": str(answer)}
+    converted = {"prompt": prompt, "answer": str(answer)}
     if "unique_id" in values:
-        found["id"] = str(values.pop("unique_id"))
-    return {**values, **found}
+        converted["id"] = str(values.pop("unique_id"))
+    return {**values, **converted}
 
 
 def _aime(values: Values) -> Values:
@@ -130,14 +132,14 @@ def _aime(values: Values) -> Values:
 
 
 def _olympiad(values: Values) -> Values:
-    answers = [each.strip().strip("$").strip() for each in _list(values, "final_answer", str)]
+    answers = [answer.strip().strip("$").strip() for answer in _list(values, "final_answer", str)]
     context, question = values.pop("context", None), _text(values, "question")
     prompt = f"{context.strip()}\n\n{question}" if isinstance(context, str) and context.strip() else question
     solution = values.get("solution")
-    found: Values = {"prompt": prompt, "answer": ", ".join(answers).replace("$", "")}
+    converted: Values = {"prompt": prompt, "answer": ", ".join(answers).replace("$", "")}
     if isinstance(solution, list) and solution and isinstance(solution[0], str):
-        found["solution"] = solution[0]
-    return {**values, **found}
+        converted["solution"] = solution[0]
+    return {**values, **converted}
 
 
 def _svamp(values: Values) -> Values:
@@ -146,20 +148,20 @@ def _svamp(values: Values) -> Values:
     name = "Answer" if values.get("Answer") is not None else "answer"
     answer = _number(values, name)
     prompt = _sentence(_text(values, body)) + _text(values, asked).strip()
-    found = {"prompt": prompt, "answer": answer}
+    converted = {"prompt": prompt, "answer": answer}
     if values.get("ID") is not None:
-        found["id"] = str(values.pop("ID"))
-    return {**values, **found}
+        converted["id"] = str(values.pop("ID"))
+    return {**values, **converted}
 
 
 def _asdiv(values: Values) -> Values:
     prompt = _sentence(_text(values, "body")) + _text(values, "question").strip()
     answer = _text(values, "answer").strip()
     stated = UNIT.fullmatch(answer)
-    found: Values = {"prompt": prompt, "answer": stated[1].replace(",", "") if stated else answer}
+    converted: Values = {"prompt": prompt, "answer": stated[1].replace(",", "") if stated else answer}
     if stated and stated[2]:
-        found["unit"] = stated[2]
-    return {**values, **found}
+        converted["unit"] = stated[2]
+    return {**values, **converted}
 
 
 def _mawps(values: Values) -> Values:
@@ -172,33 +174,33 @@ def _mawps(values: Values) -> Values:
 
 def _humaneval(values: Values) -> Values:
     prompt = _text(values, "prompt")
-    found = {"prompt": prompt, "starter_code": prompt, "id": str(values.pop("task_id"))}
+    converted = {"prompt": prompt, "starter_code": prompt, "id": str(values.pop("task_id"))}
     if isinstance(values.get("canonical_solution"), str):
-        found["solution"] = values["canonical_solution"]
-    return {**values, **found}
+        converted["solution"] = values["canonical_solution"]
+    return {**values, **converted}
 
 
 def _humaneval_instruct(values: Values) -> Values:
-    found = _humaneval(values)
-    prompt = found["prompt"]
-    found["prompt"] = f"{WRITE_FUNCTION}\n\n```python\n{prompt.rstrip()}\n```"
-    if "solution" in found:
-        found["solution"] = f"```python\n{prompt}{found['solution'].rstrip()}\n```"
-    return found
+    converted = _humaneval(values)
+    prompt = converted["prompt"]
+    converted["prompt"] = f"{WRITE_FUNCTION}\n\n```python\n{prompt.rstrip()}\n```"
+    if "solution" in converted:
+        converted["solution"] = f"```python\n{prompt}{converted['solution'].rstrip()}\n```"
+    return converted
 
 
 def _mbpp(values: Values) -> Values:
     tests = _list(values, "test_list", str)
     task = _text(values, "text", "prompt").strip()
     shown = "\n".join(tests)
-    found = {
+    converted = {
         "prompt": f"{task} Write Python code in one ```python block. It must pass these tests:\n\n{shown}",
         "id": f"mbpp/{values.pop('task_id')}",
     }
     if isinstance(values.get("code"), str):
         code = values["code"].replace("\r\n", "\n").strip()
-        found["solution"] = f"```python\n{code}\n```"
-    return {**values, **found}
+        converted["solution"] = f"```python\n{code}\n```"
+    return {**values, **converted}
 
 
 def _ifeval(values: Values) -> Values:
@@ -208,19 +210,19 @@ def _ifeval(values: Values) -> Values:
         raise _WrongValue("kwargs", "a list with one object per instruction")
     # tables fill absent keys with null
     listed = [
-        {"name": name, **{key: value for key, value in (given or {}).items() if value is not None}}
-        for name, given in zip(names, settings, strict=True)
+        {"name": name, **{key: value for key, value in (arguments or {}).items() if value is not None}}
+        for name, arguments in zip(names, settings, strict=True)
     ]
     values.pop("instruction_id_list"), values.pop("kwargs")
-    found: Values = {"prompt": _text(values, "prompt"), "instructions": listed}
+    converted: Values = {"prompt": _text(values, "prompt"), "instructions": listed}
     if values.get("key") is not None:
-        found["id"] = f"ifeval/{values.pop('key')}"
-    return {**values, **found}
+        converted["id"] = f"ifeval/{values.pop('key')}"
+    return {**values, **converted}
 
 
 BENCHMARKS: Mapping[str, BenchmarkFormat] = {
-    each.name: each
-    for each in (
+    benchmark.name: benchmark
+    for benchmark in (
         BenchmarkFormat(
             "gsm8k", "grade-school word problems; the answer follows ####", ("question", "answer"), _gsm8k, NUMBERS
         ),

@@ -99,7 +99,9 @@ def expected_call(call_format: str, tokenizer: PreTrainedTokenizerBase, tools: S
     """A well-formed call, to show to a model that wrote another."""
     if call_format != "template":
         return EXAMPLES[call_format]
-    written = next((each for each in _written_calls(tokenizer, tools) if _reads(tokenizer, each, tools)), "")
+    written = next(
+        (candidate for candidate in _written_calls(tokenizer, tools) if _reads(tokenizer, candidate, tools)), ""
+    )
     return written.strip().replace(NAME, "name").replace(VALUE, "value")
 
 
@@ -121,7 +123,7 @@ def tool_instructions(call_format: str, tools: Sequence[Mapping[str, Any]]) -> s
         "You can call tools. To call one, write its name and arguments in tags and stop:\n"
         f"{EXAMPLES[call_format]}\n"
         "The result comes back in the next message. The tools, as JSON schemas:\n"
-        + "\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in described)
+        + "\n".join(json.dumps(tool, ensure_ascii=False, default=str) for tool in described)
     )
 
 
@@ -257,7 +259,7 @@ class _JsonStyle:
 def _json_style(written: str) -> _JsonStyle | None:
     """How a template frames its calls; None where they are neither JSON nor Python calls."""
     name, value = written.index(NAME), written.index(VALUE)
-    brackets = [place for place in (written.find(mark) for mark in "{[(") if place >= 0]
+    brackets = [position for position in (written.find(mark) for mark in "{[(") if position >= 0]
     if not brackets:
         return None
     inside = [written.find(mark) for mark in ("[{", "{", f"[{NAME}", f"{NAME}(") if 0 <= written.find(mark) <= name]
@@ -283,10 +285,10 @@ def _one(frame: str) -> str:
 def _balanced(text: str, start: int) -> tuple[str, str]:
     """What stands between the bracket at `start` and the one that closes it, and what follows."""
     depth, quote = 0, ""
-    for place in range(start, len(text)):
-        mark = text[place]
+    for position in range(start, len(text)):
+        mark = text[position]
         if quote:
-            if mark == quote and text[place - 1] != "\\":
+            if mark == quote and text[position - 1] != "\\":
                 quote = ""
         elif mark in "\"'":
             quote = mark
@@ -295,7 +297,7 @@ def _balanced(text: str, start: int) -> tuple[str, str]:
         elif mark in "}])":
             depth -= 1
             if depth <= 0:
-                return text[start : place + 1], text[place + 1 :]
+                return text[start : position + 1], text[position + 1 :]
     return text[start:], ""
 
 
@@ -319,15 +321,15 @@ def _with_style(text: str, style: _JsonStyle) -> Calls:
                 body, rest = _balanced(block, len(block) - len(block.lstrip()))
                 calls, outside = parsed_calls(body), outside + rest
         else:
-            name, found, arguments = block.partition(style.middle) if style.middle else _split_name(block)
-            calls = _arguments_call(name, arguments) if closed and found else None
+            name, separator, arguments = block.partition(style.middle) if style.middle else _split_name(block)
+            calls = _arguments_call(name, arguments) if closed and separator else None
         blocks.append((calls, block))
     return _collected(blocks, outside)
 
 
 def _split_name(block: str) -> tuple[str, str, str]:
-    name, found, rest = block.partition("{")
-    return name, found, found + rest
+    name, brace, rest = block.partition("{")
+    return name, brace, brace + rest
 
 
 def _arguments_call(name: str, arguments: str) -> list[ToolCall] | None:
@@ -346,8 +348,8 @@ def _harmony(text: str) -> Calls:
     blocks = [(_arguments_call(match[1], match[2]), match[0]) for match in list(HARMONY.finditer(text))[:MOST_BLOCKS]]
     if not blocks and "to=functions." in text:
         blocks = [(None, text)]
-    _, found, final = text.rpartition("<|channel|>final<|message|>")
-    return _collected(blocks, re.sub(r"<\|[a-z]+\|>", "", final) if found else "")
+    _, marker, final = text.rpartition("<|channel|>final<|message|>")
+    return _collected(blocks, re.sub(r"<\|[a-z]+\|>", "", final) if marker else "")
 
 
 def _xml_call(block: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall] | None:
@@ -397,7 +399,7 @@ def _response_reader(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> Call
             return Calls((BROKEN,), (text,), "")
         if not isinstance(message, Mapping):
             return Calls((), (), text)
-        calls = [call_of(each) for each in message.get("tool_calls") or ()]
+        calls = [call_of(tool_call) for tool_call in message.get("tool_calls") or ()]
         blocks = [([call] if call is not None else None, text) for call in calls]
         return _collected(blocks, str(message.get("content") or ""))
 

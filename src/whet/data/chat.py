@@ -33,7 +33,7 @@ class _WrittenTurn(NamedTuple):
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...]:
     """[prompt length]: what the model sees before its completion."""
     if prompt.text is None:
-        if prompt.tools or any(each["role"] == "tool" or each.get("tool_calls") for each in prompt.messages):
+        if prompt.tools or any(message["role"] == "tool" or message.get("tool_calls") for message in prompt.messages):
             _require_tool_support(tokenizer, prompt.messages, prompt)
         write = partial(templated, tokenizer, prompt.messages, prompt.id, tools=prompt.tools)
         return _known(tokenizer, tuple(write(open_completion=True, tokenize=True)), prompt)
@@ -130,8 +130,8 @@ def _earlier_completions(
 def _require_tool_support(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], prompt: Prompt) -> None:
     """Refuse a template that would drop tools, calls or results in silence."""
     write = partial(templated, tokenizer, prompt_id=prompt.id)
-    without_calls = [{key: value for key, value in each.items() if key != "tool_calls"} for each in messages]
-    without_results = [each for each in messages if each["role"] != "tool"]
+    without_calls = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
+    without_results = [message for message in messages if message["role"] != "tool"]
     checks = (
         ("the column 'tools'", bool(prompt.tools), lambda: write(messages)),
         ("tool_calls", without_calls != list(messages), lambda: write(without_calls, tools=prompt.tools)),
@@ -171,10 +171,10 @@ def _turn(
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase, closing: str) -> int:
     """Where the first control token of `closing` stops, 0 when it holds none."""
-    found = [token for token in control_tokens(tokenizer) if token in closing]
-    if not found:
+    closing_tokens = [token for token in control_tokens(tokenizer) if token in closing]
+    if not closing_tokens:
         return 0
-    first = min(found, key=lambda token: (closing.index(token), -len(token)))
+    first = min(closing_tokens, key=lambda token: (closing.index(token), -len(token)))
     return closing.index(first) + len(first)
 
 
@@ -214,7 +214,7 @@ def templated(
             add_generation_prompt=open_completion,
             tokenize=tokenize,
             return_dict=False,
-            tools=[dict(each) for each in tools] or None,
+            tools=[dict(tool) for tool in tools] or None,
         )
     except (jinja2.TemplateSyntaxError, OverflowError, RecursionError, MemoryError) as error:
         raise WhetError(

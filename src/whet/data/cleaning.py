@@ -38,11 +38,11 @@ def dedup(
         for number in np.flatnonzero(first == numbers).tolist():
             writer.write_line(spool.line(number))
     same = int((exact != numbers).sum())
-    found = {"rows": reader.rows, "kept": writer.rows, "exact_duplicates": same}
+    summary = {"rows": reader.rows, "kept": writer.rows, "exact_duplicates": same}
     if similarity is not None:
-        found["near_duplicates"] = int((first != numbers).sum()) - same
+        summary["near_duplicates"] = int((first != numbers).sum()) - same
     sizes = np.bincount(first, minlength=1)
-    return {**found, "largest_group": int(sizes.max()), **_left_out(reader)}
+    return {**summary, "largest_group": int(sizes.max()), **_left_out(reader)}
 
 
 def _sketched(reader: StoredRows, spool: Spool, by: str, near: bool, mask_numbers: bool) -> Sketches:
@@ -80,18 +80,18 @@ def decontaminate(
     counts: Counter[OverlapKind] = Counter()
     touched: set[int] = set()
     shown: list[Summary] = []
-    kept = 0
+    num_kept = 0
     for row, text, overlaps in _looked_up(reader, index, by):
         closest = min(overlaps, key=lambda each: ORDER[each.kind], default=None)
         if closest is not None:
             counts[closest.kind] += 1
-        counted = [each for each in overlaps if each.kind in kinds]
+        counted = [overlap for overlap in overlaps if overlap.kind in kinds]
         if not counted:
-            kept += 1
+            num_kept += 1
             if writer is not None:
                 writer.write(row.values)
             continue
-        touched.update(each.test for each in counted)
+        touched.update(overlap.test for overlap in counted)
         if len(shown) < examples and closest is not None:
             pair = {"kind": str(closest.kind), "train": row.where, "test": places[closest.test]}
             shown.append({**pair, "train_text": _short(text), "test_text": _short(texts[closest.test])})
@@ -99,7 +99,7 @@ def decontaminate(
     return {
         "rows": reader.rows,
         "test_rows": len(texts),
-        "kept": kept,
+        "kept": num_kept,
         "contaminated": removed,
         "tests_touched": len(touched),
         "by_kind": {str(kind): counts[kind] for kind in OverlapKind},
@@ -115,8 +115,8 @@ def _looked_up(reader: StoredRows, index: ContaminationIndex, by: str) -> Iterat
 
     def found() -> Iterator[tuple[Row, str, list[Overlap]]]:
         of_row: dict[int, list[Overlap]] = {}
-        for each in index.overlaps(text for _, text in waiting):
-            of_row.setdefault(each.train, []).append(each)
+        for overlap in index.overlaps(text for _, text in waiting):
+            of_row.setdefault(overlap.train, []).append(overlap)
         yield from ((row, text, of_row.get(number, [])) for number, (row, text) in enumerate(waiting))
 
     for pair in reader.texts(by):
@@ -146,8 +146,8 @@ def keep_between(
             above += 1
         else:
             writer.write(row.values)
-    found = {"rows": reader.rows, "kept": writer.rows, "below": below, "above": above}
-    return {**found, **({"without_value": lacking} if lacking else {}), **_left_out(reader)}
+    summary = {"rows": reader.rows, "kept": writer.rows, "below": below, "above": above}
+    return {**summary, **({"without_value": lacking} if lacking else {}), **_left_out(reader)}
 
 
 def order_by_difficulty(
@@ -211,11 +211,11 @@ def _value_of(reader: StoredRows, row: Row, column: str, may_lack: bool) -> floa
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         if value is None and may_lack:
             return None
-        given = "is missing" if value is None else f"is {value!r}"
+        fault = "is missing" if value is None else f"is {value!r}"
         names = ", ".join(map(repr, row.values))
         fix = "measure it with `whet data difficulty`, or name another column"
-        message = f"{row.where}: {column!r} {given}; expected a number; the row has {names}; {fix}"
-        reader.refuse(BadRow(message, f"{column!r} {given}"))
+        message = f"{row.where}: {column!r} {fault}; expected a number; the row has {names}; {fix}"
+        reader.refuse(BadRow(message, f"{column!r} {fault}"))
         return None
     return float(value)
 
@@ -253,20 +253,25 @@ def mix(
                 f"give --rows {most} or fewer, another weight, or --repeat"
             )
         draws: list[tuple[int, int]] = []
-        for place, (count, size) in enumerate(zip(counts.tolist(), sizes.tolist(), strict=True)):
+        for source_number, (count, size) in enumerate(zip(counts.tolist(), sizes.tolist(), strict=True)):
             rounds, rest = divmod(count, size)
             numbers = [number for _ in range(rounds) for number in range(size)]
-            numbers += sorted(random.Random(f"{seed}/{place}").sample(range(size), rest))
-            draws += [(place, number) for number in numbers]
+            numbers += sorted(random.Random(f"{seed}/{source_number}").sample(range(size), rest))
+            draws += [(source_number, number) for number in numbers]
         random.Random(seed).shuffle(draws)
-        for place, number in draws:
-            writer.write_line(spools[place].line(number))
+        for source_number, number in draws:
+            writer.write_line(spools[source_number].line(number))
     sources = [
         {"source": reader.source, "weight": weight, "rows": int(size), "used": int(count)}
         for (reader, weight), size, count in zip(readers, sizes, counts, strict=True)
     ]
     repeated = int(np.maximum(counts - sizes, 0).sum())
-    return {"kept": writer.rows, "sources": sources, "repeated": repeated, **_left_out(*(each for each, _ in readers))}
+    return {
+        "kept": writer.rows,
+        "sources": sources,
+        "repeated": repeated,
+        **_left_out(*(stored for stored, _ in readers)),
+    }
 
 
 def _apportioned(total: int, shares: Any) -> Any:
@@ -303,11 +308,11 @@ def split_by_prompt(
             waiting.append(text)
             if len(waiting) == CHUNK:
                 sketches.add(waiting, similarity is not None)
-                keys += [_split_key(each, seed) for each in waiting]
+                keys += [_split_key(waiting_text, seed) for waiting_text in waiting]
                 waiting = []
         if waiting:
             sketches.add(waiting, similarity is not None)
-            keys += [_split_key(each, seed) for each in waiting]
+            keys += [_split_key(waiting_text, seed) for waiting_text in waiting]
         groups = sketches.exact() if similarity is None else sketches.clusters(similarity)
         deciding: dict[int, bytes] = {}
         for key, group in zip(keys, groups.tolist(), strict=True):
@@ -328,7 +333,7 @@ def _split_key(text: str, seed: int) -> bytes:
 
 
 def _left_out(*readers: StoredRows) -> Summary:
-    total: Counter[str] = sum((each.left_out for each in readers), Counter())
+    total: Counter[str] = sum((reader.left_out for reader in readers), Counter())
     return {"left_out": dict(total)} if total else {}
 
 

@@ -108,16 +108,16 @@ class ContaminationIndex:
         """Every pair that overlaps, with its closest kind, in the order of the train texts."""
         texts, start = iter(trains), 0
         while chunk := list(islice(texts, CHUNK)):
-            found = self._of_chunk(chunk)
-            for row in sorted(found):
-                yield from (Overlap(start + row, test, kind) for test, kind in sorted(found[row].items()))
+            kinds_by_row = self._of_chunk(chunk)
+            for row in sorted(kinds_by_row):
+                yield from (Overlap(start + row, test, kind) for test, kind in sorted(kinds_by_row[row].items()))
             start += len(chunk)
 
     def _of_chunk(self, trains: Sequence[str]) -> dict[int, dict[int, OverlapKind]]:
-        found: dict[int, dict[int, OverlapKind]] = {}
+        kinds_by_row: dict[int, dict[int, OverlapKind]] = {}
 
         def note(row: int, test: int, kind: OverlapKind) -> None:
-            kinds = found.setdefault(row, {})
+            kinds = kinds_by_row.setdefault(row, {})
             kinds[test] = min(kind, kinds.get(test, kind), key=ORDER.__getitem__)
 
         block = self._table.block(trains)
@@ -125,11 +125,11 @@ class ContaminationIndex:
             for test in self._exact.get(key, ()):
                 note(row, test, OverlapKind.EXACT)
         for row, test, _ in zip(*self._long.counted(*_long_runs(block, self.rule), len(trains)), strict=True):
-            if found.get(row, {}).get(test) != OverlapKind.EXACT:
+            if kinds_by_row.get(row, {}).get(test) != OverlapKind.EXACT:
                 note(row, test, self._kind(trains[row], self._tests[test]))
         for row, test in self._similar(block, len(trains)):
             note(row, test, _short_kind(trains[row], self._tests[test]))
-        return found
+        return kinds_by_row
 
     def _kind(self, train: str, test: str) -> OverlapKind:
         """Of two texts with a long run in common, numbers aside."""
@@ -170,8 +170,8 @@ def contamination(trains: Iterable[str], tests: Sequence[str], rule: OverlapRule
 def overlap_counts(overlaps: Iterable[Overlap]) -> Counter[OverlapKind]:
     """How many train texts overlap, each counted once, by its closest kind."""
     closest: dict[int, OverlapKind] = {}
-    for each in overlaps:
-        closest[each.train] = min(each.kind, closest.get(each.train, each.kind), key=ORDER.__getitem__)
+    for overlap in overlaps:
+        closest[overlap.train] = min(overlap.kind, closest.get(overlap.train, overlap.kind), key=ORDER.__getitem__)
     return Counter(closest.values())
 
 
@@ -183,12 +183,12 @@ def require_clean(
     rule: OverlapRule = DEFAULT_RULE,
 ) -> None:
     """Refuse training data that holds test texts. Each side is its name, as the user knows it, and its texts."""
-    found = [each for each in contamination(train[1], test[1], rule) if each.kind in kinds]
-    if not found:
+    overlaps = [overlap for overlap in contamination(train[1], test[1], rule) if overlap.kind in kinds]
+    if not overlaps:
         return
-    counts = overlap_counts(found)
+    counts = overlap_counts(overlaps)
     named = ", ".join(f"{counts[kind]} {kind}" for kind in OverlapKind if counts[kind])
-    first = min(found, key=lambda each: (ORDER[each.kind], each.train))
+    first = min(overlaps, key=lambda each: (ORDER[each.kind], each.train))
     text = " ".join(train[1][first.train].split())
     shown = text if len(text) <= 60 else f"{text[:57]}..."
     raise WhetError(
@@ -223,11 +223,11 @@ class _Postings:
         keys = np.repeat(rows, lengths) * width + owners
         if count * width <= DENSE:
             counts = np.bincount(keys)
-            found = np.flatnonzero(counts)
-            counts = counts[found]
+            pair_keys = np.flatnonzero(counts)
+            counts = counts[pair_keys]
         else:
-            found, counts = np.unique(keys, return_counts=True)
-        return found // width, found % width, counts.astype(np.int64)
+            pair_keys, counts = np.unique(keys, return_counts=True)
+        return pair_keys // width, pair_keys % width, counts.astype(np.int64)
 
 
 def _short_kind(train: str, test: str) -> OverlapKind:
@@ -247,15 +247,15 @@ def _same_numbers(one: Sequence[str], other: Sequence[str]) -> bool:
 def _long_runs(block: TextBlock, rule: OverlapRule) -> tuple[Integers, Hashes]:
     """The text and the hash of the different long runs, numbers aside, of which at least half are words."""
     rows, at, hashes = block.runs(rule.run)
-    kept = (block.sizes[rows] >= rule.run) & block.wordy(at, rule.run)
-    return _different(rows[kept], hashes[kept])
+    is_usable = (block.sizes[rows] >= rule.run) & block.wordy(at, rule.run)
+    return _different(rows[is_usable], hashes[is_usable])
 
 
 def _short_runs(block: TextBlock, rule: OverlapRule) -> tuple[Integers, Hashes]:
     """The text and the hash of the different short runs, numbers aside; none of formulas."""
     rows, _, hashes = block.runs(rule.short_run)
-    kept = ~block.formulas[rows]
-    return _different(rows[kept], hashes[kept])
+    is_text = ~block.formulas[rows]
+    return _different(rows[is_text], hashes[is_text])
 
 
 def _different(rows: Integers, hashes: Hashes) -> tuple[Integers, Hashes]:

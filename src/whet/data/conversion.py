@@ -73,7 +73,7 @@ def convert(
             possible = ", ".join(sorted({to for of, to in _makers(0, "") if of == kind} | {"prompts"}))
             raise WhetError(f"{first.where}: {kind} cannot become {target}; they can become {possible}")
         read, make = maker
-        rows = (made for _, found in reader.read(read) for value in found for made in make(value, lost))
+        rows = (made for _, row_values in reader.read(read) for value in row_values for made in make(value, lost))
     for values in rows:
         writer.write(values)
     if not writer.rows:
@@ -123,7 +123,9 @@ def _makers(right_from: float, separator: str) -> dict[tuple[str, str], Maker]:
 
 def _prompt_values(prompt: Prompt) -> Values:
     """The prompt with its own answer and other columns."""
-    values: Values = {"prompt": prompt.text if prompt.text is not None else [dict(each) for each in prompt.messages]}
+    values: Values = {
+        "prompt": prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
+    }
     if prompt.answer is not None:
         values["answer"] = prompt.answer
     return values
@@ -231,8 +233,8 @@ def _paired(reader: StoredRows, kind: str, right_from: float, lost: Lost) -> Ite
     read = _labelled if kind == "labels" else lambda rows: [_scored(row, right_from) for row in rows]
     sides: dict[bytes, list[tuple[float, int]]] = {}
     with Spool() as spool:
-        for row, found in reader.read(read):
-            for value in found:
+        for row, values in reader.read(read):
+            for value in values:
                 score = float(row.values.get("label", value.label)) if kind == "labels" else value.prompt.meta["score"]
                 number = spool.add({**_prompt_values(value.prompt), "completion": value.completion})
                 sides.setdefault(text_key(prompt_text(value.prompt)), []).append((float(score), number))

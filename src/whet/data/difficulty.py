@@ -28,26 +28,26 @@ def rows_with_pass_rates(
     """
     earned: dict[bytes, list[float]] = {}
     unscored: set[bytes] = set()
-    for each in completions:
-        key = text_key(str(each["prompt"]))
-        if each["reward"] is None:
+    for completion in completions:
+        key = text_key(str(completion["prompt"]))
+        if completion["reward"] is None:
             unscored.add(key)
         else:
-            earned.setdefault(key, []).append(float(each["reward"]))
+            earned.setdefault(key, []).append(float(completion["reward"]))
     right = {key: [reward >= right_from for reward in rewards] for key, rewards in earned.items()}
     reader, never, always = StoredRows(source, drop=True), 0, 0
     missing = 0
-    for row, found in reader.read(lambda rows: prompts_from(rows)):
-        key = text_key(found[0].question())
+    for row, prompts in reader.read(lambda rows: prompts_from(rows)):
+        key = text_key(prompts[0].question())
         if key not in right:
             missing += key in unscored
             continue
         rate = sum(right[key]) / len(right[key])
         never, always = never + (rate == 0), always + (rate == 1)
-        kept = {REFERENCE_REWARDS: earned[key]} if keep_rewards else {}
-        writer.write({**row.values, PASS_RATE: round(rate, 6), "samples": len(right[key]), **kept})
+        reference_column = {REFERENCE_REWARDS: earned[key]} if keep_rewards else {}
+        writer.write({**row.values, PASS_RATE: round(rate, 6), "samples": len(right[key]), **reference_column})
     if not writer.rows:
         raise WhetError(f"{source}: no completion could be scored, so there is no pass rate; give another --reward")
-    mean = sum(sum(each) for each in right.values()) / sum(len(each) for each in right.values())
+    mean = sum(sum(flags) for flags in right.values()) / sum(len(flags) for flags in right.values())
     counts = {"rows": reader.rows, "kept": writer.rows, "mean_pass_rate": round(mean, 4)}
     return {**counts, "never_solved": never, "always_solved": always, **({"unscorable": missing} if missing else {})}

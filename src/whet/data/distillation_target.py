@@ -43,19 +43,19 @@ def with_text(prompt: Prompt, text: str, template: str) -> Prompt:
 
 def column_text(prompt: Prompt, context: str) -> str | None:
     """What the row says: the first of the context's columns that it has, as text."""
-    found = (prompt.meta.get(name) for name in COLUMNS[context])
-    return next((each for each in found if isinstance(each, str) and each.strip()), None)
+    candidates = (prompt.meta.get(name) for name in COLUMNS[context])
+    return next((candidate for candidate in candidates if isinstance(candidate, str) and candidate.strip()), None)
 
 
 def right_siblings(samples: Sequence[Sample]) -> list[Sample | None]:
     """For each sample the next right one of its group, in a circle, that is another: its outcome is 1."""
-    right = [place for place, sample in enumerate(samples) if sample.outcome == 1]
-    found: list[Sample | None] = []
-    for place in range(len(samples)):
-        others = [each for each in right if each != place]
-        chosen = next((each for each in others if each > place), others[0] if others else None)
-        found.append(None if chosen is None else samples[chosen])
-    return found
+    right = [index for index, sample in enumerate(samples) if sample.outcome == 1]
+    siblings: list[Sample | None] = []
+    for position in range(len(samples)):
+        others = [other for other in right if other != position]
+        chosen = next((other for other in others if other > position), others[0] if others else None)
+        siblings.append(None if chosen is None else samples[chosen])
+    return siblings
 
 
 def teacher_texts(group: Group, context: TeacherContext, known: Mapping[str, str]) -> list[str | None]:
@@ -64,7 +64,7 @@ def teacher_texts(group: Group, context: TeacherContext, known: Mapping[str, str
     `known` are texts by prompt, for data that holds them elsewhere than in a column.
     """
     if context == "sibling":
-        return [None if each is None else each.completion for each in right_siblings(group.samples)]
+        return [None if sibling is None else sibling.completion for sibling in right_siblings(group.samples)]
     text = known.get(group.prompt.id) or column_text(group.prompt, context)
     return [text] * len(group.samples)
 

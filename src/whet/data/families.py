@@ -122,20 +122,20 @@ def fitting(families: Sequence[Sequence[Encoded | ClassifierRow]], context: int)
 
     A completion is never cut: the end of one would be taken for the end of the other.
     """
-    kept = [number for number, family in enumerate(families) if _widest(family) <= context]
-    if families and not kept:
+    fit_indices = [number for number, family in enumerate(families) if _widest(family) <= context]
+    if families and not fit_indices:
         shortest = min(_widest(family) for family in families)
         raise WhetError(
             f"no row fits: the shortest has {shortest} tokens; expected at most the model's context of {context}; "
             "shorten the prompts or use a model with a longer context"
         )
-    return kept, len(families) - len(kept)
+    return fit_indices, len(families) - len(fit_indices)
 
 
 def _common(rows: Sequence[tuple[int, ...]]) -> int:
     """How many leading tokens all rows have in common."""
     together = zip(*rows, strict=False)
-    return next((at for at, each in enumerate(together) if len(set(each)) > 1), min(map(len, rows)))
+    return next((at for at, column in enumerate(together) if len(set(column)) > 1), min(map(len, rows)))
 
 
 def family_cost(family: Sequence[Encoded | ClassifierRow]) -> int:

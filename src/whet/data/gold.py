@@ -87,11 +87,11 @@ def after_hashes(text: str) -> list[str]:
         return []
     marks = []
     pieces = HASHES.split(text)
-    for place, piece in enumerate(pieces[1:], start=2):
+    for number, piece in enumerate(pieces[1:], start=2):
         lines = [line.strip() for line in piece.splitlines() if line.strip()]
         if not lines:
             continue
-        is_last = place == len(pieces)
+        is_last = number == len(pieces)
         title = TITLE.fullmatch(lines[0].strip("*_ "))
         if title is not None and (title[1] or len(lines) > 1):
             line, has_text = (title[1], len(lines) > 1) if title[1] else (lines[1], len(lines) > 2)

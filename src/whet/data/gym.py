@@ -128,11 +128,11 @@ def _config(name: str, config_class: Any, seed: int, settings: Mapping[str, Any]
         if key not in fields | {LEVEL}:
             keys = sorted(fields | {LEVEL})
             raise WhetError(f"gym:{name} has no setting {key!r}{did_you_mean(key, keys)}; it has: {', '.join(keys)}")
-    given = {key: _as_specs(name, value) if key == "datasets" else value for key, value in settings.items()}
-    level = given.pop(LEVEL, None)
+    options = {key: _as_specs(name, value) if key == "datasets" else value for key, value in settings.items()}
+    level = options.pop(LEVEL, None)
     try:
         start = config_class(seed=seed, size=CHUNK) if level is None else _at_level(name, level, seed)
-        return dataclasses.replace(start, **given)
+        return dataclasses.replace(start, **options)
     except (TypeError, ValueError, AssertionError) as error:
         raise WhetError(
             f"gym:{name} refuses {_settings_text(settings)}: {_one_line(error)}; change that setting"

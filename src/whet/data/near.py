@@ -57,13 +57,13 @@ class Sketches:
         if not sketched:
             return
         rows, _, hashes = block.runs(RUN, self._mask)
-        found = np.full((len(texts), ORDERS), np.iinfo(np.uint32).max, np.uint32)
+        sketches = np.full((len(texts), ORDERS), np.iinfo(np.uint32).max, np.uint32)
         if len(rows):
             starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
             for number, factor in enumerate(self._factors):
                 values = (hashes * factor) >> np.uint64(32)
-                found[rows[starts], number] = np.minimum.reduceat(values, starts).astype(np.uint32)
-        self._sketches.append(found)
+                sketches[rows[starts], number] = np.minimum.reduceat(values, starts).astype(np.uint32)
+        self._sketches.append(sketches)
 
     def exact(self) -> Integers:
         """For each text the first one that says the same; case, white space and punctuation aside. [N]"""
@@ -77,9 +77,9 @@ class Sketches:
         if not self._sketches:
             return root
         sketches = np.concatenate(self._sketches)
-        kept = np.flatnonzero((root == np.arange(len(root))) & ~np.array(self._empty, np.bool_))
+        representatives = np.flatnonzero((root == np.arange(len(root))) & ~np.array(self._empty, np.bool_))
         roots = root.tolist()
-        for one, other in _alike(sketches, kept, threshold):
+        for one, other in _alike(sketches, representatives, threshold):
             first, second = _root(roots, one), _root(roots, other)
             roots[max(first, second)] = min(first, second)
         return np.array([_root(roots, number) for number in range(len(roots))], np.int64)
@@ -111,8 +111,8 @@ def _alike(sketches: Sketch, kept: Integers, threshold: float) -> Iterator[tuple
                 break
             agree = np.concatenate(
                 [
-                    (sketches[members[each]] == sketches[heads[each]]).mean(axis=1)
-                    for each in np.array_split(rest, len(rest) // 65536 + 1)
+                    (sketches[members[chunk]] == sketches[heads[chunk]]).mean(axis=1)
+                    for chunk in np.array_split(rest, len(rest) // 65536 + 1)
                 ]
             )
             same = agree >= threshold

@@ -44,7 +44,9 @@ def token_batch(
 
     rewards = [_number(sample.reward) for sample in samples]
     names = (
-        list(part_weights) if part_weights is not None else sorted({name for each in samples for name in each.parts})
+        list(part_weights)
+        if part_weights is not None
+        else sorted({name for sample in samples for name in sample.parts})
     )
     weights = [1.0 if part_weights is None else part_weights[name] for name in names]
     wide = torch.float64
@@ -60,7 +62,7 @@ def token_batch(
         behavior_logp=padded([sample.behavior_logp for sample in samples]),
         support=_supports(samples, width),
         routed_experts=_routed_experts(samples, width),
-        parts=torch.tensor([[_number(each.parts.get(name)) for name in names] for each in samples], dtype=wide)
+        parts=torch.tensor([[_number(sample.parts.get(name)) for name in names] for sample in samples], dtype=wide)
         if names
         else None,
         part_weight=torch.tensor(weights, dtype=wide).expand(len(samples), -1) if names else None,
@@ -88,8 +90,8 @@ def _number(value: float | None) -> float:
 def _greedy(groups: Sequence[Group]) -> Tensor | None:
     if any(group.greedy is None for group in groups):
         return None
-    each = [_number(group.greedy.reward) for group in groups if group.greedy is not None for _ in group.samples]
-    return torch.tensor(each, dtype=torch.float64)
+    rewards = [_number(group.greedy.reward) for group in groups if group.greedy is not None for _ in group.samples]
+    return torch.tensor(rewards, dtype=torch.float64)
 
 
 def _drawn(groups: Sequence[Group]) -> Tensor | None:
@@ -109,7 +111,7 @@ def _reference_rewards(groups: Sequence[Group]) -> Tensor:
     known = [
         (torch.tensor(reference_rewards(group.prompt), dtype=torch.float64), len(group.samples)) for group in groups
     ]
-    return pad_sequence([each for each, count in known for _ in range(count)], True, float("nan"))
+    return pad_sequence([rewards for rewards, count in known for _ in range(count)], True, float("nan"))
 
 
 def _earned(samples: Sequence[Sample], width: int, weight: float | None) -> tuple[Tensor | None, Tensor | None]:
@@ -124,10 +126,10 @@ def _earned(samples: Sequence[Sample], width: int, weight: float | None) -> tupl
     for number, sample in enumerate(samples):
         turns = [(turn.last, turn.turn.reward) for turn in policy_turns(sample) if turn.turn.reward is not None]
         scores = [step for step in sample.steps if step not in turns]
-        paid = [] if weight is None else [(last, weight * each) for last, each in turns]
+        paid = [] if weight is None else [(last, weight * reward) for last, reward in turns]
         for position, score in scores + paid:
             rows[number, position] = score + float(rows[number, position].nan_to_num())
-        returned[number] = fsum(each for _, each in paid)
+        returned[number] = fsum(reward for _, reward in paid)
     if rows.isnan().all():
         return None, None
     return rows, returned if bool(returned.any()) else None
@@ -153,9 +155,9 @@ def _truncated(sample: Sample) -> Tensor:
 def _episodes(groups: Sequence[Group]) -> Tensor | None:
     """A number for each episode; None where no two samples are branches of one."""
     names = [
-        (number, sample.role, sample.episode or f"sample {place}")
+        (number, sample.role, sample.episode or f"sample {index}")
         for number, group in enumerate(groups)
-        for place, sample in enumerate(group.samples)
+        for index, sample in enumerate(group.samples)
     ]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return None if len(numbers) == len(names) else torch.tensor([numbers[name] for name in names])

@@ -78,10 +78,10 @@ def rankings_from(
 ) -> list[RankedCompletions]:
     """From `prompt`, `completions` and `scores`, `ranks` or `order`; from message trees; a pair is a ranking of two."""
     by_row = [_rankings(row, as_chat) for row in renamed(rows, columns or {})]
-    rankings = [ranked for found in by_row for ranked in found]
+    rankings = [ranked for row_rankings in by_row for ranked in row_rankings]
     if not rankings and len(rows) > 1:
         raise mistake(rows[0], "the data", "holds no ranked completions", "two or more per prompt", "give another file")
-    return Usable(rankings, _unranked(sum(not found for found in by_row)))
+    return Usable(rankings, _unranked(sum(not row_rankings for row_rankings in by_row)))
 
 
 def _unranked(empty: int) -> dict[str, int]:
@@ -92,23 +92,23 @@ def _unranked(empty: int) -> dict[str, int]:
 def require_both(rows: Sequence[Row], labels: Sequence[bool]) -> None:
     """Raise unless there are good and bad completions: a method that compares them learns nothing from one kind."""
     if len(rows) > 1 and len(set(labels)) == 1:
-        given = f"is {str(labels[0]).lower()} in all {len(labels)} rows, from here to {rows[-1].where}"
+        fault = f"is {str(labels[0]).lower()} in all {len(labels)} rows, from here to {rows[-1].where}"
         raise mistake(
-            rows[0], "label", given, "good and bad completions", f"add rows with {str(not labels[0]).lower()}"
+            rows[0], "label", fault, "good and bad completions", f"add rows with {str(not labels[0]).lower()}"
         )
 
 
 def _rankings(row: Row, as_chat: bool) -> list[RankedCompletions]:
     rankings = []
-    for each in ranked_rows(row):
-        completions, ranks = each.values.get("completions"), each.values.get("ranks")
+    for ranked_row in ranked_rows(row):
+        completions, ranks = ranked_row.values.get("completions"), ranked_row.values.get("ranks")
         if completions is None or ranks is None:  # two whole conversations, whose opening is the prompt
-            (pair,) = pairs_from([each], as_chat=as_chat)
+            (pair,) = pairs_from([ranked_row], as_chat=as_chat)
             rankings.append(RankedCompletions(pair.prompt, (pair.chosen, pair.rejected), (0, 1)))
             continue
-        _require_completions(each, completions)
-        rest = {name: value for name, value in each.values.items() if name not in ("completions", "ranks")}
-        (prompt,) = prompts_from([each.changed(rest)], as_chat=as_chat)
+        _require_completions(ranked_row, completions)
+        rest = {name: value for name, value in ranked_row.values.items() if name not in ("completions", "ranks")}
+        (prompt,) = prompts_from([ranked_row.changed(rest)], as_chat=as_chat)
         order = sorted(range(len(completions)), key=lambda at: ranks[at])
         rankings.append(
             RankedCompletions(prompt, tuple(completions[at] for at in order), tuple(ranks[at] for at in order))
@@ -131,8 +131,8 @@ def _require_completions(row: Row, completions: Any) -> None:
                 row, f"completions[{at}]", f"is {value_text(completion)}", "some text", "fill it in or drop it"
             )
         if completion in completions[:at]:
-            given = f"is the same text as completions[{completions.index(completion)}]"
-            raise mistake(row, f"completions[{at}]", given, "different completions", "keep one of them")
+            fault = f"is the same text as completions[{completions.index(completion)}]"
+            raise mistake(row, f"completions[{at}]", fault, "different completions", "keep one of them")
     if len(set(row.values["ranks"])) == 1:
         raise mistake(
             row, "scores", "are all equal", "a completion that is better", "drop the row: ties teach no order"

@@ -23,7 +23,11 @@ class TokenPieces:
         pieces: list[str] = []
         for is_broken, places in groupby(range(len(tokens)), key=lambda place: BROKEN in alone[place]):
             run = list(places)
-            pieces += self._grown([tokens[place] for place in run]) if is_broken else [alone[place] for place in run]
+            pieces += (
+                self._grown([tokens[position] for position in run])
+                if is_broken
+                else [alone[position] for position in run]
+            )
         # a tokenizer may write a token otherwise in company, as the space before a word
         return pieces if "".join(pieces) == self._text(tokens) else self._grown(tokens)
 

@@ -75,7 +75,7 @@ def demonstrations_from(
 
     Alpaca's and ShareGPT's columns are known too. Tools come from the column `tools`, calls from `tool_calls`.
     """
-    rows = [each for row in renamed(rows, columns or {}) for each in demonstration_rows(row)]
+    rows = [demonstration for row in renamed(rows, columns or {}) for demonstration in demonstration_rows(row)]
     demonstrations = [_text_row(row) if _is_text(row) else _demonstration(row, as_chat) for row in rows]
     _require_unique_ids(rows, [demonstration.prompt for demonstration in demonstrations])
     return Usable(demonstrations, notes=column_notes(rows))
@@ -139,9 +139,9 @@ def _tools(row: Row) -> tuple[Mapping[str, Any], ...]:
             value = json.loads(value)
     if value is None or value in ("", [], ()):
         return ()
-    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(tool, Mapping) for tool in value):
         raise mistake(row, "tools", f"is {_short(value)}", "a list of JSON schemas of functions", "correct or drop it")
-    return tuple(dict(each) for each in value)
+    return tuple(dict(tool) for tool in value)
 
 
 def _pair(row: Row, as_chat: bool) -> PreferencePair:
@@ -234,19 +234,19 @@ def _completed(row: Row, opening: PromptContent, field: str) -> tuple[PromptCont
 
 def _conversation(row: Row, field: str, value: Any) -> tuple[Message, ...]:
     if not isinstance(value, list | tuple) or not value:
-        given = "is an empty list" if value in ([], ()) else f"is {_short(value)}"
+        fault = "is an empty list" if value in ([], ()) else f"is {_short(value)}"
         expected = "a list of {role, content} messages"
         if field != "messages":
             expected = f"text, or {expected}"
-        raise mistake(row, field, given, expected, f"correct the {row.shown(field)!r} of this row")
+        raise mistake(row, field, fault, expected, f"correct the {row.shown(field)!r} of this row")
     return tuple(_message(row, f"{field}[{index}]", message) for index, message in enumerate(value))
 
 
 def _message(row: Row, field: str, message: Any) -> Message:
     calls = isinstance(message, Mapping) and message.get("role") == "assistant" and message.get("tool_calls")
     if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
-        given = f"has the keys {_names(message)}" if isinstance(message, Mapping) else f"is {_short(message)}"
-        raise mistake(row, field, given, "the keys 'role' and 'content'", 'write {"role": ..., "content": ...}')
+        fault = f"has the keys {_names(message)}" if isinstance(message, Mapping) else f"is {_short(message)}"
+        raise mistake(row, field, fault, "the keys 'role' and 'content'", 'write {"role": ..., "content": ...}')
     role, content = message["role"], message.get("content")
     if role not in ROLES:
         close = nearest(role, ROLES) if isinstance(role, str) else None
@@ -260,8 +260,8 @@ def _message(row: Row, field: str, message: Any) -> Message:
     extra = {key: value for key, value in message.items() if value is not None} | {"content": content}
     if calls:
         extra["tool_calls"] = [
-            _tool_call(row, f"{field}.tool_calls[{at}]", each)
-            for at, each in enumerate(calls if isinstance(calls, list | tuple) else [calls])
+            _tool_call(row, f"{field}.tool_calls[{at}]", call_value)
+            for at, call_value in enumerate(calls if isinstance(calls, list | tuple) else [calls])
         ]
     elif role == "assistant":
         extra.pop("tool_calls", None)
@@ -286,10 +286,10 @@ def _tool_call(row: Row, field: str, call: Any) -> dict[str, Any]:
         except ValueError:
             arguments = None
     if not isinstance(arguments, Mapping):
-        given = f"is {_short(function.get('arguments'))}"
-        raise mistake(row, f"{field}.function.arguments", given, "an object, or one as JSON text", "correct it")
-    kept = {key: value for key, value in call.items() if key in ("id", "type") and value is not None}
-    return {"type": "function", **kept, "function": {"name": function["name"], "arguments": dict(arguments)}}
+        fault = f"is {_short(function.get('arguments'))}"
+        raise mistake(row, f"{field}.function.arguments", fault, "an object, or one as JSON text", "correct it")
+    header = {key: value for key, value in call.items() if key in ("id", "type") and value is not None}
+    return {"type": "function", **header, "function": {"name": function["name"], "arguments": dict(arguments)}}
 
 
 def _prompt(row: Row, opening: PromptContent, *used: str, field: str | None = None) -> Prompt:
@@ -334,8 +334,8 @@ def _require_unique_ids(rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
     first: dict[str, Row] = {}
     for row, prompt in zip(rows, prompts, strict=True):
         if prompt.id in first:
-            given = f"{prompt.id!r} is also the id of {first[prompt.id].where}"
-            raise mistake(row, "id", given, "a different id for each row", "change one, or rename the column")
+            fault = f"{prompt.id!r} is also the id of {first[prompt.id].where}"
+            raise mistake(row, "id", fault, "a different id for each row", "change one, or rename the column")
         first[prompt.id] = row
 
 

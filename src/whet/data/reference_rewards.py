@@ -20,7 +20,7 @@ def reference_rewards(prompt: Prompt) -> tuple[float, ...]:
     if isinstance(value, str):
         with suppress(ValueError):  # then it is refused below, as it stands
             value = json.loads(value)
-    if not isinstance(value, list | tuple) or not value or not all(_is_number(each) for each in value):
+    if not isinstance(value, list | tuple) or not value or not all(_is_number(reward) for reward in value):
         raise WhetError(
             f"{prompt.id}: {REFERENCE_REWARDS} is no list of numbers, one or more; write it with `{WRITTEN_BY}`"
         )

@@ -51,14 +51,16 @@ class Row:
 
     def shown(self, column: str) -> str:
         """A column, or a place in one, by the user's own name for it."""
-        found = re.match(r"'?(\w+)", column)
-        name = self.names.get(found[1], found[1]).partition(JOINED)[0] if found else ""
-        shown = column.replace(found[1], name, 1) if found else column
+        match = re.match(r"'?(\w+)", column)
+        name = self.names.get(match[1], match[1]).partition(JOINED)[0] if match else ""
+        shown = column.replace(match[1], name, 1) if match else column
         return shown.replace(".role", ".from").replace(".content", ".value") if name == "conversations" else shown
 
     def columns(self) -> list[str]:
         """The user's own names of the columns."""
-        return list(dict.fromkeys(each for name in self.values for each in self.names.get(name, name).split(JOINED)))
+        return list(
+            dict.fromkeys(column for name in self.values for column in self.names.get(name, name).split(JOINED))
+        )
 
 
 Reader = Callable[[str, Iterable[bytes]], Iterator[Row]]  # (file name, its bytes)
@@ -67,10 +69,10 @@ Reader = Callable[[str, Iterable[bytes]], Iterator[Row]]  # (file name, its byte
 def mistake(row: Row, field: str, given: str, expected: str, fix: str) -> BadRow:
     """One line: where, what was given, what was expected, and what to change."""
     field = row.shown(field)
-    place = re.sub(r"\[\d+\]", "", field)
+    general_field = re.sub(r"\[\d+\]", "", field)
     # a value of the row's own would make every row a reason of its own
     valued = re.search(r"""['"\d{[]|\b(null|True|False)\b""", given.replace("'chosen'", ""))
-    reason = f"{place} is not {re.sub(r'[0-9]+', 'n', expected)}" if valued else f"{place} {given}"
+    reason = f"{general_field} is not {re.sub(r'[0-9]+', 'n', expected)}" if valued else f"{general_field} {given}"
     return BadRow(f"{row.where}: {field} {given}; expected {expected}; {fix}", reason)
 
 
@@ -79,12 +81,12 @@ def column_notes(rows: Iterable[Row]) -> str:
 
     Nothing where every row has whet's own columns.
     """
-    found: dict[str, dict[str, None]] = {}
+    sources: dict[str, dict[str, None]] = {}
     for row in rows:
         for column, name in row.names.items():
             if column != name and column in row.values:
-                found.setdefault(column, {})[name] = None
-    return ", ".join(f"{column} from {' or '.join(names)}" for column, names in found.items())
+                sources.setdefault(column, {})[name] = None
+    return ", ".join(f"{column} from {' or '.join(names)}" for column, names in sources.items())
 
 
 def file_rows(source: str) -> Iterator[Row]:
@@ -136,9 +138,9 @@ def _decoded(where: str, line: bytes) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        given = f"byte {error.start + 1} is not UTF-8"
+        fault = f"byte {error.start + 1} is not UTF-8"
         raise BadRow(
-            f"{where}: {given}; expected UTF-8 text; save the file as UTF-8", "the line is not UTF-8"
+            f"{where}: {fault}; expected UTF-8 text; save the file as UTF-8", "the line is not UTF-8"
         ) from error
 
 
@@ -173,8 +175,8 @@ def _parsed(text: str, where: str) -> Any:
         message = f"{where}: column {error.colno}: not valid JSON ({error.msg}); expected one JSON object on each line"
         raise BadRow(f"{message}; correct the line", "the line is not valid JSON") from error
     except (ValueError, RecursionError) as error:
-        given = shown_fault(error)
-        raise BadRow(f"{where}: {given}; expected one JSON object on each line; correct the line", given) from error
+        fault = shown_fault(error)
+        raise BadRow(f"{where}: {fault}; expected one JSON object on each line; correct the line", fault) from error
 
 
 def _json_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
@@ -214,12 +216,12 @@ def json_value(text: str, limit_depth: bool = True) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    record = dict(pairs)
+    if len(record) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {_shortened(twice)} appears twice")
-    return found
+    return record
 
 
 def _integer(text: str) -> int:
@@ -234,9 +236,9 @@ def require_shallow(value: Any) -> None:
     for _ in range(DEEPEST):
         level = [
             inner
-            for each in level
-            if isinstance(each, dict | list | tuple)
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for container in level
+            if isinstance(container, dict | list | tuple)
+            for inner in (container.values() if isinstance(container, dict) else container)
         ]
         if not level:
             return
@@ -265,9 +267,9 @@ def sound(row: Row) -> Row:
         return _faulty(row, str(error), "flatter values", "correct the row or drop it")
     for column, text in _texts(row.values):
         if not text.isascii() and _has_half_character(text):
-            given = "holds half a character (a lone surrogate)"
+            fault = "holds half a character (a lone surrogate)"
             return _faulty(
-                row, f"{_shortened(column)} {given}", "text that UTF-8 can write", "correct it or drop the row"
+                row, f"{_shortened(column)} {fault}", "text that UTF-8 can write", "correct it or drop the row"
             )
     return row
 
@@ -316,8 +318,8 @@ def _csv_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
                 header = _csv_header(fields, where)
                 continue
             if len(fields) != len(header):
-                given = f"the row has {len(fields)} fields"
-                message = f"{where}: {given}; expected {len(header)} ({_some(header)})"
+                fault = f"the row has {len(fields)} fields"
+                message = f"{where}: {fault}; expected {len(header)} ({_some(header)})"
                 message += "; quote fields that hold commas or line breaks"
                 yield Row({}, where, fault=BadRow(message, "the row has another number of fields than the header"))
                 continue
@@ -360,7 +362,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            twice = next((each for each in names if names.count(each) > 1), None)
+            twice = next((column for column in names if names.count(column) > 1), None)
             if twice is not None:
                 raise WhetError(
                     f"{name}: column {_shortened(twice)} appears twice; expected different names; rename one of them"

@@ -21,13 +21,13 @@ def seed_prompts(total: str, count: int, seed: int, split: str) -> list[Prompt]:
     if split not in SPLITS:
         raise WhetError(f"split is {split!r}; give one of {', '.join(SPLITS)}")
     places = range(int(total))
-    kept = places[::EVAL_SHARE]
+    held_out = places[::EVAL_SHARE]
     if split == "eval":
-        numbers = random.Random(f"seeds/eval/{seed}").sample(kept, min(count, len(kept)))
+        numbers = random.Random(f"seeds/eval/{seed}").sample(held_out, min(count, len(held_out)))
     else:
         # every place of the training split stands for a number that is no multiple of EVAL_SHARE
-        size = len(places) - len(kept)
+        size = len(places) - len(held_out)
         drawn = random.Random(f"seeds/train/{seed}").sample(range(size), min(count, size))
-        numbers = [1 + place + place // (EVAL_SHARE - 1) for place in drawn]
+        numbers = [1 + position + position // (EVAL_SHARE - 1) for position in drawn]
     empty = {"role": "user", "content": ""}
     return [Prompt(f"seed-{number}", (empty,), meta={SEED: number}) for number in numbers]

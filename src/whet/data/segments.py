@@ -50,37 +50,37 @@ class PolicyTurn:
 
 def policy_turns(sample: Sample) -> list[PolicyTurn]:
     """The turns with at least one action, in order."""
-    found = []
+    turns = []
     for turn in sample.turns:
         actions = sample.action[turn.start : turn.stop].nonzero()[:, 0]
         if len(actions):
-            found.append(PolicyTurn(turn, turn.start + int(actions[0]), turn.start + int(actions[-1])))
-    return found
+            turns.append(PolicyTurn(turn, turn.start + int(actions[0]), turn.start + int(actions[-1])))
+    return turns
 
 
 def with_turns(segment: Tensor, samples: Sequence[Sample]) -> Tensor:
     """int64 [N, T]: the rows of episodes have the number of the turn instead of the sentence."""
-    found = segment.clone()
-    for row, sample in zip(found, samples, strict=True):
+    numbered = segment.clone()
+    for row, sample in zip(numbered, samples, strict=True):
         turns = policy_turns(sample)
         if turns:
             starts = torch.zeros(len(row), dtype=torch.long)
             for turn in turns[1:]:
                 starts[turn.first] = 1
             row[:] = torch.where(row >= 0, starts.cumsum(0), -1)
-    return found
+    return numbered
 
 
 def with_states(anchor: Tensor, samples: Sequence[Sample]) -> Tensor:
     """int64 [N, T]: turns whose state the environment names have that name's number instead of the text's."""
-    found = anchor.clone()
-    for row, sample in zip(found, samples, strict=True):
+    anchored = anchor.clone()
+    for row, sample in zip(anchored, samples, strict=True):
         for turn in policy_turns(sample):
             if turn.turn.state is not None:
                 inside = torch.zeros(len(row), dtype=torch.bool)
                 inside[turn.first : turn.last + 1] = sample.action[turn.first : turn.last + 1]
                 row[inside] = number_of(turn.turn.state)
-    return found
+    return anchored
 
 
 def number_of(name: str) -> int:
@@ -93,8 +93,8 @@ def anchors(tokens: Tensor, group: Tensor, segment: Tensor) -> Tensor:
     # int64 arithmetic wraps: a running hash of all tokens before each position
     position = torch.arange(1, tokens.shape[1] + 1)
     # scrambled one by one before they are added: a sum of small multiples would meet itself
-    each = _scrambled(tokens * 0x100003 + position * 0x5851F42D4C957F2D)
-    mixed = each.cumsum(-1)
+    scrambled = _scrambled(tokens * 0x100003 + position * 0x5851F42D4C957F2D)
+    mixed = scrambled.cumsum(-1)
     before = torch.zeros_like(mixed)
     before[:, 1:] = mixed[:, :-1]
     before = _scrambled(before + group[:, None] * 0x14057B7EF767814F)

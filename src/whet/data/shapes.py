@@ -128,7 +128,7 @@ def with_prompt(row: Row) -> Row:
 
 def _moved(row: Row, name: str, target: str) -> Row:
     """The row with one of its columns under another name."""
-    values = {target if each == name else each: value for each, value in row.values.items() if each != target}
+    values = {target if column == name else column: value for column, value in row.values.items() if column != target}
     return row.changed({**values, target: _as_messages(values[target])}, **{target: row.names.get(name, name)})
 
 
@@ -136,8 +136,8 @@ def _with_question(row: Row) -> Row:
     """The row with the text of its instruction or question as `prompt`, and what stands beside it."""
     values = dict(row.values)
     asked = ("instruction", *QUESTIONS)
-    name = next((each for each in asked if _filled(values.get(each))), None)
-    name = name or next((each for each in asked if each in values), None)  # empty: told by the name that it has
+    name = next((column for column in asked if _filled(values.get(column))), None)
+    name = name or next((column for column in asked if column in values), None)  # empty: told by the name that it has
     if name is None or "prompt" in values:
         return row
     value = values.pop(name)
@@ -160,12 +160,12 @@ def demonstration_rows(row: Row) -> Iterator[Row]:
     """The row with `prompt` and `completion`, `messages`, or `text` alone; one for each of its `instances`."""
     values = dict(row.values)
     instances = values.pop("instances", None)
-    if isinstance(instances, list | tuple) and instances and all(isinstance(each, Mapping) for each in instances):
+    if isinstance(instances, list | tuple) and instances and all(isinstance(member, Mapping) for member in instances):
         name = values.get("id")
-        for number, each in enumerate(instances):
+        for number, instance in enumerate(instances):
             own = {"id": f"{name}/{number}"} if name is not None and len(instances) > 1 else {}
             where = row.where if len(instances) == 1 else f"{row.where}, instances[{number}]"
-            yield from demonstration_rows(Row({**values, **each, **own}, where, row.names))
+            yield from demonstration_rows(Row({**values, **instance, **own}, where, row.names))
         return
     if _filled(row.values.get("completion")) or _filled(row.values.get("messages")):
         yield row.changed({**row.values, **_spoken(row.values)})
@@ -227,7 +227,7 @@ def completion_row(row: Row) -> Row:
     if not _filled(values.get("messages")) and _filled(values.get("conversations")):
         values["messages"], names["messages"] = _as_messages(values.pop("conversations")), "conversations"
     for wanted, others in (("completion", ("reply", "response", "output")), ("label", ("right", "correct"))):
-        name = next((each for each in others if values.get(each) is not None), None)
+        name = next((column for column in others if values.get(column) is not None), None)
         if values.get(wanted) is None and name is not None:
             values[wanted], names[wanted] = values.pop(name), name
     if values.get("label") in (0, 1) and not isinstance(values["label"], bool):
@@ -247,7 +247,7 @@ def ranked_rows(row: Row) -> Iterator[Row]:
         return
     row = _as_pair(row)
     values = dict(row.values)
-    name = next((each for each in RANKED if _filled(values.get(each))), None)
+    name = next((column for column in RANKED if _filled(values.get(column))), None)
     if name is None and "chosen" in values:
         pair = pair_row(row)
         both = dict(pair.values)
@@ -260,9 +260,17 @@ def ranked_rows(row: Row) -> Iterator[Row]:
             row, "'completions'", "is missing", "a list of completions to the prompt", "name the column 'completions'"
         )
     completions = values.pop(name)
-    if isinstance(completions, list | tuple) and completions and all(isinstance(each, Mapping) for each in completions):
-        values.setdefault("scores", [each.get("overall_score", each.get("score")) for each in completions])
-        completions = [each.get("response", each.get("content", each.get("text"))) for each in completions]
+    if (
+        isinstance(completions, list | tuple)
+        and completions
+        and all(isinstance(completion, Mapping) for completion in completions)
+    ):
+        values.setdefault(
+            "scores", [completion.get("overall_score", completion.get("score")) for completion in completions]
+        )
+        completions = [
+            completion.get("response", completion.get("content", completion.get("text"))) for completion in completions
+        ]
     values["completions"] = completions
     values["ranks"] = _ranks(row, values, completions)
     yield with_prompt(row.changed(values, **({} if name == "completions" else {"completions": name})))
@@ -270,8 +278,8 @@ def ranked_rows(row: Row) -> Iterator[Row]:
 
 def _ranks(row: Row, values: dict[str, Any], completions: Any) -> list[int]:
     columns = ("ranks", "scores", "rewards", "order")
-    names = [each for each in columns if _filled(values.get(each)) and not _is_blank(values[each])]
-    names = names or [each for each in columns if _filled(values.get(each))]
+    names = [column for column in columns if _filled(values.get(column)) and not _is_blank(values[column])]
+    names = names or [column for column in columns if _filled(values.get(column))]
     if not names:
         raise mistake(
             row, "'scores'", "is missing", "a score for each completion, or their order", "add 'scores' or 'order'"
@@ -280,13 +288,13 @@ def _ranks(row: Row, values: dict[str, Any], completions: Any) -> list[int]:
     for name in names[1:]:
         others = _ranks_by(row, name, values[name], completions)
         if any((ranks[one] - ranks[two]) * (others[one] - others[two]) < 0 for one, two in _couples(len(ranks))):
-            given = f"puts the completions in another order than {row.shown(names[0])!r}"
-            raise mistake(row, name, given, "one order", "drop the column that is wrong")
+            fault = f"puts the completions in another order than {row.shown(names[0])!r}"
+            raise mistake(row, name, fault, "one order", "drop the column that is wrong")
     return ranks
 
 
 def _is_blank(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(each is None for each in value)
+    return isinstance(value, list | tuple) and all(member is None for member in value)
 
 
 def _couples(count: int) -> Iterator[tuple[int, int]]:
@@ -302,7 +310,9 @@ def _ranks_by(row: Row, name: str, given: Any, completions: Any) -> list[int]:
     ):
         sizes = f"has {_size(given)} for {_size(completions)} completions"
         raise mistake(row, name, sizes, "one for each completion", "correct the row or drop it")
-    if any(isinstance(each, bool) or not isinstance(each, int | float) or not math.isfinite(each) for each in given):
+    if any(
+        isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score) for score in given
+    ):
         raise mistake(row, name, f"is {value_text(given)}", "numbers", "fill in the missing ones or drop the row")
     if name == "order":
         if sorted(given) != list(range(len(given))):
@@ -310,26 +320,26 @@ def _ranks_by(row: Row, name: str, given: Any, completions: Any) -> list[int]:
             raise mistake(row, name, f"is {value_text(given)}", expected, "correct the row")
         return [given.index(number) for number in range(len(given))]
     ladder = sorted(set(given), reverse=name != "ranks")
-    return [ladder.index(each) for each in given]
+    return [ladder.index(score) for score in given]
 
 
 def _branches(row: Row, node: Mapping[str, Any], before: list[dict[str, str]], name: str) -> Iterator[Row]:
     """One row for each user turn of a tree with at least two ranked answers."""
     here = [*before, {"role": SPEAKERS.get(str(node.get("role")), "user"), "content": str(node.get("text") or "")}]
     below = node.get("replies") or ()
-    if not isinstance(below, list | tuple) or not all(isinstance(each, Mapping) for each in below):
+    if not isinstance(below, list | tuple) or not all(isinstance(child, Mapping) for child in below):
         raise mistake(row, "replies", f"is {value_text(below)}", "a list of messages", "correct the tree or drop it")
-    answers = [each for each in below if not each.get("deleted")]
-    ranked = [each for each in answers if each.get("rank") is not None]
+    answers = [child for child in below if not child.get("deleted")]
+    ranked = [child for child in answers if child.get("rank") is not None]
     if len(ranked) > 1:
-        completions = [each.get("text") for each in ranked]
+        completions = [candidate.get("text") for candidate in ranked]
         number = node.get("message_id") or f"{name}/{len(here)}"
-        ranks = [each["rank"] for each in ranked]
-        if any(isinstance(each, bool) or not isinstance(each, int) for each in ranks):
+        ranks = [candidate["rank"] for candidate in ranked]
+        if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
             raise mistake(row, "rank", f"is {value_text(ranks)}", "whole numbers", "correct the tree or drop it")
         yield Row({"id": f"{number}", "prompt": here, "completions": completions, "ranks": ranks}, row.where)
-    for each in answers:
-        yield from _branches(row, each, here, name)
+    for answer in answers:
+        yield from _branches(row, answer, here, name)
 
 
 def _as_pair(row: Row) -> Row:
@@ -379,8 +389,8 @@ def _parted(row: Row, chosen: str, rejected: str) -> dict[str, str]:
         fix = "drop the row or correct it"
         raise mistake(row, "rejected", "is the same text as 'chosen'", "two different completions", fix)
     if not common[:cut].strip():
-        given = "begin differently and there is no 'prompt'"
-        raise mistake(row, "chosen and rejected", given, "a prompt that both continue", "add the column 'prompt'")
+        fault = "begin differently and there is no 'prompt'"
+        raise mistake(row, "chosen and rejected", fault, "a prompt that both continue", "add the column 'prompt'")
     return {"prompt": common[:cut], "chosen": chosen[cut:], "rejected": rejected[cut:]}
 
 
@@ -399,11 +409,11 @@ def _turns_of(text: Any, open_end: bool = True) -> list[dict[str, str]] | None:
 
 def _as_messages(value: Any) -> Any:
     """{from, value} turns as {role, content}; anything else as it is."""
-    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(message, Mapping) for message in value):
         return value
-    if not all("from" in each and "value" in each for each in value):
+    if not all("from" in message and "value" in message for message in value):
         return value
-    return [_as_message(str(each["from"]), each["value"]) for each in value]
+    return [_as_message(str(message["from"]), message["value"]) for message in value]
 
 
 def _as_message(speaker: str, text: Any) -> dict[str, Any]:
@@ -414,8 +424,8 @@ def _as_message(speaker: str, text: Any) -> dict[str, Any]:
         except (TypeError, ValueError):
             calls = None
         calls = [calls] if isinstance(calls, Mapping) else calls
-        if isinstance(calls, list) and calls and all(isinstance(each, Mapping) and "name" in each for each in calls):
-            listed = [{"type": "function", "function": dict(each)} for each in calls]
+        if isinstance(calls, list) and calls and all(isinstance(call, Mapping) and "name" in call for call in calls):
+            listed = [{"type": "function", "function": dict(call)} for call in calls]
             return {"role": "assistant", "content": "", "tool_calls": listed}
     return {"role": SPEAKERS.get(speaker, speaker), "content": text}
 

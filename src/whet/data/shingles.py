@@ -157,17 +157,17 @@ class TextBlock:
             for offset in range(size):
                 total = total * _PRIME + words[offset : offset + count]
             at = np.flatnonzero(owners[:count] == owners[size - 1 :])
-            found = owners[at], at, mixed_bits(total[at])
+            long_runs = owners[at], at, mixed_bits(total[at])
         else:
-            found = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint64)
+            long_runs = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint64)
         short = np.flatnonzero((self.sizes < size) & (self.sizes > 0))
         if not len(short):
-            return found
-        whole = [_whole_hash(words[self.starts[each] : self.starts[each + 1]]) for each in short]
-        rows = np.concatenate([found[0], short])
+            return long_runs
+        whole = [_whole_hash(words[self.starts[row] : self.starts[row + 1]]) for row in short]
+        rows = np.concatenate([long_runs[0], short])
         order = np.argsort(rows, kind="stable")
-        at = np.concatenate([found[1], self.starts[short]])
-        return rows[order], at[order], np.concatenate([found[2], np.array(whole, np.uint64)])[order]
+        at = np.concatenate([long_runs[1], self.starts[short]])
+        return rows[order], at[order], np.concatenate([long_runs[2], np.array(whole, np.uint64)])[order]
 
     def wordy(self, at: Integers, size: int) -> Flags:
         """Whether at least half of the words of each run are no symbols."""

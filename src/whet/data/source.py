@@ -113,9 +113,9 @@ class DataSource:
         self, draw: Callable[[Task, int, int], Sequence[Value]], count: int, difficulty: Sequence[int]
     ) -> list[Value]:
         """`draw(task, count, difficulty)` of every task at every difficulty, an equal share of `count` from each."""
-        each = [(task, level) for task in self.tasks() for level in difficulty]
-        share = -(-count // len(each))
-        return [value for task, level in each for value in draw(task, share, level)] if count else []
+        task_levels = [(task, level) for task in self.tasks() for level in difficulty]
+        share = -(-count // len(task_levels))
+        return [value for task, level in task_levels for value in draw(task, share, level)] if count else []
 
     def prompts(
         self,

@@ -243,5 +243,5 @@ class Spool:
         return self._file.read(self._starts[number + 1] - self._starts[number])
 
     def values(self, number: int) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.line(number))
-        return found
+        row_values: dict[str, Any] = json.loads(self.line(number))
+        return row_values

@@ -53,7 +53,7 @@ def statistics(reader: StoredRows, similarity: float | None = None, encode: Enco
             waiting = []
     sketches.add(waiting, similarity is not None)
     read, exact = len(sketches), len(np.unique(sketches.exact()))
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "rows": reader.rows,
         "usable": read,
         "holds": dict(kinds.most_common()),
@@ -64,15 +64,15 @@ def statistics(reader: StoredRows, similarity: float | None = None, encode: Enco
         "answers": {"rows": answered, "different": len(answers), "commonest": dict(answers.most_common(MOST_ANSWERS))},
     }
     if similarity is not None:
-        found["near_duplicate_prompts"] = exact - len(np.unique(sketches.clusters(similarity)))
-    return {**found, "left_out": dict(reader.left_out)} if reader.left_out else found
+        summary["near_duplicate_prompts"] = exact - len(np.unique(sketches.clusters(similarity)))
+    return {**summary, "left_out": dict(reader.left_out)} if reader.left_out else summary
 
 
 def _completion_lengths(row: Row, prompt: Prompt) -> Iterable[int]:
     for name in COMPLETIONS:
         value = row.values.get(name)
         listed = value if isinstance(value, list) else [value]
-        yield from (len(each) for each in listed if isinstance(each, str))
+        yield from (len(completion) for completion in listed if isinstance(completion, str))
 
 
 def _spread(values: array[int]) -> dict[str, float]:

@@ -57,7 +57,7 @@ def stepped_from(
     if not need_labels:
         rows = [_with_some_labels(row) for row in rows]
     by_row = [list(_solutions(row, as_chat)) for row in renamed(rows, columns or {})]
-    labelled = Usable([one for found in by_row for one in found], _without_steps(by_row))
+    labelled = Usable([one for row_solutions in by_row for one in row_solutions], _without_steps(by_row))
     labels = {label for one in labelled for label in one.labels if label is not None}
     if need_labels and len(rows) > 1 and labels <= {1.0}:
         raise mistake(rows[0], "labels", "call every step of the data right", "some wrong steps too", "add some")
@@ -67,13 +67,13 @@ def stepped_from(
 def common_separator(solutions: Sequence[LabelledSteps]) -> str | None:
     """What the rows say that ends a step; None where they do not say, or not the same."""
     stated = [solution.prompt.meta.get("separator") for solution in solutions]
-    only = stated[0] if stated and all(each == stated[0] for each in stated) else None
+    only = stated[0] if stated and all(separator == stated[0] for separator in stated) else None
     return only if isinstance(only, str) and only else None
 
 
 def _with_labels(row: Row, name: str) -> Row:
     if row.values.get(name) is None:
-        known = [each for each in (LABELS, "shares", "truth") if row.values.get(each) is not None]
+        known = [column for column in (LABELS, "shares", "truth") if row.values.get(column) is not None]
         fix = f"give reward_model.labels={known[0]}" if known else "drop reward_model.labels"
         raise mistake(row, f"'{name}'", "is missing", "a label for each step", fix)
     return Row({**row.values, LABELS: row.values[name]}, row.where)
@@ -91,8 +91,8 @@ def outcomes_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[Labelle
     """Whole solutions, right or wrong: as `final_answer_correct` says, else right where no step is wrong."""
     by_row = [list(_solutions(row, as_chat)) for row in rows]
     labelled: Usable[LabelledCompletion] = Usable((), _without_steps(by_row))
-    for found in by_row:
-        for one in found:
+    for row_solutions in by_row:
+        for one in row_solutions:
             stated = one.prompt.meta.get("final_answer_correct")
             right = stated if isinstance(stated, bool) else one.first_error is None
             labelled.append(LabelledCompletion(one.prompt, "\n\n".join(step.strip() for step in one.steps), right))
@@ -102,7 +102,7 @@ def outcomes_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[Labelle
 
 def _without_steps(by_row: Sequence[Sequence[LabelledSteps]]) -> dict[str, int]:
     """How many rows hold no solution: a search tree may have no branch with a step."""
-    empty = sum(not found for found in by_row)
+    empty = sum(not row_solutions for row_solutions in by_row)
     return {"no branch with a step": empty} if empty else {}
 
 
@@ -121,8 +121,8 @@ def _solutions(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
 
 def _steps(row: Row, value: Any, field: str = "steps") -> tuple[str, ...]:
     if value is None:
-        given = f"is missing; the row has {', '.join(map(repr, row.values))}"
-        raise mistake(row, repr(field), given, "a list of steps", f"set data.columns.YOURS={field}")
+        fault = f"is missing; the row has {', '.join(map(repr, row.values))}"
+        raise mistake(row, repr(field), fault, "a list of steps", f"set data.columns.YOURS={field}")
     if not isinstance(value, list | tuple) or not value:
         raise mistake(
             row, field, f"is {value_text(value)}", "a list of steps", f"name the column of the steps {field!r}"
@@ -136,14 +136,14 @@ def _steps(row: Row, value: Any, field: str = "steps") -> tuple[str, ...]:
 
 
 def _labels(row: Row, values: Mapping[str, Any], count: int) -> tuple[float | None, ...]:
-    name = next((each for each in ("labels", "ratings") if values.get(each) is not None), None)
+    name = next((column for column in ("labels", "ratings") if values.get(column) is not None), None)
     if name is None:
         return _until_error(row, values, count)
-    given = values[name]
-    if not isinstance(given, list | tuple) or len(given) != count:
-        size = len(given) if isinstance(given, list | tuple) else value_text(given)
+    labels = values[name]
+    if not isinstance(labels, list | tuple) or len(labels) != count:
+        size = len(labels) if isinstance(labels, list | tuple) else value_text(labels)
         raise mistake(row, name, f"has {size} entries for {count} steps", "one for each step", "correct the row")
-    return tuple(_label(row, f"{name}[{at}]", value, name == "ratings") for at, value in enumerate(given))
+    return tuple(_label(row, f"{name}[{at}]", value, name == "ratings") for at, value in enumerate(labels))
 
 
 def _label(row: Row, field: str, value: Any, rating: bool) -> float | None:
@@ -164,7 +164,7 @@ def _label(row: Row, field: str, value: Any, rating: bool) -> float | None:
 
 
 def _until_error(row: Row, values: Mapping[str, Any], count: int) -> tuple[float | None, ...]:
-    name = next((each for each in FIRST_ERROR if each in values), None)
+    name = next((column for column in FIRST_ERROR if column in values), None)
     if name is None:
         expected = "a label for each step, or the number of the first wrong one"
         raise mistake(row, "'labels'", "is missing", expected, "add 'labels' or 'first_error'")
@@ -201,8 +201,8 @@ def _branches(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
     seen: dict[str, list[float]] = {}
     for at, node in enumerate(row.values["reasoning_steps"]):
         if not isinstance(node, Mapping):
-            given, expected = f"is {value_text(node)}", "an object with solution_prefix and mc_value"
-            raise mistake(row, f"reasoning_steps[{at}]", given, expected, "correct the row")
+            fault, expected = f"is {value_text(node)}", "an object with solution_prefix and mc_value"
+            raise mistake(row, f"reasoning_steps[{at}]", fault, expected, "correct the row")
         prefix, share = node.get("solution_prefix"), _label(row, f"reasoning_steps[{at}]", node.get("mc_value"), False)
         if not isinstance(prefix, str) or share is None or not prefix.startswith(str(question)):
             expected = "the question and the steps so far, with mc_value"
@@ -212,12 +212,12 @@ def _branches(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
     for number, leaf in enumerate(ordered):
         if any(other.startswith(leaf) for other in ordered[number + 1 :]):
             continue
-        path = [each for each in ordered if leaf.startswith(each) and each != question]
+        path = [beginning for beginning in ordered if leaf.startswith(beginning) and beginning != question]
         starts = [len(str(question)), *map(len, path)]
         steps = tuple(leaf[start:stop] for start, stop in pairwise(starts))
         if not path or not all(step.strip() for step in steps):
             continue
-        labels = tuple(sum(seen[each]) / len(seen[each]) for each in path)
+        labels = tuple(sum(seen[beginning]) / len(seen[beginning]) for beginning in path)
         columns = {"prompt": question, "id": f"{row.values.get('question_id', row.where)}/{number}"}
         yield LabelledSteps(_prompt(Row(columns, row.where), as_chat), tuple(step.strip() for step in steps), labels)
 

@@ -77,14 +77,14 @@ def call_of(value: Any) -> ToolCall | None:
     name = next((value[key] for key in (*NAME_KEYS, "function") if isinstance(value.get(key), str)), None)
     if name is None:
         return None
-    given: Any = next((value[key] for key in ARGUMENT_KEYS if key in value), {})
-    if isinstance(given, str):
+    arguments: Any = next((value[key] for key in ARGUMENT_KEYS if key in value), {})
+    if isinstance(arguments, str):
         try:
-            given = json.loads(given) if given.strip() else {}
+            arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError):
             return None
     number = next((str(value[key]) for key in ("id", "call_id") if isinstance(value.get(key), str)), "")
-    return ToolCall(name, dict(given), id=number) if isinstance(given, Mapping) else None
+    return ToolCall(name, dict(arguments), id=number) if isinstance(arguments, Mapping) else None
 
 
 def named(call: ToolCall, tools: Any) -> ToolCall:
@@ -92,7 +92,7 @@ def named(call: ToolCall, tools: Any) -> ToolCall:
     if not call.positional:
         return call
     names = [name for name in parameter_names(call.name, tools) if name not in call.arguments]
-    unknown = [str(place) for place in range(len(names), len(call.positional))]
+    unknown = [str(position) for position in range(len(names), len(call.positional))]
     pairs = zip([*names, *unknown], call.positional, strict=False)
     return ToolCall(call.name, {**dict(pairs), **call.arguments}, id=call.id)
 
@@ -126,7 +126,7 @@ def _from_json(text: str) -> list[ToolCall] | None:
             value = [json.loads(line) for line in lines]
         except (ValueError, RecursionError):
             return None
-    calls = [call_of(each) for each in (value if isinstance(value, list) else [value])]
+    calls = [call_of(call) for call in (value if isinstance(value, list) else [value])]
     return [call for call in calls if call is not None] if calls and None not in calls else None
 
 
@@ -166,4 +166,4 @@ def _literal(node: ast.expr) -> Any:
 
 def flattened(value: Sequence[Any]) -> list[Any]:
     """The members of lists within lists."""
-    return [each for member in value for each in (flattened(member) if isinstance(member, list | tuple) else [member])]
+    return [leaf for member in value for leaf in (flattened(member) if isinstance(member, list | tuple) else [member])]

@@ -232,7 +232,7 @@ class _TemplateTurns:
             self._require(role, [_Asked(kind, thinks, system=earlier[:1] == ["system"]) for thinks in thoughts])
 
     def _require(self, role: str, asked: Sequence[_Asked]) -> None:
-        if any(not self._reason(each) for each in asked):
+        if any(not self._reason(request) for request in asked):
             return
         way_out = "use another chat template, or let the environment answer as another role"
         if self._history == "template" and ("tool" if role == "tool" else "user") in self._ends:
@@ -292,16 +292,16 @@ class _TemplateTurns:
     def _tail(self, messages: Sequence[Message], of: Sequence[Message], *, opens: bool) -> str:
         """What the template writes behind the placeholder of the sampled turn that `of` answers."""
         written = self._write((_QUESTION, self._sampled(of), *messages), opens=opens)
-        _, found, tail = written.partition(SAMPLED)
-        if not found:
+        _, marker, tail = written.partition(SAMPLED)
+        if not marker:
             raise _Refused("it leaves out what the assistant wrote")
         return tail
 
     def _end(self, kind: str) -> _End:
         """How the template ends a turn that is answered so."""
         following = _RESULT if kind == "tool" else _REMARK
-        until, found, _ = self._tail([following], [following], opens=True).partition(following["content"])
-        if not found:
+        until, following_text, _ = self._tail([following], [following], opens=True).partition(following["content"])
+        if not following_text:
             raise _Refused(f"it does not write what {kind!r} says")
         try:
             alone = self._tail([], [following], opens=False)
@@ -312,16 +312,20 @@ class _TemplateTurns:
         own = until[: shared_length(until, alone)]
         before_answer = list(_occurrences(until, self._enders))
         known = [self._tokenizer.eos_token, self._ends["user"].token if by_call and "user" in self._ends else ""]
-        places = [(place, token) for name in known for place, token in before_answer if token == name]
+        places = [(offset, token) for name in known for offset, token in before_answer if token == name]
         if by_call:
             places += list(_occurrences(own, self._enders))[-1:]
         places += before_answer
         if not places:
             raise _Refused("it writes no token of the tokenizer at the end of a turn")
-        place, token = places[0]
-        lasts = [each for each in _occurrences(alone[place:], self._enders) if alone[:place] == until[:place]]
+        position, token = places[0]
+        lasts = [
+            occurrence
+            for occurrence in _occurrences(alone[position:], self._enders)
+            if alone[:position] == until[:position]
+        ]
         last = lasts[0][1] if lasts and lasts[0][0] == 0 else token
-        return _End("" if by_call else until[:place], until[:place], token, last)
+        return _End("" if by_call else until[:position], until[:position], token, last)
 
     def _behind(self, messages: Sequence[Message], of: Sequence[Message], *, opens: bool = True) -> str:
         """What the template writes behind the token that ends the sampled turn."""
@@ -424,23 +428,23 @@ class _TemplateTurns:
             conversation += [turn, *following]
         whole, opened = self._write(conversation), self._write(prompt)
         if not whole.startswith(opened):
-            kept = whole.startswith(self._write(prompt, opens=False))
+            is_prefix = whole.startswith(self._write(prompt, opens=False))
             raise _Refused(
                 "it opens a turn to be sampled otherwise than it writes an earlier one"
-                if kept
+                if is_prefix
                 else "it rewrites the prompt once turns follow it"
             )
         at = len(opened)
         for number, following in enumerate(course):
             end = self._ends[_kind(following)]
-            place = whole.find(SAMPLED, at)
-            if place < 0:
+            position = whole.find(SAMPLED, at)
+            if position < 0:
                 raise _Refused("it leaves out what the assistant wrote")
-            if thinks and f"{THOUGHT}{number}" not in whole[at:place]:
+            if thinks and f"{THOUGHT}{number}" not in whole[at:position]:
                 raise _Refused("it drops the thoughts of earlier turns")
             if end.last != end.token:
                 raise _Refused(f"it ends a turn with {end.last} and rewrites that to {end.token} once turns follow")
-            at = whole.find(end.token, place)
+            at = whole.find(end.token, position)
             behind = end.token + self._behind(following, following)
             if at < 0 or not whole.startswith(behind, at):
                 raise _Refused("it writes an answer otherwise once more turns follow it")
@@ -450,7 +454,7 @@ class _TemplateTurns:
 
     def _plain_markers(self) -> re.Pattern[str] | None:
         """The markers that the template writes as plain text around what others say, as one pattern."""
-        found: set[str] = set()
+        frame_markers: set[str] = set()
         for kind in self._ends:
             following = _RESULT if kind == "tool" else _REMARK
             for answers in ([following], [following, following]):
@@ -460,10 +464,12 @@ class _TemplateTurns:
                     continue
                 for known in (following["content"], *self._control):
                     frame = frame.replace(known, "\n")
-                found.update(MARKER.findall(frame))
-        if not found:
+                frame_markers.update(MARKER.findall(frame))
+        if not frame_markers:
             return None
-        parts = [re.escape(marker) if marker[0] in "<[" else f"^{re.escape(marker)}" for marker in sorted(found)]
+        parts = [
+            re.escape(marker) if marker[0] in "<[" else f"^{re.escape(marker)}" for marker in sorted(frame_markers)
+        ]
         return re.compile("|".join(parts), re.MULTILINE | re.IGNORECASE)
 
 
@@ -545,8 +551,8 @@ def _bare(message: Message, index: int) -> dict[str, Any]:
     if message["role"] != "tool":
         return {"role": message["role"]}
     name = re.sub(r"[^\w.-]", "_", str(message.get("name") or "tool"))[:64]
-    given = re.sub(r"[^\w.:-]", "", str(message.get("tool_call_id") or ""))[:64]
-    return {"role": "tool", "name": name, "tool_call_id": given or f"call{index:05d}"}
+    call_id = re.sub(r"[^\w.:-]", "", str(message.get("tool_call_id") or ""))[:64]
+    return {"role": "tool", "name": name, "tool_call_id": call_id or f"call{index:05d}"}
 
 
 def _content(message: Message) -> str:
@@ -569,9 +575,9 @@ def _thinks(message: Message) -> bool:
 def _break_up(content: str, markers: re.Pattern[str] | None) -> tuple[str, int]:
     """The content with a space behind the first character of each marker, and how many there were."""
     count = 0
-    while markers is not None and (found := len(markers.findall(content))):
+    while markers is not None and (num_markers := len(markers.findall(content))):
         content = markers.sub(lambda match: f"{match[0][0]} {match[0][1:]}", content)
-        count += found
+        count += num_markers
     return content, count
 
 
@@ -586,7 +592,7 @@ def without_control_tokens(tokenizer: PreTrainedTokenizerBase, content: str) -> 
 @lru_cache(maxsize=2)
 def _control_pattern(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> re.Pattern[str] | None:
     """Longest first; a token of one character cannot be broken up."""
-    names = sorted((each for each in control_tokens(tokenizer) if len(each) > 1), key=len, reverse=True)
+    names = sorted((token for token in control_tokens(tokenizer) if len(token) > 1), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, names))) if names else None
 
 
@@ -682,13 +688,13 @@ class _TextEncoder:
         backend = self._backend
         is_plain = backend is not None and backend.truncation is None and backend.padding is None
         if self._is_tried and is_plain:
-            found = backend.encode(text, add_special_tokens=False)
-            return found.ids, found.offsets
+            encoding = backend.encode(text, add_special_tokens=False)
+            return encoding.ids, encoding.offsets
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids, offsets = list(encoded["input_ids"]), list(encoded["offset_mapping"])
         if is_plain and text:
-            found = backend.encode(text, add_special_tokens=False)
-            self._is_tried = (found.ids, found.offsets) == (ids, offsets)
+            encoding = backend.encode(text, add_special_tokens=False)
+            self._is_tried = (encoding.ids, encoding.offsets) == (ids, offsets)
             self._backend = backend if self._is_tried else None
         return ids, offsets
 

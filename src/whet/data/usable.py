@@ -39,13 +39,13 @@ def usable(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]], dr
             return _placed(Usable(read(rows)), rows)
         except BadRow as error:
             raise WhetError(f"{error}{_others(rows, read)}") from error
-    kept, refused = _sorted_out(rows, read)
+    good_rows, refused = _sorted_out(rows, read)
     if 2 * len(refused) > len(rows):
         raise WhetError(
             f"{refused[0]}; {len(refused)} of {len(rows)} rows cannot be used, and data.unusable=drop leaves out at "
             "most half; is it the right file, and do its columns have the right names (data.columns)?"
         )
-    return _placed(Usable(read(kept), Counter(each.reason for each in refused)), kept)
+    return _placed(Usable(read(good_rows), Counter(bad_row.reason for bad_row in refused)), good_rows)
 
 
 def _placed(values: Usable[Value], rows: Sequence[Row]) -> Usable[Value]:
@@ -57,10 +57,10 @@ def _placed(values: Usable[Value], rows: Sequence[Row]) -> Usable[Value]:
 def without(values: Sequence[Value], kept: Sequence[int], left_out: Mapping[str, int]) -> Usable[Value]:
     """The values of these numbers; the others are counted by reason, beside those that were left out before."""
     before = Counter(getattr(values, "left_out", {}))
-    found = Usable([values[number] for number in kept], before + Counter(left_out), getattr(values, "notes", ""))
+    remaining = Usable([values[number] for number in kept], before + Counter(left_out), getattr(values, "notes", ""))
     places = getattr(values, "places", [])
-    found.places = [places[number] for number in kept] if places else []
-    return found
+    remaining.places = [places[number] for number in kept] if places else []
+    return remaining
 
 
 def left_out_words(left_out: Mapping[str, int]) -> str:
@@ -75,16 +75,16 @@ def left_out_words(left_out: Mapping[str, int]) -> str:
 
 
 def _sorted_out(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]]) -> tuple[list[Row], list[BadRow]]:
-    kept, refused = [], []
+    good_rows, refused = [], []
     for row in rows:
         try:
             if row.fault is not None:
                 raise row.fault
             read([row])
-            kept.append(row)
+            good_rows.append(row)
         except BadRow as error:
             refused.append(error)
-    return kept, refused
+    return good_rows, refused
 
 
 def _others(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]]) -> str:

@@ -45,22 +45,26 @@ def contrasts(task: Task, split: str, count: int, seed: int, difficulty: int) ->
 def task_preferences(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[PreferencePair]:
     """Right against wrong."""
     return [
-        PreferencePair(each.prompt, each.right, each.wrong) for each in contrasts(task, split, count, seed, difficulty)
+        PreferencePair(contrast.prompt, contrast.right, contrast.wrong)
+        for contrast in contrasts(task, split, count, seed, difficulty)
     ]
 
 
 def task_rankings(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[RankedCompletions]:
     """Right, careless, wrong."""
     completions = contrasts(task, split, count, seed, difficulty)
-    return [RankedCompletions(each.prompt, (each.right, each.careless, each.wrong), (0, 1, 2)) for each in completions]
+    return [
+        RankedCompletions(contrast.prompt, (contrast.right, contrast.careless, contrast.wrong), (0, 1, 2))
+        for contrast in completions
+    ]
 
 
 def task_labelled(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[LabelledCompletion]:
     """Completions judged by their answer, right and wrong ones in turn."""
     completions = contrasts(task, split, count, seed, difficulty)
     return [
-        LabelledCompletion(each.prompt, each.right if number % 2 == 0 else each.wrong, number % 2 == 0)
-        for number, each in enumerate(completions)
+        LabelledCompletion(contrast.prompt, contrast.right if number % 2 == 0 else contrast.wrong, number % 2 == 0)
+        for number, contrast in enumerate(completions)
     ]
 
 
@@ -107,5 +111,5 @@ def _changed(text: str, stream: random.Random, last: bool = False, digits: str =
     """The text with another digit in one place, or in its last one: never the text itself."""
     places = [at for at, letter in enumerate(text) if letter.isdigit()]
     at = places[-1] if last else stream.choice(places)
-    digit = stream.choice([each for each in digits if each != text[at]])
+    digit = stream.choice([candidate for candidate in digits if candidate != text[at]])
     return text[:at] + digit + text[at + 1 :]

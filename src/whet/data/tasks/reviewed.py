@@ -30,7 +30,7 @@ class ReviewedCompletion:
 
 def reviewed_completions(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[ReviewedCompletion]:
     """Five completions per question: right, careless and wrong with a working, right and wrong without one."""
-    return [each for contrast in contrasts(task, split, count, seed, difficulty) for each in reviews(contrast)]
+    return [review for contrast in contrasts(task, split, count, seed, difficulty) for review in reviews(contrast)]
 
 
 def reviews(contrast: ContrastedCompletions) -> list[ReviewedCompletion]:
