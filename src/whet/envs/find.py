@@ -67,7 +67,7 @@ def find_environment(
         raise WhetError(
             f"environment {name!r} cannot be made with {dict(settings)}: {error}; set env.settings"
         ) from error
-    missing = [each for each in ("start", "step") if not callable(getattr(made, each, None))]
+    missing = [method for method in ("start", "step") if not callable(getattr(made, method, None))]
     if missing:
         raise WhetError(f"environment {name!r} has no method {missing[0]}; give it start(prompt) and step(completion)")
     return make
@@ -76,13 +76,17 @@ def find_environment(
 def _check_settings(name: str, maker: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Refuse what a built-in one cannot be made with; where it passes settings on, its package looks at those."""
     parameters = inspect.signature(maker).parameters
-    passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    own = [each for name, each in parameters.items() if name != "calling" and each.kind.name != "VAR_KEYWORD"]
-    for each in own:
-        if each.default is inspect.Parameter.empty and each.name not in settings:
-            setting = f"env.settings.{each.name}"
+    passes_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    own = [
+        parameter
+        for name, parameter in parameters.items()
+        if name != "calling" and parameter.kind.name != "VAR_KEYWORD"
+    ]
+    for own_parameter in own:
+        if own_parameter.default is inspect.Parameter.empty and own_parameter.name not in settings:
+            setting = f"env.settings.{own_parameter.name}"
             raise WhetError(f"environment {name!r} needs {setting}; add --set {setting}={EXAMPLES[name]}")
-    known = [each.name for each in own]
+    known = [parameter.name for parameter in own]
     for key in settings:
         if key not in known and not passes_on:
             raise WhetError(

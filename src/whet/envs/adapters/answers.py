@@ -14,12 +14,12 @@ def number(value: Any, where: str) -> float:
     if isinstance(value, str | bytes) or value is None:
         raise TypeError(f"{where} gave a reward of {value!r}; expected a number")
     try:
-        found = float(value)
+        reward = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{where} gave a reward of type {type(value).__name__}; expected a number") from None
-    if not math.isfinite(found):
-        raise ValueError(f"{where} gave a reward of {found}; expected a finite number")
-    return found
+    if not math.isfinite(reward):
+        raise ValueError(f"{where} gave a reward of {reward}; expected a finite number")
+    return reward
 
 
 def text(value: Any, where: str, fix: str = "return text") -> str:
@@ -39,10 +39,10 @@ def messages(value: Any, where: str) -> tuple[Message, ...]:
     """A conversation in OpenAI's shape."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise TypeError(f"{where} gave {_kind(value)}; expected a list of messages")
-    for each in value:
-        if not isinstance(each, Mapping) or not isinstance(each.get("role"), str) or "content" not in each:
-            raise TypeError(f"{where} gave the message {str(each)[:80]!r}; expected a role and a content")
-    return tuple(dict(each) for each in value)
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise TypeError(f"{where} gave the message {str(message)[:80]!r}; expected a role and a content")
+    return tuple(dict(checked) for checked in value)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -56,14 +56,14 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 def opened(prompt: Prompt, observation: str) -> tuple[Message, ...]:
     """The prompt's conversation with the first observation under its last user message, or as one of its own."""
-    given = prompt.messages or (() if prompt.text is None else ({"role": "user", "content": prompt.text},))
+    opening = prompt.messages or (() if prompt.text is None else ({"role": "user", "content": prompt.text},))
     if not observation:
-        return tuple(given)
-    if given and given[-1]["role"] == "user":
-        before = str(given[-1]["content"])
+        return tuple(opening)
+    if opening and opening[-1]["role"] == "user":
+        before = str(opening[-1]["content"])
         joined = f"{before}\n\n{observation}" if before else observation
-        return (*given[:-1], {**given[-1], "content": joined})
-    return (*given, {"role": "user", "content": observation})
+        return (*opening[:-1], {**opening[-1], "content": joined})
+    return (*opening, {"role": "user", "content": observation})
 
 
 def _kind(value: Any) -> str:

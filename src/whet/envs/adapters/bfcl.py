@@ -174,20 +174,20 @@ def _simulators(task: Mapping[str, Any]) -> dict[str, Any]:
     with optional("bfcl", INSTALL):
         from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, STATELESS_CLASSES
 
-    found = {}
+    simulators = {}
     for name in task["involved_classes"]:
         with optional("bfcl", INSTALL):
             simulator = getattr(importlib.import_module(CLASS_FILE_PATH_MAPPING[name]), name)()
         if name not in STATELESS_CLASSES:
             config = copy.deepcopy(task["initial_config"].get(name, {}))
             simulator._load_scenario(config, long_context="long_context" in task["id"])
-        found[name] = simulator
-    return found
+        simulators[name] = simulator
+    return simulators
 
 
 def _run(simulators: Mapping[str, Any], name: str, positional: Sequence[Any], arguments: Mapping[str, Any]) -> str:
     """What the call answers, as the leaderboard writes it."""
-    simulator = next(each for each in simulators.values() if callable(getattr(each, name, None)))
+    simulator = next(candidate for candidate in simulators.values() if callable(getattr(candidate, name, None)))
     try:
         with _own_context(simulator):
             answer = getattr(simulator, name)(*positional, **arguments)
@@ -220,8 +220,8 @@ def _own_context(simulator: Any) -> Iterator[None]:
 def _gold_call(written: str) -> tuple[str, list[Any], dict[str, Any]]:
     node = expression(written.strip())
     assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name), written
-    arguments = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
-    return node.func.id, [ast.literal_eval(each) for each in node.args], arguments
+    arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+    return node.func.id, [ast.literal_eval(argument) for argument in node.args], arguments
 
 
 @functools.cache
@@ -239,12 +239,12 @@ def _schema(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json_types(value: Any) -> Any:
     if isinstance(value, list):
-        return [_json_types(each) for each in value]
+        return [_json_types(member) for member in value]
     if not isinstance(value, Mapping):
         return value
     return {
-        key: JSON_TYPES.get(each, each) if key == "type" and isinstance(each, str) else _json_types(each)
-        for key, each in value.items()
+        key: JSON_TYPES.get(member, member) if key == "type" and isinstance(member, str) else _json_types(member)
+        for key, member in value.items()
     }
 
 
@@ -253,11 +253,11 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
     if isinstance(value, int | float):
         yield name, value
     elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _numbers(each, name or str(key))
+        for key, member in value.items():
+            yield from _numbers(member, name or str(key))
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _numbers(each, name)
+        for member in value:
+            yield from _numbers(member, name)
 
 
 def _folder() -> Path:

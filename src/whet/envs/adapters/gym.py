@@ -95,7 +95,7 @@ class StepEnvironment:
                 "(observation, reward, terminated, truncated, info)"
             )
         shown, reward, *ends, info = answer
-        ended = [flag(each, f"{self._name}.step") for each in ends]
+        ended = [flag(end, f"{self._name}.step") for end in ends]
         return shown, reward, any(ended), info
 
     def _seen(self, shown: Any, info: Any, method: str) -> str:
@@ -171,18 +171,18 @@ def _action_of(space: Any, names: tuple[str, ...], name: str) -> Callable[[str],
     first, count = int(space.start), int(space.n)
     if names and len(names) != count:
         raise WhetError(f"{name}: actions has {len(names)} names, and its space {count} numbers; name all of them")
-    choices = {str(first + place): first + place for place in range(count)}
-    choices |= {each.lower(): first + place for place, each in enumerate(names)}
+    choices = {str(first + offset): first + offset for offset in range(count)}
+    choices |= {action_name.lower(): first + offset for offset, action_name in enumerate(names)}
     written_as = ", ".join(names) or f"a number from {first} to {first + count - 1}"
     pattern = re.compile(
-        "|".join(rf"(?<!\w){re.escape(each)}(?!\w)" for each in sorted(choices, key=len, reverse=True))
+        "|".join(rf"(?<!\w){re.escape(choice)}(?!\w)" for choice in sorted(choices, key=len, reverse=True))
     )
 
     def read(written: str) -> int:
-        found = pattern.findall(written.lower())
-        if not found:
+        matches = pattern.findall(written.lower())
+        if not matches:
             raise NoAction(f"No action was found. Write one of: {written_as}.")
-        return choices[found[-1]]
+        return choices[matches[-1]]
 
     return read
 
@@ -201,7 +201,7 @@ def _takes(method: Callable[..., Any], name: str) -> bool:
         parameters = inspect.signature(method).parameters.values()
     except (TypeError, ValueError):
         return True
-    return any(each.name == name or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    return any(parameter.name == name or parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _user(content: str) -> tuple[dict[str, str], ...]:

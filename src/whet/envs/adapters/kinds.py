@@ -40,7 +40,7 @@ def interface(kind: type) -> str:
 def refusal(thing: Any) -> str:
     """Why no environment can be made of a thing, or nothing. What a function makes is seen when it is called."""
     if isinstance(thing, Mapping):
-        return next((why for each in thing.values() if (why := refusal(each))), "" if thing else "it is empty")
+        return next((why for member in thing.values() if (why := refusal(member))), "" if thing else "it is empty")
     if not callable(thing):
         return f"it is one object ({type(thing).__name__}), and every episode needs its own; give its class"
     if not inspect.isclass(thing) or interface(thing):
@@ -57,18 +57,18 @@ def as_environment(
     A mapping of names to classes is TRL's. `settings` go to the class, but for those of a Gymnasium-like one that say
     how it is read. `calling` is for environments with tools.
     """
-    given = dict(settings or {})
+    arguments = dict(settings or {})
     name = name or str(getattr(thing, "__name__", type(thing).__name__))
     if why := refusal(thing):
         raise WhetError(f"environment {name!r} cannot be used: {why}")
     if isinstance(thing, Mapping):
-        if given:
+        if arguments:
             raise WhetError(f"environment {name!r} is a mapping of classes and takes no settings; drop env.settings")
         return trl_environment(thing, calling)
     if "calling" in inspect.signature(thing).parameters:
-        given["calling"] = calling
-    around = {key: given.pop(key) for key in GYM_SETTINGS if key in given} if _is_gym(thing) else {}
-    kind = thing if inspect.isclass(thing) else type(_made(thing, given, name))
+        arguments["calling"] = calling
+    around = {key: arguments.pop(key) for key in GYM_SETTINGS if key in arguments} if _is_gym(thing) else {}
+    kind = thing if inspect.isclass(thing) else type(_made(thing, arguments, name))
     if why := refusal(kind):
         raise WhetError(f"environment {name!r} cannot be used: {why}")
     whose = interface(kind)
@@ -77,12 +77,12 @@ def as_environment(
             f"environment {name!r} answers by itself and takes no tools; drop env.tools, or give a TRL class"
         )
     if whose == "trl":
-        return trl_environment(lambda: thing(**given), calling)
+        return trl_environment(lambda: thing(**arguments), calling)
     if whose == "skyrl":
-        return lambda: of_skyrl_class(thing, **given)
+        return lambda: of_skyrl_class(thing, **arguments)
     if whose == "gym":
-        return lambda: StepEnvironment(thing(**given), **around, name=name)
-    return lambda: thing(**given)
+        return lambda: StepEnvironment(thing(**arguments), **around, name=name)
+    return lambda: thing(**arguments)
 
 
 def _is_gym(thing: Any) -> bool:
@@ -93,7 +93,7 @@ def _takes_rows(kind: type) -> bool:
     if callable(getattr(kind, "get_reward", None)):
         return True
     parameters = inspect.signature(kind.reset).parameters  # type: ignore[attr-defined]
-    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return takes_any and "seed" not in parameters
 
 

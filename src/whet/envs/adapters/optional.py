@@ -50,7 +50,7 @@ def quiet() -> Iterator[None]:
 
 def function_of(given: Any, setting: str) -> Callable[..., Any]:
     """A setting that is a function: itself, or `file.py:function` as a config has it."""
-    found = imported(given, setting) if isinstance(given, str) else given
-    if not callable(found):
-        raise WhetError(f"{setting} is {found!r}; give a function, or file.py:function")
-    return found
+    function = imported(given, setting) if isinstance(given, str) else given
+    if not callable(function):
+        raise WhetError(f"{setting} is {function!r}; give a function, or file.py:function")
+    return function

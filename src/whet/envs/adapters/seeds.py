@@ -10,9 +10,9 @@ from whet.types import Prompt
 
 def seed_of(prompt: Prompt) -> int:
     """The prompt's column `seed`, or a number made from its id: the same in every run."""
-    given = prompt.meta.get(SEED)
-    if given is None:
+    seed = prompt.meta.get(SEED)
+    if seed is None:
         return zlib.crc32(prompt.id.encode())
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise ValueError(f"prompt {prompt.id!r} has the seed {given!r}; expected a whole number from 0 on")
-    return given
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"prompt {prompt.id!r} has the seed {seed!r}; expected a whole number from 0 on")
+    return seed

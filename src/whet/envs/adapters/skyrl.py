@@ -41,8 +41,8 @@ class SkyRLEnvironment:
 
     def start(self, prompt: Prompt) -> InitialObservation:
         self._env = self._make(env_config=AttributeDict(self._config), extras=self._extras(prompt))
-        given = prompt.messages or ({"role": "user", "content": prompt.text or ""},)
-        answer = self._env.init([dict(message) for message in given])
+        conversation = prompt.messages or ({"role": "user", "content": prompt.text or ""},)
+        answer = self._env.init([dict(message) for message in conversation])
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise TypeError(f"{self._name}.init gave a {type(answer).__name__}; expected (messages, info)")
         return InitialObservation(messages(answer[0], f"{self._name}.init"))
@@ -107,24 +107,24 @@ def _with_defaults(entry_point: Any, config: Mapping[str, Any]) -> Any:
     """The settings as the data class that the environment's parameter `env_config` is hinted with, where it is one."""
     kind = imported(entry_point, "environment") if isinstance(entry_point, str) else entry_point
     hint = typing.get_type_hints(kind.__init__).get("env_config")
-    for each in typing.get_args(hint) or (hint,):
-        if inspect.isclass(each) and dataclasses.is_dataclass(each):
-            known = [field.name for field in dataclasses.fields(each)]
+    for config_class in typing.get_args(hint) or (hint,):
+        if inspect.isclass(config_class) and dataclasses.is_dataclass(config_class):
+            known = [field.name for field in dataclasses.fields(config_class)]
             for key in config:
                 if key not in known:
                     raise WhetError(
                         f"env.settings.env_config has {key!r}{did_you_mean(key, known)}, and {kind.__name__} takes: "
                         f"{', '.join(known)}"
                     )
-            return each(**config)
+            return config_class(**config)
     return config
 
 
 def of_skyrl_class(kind: Callable[..., Any], **settings: Any) -> SkyRLEnvironment:
     """A class of the user's own with `init` and `step`; it gets those of `env_config` and `extras` that it takes."""
     parameters = inspect.signature(kind).parameters.values()
-    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
-    names = {each.name for each in parameters}
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters}
     max_turns = settings.pop("max_turns", None)
     config = settings.pop("env_config", {})
 

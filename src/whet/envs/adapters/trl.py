@@ -46,7 +46,9 @@ class MethodSource:
 
     def open(self, limits: ToolLimits) -> OpenTools:
         methods = [getattr(self.foreign, name) for name in tool_methods(type(self.foreign))]
-        tools = [Tool(each.__name__, method_schema(each), _as_text(each), state=self.foreign) for each in methods]
+        tools = [
+            Tool(method.__name__, method_schema(method), _as_text(method), state=self.foreign) for method in methods
+        ]
         return OpenTools(tuple(tools))
 
 
@@ -60,15 +62,17 @@ class TrlEnvironment:
         self.scores = hasattr(foreign, "get_reward")
 
     def start(self, prompt: Prompt) -> Awaitable[InitialObservation | None]:
-        given = [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.text or ""}]
+        conversation = [dict(message) for message in prompt.messages] or [
+            {"role": "user", "content": prompt.text or ""}
+        ]
         row = dict(prompt.meta) | ({} if prompt.answer is None else {"answer": prompt.answer})
         if self._is_routed:
             del row[ROUTE]
-        said = self._foreign.reset(**{"prompt": given, **row})
+        said = self._foreign.reset(**{"prompt": conversation, **row})
         if said is not None and not isinstance(said, str):
             raise TypeError(f"{self._name}.reset gave a value of type {type(said).__name__}; expected text or None")
-        last = {**given[-1], "content": given[-1]["content"] + said} if said else given[-1]
-        return self._inner.start(Prompt(prompt.id, (*given[:-1], last), None, prompt.answer, prompt.meta))
+        last = {**conversation[-1], "content": conversation[-1]["content"] + said} if said else conversation[-1]
+        return self._inner.start(Prompt(prompt.id, (*conversation[:-1], last), None, prompt.answer, prompt.meta))
 
     async def step(self, completion: Completion) -> StepResult:
         result = await self._inner.step(completion)
@@ -97,7 +101,7 @@ def trl_environment(
     routes = dict(kinds) if isinstance(kinds, Mapping) else {"": kinds}
     if not routes:
         raise WhetError("the mapping of environments is empty; give names and classes")
-    beside = [find_tools(each) for each in calling.tools]
+    beside = [find_tools(tool) for tool in calling.tools]
     limits, pools = ToolLimits(calling.tool_seconds), {True: CallPool(), False: CallPool()}
     formats: dict[str, CallFormat] = {}
     for route, kind in routes.items():

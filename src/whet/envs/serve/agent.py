@@ -112,8 +112,8 @@ class AgentRunner:
     ) -> list[list[Sample]]:
         """The samples of `count` episodes to each prompt; an episode leaves one for each leaf of its calls."""
         episodes = [
-            self._episode(prompt, prompt_tokens[place], place * count + number, number, (*seed, row, number))
-            for place, (row, prompt) in enumerate(zip(rows or range(len(prompts)), prompts, strict=True))
+            self._episode(prompt, prompt_tokens[position], position * count + number, number, (*seed, row, number))
+            for position, (row, prompt) in enumerate(zip(rows or range(len(prompts)), prompts, strict=True))
             for number in range(count)
         ]
         if not episodes:
@@ -126,9 +126,11 @@ class AgentRunner:
             for episode in episodes:
                 endpoint.forget(episode.token)
             self._queue.close()
-            end_all([each.program for each in episodes if each.program is not None and not each.program.has_ended])
+            end_all(
+                [played.program for played in episodes if played.program is not None and not played.program.has_ended]
+            )
         per_prompt = [episodes[start : start + count] for start in range(0, len(episodes), count)]
-        return [[sample for each in group for sample in each.samples or ()] for group in per_prompt]
+        return [[sample for played in group for sample in played.samples or ()] for group in per_prompt]
 
     def take_notes(self) -> PlayNotes:
         """What happened since the last time."""
@@ -189,10 +191,10 @@ class AgentRunner:
         row = json.dumps(
             {
                 "id": prompt.id,
-                "messages": [dict(each) for each in prompt.messages] or None,
+                "messages": [dict(message) for message in prompt.messages] or None,
                 "text": prompt.text,
                 "answer": prompt.answer,
-                **({"tools": [dict(each) for each in prompt.tools]} if prompt.tools else {}),
+                **({"tools": [dict(tool) for tool in prompt.tools]} if prompt.tools else {}),
                 "meta": dict(prompt.meta),
             },
             default=str,
@@ -260,7 +262,10 @@ class AgentRunner:
 
     def _time_left(self, running: Sequence[_AgentEpisode]) -> float:
         limit = self._limits.seconds
-        due = (each.began + limit if each.late_since is None else each.late_since + PATIENCE for each in running)
+        due = (
+            episode.began + limit if episode.late_since is None else episode.late_since + PATIENCE
+            for episode in running
+        )
         return max(0.01, min(due) - time.monotonic())
 
     def _finish(self, episode: _AgentEpisode, endpoint: HttpEndpoint) -> None:

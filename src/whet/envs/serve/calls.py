@@ -133,13 +133,13 @@ class CallRecord:
         `fallback` are the tokens of an episode in which nothing was sampled. A completion that no client got is left
         out; what it went on from is not.
         """
-        written = [each for each in self.calls if each.sample is not None]
-        got = [each for each in written if each.is_delivered]
-        continued = {call for each in got for call in each.path[:-1]}
-        self.counts["undelivered_calls"] += sum(not each.is_delivered and each not in continued for each in written)
-        kept = sorted((each for each in got if each not in continued), key=lambda each: each.tokens)
+        written = [call for call in self.calls if call.sample is not None]
+        got = [call for call in written if call.is_delivered]
+        continued = {call for delivered in got for call in delivered.path[:-1]}
+        self.counts["undelivered_calls"] += sum(not call.is_delivered and call not in continued for call in written)
+        leaves = sorted((call for call in got if call not in continued), key=lambda each: each.tokens)
         stop = StopReason.FAILED if failed else self.ended_by or StopReason.END
-        samples = [self._sample(leaf, decode, stop, None if failed else self.earned(leaf.role)) for leaf in kept]
+        samples = [self._sample(leaf, decode, stop, None if failed else self.earned(leaf.role)) for leaf in leaves]
         if not samples:
             nothing = torch.zeros(len(fallback))
             tokens = torch.tensor(list(fallback), dtype=torch.long)
@@ -195,10 +195,10 @@ class CallRecord:
 
 
 def _joined(supports: Sequence[Support | None]) -> Support | None:
-    known = [each for each in supports if each is not None]
+    known = [support for support in supports if support is not None]
     if not known:
         return None
-    return Support(torch.cat([each.ids for each in known]), torch.cat([each.counts for each in known]))
+    return Support(torch.cat([support.ids for support in known]), torch.cat([support.counts for support in known]))
 
 
 def _prefix_keys(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:

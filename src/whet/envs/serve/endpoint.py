@@ -180,18 +180,18 @@ class HttpEndpoint:
         self._check_host(request)
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
-        given, found = _digest(token), None
+        digest, admitted = _digest(token), None
         with self._lock:
             for known, record in self._records.items():
-                if hmac.compare_digest(known, given):
-                    found = record
-        if found is None:
+                if hmac.compare_digest(known, digest):
+                    admitted = record
+        if admitted is None:
             raise BadCall(
                 "the token is missing or wrong; send it as `Authorization: Bearer TOKEN`",
                 status=401,
                 code="invalid_token",
             )
-        return found
+        return admitted
 
     def _check_host(self, request: Any) -> None:
         """Refuse what a browser sends on behalf of a page, under whatever name the page reached this machine."""

@@ -58,10 +58,10 @@ def program_arguments(command: str) -> list[str]:
         there = Path(words[0])
         why = "it is not executable" if there.is_file() else "there is no such program"
         fix = "give a command that runs, such as 'python my_agent.py'"
-        if "=" in words[0] or any(each in SHELL_WORDS or each.endswith(";") for each in words):
+        if "=" in words[0] or any(word in SHELL_WORDS or word.endswith(";") for word in words):
             fix = f"no shell reads it; give {shlex.join(['bash', '-c', command])!r}"
         raise WhetError(f"env.agent {command!r}: {why}: {words[0]!r}; {fix}")
-    scripts = [each for each in words[1:] if each.endswith((".py", ".sh", ".js", ".ts")) and not each.startswith("-")]
+    scripts = [word for word in words[1:] if word.endswith((".py", ".sh", ".js", ".ts")) and not word.startswith("-")]
     if scripts and not words[1].startswith("-") and not Path(scripts[0]).is_file():
         raise WhetError(f"env.agent {command!r}: there is no file {scripts[0]!r} in {Path.cwd()}; correct the path")
     return words
@@ -114,7 +114,7 @@ class ProgramGuard:
         )
         self._closing = weakref.finalize(self, _end_guard, self._process)
         assert self._process.stdin is not None
-        self._process.stdin.write(b"".join(b"+%d\n" % each for each in sorted(self._groups)))
+        self._process.stdin.write(b"".join(b"+%d\n" % group for group in sorted(self._groups)))
 
 
 def _end_guard(process: subprocess.Popen[bytes]) -> None:
@@ -155,8 +155,8 @@ class AgentProgram:
             threading.Thread(target=_keep_tail, args=(stream, tail), name="whet-agent-output", daemon=True)
             for stream, tail in zip(streams, self._tails, strict=True)
         ]
-        for each in self._readers:
-            each.start()
+        for reader in self._readers:
+            reader.start()
         self._ended = threading.Event()
         threading.Thread(target=self._watch, args=(on_end,), name="whet-agent-end", daemon=True).start()
 
@@ -168,8 +168,8 @@ class AgentProgram:
             self.kill()
         self._guard.remove(self._process.pid)
         self._process.wait()
-        for each in self._readers:
-            each.join(timeout=PATIENCE)
+        for reader in self._readers:
+            reader.join(timeout=PATIENCE)
         self._ended.set()
         on_end()
 
@@ -211,15 +211,15 @@ class AgentProgram:
 
 def end_all(programs: Sequence[AgentProgram]) -> None:
     """Ask them all to end, then make them."""
-    for each in programs:
-        each.ask_to_end()
+    for program in programs:
+        program.ask_to_end()
     deadline = time.monotonic() + PATIENCE
-    left = [each for each in programs if not each.wait(deadline - time.monotonic())]
-    for each in left:
-        each.kill()
+    left = [asked for asked in programs if not asked.wait(deadline - time.monotonic())]
+    for program in left:
+        program.kill()
     deadline = time.monotonic() + PATIENCE
-    for each in left:
-        each.wait(deadline - time.monotonic())
+    for program in left:
+        program.wait(deadline - time.monotonic())
 
 
 def _keep_tail(stream: IO[bytes] | None, tail: bytearray) -> None:

@@ -132,7 +132,7 @@ class RequestQueue:
         if self._scorer is None:
             raise BadCall("no tokens are scored here", status=404, code="not_served")
         known = len(self._tokenizer)
-        if any(each >= known for each in request.tokens):
+        if any(token >= known for token in request.tokens):
             raise BadCall(f"prompt holds a token id beyond the vocabulary of {known}", param="prompt")
         if self._context and len(request.tokens) > self._context:
             raise BadCall(
@@ -217,12 +217,12 @@ class RequestQueue:
             return
         self.counts["scored_rows"] += 1
         try:
-            found = self._scorer(job.request.tokens, job.request.top)
+            tables = self._scorer(job.request.tokens, job.request.top)
         except Exception as error:
             job.future.set_exception(BadCall(f"the tokens could not be scored: {error}", status=500, code="failed"))
             return
-        text = {token: self._tokenizer.decode([token]) for each in found for token in each}
-        job.future.set_result([{token: (logp, text[token]) for token, logp in each.items()} for each in found])
+        text = {token: self._tokenizer.decode([token]) for table in tables for token in table}
+        job.future.set_result([{token: (logp, text[token]) for token, logp in table.items()} for table in tables])
 
     def pending(self, record: CallRecord) -> bool:
         """True while a request of the record waits or is being written."""
@@ -232,7 +232,7 @@ class RequestQueue:
         """The episode is over: whoever still asks in its name is sent away, and its rows are free."""
         record.is_open = False
         self.take()
-        for job in [each for each in self.waiting if each.record is record]:
+        for job in [waiting_job for waiting_job in self.waiting if waiting_job.record is record]:
             self.waiting.remove(job)
             self._forget(job)
             self._refuse(job, BadCall("the episode is over", status=409, code="episode_over"))
@@ -341,7 +341,7 @@ class RequestQueue:
 
     def _open_session(self, sampling: Sampling, length: int, most_tokens: int) -> _OpenSession:
         """Room for the longest prompt that waits and a half more, and for what a conversation may grow by."""
-        waiting = [len(each.prompted.prompt) for each in self.waiting if each.prompted is not None]
+        waiting = [len(job.prompted.prompt) for job in self.waiting if job.prompted is not None]
         longest = 3 * max(LEAST_PROMPT, length, *waiting) // 2
         growth = most_tokens or 4 * sampling.max_new_tokens
         if self._context:
@@ -362,7 +362,7 @@ class RequestQueue:
         """How a request is sampled. What is trained on is drawn as the run says; texts to stop at are the client's."""
         own, wishes = self._sampling, request.wishes
         behind_calls = self._format(request.tools).stops if request.tools and self._tokenizer.chat_template else ()
-        stops = tuple((each,) for each in wishes.stop_tokens if each not in self._ends)
+        stops = tuple((token,) for token in wishes.stop_tokens if token not in self._ends)
         names = ("temperature", "top_p", "top_k", "min_p")
         wanted: dict[str, Any] = {name: value for name in names if (value := getattr(wishes, name)) is not None}
         if self._is_fixed:
@@ -388,9 +388,9 @@ class RequestQueue:
             if max(request.tokens) >= size:
                 raise BadCall(f"token_ids holds {max(request.tokens)}; the vocabulary has {size}", param="token_ids")
             return self._linked(record, request.tokens)
-        found = record.find(request.messages, request.tools)
-        if found is not None:
-            call = self._continued(record, request, *found)
+        known_prefix = record.find(request.messages, request.tools)
+        if known_prefix is not None:
+            call = self._continued(record, request, *known_prefix)
             if call is not None:
                 return call
         try:
@@ -430,7 +430,7 @@ class RequestQueue:
             return prompt_tokens(self._tokenizer, Prompt("messages", messages, tools=tools))
         if request.tools:
             raise BadCall("the model has no chat template that could show it tools; leave them away", param="tools")
-        text = "".join(str(each["content"]) for each in request.messages)
+        text = "".join(str(message["content"]) for message in request.messages)
         return prompt_tokens(self._tokenizer, Prompt("messages", (), text))
 
     def _continued(self, record: CallRecord, request: CallRequest, parent: ModelCall, covered: int) -> ModelCall | None:
@@ -442,7 +442,7 @@ class RequestQueue:
             before, new = tuple(map(form.plain, before)), tuple(map(form.plain, new))
             tools = tools if form.instructions is None else ()
         renderer = self._renderer(tools)
-        if isinstance(renderer, str) or any(each["role"] == "assistant" for each in new):
+        if isinstance(renderer, str) or any(message["role"] == "assistant" for message in new):
             record.counts["rewritten_histories"] += 1
             return None
         tokens = parent.tokens
@@ -478,10 +478,10 @@ class RequestQueue:
                     break
                 except WhetError as error:
                     self._formats[key] = str(error)
-        found = self._formats[key]
-        if isinstance(found, str):
-            raise BadCall(found, param="tools")
-        return found
+        call_format = self._formats[key]
+        if isinstance(call_format, str):
+            raise BadCall(call_format, param="tools")
+        return call_format
 
     def _renderer(self, tools: Sequence[Mapping[str, Any]]) -> TurnRenderer | str:
         """What writes answers behind a sampled turn, or why the template cannot be applied so."""
@@ -509,7 +509,7 @@ class RequestQueue:
         if job.is_gone:
             job.record.counts["disconnected_calls"] += 1
             return
-        choices = [self._choice(job, each) for each in job.calls]
+        choices = [self._choice(job, written_call) for written_call in job.calls]
         result = ServedCompletions(secrets.token_hex(12), int(time.time()), job.calls[0].prompt, tuple(choices))
         if not job.future.done():
             job.future.set_result(result)
@@ -521,7 +521,7 @@ class RequestQueue:
         tokens = sample.tokens[start:].tolist()
         pieces: tuple[str, ...] = ()
         if request.logprobs and not request.tokens_as_ids:
-            pieces = tuple(str(self._tokenizer.decode([each])) for each in tokens)
+            pieces = tuple(str(self._tokenizer.decode([token])) for token in tokens)
         content: str = call.text
         tool_calls: tuple[CalledTool, ...] = ()
         if request.tools:
@@ -536,13 +536,13 @@ class RequestQueue:
     ) -> tuple[str, tuple[CalledTool, ...]]:
         """The text before the calls, and the calls; what cannot be read as one stays text, and is counted."""
         raw = str(self._tokenizer.decode(tokens, skip_special_tokens=False))
-        found = self._format(tools).read(Completion(call.text, tokens, raw), tools)
-        call.calls_tools, call.malformed = len(found.calls), len(found.malformed)
-        if call.malformed or not found.calls:
+        parsed = self._format(tools).read(Completion(call.text, tokens, raw), tools)
+        call.calls_tools, call.malformed = len(parsed.calls), len(parsed.malformed)
+        if call.malformed or not parsed.calls:
             return call.text, ()
-        return found.text, tuple(
-            CalledTool(f"call_{secrets.token_hex(8)}", each.name, json.dumps(dict(each.arguments)))
-            for each in found.calls
+        return parsed.text, tuple(
+            CalledTool(f"call_{secrets.token_hex(8)}", tool_call.name, json.dumps(dict(tool_call.arguments)))
+            for tool_call in parsed.calls
         )
 
 
@@ -556,6 +556,7 @@ def _answer(content: str, tool_calls: Sequence[CalledTool]) -> Message:
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if tool_calls:
         message["tool_calls"] = [
-            {"function": {"name": each.name, "arguments": json.loads(each.arguments)}} for each in tool_calls
+            {"function": {"name": tool_call.name, "arguments": json.loads(tool_call.arguments)}}
+            for tool_call in tool_calls
         ]
     return message

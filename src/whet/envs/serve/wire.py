@@ -127,18 +127,18 @@ def _check_tree(value: Any) -> None:
     level = [value]
     for _ in range(MOST_DEPTH):
         below: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                below += each.keys()
-                below += each.values()
-            elif isinstance(each, list):
-                below += each
-            elif isinstance(each, str) and not each.isascii():
+        for member in level:
+            if isinstance(member, dict):
+                below += member.keys()
+                below += member.values()
+            elif isinstance(member, list):
+                below += member
+            elif isinstance(member, str) and not member.isascii():
                 try:
-                    each.encode()
+                    member.encode()
                 except UnicodeEncodeError:
                     raise BadCall("a text of the body holds half a surrogate pair; give valid Unicode") from None
-            elif isinstance(each, float) and not math.isfinite(each):
+            elif isinstance(member, float) and not math.isfinite(member):
                 raise BadCall("a number of the body is not finite")
         if not below:
             return
@@ -164,7 +164,7 @@ def parse_chat(body: Mapping[str, Any]) -> CallRequest:
         tools = ()
     stream = _flag(body, "stream")
     return CallRequest(
-        messages=_named([_message(each, number) for number, each in enumerate(messages)]),
+        messages=_named([_message(message, number) for number, message in enumerate(messages)]),
         tools=tools,
         wishes=_wishes(body),
         count=_whole(body, "n", 1, MOST_CHOICES) or 1,
@@ -193,14 +193,14 @@ def parse_generate(body: Mapping[str, Any]) -> CallRequest:
     tokens = body.get("token_ids")
     if not isinstance(tokens, list) or not tokens:
         raise BadCall("token_ids is missing or empty; expected a list of token ids", param="token_ids")
-    if not all(type(each) is int and each >= 0 for each in tokens):
+    if not all(type(token) is int and token >= 0 for token in tokens):
         raise BadCall("token_ids holds something that is no token id; expected whole numbers", param="token_ids")
     if body.get("features") or body.get("content_parts"):
         raise BadCall("images, audio and video are not served", param="features")
     settings = _table(body, "sampling_params")
     wishes = _wishes(settings)
     ends = settings.get("stop_token_ids") or []
-    if not isinstance(ends, list) or not all(type(each) is int for each in ends) or len(ends) > 64:
+    if not isinstance(ends, list) or not all(type(token) is int for token in ends) or len(ends) > 64:
         raise BadCall("stop_token_ids is no list of at most 64 token ids", param="stop_token_ids")
     if settings.get("prompt_logprobs"):
         raise BadCall("prompt_logprobs is not served; leave it away", param="prompt_logprobs")
@@ -230,7 +230,11 @@ MOST_TOP = 1024
 def parse_score(body: Mapping[str, Any]) -> ScoreRequest:
     """A request to /v1/completions with `prompt_logprobs`: as vLLM takes it, and nothing is written."""
     tokens = body.get("prompt")
-    if not isinstance(tokens, list) or len(tokens) < 2 or not all(type(each) is int and each >= 0 for each in tokens):
+    if (
+        not isinstance(tokens, list)
+        or len(tokens) < 2
+        or not all(type(token) is int and token >= 0 for token in tokens)
+    ):
         raise BadCall("prompt is no list of at least two token ids; texts go to /v1/chat/completions", param="prompt")
     top = _whole(body, "prompt_logprobs", 0, MOST_TOP)
     if top is None:
@@ -243,8 +247,8 @@ def parse_score(body: Mapping[str, Any]) -> ScoreRequest:
 def score_json(request: ScoreRequest, scores: Sequence[Mapping[int, tuple[float, str]]], model: str) -> dict[str, Any]:
     """The scores of a request's tokens, the first of which has none, in vLLM's places."""
     entries = [
-        {str(token): {"logprob": logp, "decoded_token": text} for token, (logp, text) in each.items()}
-        for each in scores
+        {str(token): {"logprob": logp, "decoded_token": text} for token, (logp, text) in table.items()}
+        for table in scores
     ]
     choice = {"index": 0, "text": "", "finish_reason": "length", "logprobs": None, "prompt_logprobs": [None, *entries]}
     count = len(request.tokens)
@@ -269,7 +273,7 @@ def _message(value: Any, number: int) -> dict[str, Any]:
     if calls:
         if role != "assistant" or not isinstance(calls, list):
             raise BadCall(f"{where}.tool_calls belongs to an assistant's message, as a list", param=where)
-        message["tool_calls"] = [_tool_call(each, where) for each in calls]
+        message["tool_calls"] = [_tool_call(call, where) for call in calls]
     for key in ("tool_call_id", "name"):
         if isinstance(value.get(key), str):
             message[key] = value[key]
@@ -280,7 +284,7 @@ def _named(messages: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
     """Tool results with the name of their tool, which OpenAI's messages leave to the call, and some templates write."""
     names: dict[str, str] = {}
     for message in messages:
-        names |= {each["id"]: each["function"]["name"] for each in message.get("tool_calls", ()) if "id" in each}
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if "id" in call}
         if message["role"] == "tool" and message.get("tool_call_id") in names:
             message.setdefault("name", names[message["tool_call_id"]])
     return tuple(messages)
@@ -321,26 +325,26 @@ def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     tools = body.get("tools") or []
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
         raise BadCall(f"tools is no list of at most {MOST_TOOLS}", param="tools")
-    for each in tools:
-        function = each.get("function") if isinstance(each, dict) else None
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadCall("a tool has no function.name; only tools of type function are served", param="tools")
     # `strict` asks for constrained decoding and means nothing to a template
     return tuple(
-        {**each, "function": {key: value for key, value in each["function"].items() if key != "strict"}}
-        for each in tools
+        {**checked, "function": {key: value for key, value in checked["function"].items() if key != "strict"}}
+        for checked in tools
     )
 
 
 def _wishes(body: Mapping[str, Any]) -> SamplingWishes:
     budgets = [
-        each for key in ("max_completion_tokens", "max_tokens") if (each := _whole(body, key, 1, 10**9)) is not None
+        limit for key in ("max_completion_tokens", "max_tokens") if (limit := _whole(body, key, 1, 10**9)) is not None
     ]
     stop = body.get("stop") or ()
     stops = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(stops, list | tuple) or not all(isinstance(each, str) and each for each in stops):
+    if not isinstance(stops, list | tuple) or not all(isinstance(text, str) and text for text in stops):
         raise BadCall("stop is no text and no list of texts", param="stop")
-    if len(stops) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in stops):
+    if len(stops) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in stops):
         raise BadCall(f"stop has more than {MOST_STOPS} texts or {LONGEST_STOP} characters in one", param="stop")
     top_k = _whole(body, "top_k", -1, 10**9)
     neutral = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "length_penalty": 1}
@@ -422,7 +426,7 @@ def _chat_choice(request: CallRequest, number: int, choice: Choice) -> dict[str,
     # clients take an assistant's message without content for one that only calls tools
     message: dict[str, Any] = {"role": "assistant", "content": choice.content or (None if choice.tool_calls else "")}
     if choice.tool_calls:
-        message["tool_calls"] = [_call_json(each) for each in choice.tool_calls]
+        message["tool_calls"] = [_call_json(call) for call in choice.tool_calls]
     return {
         "index": number,
         "message": message,
@@ -437,7 +441,7 @@ def _call_json(call: CalledTool) -> dict[str, Any]:
 
 
 def _logprobs(request: CallRequest, choice: Choice) -> dict[str, Any]:
-    names = [f"token_id:{each}" for each in choice.tokens] if request.tokens_as_ids else choice.pieces
+    names = [f"token_id:{token}" for token in choice.tokens] if request.tokens_as_ids else choice.pieces
     return {
         "content": [
             {"token": name, "logprob": logp, "bytes": list(name.encode()), "top_logprobs": []}
@@ -503,9 +507,9 @@ def chat_events(request: CallRequest, result: ServedCompletions, model: str) -> 
     if request.token_ids and events:
         events[0]["prompt_token_ids"] = list(result.prompt)
     if request.stream_usage:
-        events = [{**each, "usage": None} for each in events]
+        events = [{**event, "usage": None} for event in events]
         events.append({**head, "choices": [], "usage": usage(result)})
-    return [*(json.dumps(each) for each in events), "[DONE]"]
+    return [*(json.dumps(event) for event in events), "[DONE]"]
 
 
 ReportedReward = float | dict[str, float] | None  # of the episode, or of each role in it; None: unscored
@@ -530,9 +534,9 @@ def reported_reward(value: Any, note: Callable[[str], None]) -> tuple[ReportedRe
     if not isinstance(metrics, dict) or len(metrics) > 100 or not all(map(is_finite, metrics.values())):
         note("its metrics are no object of at most 100 finite numbers")
         return None
-    measured = {str(key): float(each) for key, each in metrics.items()}
+    measured = {str(key): float(metric) for key, metric in metrics.items()}
     if by_role:
-        return {str(role): float(each) for role, each in reward.items()}, measured
+        return {str(role): float(role_reward) for role, role_reward in reward.items()}, measured
     return None if reward is None else float(reward), measured
 
 
@@ -546,6 +550,6 @@ def is_finite(value: Any) -> bool:
 
 def message_key(message: Message) -> str:
     """Equal for messages that say the same: blanks around a text and the ids of calls say nothing."""
-    calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     said = (message["role"], str(message.get("content") or "").strip(), message.get("reasoning_content"), calls)
     return json.dumps(said, sort_keys=True)

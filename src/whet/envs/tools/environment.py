@@ -64,7 +64,7 @@ class CallFormat:
         if not message.get("tool_calls") or self.written is None:
             return message
         calls = [
-            self.written(each["function"]["name"], each["function"]["arguments"]) for each in message["tool_calls"]
+            self.written(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]
         ]
         rest = {key: value for key, value in message.items() if key != "tool_calls"}
         return {**rest, "content": f"{message.get('content') or ''}{''.join(calls)}"}
@@ -140,15 +140,15 @@ class ToolEnvironment:
     async def _answers(self, calls: Sequence[ToolCall]) -> list[_Answer]:
         """All answers in the order of the calls. Calls run side by side, but for those that share a state."""
         chains: dict[object, list[int]] = {}
-        for place, call in enumerate(calls):
+        for position, call in enumerate(calls):
             tool = self._tools.get(call.name)
-            state = ("alone", place) if tool is None or tool.state is None else ("shared", id(tool.state))
-            chains.setdefault(state, []).append(place)
+            state = ("alone", position) if tool is None or tool.state is None else ("shared", id(tool.state))
+            chains.setdefault(state, []).append(position)
         answers: list[_Answer | None] = [None] * len(calls)
 
         async def run(chain: Sequence[int]) -> None:
-            for place in chain:
-                answers[place] = await self._answer(calls[place], place)
+            for index in chain:
+                answers[index] = await self._answer(calls[index], index)
 
         if len(chains) == 1:  # nothing to do side by side: no tasks for it
             await run(range(len(calls)))

@@ -63,10 +63,10 @@ def _named(spec: str, settings: Mapping[str, Any]) -> ToolSource:
             else f"no tool is called {spec!r}{did_you_mean(spec, BUILT_IN)}; built in: {', '.join(BUILT_IN)}; "
             "your own: path/to/file.py:function; of an MCP server: mcp:COMMAND"
         )
-    found = imported(spec, "tool")
-    if isinstance(found, str):
+    imported_tool = imported(spec, "tool")
+    if isinstance(imported_tool, str):
         raise WhetError(f"tool {spec!r} is a text; give a function or a class")
-    return find_tools(found, settings)
+    return find_tools(imported_tool, settings)
 
 
 def _built_in(name: str, settings: Mapping[str, Any]) -> ToolSource:

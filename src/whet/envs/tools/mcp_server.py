@@ -103,18 +103,18 @@ class ServerConnection:
     async def _listed(self) -> list[Mapping[str, Any]]:
         from mcp.types import PaginatedRequestParams
 
-        found: list[Mapping[str, Any]] = []
+        schemas: list[Mapping[str, Any]] = []
         cursor = None
         for _ in range(MOST_PAGES):
             page = await self._session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
             listed = page.model_dump(by_alias=True, mode="json")
             for tool in listed["tools"]:
                 about = {"name": tool["name"], "description": tool.get("description") or ""}
-                found.append({"type": "function", "function": {**about, "parameters": tool["inputSchema"]}})
+                schemas.append({"type": "function", "function": {**about, "parameters": tool["inputSchema"]}})
             cursor = listed.get("nextCursor")
             if not cursor:
                 break
-        return found
+        return schemas
 
     def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> str:
         """The text of a result; a failure of the tool is a failure here."""
@@ -122,9 +122,9 @@ class ServerConnection:
         if self.is_dead:
             raise ToolFailed(GONE)
         result = self._asked(self._session.call_tool(name, dict(arguments)), seconds)
-        given = result.model_dump(by_alias=True, mode="json")
-        text = "\n".join(_block_text(block) for block in given.get("content") or ())
-        if given.get("isError"):
+        answer = result.model_dump(by_alias=True, mode="json")
+        text = "\n".join(_block_text(block) for block in answer.get("content") or ())
+        if answer.get("isError"):
             raise ToolFailed(text or "it failed without a word")
         return text
 

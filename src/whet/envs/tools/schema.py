@@ -30,9 +30,9 @@ def json_schema(function: Callable[..., Any]) -> Mapping[str, Any]:
     name = getattr(function, "__name__", None)
     if not inspect.isroutine(function) or name is None:
         raise WhetError(f"{function!r} cannot be a tool; give a function with type hints and a docstring, or a class")
-    place = _place(function)
+    location = _place(function)
     if not NAME.fullmatch(name):
-        raise WhetError(f"a tool{place} is called {name!r}; define it with def and a name of letters, digits and _")
+        raise WhetError(f"a tool{location} is called {name!r}; define it with def and a name of letters, digits and _")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -42,16 +42,16 @@ def json_schema(function: Callable[..., Any]) -> Mapping[str, Any]:
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise WhetError(
-                f"tool {name!r}{place}: parameter {str(parameter).split(':')[0]!r} cannot be named in a call; "
+                f"tool {name!r}{location}: parameter {str(parameter).split(':')[0]!r} cannot be named in a call; "
                 "give it parameters with names"
             )
         hint = parameter.annotation
         if hint is parameter.empty and parameter.name not in ("self", "cls"):
             raise WhetError(
-                f"tool {name!r}{place}: parameter {parameter.name!r} has no type hint; "
+                f"tool {name!r}{location}: parameter {parameter.name!r} has no type hint; "
                 f"write one, such as {parameter.name}: str"
             )
-    return _derived(function, name, place)
+    return _derived(function, name, location)
 
 
 def _derived(function: Callable[..., Any], name: str, place: str) -> Mapping[str, Any]:
@@ -64,7 +64,7 @@ def _derived(function: Callable[..., Any], name: str, place: str) -> Mapping[str
         if odd:  # it would be shown as an object, and the function would get a dict
             raise TypeError(f"a call cannot hold a {odd[0].__name__}")
     except Exception as error:  # of three kinds, and whatever an odd type hint raises
-        text = " ".join(" ".join(str(each) for each in error.args).split()) or type(error).__name__
+        text = " ".join(" ".join(str(part) for part in error.args).split()) or type(error).__name__
         if "no docstring" in text:
             raise WhetError(
                 f"tool {name!r}{place} has no docstring; say what it does, and under Args: what each argument is"
@@ -132,21 +132,21 @@ def mismatch(value: Any, schema: Any, level: int = 0) -> str:
         if isinstance(options := schema.get(key), list) and options:
             complaints = [mismatch(value, option, level + 1) for option in options]
             return "" if "" in complaints else complaints[0]
-    if isinstance(enum := schema.get("enum"), list) and not any(_equal(value, each) for each in enum):
+    if isinstance(enum := schema.get("enum"), list) and not any(_equal(value, allowed) for allowed in enum):
         return f"expected one of {', '.join(map(str, enum))}, got {_shown(value)}"
     kinds = schema.get("type")
-    wanted = [kinds] if isinstance(kinds, str) else [str(each) for each in kinds or ()]
-    known = [each for each in wanted if each in CHECKS]
-    if known and len(known) == len(wanted) and not any(CHECKS[each](value) for each in known):
+    wanted = [kinds] if isinstance(kinds, str) else [str(kind) for kind in kinds or ()]
+    known = [kind for kind in wanted if kind in CHECKS]
+    if known and len(known) == len(wanted) and not any(CHECKS[kind](value) for kind in known):
         return f"expected {' or '.join(known)}, got {_shown(value)}"
     return _inner_mismatch(value, schema, level)
 
 
 def _inner_mismatch(value: Any, schema: Mapping[str, Any], level: int) -> str:
     if isinstance(value, list | tuple):
-        for place, item in enumerate(value):
+        for position, item in enumerate(value):
             if complaint := mismatch(item, schema.get("items"), level + 1):
-                return f"item {place}: {complaint}"
+                return f"item {position}: {complaint}"
     if isinstance(value, Mapping):
         properties = schema.get("properties") if isinstance(schema.get("properties"), Mapping) else {}
         for name, item in value.items():

@@ -66,8 +66,8 @@ def searcher(documents: list[CorpusDocument], k: int) -> Callable[[str], str]:
         if not known:
             return "no results"
         scores = index.get_scores(known)
-        best = [int(place) for place in numpy.argsort(-scores, kind="stable")[:k] if scores[place] > 0]
-        return "\n\n".join(_cited(*pieces[place], documents) for place in best) or "no results"
+        best = [int(number) for number in numpy.argsort(-scores, kind="stable")[:k] if scores[number] > 0]
+        return "\n\n".join(_cited(*pieces[number], documents) for number in best) or "no results"
 
     return search
 
@@ -93,21 +93,21 @@ def _tokens(text: str) -> list[str]:
 def read_corpus(place: str) -> list[CorpusDocument]:
     path = Path(place).expanduser()
     if path.is_dir():
-        files = sorted(each for each in path.rglob("*") if each.is_file() and each.suffix in TEXT_FILES)
-        found = [CorpusDocument(_text(file), str(file.relative_to(path).with_suffix(""))) for file in files]
+        files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in TEXT_FILES)
+        documents = [CorpusDocument(_text(file), str(file.relative_to(path).with_suffix(""))) for file in files]
     elif path.is_file() and path.suffix == ".jsonl":
-        found = _rows(path)
+        documents = _rows(path)
     elif path.is_file() and path.suffix in TEXT_FILES:
-        found = [CorpusDocument(piece.strip()) for piece in PARAGRAPHS.split(_text(path))]
+        documents = [CorpusDocument(piece.strip()) for piece in PARAGRAPHS.split(_text(path))]
     elif path.is_file():
         raise WhetError(f"the corpus {place} is no .jsonl, .txt or .md file; convert it, or give a folder of texts")
     else:
-        near = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = [neighbour.name for neighbour in path.parent.iterdir()] if path.parent.is_dir() else []
         raise WhetError(f"there is no corpus {place}{did_you_mean(path.name, near)}; give a file or a folder of texts")
-    found = [document for document in found if document.text.strip()]
-    if not found:
+    documents = [document for document in documents if document.text.strip()]
+    if not documents:
         raise WhetError(f"the corpus {place} has no documents; give a .jsonl or .txt file, or a folder of texts")
-    return found
+    return documents
 
 
 def _rows(path: Path) -> list[CorpusDocument]:
