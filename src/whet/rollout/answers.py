@@ -34,7 +34,7 @@ def step_result_of(value: Any) -> StepResult:
         messages = _messages(value.messages, "step") if value.messages else ()
         counts = {str(name): int(count) for name, count in value.counts.items()}
         metrics = {str(name): float(number) for name, number in value.metrics.items()}
-        errors = tuple(str(each) for each in value.errors)
+        errors = tuple(str(error) for error in value.errors)
         return StepResult(messages, reward, bool(value.done), _state(value.state), counts, errors, metrics)
     if isinstance(value, numbers.Real) or type(value).__module__ == "numpy":
         return StepResult(reward=_reward(value), done=True)

@@ -93,13 +93,13 @@ class AsyncCollector:
         began, waited = time.monotonic(), 0.0
         self._take_in(self._session.finished())
         depth = self._window.num_finished
-        kept: list[tuple[int, Group]] = []
+        usable: list[tuple[int, Group]] = []
         visited: list[tuple[int, float]] = []
         spec, num_samples, rounds, num_taken = self._spec, 0, 0, 0
         most = spec.num_prompts * (spec.keep.most_rounds if spec.keep.refills else 1)
         self._passed = 0
-        while len(kept) < spec.num_prompts and num_taken < most:
-            wanted = min(spec.num_prompts - len(kept), most - num_taken)
+        while len(usable) < spec.num_prompts and num_taken < most:
+            wanted = min(spec.num_prompts - len(usable), most - num_taken)
             began = time.monotonic()
             with timer.phase("rollout"):
                 taken = self._take(wanted)
@@ -108,29 +108,31 @@ class AsyncCollector:
             with timer.phase("reward"):
                 groups = self._scored(taken, reward)
             num_samples += sum(len(group.samples) for group in groups)
-            for each, group in zip(taken, groups, strict=True):
+            for asked, group in zip(taken, groups, strict=True):
                 outcomes = outcomes_of(group.samples)
                 if outcomes:
-                    visited.append((each.row, sum(outcomes) / len(outcomes)))
+                    visited.append((asked.row, sum(outcomes) / len(outcomes)))
                 if not spec.keep.refills or spec.keep(outcomes, 0):
-                    kept.append((each.row, group))
+                    usable.append((asked.row, group))
                 else:
                     self._window.reject()
         self._order.record(visited)
         checked: Mapping[str, float] = {}
         if self._watch is not None:
             with timer.phase("train"):  # a pass of the trainer
-                checked = self._watch.check([sample for _, group in kept for sample in group.samples])
+                checked = self._watch.check([sample for _, group in usable for sample in group.samples])
         notes = {
             **checked,
             **reward.take_notes(),
-            **self._age([group for _, group in kept]),
+            **self._age([group for _, group in usable]),
             "groups_waiting": float(depth),
             "groups_passed": float(self._passed),
             "trainer_idle_seconds": waited,
             "engine_idle_seconds": self._idle_since(),
         }
-        return RolloutBatch(tuple(kept), tuple(visited), num_samples, rounds, reward.part_weights, timer.seconds, notes)
+        return RolloutBatch(
+            tuple(usable), tuple(visited), num_samples, rounds, reward.part_weights, timer.seconds, notes
+        )
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """A step is over: its groups make room for new ones, which the new weights write."""
@@ -142,7 +144,7 @@ class AsyncCollector:
         self._version = version
         self._window.trained()
         if restored:  # what a checkpoint says was not finished
-            for number in [each.number for each in self._window.in_flight if not each.finished]:
+            for number in [asked.number for asked in self._window.in_flight if not asked.finished]:
                 self._ask(number)
         self._fill()
 
@@ -159,10 +161,10 @@ class AsyncCollector:
 
     def _ask(self, number: int) -> None:
         # the seeds that these groups have where each step waits for its own
-        batch, place = divmod(number, self._spec.num_prompts)
+        batch, position = divmod(number, self._spec.num_prompts)
         tokens, size = self._dataset.prompt_tokens[self._asked[number].row], self._spec.group_size
         for index in range(size):
-            seed = request_seed(self._order.seed, batch + 1, place, index)
+            seed = request_seed(self._order.seed, batch + 1, position, index)
             self._session.add(number * size + index, Request(tokens, seed))
 
     def _take_in(self, finished: Iterable[tuple[int, Sample]]) -> None:
@@ -178,17 +180,17 @@ class AsyncCollector:
         taken: list[int] = []
         while len(taken) < count:
             self._fill()
-            found = self._window.take()
-            if found is None:
+            finished = self._window.take()
+            if finished is None:
                 self._take_in(self._session.advance())
             else:
-                self._passed += any(older.number < found.number for older in self._window.in_flight)
-                taken.append(found.number)
+                self._passed += any(older.number < finished.number for older in self._window.in_flight)
+                taken.append(finished.number)
         return [self._asked.pop(number) for number in sorted(taken)]
 
     def _scored(self, taken: Sequence[_GroupAsked], reward: RewardContext) -> list[Group]:
-        prompts = [self._dataset.prompts[each.row] for each in taken]
-        samples = [[each.samples[index] for index in range(self._spec.group_size)] for each in taken]
+        prompts = [self._dataset.prompts[asked.row] for asked in taken]
+        samples = [[asked.samples[index] for index in range(self._spec.group_size)] for asked in taken]
         return score_groups(prompts, samples, reward.score)
 
     def _age(self, groups: Sequence[Group]) -> dict[str, float]:
@@ -232,7 +234,7 @@ class AsyncCollector:
                 "scale.max_staleness=0"
             )
         self._order.restore(state["order"])
-        self._window.restore([tuple(each) for each in state["window"]["queue"]], state["window"]["next"])
+        self._window.restore([tuple(entry) for entry in state["window"]["queue"]], state["window"]["next"])
         self._asked = {number: _GroupAsked(row) for number, row in state["rows"]}
         ready = RolloutBuffer()
         ready.restore(state["ready"], tensors, self._dataset.prompts)
@@ -241,7 +243,7 @@ class AsyncCollector:
             self._asked[number].samples = dict(enumerate(group.samples))
 
     def _in_flight(self, finished: bool | None) -> list[int]:
-        return [each.number for each in self._window.in_flight if finished is None or each.finished == finished]
+        return [asked.number for asked in self._window.in_flight if finished is None or asked.finished == finished]
 
     def _ready(self) -> RolloutBuffer:
         """The groups that are finished, not scored yet."""

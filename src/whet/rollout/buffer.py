@@ -55,9 +55,9 @@ class RolloutBuffer:
     def tensors(self) -> dict[str, Tensor]:
         """The tokens of the groups that wait; empty for a run without staleness."""
         return {
-            f"{number}/{place}/{index}/{name}": value
+            f"{number}/{position}/{index}/{name}": value
             for number, batch in enumerate(self._waiting)
-            for place, (_, group) in enumerate(batch.groups)
+            for position, (_, group) in enumerate(batch.groups)
             for index, sample in enumerate(_samples(group))
             for name, value in _sample_tensors(sample).items()
         }
@@ -131,9 +131,10 @@ def _restored_batch(
     state: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor], prompts: Sequence[Prompt]
 ) -> RolloutBatch:
     groups = []
-    for place, saved in enumerate(state["groups"]):
+    for position, saved in enumerate(state["groups"]):
         samples = [
-            _restored_sample(each, f"{prefix}{place}/{index}/", tensors) for index, each in enumerate(saved["samples"])
+            _restored_sample(sample_state, f"{prefix}{position}/{index}/", tensors)
+            for index, sample_state in enumerate(saved["samples"])
         ]
         greedy = samples.pop() if saved["greedy"] else None
         groups.append((saved["row"], Group(prompts[saved["row"]], tuple(samples), greedy, tuple(saved["drawn"]))))
@@ -157,7 +158,7 @@ def _restored_sample(state: Mapping[str, Any], prefix: str, tensors: Mapping[str
         parts=dict(state["parts"]),
         steps=tuple((position, score) for position, score in state["steps"]),
         reward=state["reward"],
-        turns=tuple(_restored_turn(each) for each in state["turns"]),
+        turns=tuple(_restored_turn(turn_state) for turn_state in state["turns"]),
         returned=state["returned"],
         episode=state["episode"],
         role=state["role"],

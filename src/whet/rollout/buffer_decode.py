@@ -156,14 +156,14 @@ class BufferBackend:
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         if self._experts is not None:
             self._experts.keep(rows, slots)
-        moved = [place for place, held in enumerate(rows) if place != held]
+        moved = [target for target, held in enumerate(rows) if target != held]
         if moved:
-            width = max(self._places(rows[place]) for place in moved)
-            self._state.move_rows([rows[place] for place in moved], moved, width)
-            waiting = {place: self._waits_with[row] for place, row in enumerate(rows) if row in self._waits_with}
+            width = max(self._places(rows[target]) for target in moved)
+            self._state.move_rows([rows[target] for target in moved], moved, width)
+            waiting = {target: self._waits_with[row] for target, row in enumerate(rows) if row in self._waits_with}
             self._waits_with = waiting | dict.fromkeys(range(len(rows), self.num_rows), 0)
             self._starts = [self._starts[row] for row in rows] + self._starts[len(rows) :]
-        moved = [place for place, held in enumerate(slots) if place != held]
+        moved = [target for target, held in enumerate(slots) if target != held]
         if moved:
-            self._state.move_slots([slots[place] for place in moved], moved)
+            self._state.move_slots([slots[target] for target in moved], moved)
             self._lengths = [self._lengths[slot] for slot in slots] + self._lengths[len(slots) :]

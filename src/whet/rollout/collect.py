@@ -199,11 +199,11 @@ def draw_batch(
     A round lasts as long as its longest completion, however few prompts it has. So a further round draws as many as
     the share of groups kept so far says are needed; what is kept beyond that is left out.
     """
-    kept: list[tuple[int, Group]] = []
+    batch: list[tuple[int, Group]] = []
     visited: list[tuple[int, float]] = []
     num_samples, num_drawn, rounds = 0, 0, 0
-    while len(kept) < spec.num_prompts and rounds < (spec.keep.most_rounds if spec.keep.refills else 1):
-        rows = take(_round_size(spec.num_prompts, len(kept), num_drawn))
+    while len(batch) < spec.num_prompts and rounds < (spec.keep.most_rounds if spec.keep.refills else 1):
+        rows = take(_round_size(spec.num_prompts, len(batch), num_drawn))
         num_drawn += len(rows)
         groups = sample_groups(rows, spec.group_size, spec.sampling, (*seed, rounds) if rounds else seed)
         num_samples += sum(len(group.samples) for group in groups)
@@ -216,14 +216,14 @@ def draw_batch(
             if outcomes:
                 visited.append((row, sum(outcomes) / len(outcomes)))
             if not spec.keep.refills or _differs(group, spec.keep):
-                kept.append((row, group))
-    kept = kept[: spec.num_prompts]
+                batch.append((row, group))
+    batch = batch[: spec.num_prompts]
     if spec.greedy:
-        rows = [row for row, _ in kept]
+        rows = [row for row, _ in batch]
         greedy = sample_groups(rows, 1, replace(spec.sampling, temperature=0.0), (*seed, -1))
         num_samples += len(greedy)
-        kept = [(row, replace(group, greedy=one.samples[0])) for (row, group), one in zip(kept, greedy, strict=True)]
-    return RolloutBatch(tuple(kept), tuple(visited), num_samples, rounds)
+        batch = [(row, replace(group, greedy=one.samples[0])) for (row, group), one in zip(batch, greedy, strict=True)]
+    return RolloutBatch(tuple(batch), tuple(visited), num_samples, rounds)
 
 
 def _differs(group: Group, keep: GroupFilter) -> bool:
@@ -247,14 +247,17 @@ def _grow(
     pools = [list(group.samples) for group in groups]
     more = 0
     for number in range(1, spec.keep.most_rounds):
-        agreeing = [place for place, pool in enumerate(pools) if not spec.keep(outcomes_of(pool), 0)]
+        agreeing = [position for position, pool in enumerate(pools) if not spec.keep(outcomes_of(pool), 0)]
         if not agreeing:
             break
-        extra = sample_groups([rows[place] for place in agreeing], spec.group_size, spec.sampling, (*seed, number))
-        for place, group in zip(agreeing, extra, strict=True):
+        extra = sample_groups(
+            [rows[position] for position in agreeing], spec.group_size, spec.sampling, (*seed, number)
+        )
+        for index, group in zip(agreeing, extra, strict=True):
             # an episode of another round is no branch of the one that has its number in the first
-            pools[place] += [
-                replace(each, episode=f"{each.episode}+{number}") if each.episode else each for each in group.samples
+            pools[index] += [
+                replace(sample, episode=f"{sample.episode}+{number}") if sample.episode else sample
+                for sample in group.samples
             ]
             more += len(group.samples)
     return [

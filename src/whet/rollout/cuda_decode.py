@@ -285,7 +285,7 @@ class GraphBackend:
         assert self._caches is not None
         caches, device = self._caches, self._lm.device
         at = numbers_on(device, slots)
-        caches.lengths[at] = numbers_on(device, [len(each) for each in prompts]).int()
+        caches.lengths[at] = numbers_on(device, [len(prompt) for prompt in prompts]).int()
         batch = prompt_batch(prompts, device)
         # equal prompts are computed once: each takes the place of the one it equals
         index = batch.layout.prompt_index[numbers_on(device, batch.prompt_of_row)]
@@ -311,7 +311,7 @@ class GraphBackend:
         self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
     ) -> Tensor:
         assert self._caches is not None
-        self._grow(max(start + len(each) for start, each in zip(starts, chunks, strict=True)))
+        self._grow(max(start + len(piece) for start, piece in zip(starts, chunks, strict=True)))
         chunk = chunk_of(rows, slots, starts, chunks, self._lm.device)
         self._noted[chunk.rows] = self._noted.new_ones(())
         self._read[chunk.rows] = chunk.num_cached + chunk.sizes
@@ -344,13 +344,13 @@ class GraphBackend:
         if self._ring is None or not self._sampling.truncates:
             return None
         counts, seen = self.log.counts(rows), self._noted[:rows]
-        place = seen[:, None] + torch.arange(STEPS_PER_LOOK, device=seen.device)
-        order = place % STEPS_PER_LOOK
-        sizes = torch.where(place < counts[:, None], self._ring.counts[:rows].gather(1, order), 0)
+        position = seen[:, None] + torch.arange(STEPS_PER_LOOK, device=seen.device)
+        order = position % STEPS_PER_LOOK
+        sizes = torch.where(position < counts[:, None], self._ring.counts[:rows].gather(1, order), 0)
         lane = torch.arange(LARGEST_SUPPORT, device=seen.device)
         by_slot = torch.zeros_like(sizes).scatter_(1, order, sizes)
         ids = self._ring.ids[:rows][lane < by_slot[:, :, None]]
-        at = torch.zeros_like(place).scatter_(1, order, place)  # positions in the ring's order, as the ids are
+        at = torch.zeros_like(position).scatter_(1, order, position)  # positions in the ring's order, as the ids are
         sizes, at, ids = by_slot.cpu(), at.cpu(), ids.cpu()
         self._noted[:rows] = torch.maximum(seen, counts)
         row, slot = sizes.nonzero(as_tuple=True)
@@ -370,10 +370,10 @@ class GraphBackend:
             (rows, (*caches.own_k, *caches.own_v, self._starts, self._read, self._noted)),
             (slots, (*caches.prompt_k, *caches.prompt_v, caches.lengths, self._prompt_logits)),
         ):
-            targets = [place for place, held in enumerate(order) if place != held]
+            targets = [position for position, held in enumerate(order) if position != held]
             if targets:
                 target = numbers_on(device, targets)
-                source = numbers_on(device, [order[place] for place in targets])
+                source = numbers_on(device, [order[position] for position in targets])
                 for value in values:
                     value[target] = value[source]
         if not self._in_session:
@@ -448,8 +448,8 @@ def graph_backend(lm: CausalLM, stop: StopRule, context: int) -> GraphBackend | 
 def _logp_gap(backend: GraphBackend, lm: CausalLM, context: int) -> float:
     """Between completions' log-probabilities as drawn and as the trainer finds them, mean per token."""
     spans = ((3, 5), (40, 9))
-    prompts = [tuple(each % lm.vocabulary for each in range(first, first + size)) for first, size in spans]
-    requests = [Request(each, seed) for each in prompts for seed in (1, 2)]
+    prompts = [tuple(token % lm.vocabulary for token in range(first, first + size)) for first, size in spans]
+    requests = [Request(prompt, seed) for prompt in prompts for seed in (1, 2)]
     sampling = Sampling(max_new_tokens=min(12, context - 9))
     completions = backend.generate(requests, sampling, SMALLEST)
     gaps = []
@@ -457,8 +457,8 @@ def _logp_gap(backend: GraphBackend, lm: CausalLM, context: int) -> float:
         count = completions.count[number]
         row = torch.tensor([*request.tokens, *completions.tokens[number, :count].tolist()], device=lm.device)[None]
         action = torch.arange(row.shape[1], device=lm.device)[None] >= len(request.tokens)
-        found = token_logp(lm, row, action).logp[action].cpu()
-        gaps.append((found - completions.logp[number, :count]).abs())
+        logp = token_logp(lm, row, action).logp[action].cpu()
+        gaps.append((logp - completions.logp[number, :count]).abs())
     return float(torch.cat(gaps).mean())
 
 
@@ -489,7 +489,7 @@ def _rounded(rows: int) -> int:
 
 def _doubled(rows: int) -> int:
     """Up to a number of rows that a session's graphs are made for: few, since its rows come and go."""
-    found = SMALLEST
-    while found < rows:
-        found *= 2
-    return found
+    size = SMALLEST
+    while size < rows:
+        size *= 2
+    return size

@@ -79,9 +79,9 @@ class DecodeSession:
         written, self._finished = self._finished, []
         if not self._scheduler.is_idle:
             with self._mode(), self._backend.running():
-                written += [self._whole(each) for each in self._scheduler.advance()]
+                written += [self._whole(drawn) for drawn in self._scheduler.advance()]
         samples = self._samples_of(written, version=self._version)
-        return [(each.number, sample) for each, sample in zip(written, samples, strict=True)]
+        return [(drawn.number, sample) for drawn, sample in zip(written, samples, strict=True)]
 
     @property
     def is_idle(self) -> bool:
@@ -90,11 +90,11 @@ class DecodeSession:
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         with self._mode(), self._backend.running():
             finished, interrupted = self._scheduler.interrupt()
-        self._finished += [self._stamped(self._whole(each)) for each in finished]
-        for each in interrupted:
-            if len(each.tokens):
-                known = self._unfinished.get(each.number, _Unfinished(each.request, ()))
-                self._unfinished[each.number] = replace(known, parts=(*known.parts, (self._version, each)))
+        self._finished += [self._stamped(self._whole(drawn)) for drawn in finished]
+        for row in interrupted:
+            if len(row.tokens):
+                known = self._unfinished.get(row.number, _Unfinished(row.request, ()))
+                self._unfinished[row.number] = replace(known, parts=(*known.parts, (self._version, row)))
         self._take_weights(weights, version)
         self._version = version
         with self._mode():

@@ -160,22 +160,22 @@ class EnvironmentRunner:
             return []
         now = time.monotonic()
         episodes = [
-            _Episode(place * count + number, prompt, f"{prompt.id}#{number}", (*seed, row, number), None, now)
-            for place, (row, prompt) in enumerate(zip(rows or range(len(prompts)), prompts, strict=True))
+            _Episode(position * count + number, prompt, f"{prompt.id}#{number}", (*seed, row, number), None, now)
+            for position, (row, prompt) in enumerate(zip(rows or range(len(prompts)), prompts, strict=True))
             for number in range(count)
         ]
         turns = 1 if self._make is None else self._limits.max_turns
         for episode in episodes if self._make is not None else ():
             self._equip(episode)
-        sampling = _with_stops(sampling, [each.environment for each in episodes])
+        sampling = _with_stops(sampling, [played.environment for played in episodes])
         shape = self._shape(prompt_tokens, count, sampling, turns)
         with closing(LateSession(self._engine, sampling, shape, turns)) as session:
             play = _Play(self, session, sampling, [tokens for tokens in prompt_tokens for _ in range(count)])
             try:
                 play.run(episodes)
             finally:
-                self._close([each.environment for each in episodes if each.environment is not None])
-        samples = [each.sample for each in episodes if each.sample is not None]
+                self._close([played.environment for played in episodes if played.environment is not None])
+        samples = [played.sample for played in episodes if played.sample is not None]
         assert len(samples) == len(episodes)
         return [samples[start : start + count] for start in range(0, len(samples), count)]
 
@@ -200,12 +200,12 @@ class EnvironmentRunner:
     ) -> SessionShape:
         longest = max(map(len, prompt_tokens))
         room = self._context - min(map(len, prompt_tokens)) if self._context else 0
-        growth = min((each for each in (self._limits.max_tokens, room) if each > 0), default=sampling.max_new_tokens)
+        growth = min((limit for limit in (self._limits.max_tokens, room) if limit > 0), default=sampling.max_new_tokens)
         return SessionShape(len(prompt_tokens) * count, longest, sampling.max_new_tokens if turns == 1 else growth)
 
     def _close(self, environments: Sequence[Environment]) -> None:
         """Environments that want to be told that it is over; what they raise then is too late to matter."""
-        closing = [each.close for each in environments if callable(getattr(each, "close", None))]  # type: ignore[attr-defined]
+        closing = [environment.close for environment in environments if callable(getattr(environment, "close", None))]  # type: ignore[attr-defined]
         calls = [self._pool.submit(close) for close in closing]
         deadline = time.monotonic() + self._limits.step_seconds
         for call in calls:
@@ -509,9 +509,9 @@ class _Play:
         """The reward of the episode's last turn of the policy, after the environment had answered that turn."""
         if reward is None:
             return
-        place = max(number for number, turn in enumerate(episode.turns) if turn.role == "assistant")
-        turn = episode.turns[place]
-        episode.turns[place] = replace(turn, reward=(turn.reward or 0.0) + reward)
+        last = max(number for number, turn in enumerate(episode.turns) if turn.role == "assistant")
+        turn = episode.turns[last]
+        episode.turns[last] = replace(turn, reward=(turn.reward or 0.0) + reward)
         episode.returned = (episode.returned or 0.0) + reward
 
     def _tell(self, episode: _Episode, messages: Sequence[Message]) -> None:
@@ -558,7 +558,7 @@ class _Play:
 
 def _with_stops(sampling: Sampling, environments: Sequence[Environment | None]) -> Sampling:
     """The sampling with the texts that the environments want to end a turn."""
-    wanted = [text for each in environments for text in getattr(each, "stops", ())]
+    wanted = [text for environment in environments for text in getattr(environment, "stops", ())]
     new = [text for text in dict.fromkeys(wanted) if text not in sampling.stop]
     return replace(sampling, stop=(*sampling.stop, *new)) if new else sampling
 

@@ -40,9 +40,9 @@ class ExpertLog:
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         """Row n becomes what row `rows[n]` was, and so for slots."""
         for table, order in ((self._own, rows), (self._prompts, slots)):
-            moved = [place for place, held in enumerate(order) if place != held]
+            moved = [target for target, held in enumerate(order) if target != held]
             if moved:
-                source = numbers_on(self._device, [order[place] for place in moved])
+                source = numbers_on(self._device, [order[target] for target in moved])
                 table[numbers_on(self._device, moved)] = table[source]
 
     def sample(self, row: int, slot: int, prompt: int, own: int) -> Tensor:
@@ -72,15 +72,15 @@ def experts_of_engine(returned: Any, length: int, of: Routers) -> Tensor:
                 f"{of.num_layers}; give batch.routing_replay=trainer"
             )
         table = table[:, list(of.layer_numbers)]
-    found = of.unknown(length)
-    found[: length - 1] = table[: length - 1]
-    return found
+    experts = of.unknown(length)
+    experts[: length - 1] = table[: length - 1]
+    return experts
 
 
 def joined_experts(tables: Sequence[Tensor | None]) -> Tensor | None:
     """Of a conversation, turn after turn, each table from the conversation's beginning: every token's experts are those
     of the turn that read it first. None where a turn says nothing."""
-    known = [each for each in tables if each is not None]
+    known = [turn_table for turn_table in tables if turn_table is not None]
     if not known or len(known) < len(tables):
         return None
     joined = known[-1].clone()

@@ -66,7 +66,7 @@ class LogpServer:
             return TokenTable((0.0,) * len(tokens), ({},) * len(tokens), (None,) * len(tokens))
         where = f"the teacher at {self.server.base_url}"
         try:
-            found: TokenTable = ask_with_retries(
+            table: TokenTable = ask_with_retries(
                 self.server,
                 "/completions",
                 question(self.model, tokens, top, self.dialect),
@@ -81,7 +81,7 @@ class LogpServer:
             ) from None
         except Retryable as error:
             raise RunFailed(f"{where} does not answer ({error}); start it again, then resume") from None
-        return found
+        return table
 
 
 def question(model: str, tokens: Sequence[int], top: int, dialect: Dialect) -> dict[str, Any]:
@@ -116,23 +116,23 @@ def _prompt_logprobs(choice: Mapping[str, Any], tokens: Sequence[int], top: int)
         own = entry[str(token)]
         logp.append(float(own["logprob"]))
         texts.append(own.get("decoded_token"))
-        ranked = sorted(((float(each["logprob"]), int(key)) for key, each in entry.items()), reverse=True)
+        ranked = sorted(((float(scored["logprob"]), int(key)) for key, scored in entry.items()), reverse=True)
         likeliest.append({key: value for value, key in ranked[:top]})
     return TokenTable(tuple(logp), tuple(likeliest), tuple(texts))
 
 
 def _echoed(choice: Mapping[str, Any], tokens: Sequence[int], top: int) -> TokenTable:
     """Parallel lists over prompt and completion: tokens, token_logprobs (the first null), top_logprobs."""
-    found = choice["logprobs"]
-    values, names = found["token_logprobs"][: len(tokens)], found["tokens"][: len(tokens)]
-    logp = (0.0, *(float(each) for each in values[1:]))
+    logprobs = choice["logprobs"]
+    values, names = logprobs["token_logprobs"][: len(tokens)], logprobs["tokens"][: len(tokens)]
+    logp = (0.0, *(float(value) for value in values[1:]))
     likeliest: list[Mapping[int, float]] = [{}]
-    for entry in (found.get("top_logprobs") or [])[1 : len(tokens)] if top else ():
+    for entry in (logprobs.get("top_logprobs") or [])[1 : len(tokens)] if top else ():
         likeliest.append({int(key.removeprefix(ID_PREFIX)): float(value) for key, value in entry.items()})
     if top and len(likeliest) != len(tokens):
         raise ValueError("top_logprobs do not cover the tokens")
-    texts = tuple(None if str(each).startswith(ID_PREFIX) else str(each) for each in names)
-    ids = [int(str(each).removeprefix(ID_PREFIX)) for each in names if str(each).startswith(ID_PREFIX)]
+    texts = tuple(None if str(name).startswith(ID_PREFIX) else str(name) for name in names)
+    ids = [int(str(name).removeprefix(ID_PREFIX)) for name in names if str(name).startswith(ID_PREFIX)]
     if ids and ids != list(tokens):
         raise ValueError("other tokens came back than were sent")
     return TokenTable(logp, tuple(likeliest), texts)

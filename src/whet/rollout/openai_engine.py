@@ -64,12 +64,12 @@ class TextTokenizer:
     def apply_chat_template(
         self, messages: Sequence[Message], *, tokenize: bool = True, tools: Any = None, **_: Any
     ) -> Any:
-        kept: list[Message] = [dict(message) for message in messages]
-        text = json.dumps([kept, list(tools or ())], ensure_ascii=False, default=str)
+        conversation: list[Message] = [dict(message) for message in messages]
+        text = json.dumps([conversation, list(tools or ())], ensure_ascii=False, default=str)
         if not tokenize:
             return text
         number = self.id_of(f"\x00{text}")  # a plain prompt of the same letters is another
-        self._conversations[number] = (kept, list(tools or ()))
+        self._conversations[number] = (conversation, list(tools or ()))
         return [number]
 
     def conversation(self, number: int) -> tuple[list[Message], list[Mapping[str, Any]]] | None:
@@ -77,9 +77,9 @@ class TextTokenizer:
         return self._conversations.get(number)
 
     def decode(self, tokens: Any, skip_special_tokens: bool = False, **_: Any) -> str:
-        numbers = [int(each) for each in (tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens)]
+        numbers = [int(token) for token in (tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens)]
         special = skip_special_tokens and {self.eos_token_id, *self._conversations}
-        return "".join(self._texts[each] for each in numbers if not special or each not in special)
+        return "".join(self._texts[number] for number in numbers if not special or number not in special)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class OpenAIEngine:
             # an interrupted command must not wait for a server that is slow to answer
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
-        return [self._sample(request, each) for request, each in zip(requests, written, strict=True)]
+        return [self._sample(request, server_text) for request, server_text in zip(requests, written, strict=True)]
 
     def _written(self, request: Request, sampling: Sampling, stop: threading.Event) -> _ServerText:
         path, body = self._question(request, sampling)
@@ -177,14 +177,14 @@ class OpenAIEngine:
 
         asks = {"logprobs": True if chat else 0} if self._logprobs else {}
         try:
-            found = ask_with_retries(self.server, path, {**body, **asks}, read, stop)
+            server_text = ask_with_retries(self.server, path, {**body, **asks}, read, stop)
         except RefusedQuestion as refusal:
             if not asks or "logprob" not in str(refusal):
                 raise
             logger.warning("%s gives no log-probabilities (%s); it is asked without", self.server.base_url, refusal)
             self._logprobs = False
-            found = ask_with_retries(self.server, path, body, read, stop)
-        return found  # type: ignore[no-any-return]
+            server_text = ask_with_retries(self.server, path, body, read, stop)
+        return server_text  # type: ignore[no-any-return]
 
     def _question(self, request: Request, sampling: Sampling) -> tuple[str, dict[str, Any]]:
         """Where to ask, and what: messages for a conversation, the text itself for a plain prompt."""
@@ -259,7 +259,7 @@ def _tokens_of(table: Any, chat: bool) -> list[tuple[str, float]]:
     if not isinstance(table, Mapping):
         return []
     if chat:
-        return [(str(each["token"]), float(each["logprob"])) for each in table.get("content") or ()]
+        return [(str(entry["token"]), float(entry["logprob"])) for entry in table.get("content") or ()]
     pairs = zip(table.get("tokens") or (), table.get("token_logprobs") or (), strict=True)
     return [(str(token), float(logp)) for token, logp in pairs]
 

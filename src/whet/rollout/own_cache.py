@@ -156,7 +156,7 @@ def _cache_refusal(lm: CausalLM, lengths: tuple[int, int], tolerance: float) -> 
             if step == 2:  # rows that are gone make room
                 reader.keep(torch.tensor([2, 0, 1], device=lm.device))
                 tokens, starts = tokens[[2, 0, 1]], [starts[2], starts[0], starts[1]]
-                ours = [each[[2, 0, 1]] for each in ours]
+                ours = [logits[[2, 0, 1]] for logits in ours]
             read = torch.stack([tokens[row, start + step] for row, start in enumerate(starts)])
             ours.append(reader.step(read))
         worst = 0.0
@@ -198,10 +198,10 @@ class OwnCacheBackend:
         self._prompts.update(zip(slots, prompts, strict=True))
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
-        place = {slot: number for number, slot in enumerate(dict.fromkeys(slots))}
+        index_of_slot = {slot: number for number, slot in enumerate(dict.fromkeys(slots))}
         self._num_busy = len(rows)
-        prompt_of_row = torch.tensor([place[slot] for slot in slots], device=self._lm.device)
-        return self._reader.begin([self._prompts[slot] for slot in place], prompt_of_row)
+        prompt_of_row = torch.tensor([index_of_slot[slot] for slot in slots], device=self._lm.device)
+        return self._reader.begin([self._prompts[slot] for slot in index_of_slot], prompt_of_row)
 
     def may_extend(self, num_ready: int, num_busy: int) -> bool:
         return False
@@ -237,7 +237,7 @@ class OwnCacheBackend:
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         self._reader.keep(torch.tensor(rows, device=self._lm.device))
         self._num_busy = len(rows)
-        self._prompts = {place: self._prompts[slot] for place, slot in enumerate(slots)}
+        self._prompts = {position: self._prompts[slot] for position, slot in enumerate(slots)}
 
 
 def prefill(lm: CausalLM, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, Tensor]:

@@ -39,10 +39,10 @@ def uniforms(seeds: list[int], count: int, skipped: list[int] | None = None) -> 
     with np.errstate(over="ignore"):
         state = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)[:, None]
         state = _mixed(state)  # neighbouring seeds must not give shifted copies of one stream
-        place = np.arange(1, count + 1, dtype=np.uint64)[None]
+        position = np.arange(1, count + 1, dtype=np.uint64)[None]
         if skipped is not None:
-            place = place + np.array(skipped, dtype=np.uint64)[:, None]
-        state = state + place * np.uint64(0x9E3779B97F4A7C15)
+            position = position + np.array(skipped, dtype=np.uint64)[:, None]
+        state = state + position * np.uint64(0x9E3779B97F4A7C15)
         bits = _mixed(state) >> np.uint64(40)
     return torch.from_numpy(bits.astype(np.float32) * np.float32(2.0**-24))
 
@@ -61,14 +61,14 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, spend: bool = Fals
         return Draw(token, _at(logits, token) - logits.logsumexp(-1), None)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
-    kept = None
+    support = None
     if sampling.truncates:
-        kept = kept_tokens(logits, sampling)
-        logits = logits.masked_fill(~kept, float("-inf"))
+        support = kept_tokens(logits, sampling)
+        logits = logits.masked_fill(~support, float("-inf"))
     # a second buffer of this size would cost more than the softmax: the system hands out fresh pages for it
     probability = torch.softmax(logits, -1, out=logits) if spend else logits.softmax(-1)
     token = _inverse(probability, uniform)
-    return Draw(token, _at(probability, token).log(), kept if sampling.keeps_support else None)
+    return Draw(token, _at(probability, token).log(), support if sampling.keeps_support else None)
 
 
 def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
         below = uniform.clamp(max=LARGEST_UNIFORM)[:, None] * cumulative[:, -1:]
         token = torch.searchsorted(cumulative, below, right=True)[:, 0].clamp_(max=size - 1)
         return token if probability.is_cpu else _possible(token, probability)
-    block = next((each for each in BLOCKS if size % each == 0), BLOCKS[0])
+    block = next((width for width in BLOCKS if size % width == 0), BLOCKS[0])
     if size % block:
         probability = F.pad(probability, (0, -size % block))
     blocks = probability.view(rows, -1, block)
@@ -94,9 +94,9 @@ def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
     before = F.pad(total, (1, 0)).gather(1, number)
     chosen = blocks.gather(1, number[:, :, None].expand(-1, -1, block))[:, 0]
     running = chosen.cumsum(-1)
-    place = torch.searchsorted(running, torch.minimum(below - before, _just_below(running[:, -1:])), right=True)[:, 0]
+    offset = torch.searchsorted(running, torch.minimum(below - before, _just_below(running[:, -1:])), right=True)[:, 0]
     # the clamps only matter where weights have diverged: nothing is above a probability that is not a number
-    return (number[:, 0] * block + _possible(place.clamp(max=block - 1), chosen)).clamp(max=size - 1)
+    return (number[:, 0] * block + _possible(offset.clamp(max=block - 1), chosen)).clamp(max=size - 1)
 
 
 def _possible(place: Tensor, probability: Tensor) -> Tensor:
@@ -113,18 +113,18 @@ def kept_tokens(logits: Tensor, sampling: Sampling) -> Tensor:
 
     Tokens of equal probability stay or go together, so what is kept is all that reaches a threshold.
     """
-    kept = torch.ones_like(logits, dtype=torch.bool)
+    mask = torch.ones_like(logits, dtype=torch.bool)
     if 0 < sampling.top_k < logits.shape[-1]:
-        kept &= logits >= logits.topk(sampling.top_k).values[:, -1:]
+        mask &= logits >= logits.topk(sampling.top_k).values[:, -1:]
     if sampling.top_p < 1:
-        probability = logits.masked_fill(~kept, float("-inf")).softmax(-1)
+        probability = logits.masked_fill(~mask, float("-inf")).softmax(-1)
         ordered = probability.sort(descending=True).values
         before = ordered.cumsum(-1) - ordered  # a token stays while the mass in front of it is below top_p
-        kept &= probability >= ordered.masked_fill(before >= sampling.top_p, 1).amin(-1, keepdim=True)
+        mask &= probability >= ordered.masked_fill(before >= sampling.top_p, 1).amin(-1, keepdim=True)
     if sampling.min_p > 0:
-        probability = logits.masked_fill(~kept, float("-inf")).softmax(-1)
-        kept &= probability >= sampling.min_p * probability.max(-1, keepdim=True).values
-    return kept
+        probability = logits.masked_fill(~mask, float("-inf")).softmax(-1)
+        mask &= probability >= sampling.min_p * probability.max(-1, keepdim=True).values
+    return mask
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

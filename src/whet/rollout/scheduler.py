@@ -91,7 +91,7 @@ class StopRule:
                 # a token adds at least one byte, and a character takes at most four
                 first = max(0, count - (4 * max(map(len, sampling.stop)) + 4))
                 text = self.text_of(list(completion[first:count]))
-                if any(each in text for each in sampling.stop):
+                if any(stop in text for stop in sampling.stop):
                     return count
         return None
 
@@ -103,7 +103,11 @@ class StopRule:
         known = self._may_complete.get((token, stop))
         if known is None:
             text = self.text_of([token])
-            known = not text or "\ufffd" in text or any(each[-1].isspace() or each[-1] in text for each in stop)
+            known = (
+                not text
+                or "\ufffd" in text
+                or any(stop_text[-1].isspace() or stop_text[-1] in text for stop_text in stop)
+            )
             self._may_complete[token, stop] = known
         return known
 
@@ -239,7 +243,7 @@ class OnTheWay:
         self._event: Any = None
         self._values = values
         if values[0].is_cuda:
-            self._values = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in values)
+            self._values = tuple(torch.empty(value.shape, dtype=value.dtype, pin_memory=True) for value in values)
             for here, there in zip(self._values, values, strict=True):
                 here.copy_(there, non_blocking=True)
             self._event = torch.cuda.Event()
@@ -292,8 +296,8 @@ class TokenLog:
         """Of the first rows: done or not, tokens drawn, and the first `fresh` tokens since the last look."""
         values = [self.done[:num_rows, None].long(), self.counts(num_rows)[:, None]]
         if fresh:
-            place = self._looked[:num_rows, None] + torch.arange(fresh, device=self.device)
-            values.append(self._tokens[place.clamp_(max=len(self._tokens) - 1)])
+            position = self._looked[:num_rows, None] + torch.arange(fresh, device=self.device)
+            values.append(self._tokens[position.clamp_(max=len(self._tokens) - 1)])
             self._looked[:num_rows] = self._cursor[:num_rows]
         return Look(torch.cat(values, 1))
 
@@ -343,19 +347,19 @@ class TokenLog:
 
     def written(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The first tokens [rows, width], and their log-probabilities, that these rows wrote."""
-        tokens, logp = (each.view(-1, self._stride)[:, :width] for each in (self._tokens, self._logp))
+        tokens, logp = (buffer.view(-1, self._stride)[:, :width] for buffer in (self._tokens, self._logp))
         return tokens.index_select(0, rows), logp.index_select(0, rows)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Row n becomes what row `rows[n]` was; the rows behind are closed."""
-        moved = [place for place, row in enumerate(rows) if place != row]
+        moved = [position for position, row in enumerate(rows) if position != row]
         if moved:
             target = numbers_on(self.device, moved)
-            source = numbers_on(self.device, [rows[place] for place in moved])
+            source = numbers_on(self.device, [rows[position] for position in moved])
             base = self._base[source]
             counts, unseen, final = self._cursor[source] - base, self._looked[source] - base, self._final[source] - base
-            for each in (self._random, self._tokens, self._logp):
-                view = each.view(-1, self._stride)
+            for buffer in (self._random, self._tokens, self._logp):
+                view = buffer.view(-1, self._stride)
                 view[target] = view[source]
             self.last[target], self.done[target] = self.last[source], self.done[source]
             self._cursor[target] = self._base[target] + counts
@@ -528,18 +532,18 @@ class DecodeScheduler:
 
     def resume(self, interrupted: Sequence[UnfinishedRow]) -> None:
         """Go on with what was interrupted: rows read what they had written, and draw from there."""
-        for each in interrupted:
-            count = len(each.tokens)
-            request = each.request
+        for unfinished in interrupted:
+            count = len(unfinished.tokens)
+            request = unfinished.request
             if count:
                 request = replace(
                     request,
-                    tokens=request.tokens + tuple(each.tokens.tolist()),
+                    tokens=request.tokens + tuple(unfinished.tokens.tolist()),
                     max_new_tokens=self._budget_of(request) - count,
                     continues=None,
                     drawn=request.drawn + count,
                 )
-            self._begin(each.number, request, each.prompt_length)
+            self._begin(unfinished.number, request, unfinished.prompt_length)
 
     def _stop_writing(self) -> list[UnfinishedRow]:
         """The rows that are written, with what they have so far."""
@@ -548,7 +552,7 @@ class DecodeScheduler:
             return []
         places = numbers_on(self._log.device, [row.place for row in rows])
         counts = self._log.counts(places).tolist()
-        tokens, logp = (each.cpu() for each in self._log.written(places, max(counts)))
+        tokens, logp = (values.cpu() for values in self._log.written(places, max(counts)))
         for row, count in zip(rows, counts, strict=True):
             row.count, row.left = count, True
         return [
@@ -556,11 +560,11 @@ class DecodeScheduler:
                 row.number,
                 row.request,
                 len(row.prompt.tokens),
-                tokens[place, : row.count].clone(),
-                logp[place, : row.count].clone(),
+                tokens[position, : row.count].clone(),
+                logp[position, : row.count].clone(),
                 support,
             )
-            for place, (row, support) in enumerate(zip(rows, self._supports_of(rows), strict=True))
+            for position, (row, support) in enumerate(zip(rows, self._supports_of(rows), strict=True))
         ]
 
     def release(self, number: int) -> None:
@@ -659,8 +663,8 @@ class DecodeScheduler:
         for row in self._writing:
             if row is not None:
                 row.drawn = min(row.budget, row.drawn + steps)
-        if self._job.sampling.keeps_support and (kept := self._backend.take_kept(len(self._writing))) is not None:
-            self._keep(kept, self._writing)
+        if self._job.sampling.keeps_support and (drawn_from := self._backend.take_kept(len(self._writing))) is not None:
+            self._keep(drawn_from, self._writing)
         # the token that a row drew when it came in is told with its first look
         fresh = self._backend.steps_per_look + 1 if self._job.sampling.stops_early else 0
         return _Taken(self._log.look(len(self._writing), fresh), self._writing)
@@ -668,7 +672,7 @@ class DecodeScheduler:
     def _completions(self) -> Completions:
         rows = [row for part in self._handed_in for row in part.rows]
         order = sorted(range(len(rows)), key=lambda place: rows[place].number)
-        rows = [rows[place] for place in order]
+        rows = [rows[position] for position in order]
         tokens = torch.cat([part.tokens for part in self._handed_in]).cpu()[order]
         logp = torch.cat([part.logp for part in self._handed_in]).cpu()[order]
         counts = [row.count for row in rows]
@@ -688,7 +692,7 @@ class DecodeScheduler:
     def _hand_out(self, part: _HandedIn) -> list[DrawnCompletion]:
         assert part.sent is not None
         tokens, logp = part.sent.read()
-        found = []
+        completions = []
         for number, row in enumerate(part.rows):
             # copies: a part of the whole would hold the whole
             completion, scores = tokens[number, : row.count].clone(), logp[number, : row.count].clone()
@@ -696,8 +700,8 @@ class DecodeScheduler:
             stop = self._stop_of(row, row.conversation[-1])
             support = part.support[number]
             drawn = DrawnCompletion(row.number, row.request, completion, scores, stop, support, experts=row.experts)
-            found.append(drawn)
-        return found
+            completions.append(drawn)
+        return completions
 
     def _note(self, drawn: Draw | None, rows: Sequence[_Occupant | None]) -> None:
         """Keep what could have been drawn, where sampling truncates."""
@@ -729,12 +733,12 @@ class DecodeScheduler:
         if not self._support:
             return [None] * len(gone)
         parts = self._support[min(row.first_part for row in gone) - self._forgotten_parts :]
-        found = _supports(parts, [row.number for row in gone], [row.count for row in gone])
+        supports = _supports(parts, [row.number for row in gone], [row.count for row in gone])
         still = [row.first_part for row in self._writing if row is not None and not row.left]
         first = min(still, default=self._num_parts)
         del self._support[: first - self._forgotten_parts]
         self._forgotten_parts = first
-        return found
+        return supports
 
     def _enter(self) -> None:
         """Let rows that are continued read on, give free rows to requests that wait, and let each draw a token."""
@@ -743,7 +747,7 @@ class DecodeScheduler:
             self._move_together(rows)
             self._draw_first(rows, self._opened(rows), self._extend(rows))
         while self._waiting:
-            free = [place for place, row in enumerate(self._rows) if row is None]
+            free = [position for position, row in enumerate(self._rows) if row is None]
             free += range(len(self._rows), self._backend.num_rows)
             may_enter = self._backend.may_enter(len(free), len(self._waiting))
             if self._room is not None and free:  # rows that are kept may not come free for long
@@ -800,15 +804,15 @@ class DecodeScheduler:
                 )
             )
         self.counts.extended += sum(map(len, chunks))
-        place = sorted(range(len(order)), key=order.__getitem__)
-        return torch.cat(parts).index_select(0, numbers_on(self._log.device, place))
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        return torch.cat(parts).index_select(0, numbers_on(self._log.device, inverse))
 
     def _seat_requests(self, free: Sequence[int]) -> list[_Occupant]:
         """Seat as many waiting requests as have a row and a slot."""
         empty = deque(slot for slot, prompt in enumerate(self._slots) if prompt is None)
         seated: list[_Occupant] = []
         new: list[_HeldPrompt] = []
-        for place in free:
+        for position in free:
             if not self._waiting:
                 break
             row = self._waiting[0]
@@ -818,8 +822,8 @@ class DecodeScheduler:
                 row.prompt.slot = empty.popleft()
                 new.append(row.prompt)
             self._waiting.popleft()
-            self._rows += [None] * (place + 1 - len(self._rows))
-            self._rows[place], row.place = row, place
+            self._rows += [None] * (position + 1 - len(self._rows))
+            self._rows[position], row.place = row, position
             seated.append(row)
         if new and self._backend.prefills_ahead:
             for prompt in dict.fromkeys(row.prompt for row in self._waiting):
@@ -841,12 +845,12 @@ class DecodeScheduler:
         done, counts, fresh = taken.look.read()
         gone: list[_Occupant] = []
         cut: list[int] = []  # rows that something besides an end token stopped
-        for place, row in enumerate(taken.rows):
+        for position, row in enumerate(taken.rows):
             if row is None or row.left:  # an earlier look saw it leave
                 continue
-            count, ends = counts[place], done[place]
+            count, ends = counts[position], done[position]
             if self._job.sampling.stops_early:
-                stopped_at = self._stopped_at(row, fresh[place], count)
+                stopped_at = self._stopped_at(row, fresh[position], count)
                 if stopped_at is not None:
                     cut.append(row.place)
                     row.stopped_early = True
@@ -899,7 +903,7 @@ class DecodeScheduler:
             num_rows = max(busy) + 1
             num_free = self._backend.num_rows - sum(row is not None for row in self._rows)
             num_waiting = min(len(self._waiting), num_free)
-            slots = sorted({_slot(row) for place in busy if (row := self._rows[place]) is not None})
+            slots = sorted({_slot(row) for occupied in busy if (row := self._rows[occupied]) is not None})
         if self._backend.rows_after(len(busy), num_rows, num_waiting) >= num_rows:
             return
         order = _in_front(busy, self._rows)
@@ -908,10 +912,10 @@ class DecodeScheduler:
         slot_order = _in_front(slots, self._slots)
         self._log.keep(order)
         self._backend.keep(order, slot_order)
-        self._rows = [self._rows[place] for place in order]
-        for place, row in enumerate(self._rows):
+        self._rows = [self._rows[old] for old in order]
+        for position, row in enumerate(self._rows):
             if row is not None:
-                row.place = place
+                row.place = position
         prompts = [self._slots[slot] for slot in slot_order]
         for slot, prompt in enumerate(prompts):
             if prompt is not None:
@@ -938,11 +942,11 @@ def _in_front(wanted: Sequence[int], held: Sequence[object | None]) -> list[int]
     What is not held has no place behind the last.
     """
     order, stays = list(range(len(held))), set(wanted)
-    late = iter(sorted(place for place in wanted if place >= len(wanted)))
-    for place in range(len(wanted)):
-        if place not in stays:
+    late = iter(sorted(late_row for late_row in wanted if late_row >= len(wanted)))
+    for position in range(len(wanted)):
+        if position not in stays:
             source = next(late)
-            order[place], order[source] = source, place
+            order[position], order[source] = source, position
     while held[order[-1]] is None:
         order.pop()
     return order
@@ -964,10 +968,10 @@ def _passes(numbers: Iterable[int], lengths: Sequence[int]) -> list[list[int]]:
 
 def joined_support(supports: Sequence[Support | None]) -> Support | None:
     """What could be drawn in the parts of one completion, one after the other."""
-    known = [each for each in supports if each is not None]
+    known = [support for support in supports if support is not None]
     if not known:
         return None
-    return Support(torch.cat([each.ids for each in known]), torch.cat([each.counts for each in known]))
+    return Support(torch.cat([support.ids for support in known]), torch.cat([support.counts for support in known]))
 
 
 def _supports(kept: Sequence[KeptTokens], requests: Sequence[int], count: Sequence[int]) -> list[Support | None]:
@@ -975,12 +979,12 @@ def _supports(kept: Sequence[KeptTokens], requests: Sequence[int], count: Sequen
     if not kept:
         return [None] * len(count)
     request, position, counts, ids = (
-        torch.cat([getattr(each, name) for each in kept]).numpy() for name in ("row", "position", "counts", "ids")
+        torch.cat([getattr(tokens, name) for tokens in kept]).numpy() for name in ("row", "position", "counts", "ids")
     )
     by_number = np.argsort(requests)
     known = np.array(requests)[by_number]
-    place = np.searchsorted(known, request).clip(max=len(known) - 1)
-    request = np.where(known[place] == request, by_number[place], -1)  # its place among the requests
+    index = np.searchsorted(known, request).clip(max=len(known) - 1)
+    request = np.where(known[index] == request, by_number[index], -1)  # its place among the requests
     start = counts.cumsum() - counts
     order = np.lexsort((position, request))
     order = order[request[order] >= 0]  # without those that nobody sat in
@@ -988,10 +992,10 @@ def _supports(kept: Sequence[KeptTokens], requests: Sequence[int], count: Sequen
     rank = np.arange(len(order)) - first[request[order]]
     order = order[rank < np.array(count)[request[order]]]  # a row that has ended draws on until it is seen
     sizes = counts[order]
-    place = np.repeat(start[order] - (sizes.cumsum() - sizes), sizes) + np.arange(sizes.sum())
-    flat, lengths = torch.from_numpy(ids[place]), torch.from_numpy(sizes.astype(np.int32))
+    index = np.repeat(start[order] - (sizes.cumsum() - sizes), sizes) + np.arange(sizes.sum())
+    flat, lengths = torch.from_numpy(ids[index]), torch.from_numpy(sizes.astype(np.int32))
     ends = np.cumsum(np.bincount(request[order], weights=sizes, minlength=len(count))).astype(int)
     return [
-        Support(flat[begin:end], each)
-        for begin, end, each in zip((0, *ends[:-1]), ends, lengths.split(list(count)), strict=True)
+        Support(flat[begin:end], request_lengths)
+        for begin, end, request_lengths in zip((0, *ends[:-1]), ends, lengths.split(list(count)), strict=True)
     ]

@@ -30,8 +30,8 @@ class BatchSession:
             return []
         # a batch has one budget: those that share one are written now
         budget = self._budget(self._waiting[0][1])
-        chosen = [each for each in self._waiting if self._budget(each[1]) == budget]
-        self._waiting = [each for each in self._waiting if self._budget(each[1]) != budget]
+        chosen = [entry for entry in self._waiting if self._budget(entry[1]) == budget]
+        self._waiting = [entry for entry in self._waiting if self._budget(entry[1]) != budget]
         sampling = replace(self._sampling, max_new_tokens=budget)
         samples = self._engine.generate([request for _, request in chosen], sampling)
         return [(number, sample) for (number, _), sample in zip(chosen, samples, strict=True)]
@@ -83,7 +83,7 @@ class LateSession:
 
     def _open(self) -> Session:
         if self._session is None:
-            longest = max((len(each.tokens) for each in self._waiting.values()), default=0)
+            longest = max((len(waiting.tokens) for waiting in self._waiting.values()), default=0)
             self._shape = replace(self._shape, prompt_tokens=max(longest, self._shape.prompt_tokens))
             opening = open_session(self._engine, self._sampling, self._shape, self._turns)
             self._session = self._opened.enter_context(opening)

@@ -127,7 +127,7 @@ class TorchEngine:
     def _own_path(self, reason: str) -> FastPath:
         """Through the model's own forward, as far as its cache goes."""
         self._own_forward = own_forward(self._lm)
-        return FastPath(self._own_forward.kind, "; ".join(each for each in (reason, self._own_forward.reason) if each))
+        return FastPath(self._own_forward.kind, "; ".join(text for text in (reason, self._own_forward.reason) if text))
 
     def unrecorded_experts(self) -> str:
         """Why samples do not say which experts wrote them; empty where they do."""
@@ -204,7 +204,7 @@ class TorchEngine:
     def _own_completions(self, requests: Sequence[Request], sampling: Sampling) -> Completions:
         own = self._own_forward or OwnForward()
         lengths = [0 if own.mixes_lengths else len(request.tokens) for request in requests]
-        groups = [[number for number, each in enumerate(lengths) if each == length] for length in sorted(set(lengths))]
+        groups = [[number for number, size in enumerate(lengths) if size == length] for length in sorted(set(lengths))]
         parts = []
         for numbers in groups:
             job = decode_job([requests[number] for number in numbers], sampling, self._stop)
@@ -215,28 +215,28 @@ class TorchEngine:
 
 def samples_of(written: Sequence[DrawnCompletion], tokenizer: Any, version: int) -> list[Sample]:
     """Completions as samples, each behind its prompt."""
-    texts = decoded(tokenizer, [each.tokens.tolist() for each in written])
-    found = []
-    for each, text in zip(written, texts, strict=True):
-        start = len(each.request.tokens)
-        versions, oldest, newest = each.token_versions, version, version
+    texts = decoded(tokenizer, [completion.tokens.tolist() for completion in written])
+    samples = []
+    for drawn, text in zip(written, texts, strict=True):
+        start = len(drawn.request.tokens)
+        versions, oldest, newest = drawn.token_versions, version, version
         if versions is not None:
             oldest, newest = int(versions.min()), int(versions.max())
             versions = None if oldest == newest else versions
-        found.append(
+        samples.append(
             Sample(
-                tokens=torch.cat([long_tensor(each.request.tokens), each.tokens]),
-                action=torch.arange(start + len(each.tokens)) >= start,
-                behavior_logp=F.pad(each.logp, (start, 0)),
+                tokens=torch.cat([long_tensor(drawn.request.tokens), drawn.tokens]),
+                action=torch.arange(start + len(drawn.tokens)) >= start,
+                behavior_logp=F.pad(drawn.logp, (start, 0)),
                 versions=(oldest, newest),
-                stop=each.stop,
+                stop=drawn.stop,
                 completion=text,
-                support=each.support,
-                routed_experts=each.experts,
+                support=drawn.support,
+                routed_experts=drawn.experts,
                 token_versions=None if versions is None else F.pad(versions, (start, 0), value=oldest),
             )
         )
-    return found
+    return samples
 
 
 def _with_special_tokens(tokenizer: Any, tokens: list[int]) -> str:
@@ -260,11 +260,11 @@ def decoded(tokenizer: Any, rows: Sequence[list[int]]) -> list[str]:
 
 def _joined(parts: Sequence[Completions], groups: Sequence[Sequence[int]]) -> Completions:
     """Completions of parts of the requests, each in the place of its request."""
-    place = [number for numbers in groups for number in numbers]
-    order = sorted(range(len(place)), key=place.__getitem__)
+    flat_numbers = [number for numbers in groups for number in numbers]
+    order = sorted(range(len(flat_numbers)), key=flat_numbers.__getitem__)
 
     def ordered(lists: Sequence[Sequence[Any]]) -> list[Any]:
-        flat = [each for values in lists for each in values]
+        flat = [value for values in lists for value in values]
         return [flat[number] for number in order]
 
     return Completions(

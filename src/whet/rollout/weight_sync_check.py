@@ -144,13 +144,13 @@ class PolicyWatch:
                 f"policy version {self._version} was loaded and the engine {self._name} still writes with version "
                 f"{oldest}; fix its load, or the version that its samples carry"
             )
-        chosen = _spread([each for each in samples if bool(_replayable(each, self._version).any())], NUM_REPLAYED)
+        chosen = _spread([sample for sample in samples if bool(_replayable(sample, self._version).any())], NUM_REPLAYED)
         if not chosen:  # every token is of an older policy, which the trainer no longer has
             return {"replayed_tokens": 0.0}
-        found = replay(self._policy, chosen, self._version, self._temperature, getattr(self._engine, "dtype", None))
-        if not found.passes:
-            raise PolicyMismatch(self._complaint(found))
-        return {"replayed_tokens": float(found.tokens), "replay_gap": found.gap, "replay_limit": found.limit}
+        result = replay(self._policy, chosen, self._version, self._temperature, getattr(self._engine, "dtype", None))
+        if not result.passes:
+            raise PolicyMismatch(self._complaint(result))
+        return {"replayed_tokens": float(result.tokens), "replay_gap": result.gap, "replay_limit": result.limit}
 
     def _complaint(self, found: Replay) -> str:
         tied = getattr(self._policy.model.config, "tie_word_embeddings", False)
@@ -212,12 +212,12 @@ def replay(
     distance = (ours - batch.behavior_logp).abs()
     counted = [_padded(_replayable(sample, version), batch.action.shape[1]) for sample in samples]
     pooled = float(torch.cat([row[mask] for row, mask in zip(rounding, counted, strict=True)]).mean())
-    found = [
+    replays = [
         Replay(int(mask.sum()), float(gap[mask].mean()), margin * max(float(noise[mask].mean()), pooled), version)
         for gap, noise, mask in zip(distance, rounding, counted, strict=True)
     ]
-    worst = max(found, key=lambda each: float("inf") if each.gap != each.gap else each.gap / each.limit)
-    return replace(worst, tokens=sum(each.tokens for each in found))
+    worst = max(replays, key=lambda each: float("inf") if each.gap != each.gap else each.gap / each.limit)
+    return replace(worst, tokens=sum(replayed.tokens for replayed in replays))
 
 
 def _other_precision(trainer: torch.dtype, engine: torch.dtype | None) -> torch.dtype:

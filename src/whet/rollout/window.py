@@ -52,7 +52,7 @@ class GroupWindow:
 
     @property
     def num_finished(self) -> int:
-        return sum(each.finished for each in self._queue)
+        return sum(entry.finished for entry in self._queue)
 
     def admit(self) -> int:
         """The number of a new group at the end of the queue."""
@@ -63,18 +63,18 @@ class GroupWindow:
         return number
 
     def finish(self, number: int) -> None:
-        place = next(place for place, each in enumerate(self._queue) if each.number == number)
-        self._queue[place] = replace(self._queue[place], finished=True)
+        index = next(position for position, entry in enumerate(self._queue) if entry.number == number)
+        self._queue[index] = replace(self._queue[index], finished=True)
 
     def take(self) -> InFlight | None:
         """The oldest finished group, unless it would pass one that has been passed often enough; None: wait."""
-        for place, each in enumerate(self._queue):
-            if each.finished:
-                del self._queue[place]
-                self._queue[:place] = [replace(older, passed=older.passed + 1) for older in self._queue[:place]]
+        for index, entry in enumerate(self._queue):
+            if entry.finished:
+                del self._queue[index]
+                self._queue[:index] = [replace(older, passed=older.passed + 1) for older in self._queue[:index]]
                 self._num_taken += 1
-                return each
-            if each.passed >= self.passes:
+                return entry
+            if entry.passed >= self.passes:
                 return None
         return None
 
@@ -87,7 +87,7 @@ class GroupWindow:
         self._num_taken = 0
 
     def state(self) -> dict[str, object]:
-        queue = [[each.number, each.finished, each.passed] for each in self._queue]
+        queue = [[entry.number, entry.finished, entry.passed] for entry in self._queue]
         return {"queue": queue, "next": self._next}
 
     def restore(self, queue: Sequence[tuple[int, bool, int]], following: int) -> None:
