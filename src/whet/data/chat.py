@@ -241,6 +241,7 @@ def _end_token(tokenizer: PreTrainedTokenizerBase, prompt_id: str) -> int:
 
 
 def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """Token ids of plain text, without special tokens; raises `BadRow` for an id outside the model's embedding."""
     tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
     return _embedded(tokenizer, tokens, f"the text {_excerpt(text)}") if _rows(tokenizer) is not None else tokens
 

@@ -132,7 +132,7 @@ class ContaminationIndex:
         return kinds_by_row
 
     def _kind(self, train: str, test: str) -> OverlapKind:
-        """Of two texts with a long run in common, numbers aside."""
+        """The kind of overlap of two texts that share a long run, numbers aside."""
         one, other = sorted((words_of(train), words_of(test)), key=len)
         if self._covered(one, other) >= self.rule.share * len(one) and _same_numbers(one, other):
             return OverlapKind.COPY
@@ -231,7 +231,7 @@ class _Postings:
 
 
 def _short_kind(train: str, test: str) -> OverlapKind:
-    """Of two texts that have most of their short runs in common, numbers aside."""
+    """The kind of overlap of two texts that share most of their short runs, numbers aside."""
     one, other = sorted((words_of(train), words_of(test)), key=len)
     if f" {' '.join(one)} " in f" {' '.join(other)} ":
         return OverlapKind.COPY

@@ -115,11 +115,13 @@ def _is_bare_value(line: str) -> bool:
 
 
 def first_line(text: str) -> str:
+    """The first line of a text as a bare answer; empty for a blank text."""
     lines = text.strip().splitlines()
     return bare_answer(lines[0]) if lines else ""
 
 
 def bare_answer(text: str) -> str:
+    """The text without surrounding space, Markdown marks (`*` and backticks) and one pair of dollar signs."""
     text = text.strip().strip("*`").strip()
     wrapped = len(text) > 2 and text[0] == "$" == text[-1]
     return text[1:-1].strip() if wrapped else text

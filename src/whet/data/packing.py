@@ -307,6 +307,7 @@ class PaddedRows:
 
 
 def padded_rows(rows: Sequence[Encoded]) -> PaddedRows:
+    """Rows padded on the right with token 0 to the longest of them; padding is never an action."""
     # numpy reads tuples ten times as fast as torch, and a device waits for this
     width = max(len(row.tokens) for row in rows)
     tokens = np.zeros((len(rows), width), np.int64)

@@ -340,6 +340,7 @@ def _require_unique_ids(rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
 
 
 def renamed(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Row]:
+    """Rows with columns renamed as `{old: new}` says; raises `WhetError` for a column that no row has."""
     present = {name: None for row in rows for name in row.values}
     for source, target in columns.items():
         if source not in present:

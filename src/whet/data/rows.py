@@ -156,6 +156,7 @@ def _text_lines(name: str, stream: Iterable[bytes]) -> Iterator[str]:
 
 
 def jsonl_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
+    """One row per line that is not blank; a line that cannot be read yields a row with a `fault` and raises nothing."""
     for number, line in enumerate(_lines(stream), start=1):
         if line.strip():
             where = f"{name}:{number}"
@@ -246,6 +247,7 @@ def require_shallow(value: Any) -> None:
 
 
 def shown_fault(error: BaseException) -> str:
+    """A parser's error in one line; a `RecursionError` is reported as nesting that is too deep."""
     deep = f"lists and objects stand more than {DEEPEST} deep inside one another"
     return deep if isinstance(error, RecursionError) else first_line(error)
 
@@ -402,6 +404,7 @@ def _raise_missing_package(source: str, package: str, error: ImportError) -> NoR
 
 
 def first_line(error: BaseException) -> str:
+    """The first line of an error's message, at most 200 characters, or "no details"."""
     line = str(error).strip().partition("\n")[0] or "no details"
     return line if len(line) <= 200 else f"{line[:197]}..."
 

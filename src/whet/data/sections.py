@@ -12,6 +12,8 @@ from whet.settings.sections import Section, Table, listed
 
 
 class DataSection(Section):
+    """Settings that every kind of training data has; several apply to one kind of source only."""
+
     source: str = Field(
         "task:arithmetic",
         description="task:NAME (or NAME+NAME), gym:NAME, seeds:COUNT, a file, or hub:owner/name",
@@ -35,6 +37,8 @@ class DataSection(Section):
 
 
 class PromptSection(DataSection):
+    """`[data]` of methods that sample completions of their own."""
+
     order: Literal["shuffled", "by_difficulty"] = Field(
         "shuffled",
         description="order of the prompts; by_difficulty visits those whose completions all agree less often",
@@ -42,5 +46,7 @@ class PromptSection(DataSection):
 
 
 class DemonstrationSection(DataSection):
+    """`[data]` of methods that imitate given completions."""
+
     share_worked: float = Field(1.0, ge=0, le=1, description="share of a task's demonstrations that show their working")
     every_completion: bool = Field(False, description="also learn the earlier assistant turns of a conversation")

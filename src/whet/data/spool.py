@@ -118,6 +118,7 @@ class StoredRows:
             yield row, "\n".join(_strings(value)) if not isinstance(value, str) else value
 
     def refuse(self, fault: BadRow) -> None:
+        """Count the row as left out if `drop` is set, else raise `WhetError`; the caller skips the row."""
         if not self.drop:
             raise WhetError(f"{fault}; or leave such rows out with --unusable drop") from fault
         self.left_out[fault.reason] += 1
@@ -171,9 +172,11 @@ class RowWriter:
         self.rows = 0
 
     def write(self, values: Mapping[str, Any]) -> None:
+        """Write a row as one line of JSON; a value that JSON lacks is written as its `str()`."""
         self.write_line(json.dumps(values, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n")
 
     def write_line(self, line: bytes) -> None:
+        """Write a row that is JSON already; the line must end in a newline."""
         self._stream.write(line)
         self.rows += 1
 
@@ -243,5 +246,6 @@ class Spool:
         return self._file.read(self._starts[number + 1] - self._starts[number])
 
     def values(self, number: int) -> dict[str, Any]:
+        """The row as it was added, except that values unknown to JSON come back as text."""
         row_values: dict[str, Any] = json.loads(self.line(number))
         return row_values

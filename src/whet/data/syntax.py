@@ -16,14 +16,14 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 def statements(text: str) -> list[ast.stmt]:
-    """Of a program; raises what `ast.parse` does."""
+    """The statements of a program; raises what `ast.parse` does."""
     tree = _parsed(text, "exec")
     assert isinstance(tree, ast.Module)
     return tree.body
 
 
 def expression(text: str) -> ast.expr:
-    """Of a text that is nothing else; raises what `ast.parse` does."""
+    """The syntax tree of a text that is one expression; raises what `ast.parse` does."""
     tree = _parsed(text, "eval")
     assert isinstance(tree, ast.Expression)
     return tree.body

@@ -25,6 +25,8 @@ NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 @dataclass(frozen=True)
 class ToolCall:
+    """A call as the model wrote it, not checked against any tool. Two calls are equal whatever their ids."""
+
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     positional: tuple[Any, ...] = ()  # of the form name(1, 2), until the tool's signature names them

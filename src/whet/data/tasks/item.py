@@ -95,6 +95,7 @@ def gold_completion(item: Item, worked: bool = True) -> str:
 
 
 def as_prompt(task: Task, split: str, number: int, item: Item) -> Prompt:
+    """The item as a chat prompt with one user message; `number` makes its id unique within the split."""
     message = {"role": "user", "content": item.question}
     return Prompt(f"{task.name}/{split}/{number}", (message,), answer=item.answer, meta=item.meta)
 

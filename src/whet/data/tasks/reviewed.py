@@ -34,6 +34,7 @@ def reviewed_completions(task: Task, split: str, count: int, seed: int, difficul
 
 
 def reviews(contrast: ContrastedCompletions) -> list[ReviewedCompletion]:
+    """Five completions with their reviews: right, careless and wrong, then right and wrong without their working."""
     completions = (
         (contrast.right, 1.0),
         (contrast.careless, 0.5),
