@@ -23,6 +23,8 @@ OWN_TASKS: Mapping[str, Mapping[str, Any]] = {
 
 
 class EnvSection(Section):
+    """`[env]`: what answers the policy in an episode, and the limits of an episode."""
+
     name: str = Field(
         "", description="environment of an episode: a registered name or file.py:Class; empty: one completion, or tools"
     )

@@ -23,6 +23,7 @@ def number(value: Any, where: str) -> float:
 
 
 def text(value: Any, where: str, fix: str = "return text") -> str:
+    """The value itself, if it is a string; raises `TypeError` for anything else rather than convert it."""
     if not isinstance(value, str):
         raise TypeError(f"{where} gave {_kind(value)}; expected text: {fix}")
     return value

@@ -98,6 +98,7 @@ class CallRecord:
             self._known.popitem(last=False)
 
     def add(self, call: ModelCall) -> None:
+        """Count a call; it is stored only where the record keeps all calls (`keeps` is 0)."""
         self.num_calls += 1
         if not self.keeps:
             self.calls.append(call)

@@ -59,13 +59,16 @@ class HttpEndpoint:
             self._records[_digest(token)] = record
 
     def forget(self, token: str) -> None:
+        """Refuse requests with this token from now on; an unknown token is ignored."""
         with self._lock:
             self._records.pop(_digest(token), None)
 
     def start(self) -> None:
+        """Answer requests from a background thread; returns once the server accepts connections."""
         self._server.start(self._app())
 
     def stop(self) -> None:
+        """Cut off open requests and free the port."""
         self._server.stop()
 
     def _app(self) -> Any:

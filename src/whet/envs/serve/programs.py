@@ -77,16 +77,19 @@ class ProgramGuard:
         self._closing: weakref.finalize[..., ProgramGuard] | None = None
 
     def add(self, group: int) -> None:
+        """Guard a process group; the first one starts the guard's own process."""
         with self._lock:
             self._groups.add(group)
             self._tell(b"+%d\n" % group)
 
     def remove(self, group: int) -> None:
+        """Stop guarding a process group that has ended: its number may be given to another."""
         with self._lock:
             self._groups.discard(group)
             self._tell(b"-%d\n" % group)
 
     def close(self) -> None:
+        """End the guard's process, which kills the groups that are still guarded."""
         with self._lock:
             if self._closing is not None:
                 self._closing()
@@ -183,9 +186,11 @@ class AgentProgram:
         return -1 if code is None else code
 
     def ask_to_end(self) -> None:
+        """Send SIGTERM to the program and its children, without waiting for them."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
+        """Send SIGKILL to the program and its children; `wait` says when it has ended."""
         self._signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:

@@ -50,6 +50,7 @@ class Job:
     budget: int = 0  # of each completion
 
     def mark_delivered(self, delivered: bool = True) -> None:
+        """Note whether the client got its response; a call nobody received becomes no sample of its own."""
         for call in self.calls:
             call.is_delivered = delivered
 
@@ -149,6 +150,7 @@ class RequestQueue:
         return job
 
     def wake(self) -> None:
+        """End the engine thread's `wait` early; may be called from any thread."""
         self._wake.set()
 
     # ---- the engine's thread

@@ -76,5 +76,6 @@ class ModelServer:
             self._endpoint.stop()
 
     def stop(self) -> None:
+        """Make `run` return, after the work it is doing; may be called from any thread."""
         self._stopping.set()
         self._queue.wake()

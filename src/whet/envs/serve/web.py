@@ -37,6 +37,7 @@ def require_server(what: str, extra: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether a host can be reached from this machine alone; no name but `localhost` is looked up."""
     if host == "localhost":
         return True
     try:
@@ -70,6 +71,7 @@ class HttpServer:
         return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 
     def start(self, app: Any) -> None:
+        """Serve from a background thread; returns once it accepts connections, or raises `WhetError`."""
         import uvicorn
 
         config = uvicorn.Config(
@@ -96,6 +98,7 @@ class HttpServer:
             time.sleep(0.005)
 
     def stop(self) -> None:
+        """Cut off open connections and free the port; waits at most `STOP_SECONDS` for the thread."""
         if self._server is not None:
             self._server.should_exit = True
             self._server.force_exit = True
@@ -117,6 +120,7 @@ def make_app(routes: Sequence[Route], unknown: Callable[..., Any]) -> Any:
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    """A JSON response for a handler to return, made without importing FastAPI at start-up."""
     from fastapi.responses import JSONResponse
 
     return JSONResponse(value, status, dict(headers or {}))

@@ -471,6 +471,7 @@ def generate_json(request: CallRequest, result: ServedCompletions, model: str) -
 
 
 def usage(result: ServedCompletions) -> dict[str, int]:
+    """OpenAI's `usage` field; the prompt is counted once, however many choices there are."""
     written = sum(len(choice.tokens) for choice in result.choices)
     return {
         "prompt_tokens": len(result.prompt),

@@ -57,7 +57,7 @@ def _value(node: ast.expr, text: str, depth: int) -> Fraction:
 
 
 def _number(node: ast.Constant, text: str) -> Fraction:
-    """Of a decimal the digits count that were written, not the nearest binary number."""
+    """The exact value of a literal: a decimal is read from its digits, not from the nearest binary number."""
     piece = ast.get_source_segment(text, node) or ""
     if isinstance(node.value, int):
         return Fraction(node.value)

@@ -232,6 +232,7 @@ class ServerSource:
 
 
 def is_server(spec: str) -> bool:
+    """Whether a tool's name is that of an MCP server, one per episode or one shared by all."""
     return spec.startswith((EPISODE, SHARED))
 
 

@@ -147,6 +147,7 @@ def warm_sandboxes(sources: Sequence[Any], episodes: int) -> None:
 
 
 def session_limits(limits: ToolLimits, memory_mb: int) -> Limits:
+    """Sandbox limits for tool calls; the wall clock is `WALL` times looser, to catch only code that sleeps."""
     processor = max(1, math.ceil(limits.seconds))
     return Limits(cpu_seconds=processor, wall_seconds=WALL * limits.seconds, memory_mb=memory_mb)
 
@@ -179,6 +180,7 @@ def source_of(thing: Any) -> str:
 
 
 def sandboxed_class(source: ClassSource, sandbox: Sandbox | None = None) -> SandboxedSource:
+    """The class with its methods run in the sandbox; raises `WhetError` if it has settings, which stay outside."""
     if source.settings:
         raise WhetError(f"the tool class {source.name} runs in the sandbox and takes no settings there; drop them")
     return sandboxed_thing(source.kind, source.schemas, sandbox)

@@ -27,6 +27,8 @@ SETTINGS = ("corpus", "k")
 
 @dataclass(frozen=True)
 class CorpusDocument:
+    """A text to search in; it is cited by its number in the corpus, not by its title."""
+
     text: str
     title: str = ""
 
@@ -43,6 +45,7 @@ def search_source(corpus: str = "", k: int = 3) -> FunctionSource:
 
 
 def searcher(documents: list[CorpusDocument], k: int) -> Callable[[str], str]:
+    """The search tool: a function from a query to its `k` best passages as text. The index is built here, once."""
     try:
         import bm25s
     except ImportError:
@@ -91,6 +94,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def read_corpus(place: str) -> list[CorpusDocument]:
+    """The documents of a file or folder, empty ones left out; raises `WhetError` if none remain."""
     path = Path(place).expanduser()
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in TEXT_FILES)

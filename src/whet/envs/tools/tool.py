@@ -77,6 +77,7 @@ class ToolSource(Protocol):
 
 
 def tool_name(schema: Mapping[str, Any]) -> str:
+    """The name in a schema of OpenAI's form, which has it under `function`."""
     return str(schema["function"]["name"])
 
 
