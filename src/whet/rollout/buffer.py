@@ -43,6 +43,7 @@ class RolloutBuffer:
         return len(self._waiting) > self._staleness
 
     def add(self, batch: RolloutBatch) -> None:
+        """Append a batch; a full buffer does not refuse it, so look at `is_full` first."""
         self._waiting.append(batch)
 
     def take(self) -> RolloutBatch:
@@ -50,6 +51,7 @@ class RolloutBuffer:
         return self._waiting.pop(0)
 
     def state(self) -> list[dict[str, Any]]:
+        """What waits as JSON values, without its tensors; `tensors` has those."""
         return [_batch_state(batch) for batch in self._waiting]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -65,6 +67,7 @@ class RolloutBuffer:
     def restore(
         self, state: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor], prompts: Sequence[Prompt]
     ) -> None:
+        """Replace what waits by what was saved; `prompts` must have the order they had then."""
         self._waiting = [_restored_batch(saved, f"{number}/", tensors, prompts) for number, saved in enumerate(state)]
 
 

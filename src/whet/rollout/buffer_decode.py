@@ -31,7 +31,7 @@ class BufferBackend:
     most_members: int | None = None
 
     def __init__(self, decoder: HookedDecoder, job: DecodeJob, rows: int, session: SessionShape | None = None) -> None:
-        """Of a mixture of experts, the experts of every token are noted."""
+        """Allocate the state of a batch; for a mixture of experts, each token's experts are recorded too."""
         self._sampling, self._device = job.sampling, decoder.lm.device
         if session is not None:
             self._budget, longest = session.growth, session.prompt_tokens

@@ -133,6 +133,7 @@ class GraphBackend:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling, rows_per_batch: int) -> Completions:
+        """Write all requests with the policy's present weights; large caches are freed afterwards."""
         self._weights.refresh()
         rows = min(max(rows_per_batch, SMALLEST), _rounded(len(requests)))
         job = decode_job(requests, sampling, self._stop, min(rows, MOST_MEMBERS))
@@ -179,6 +180,7 @@ class GraphBackend:
         self.log.close(range(len(self.log.last)))
 
     def close_session(self) -> None:
+        """Leave session mode; caches are kept for the next rollout unless they are large."""
         self._in_session, self.most_members = False, MOST_MEMBERS
         self._release_large()
 
@@ -198,7 +200,7 @@ class GraphBackend:
 
     @property
     def _kept_bytes(self) -> float:
-        """Of caches that may stay between two rollouts."""
+        """The most bytes of caches that may stay allocated between two rollouts."""
         return KEPT_SHARE * torch.cuda.get_device_properties(self._lm.device).total_memory
 
     def _free_bytes(self) -> int:

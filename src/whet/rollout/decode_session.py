@@ -144,6 +144,7 @@ class DecodeSession:
 
 
 def check_length(request: Request, budget: int, context: int) -> None:
+    """Raise `WhetError` where prompt and new tokens exceed the context; a request's own limit goes before `budget`."""
     new = request.max_new_tokens or budget
     if len(request.tokens) + new > context:
         raise WhetError(

@@ -215,7 +215,7 @@ class EnvironmentRunner:
                 self._pool.give_up(call, "environment.close")
 
     def renderer(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> TurnRenderer:
-        """Of the conversation's template; one for all episodes with the same tools."""
+        """The renderer of the conversation's template, shared by all episodes with the same tools."""
         key = (prompt.text is None, repr(tools))
         if key not in self._renderers:
             self._renderers[key] = turn_renderer(
@@ -333,7 +333,7 @@ class _Play:
         return min(min(self._deadlines(call)) for call in self._calls.values())
 
     def _deadlines(self, call: _EnvironmentCall) -> tuple[float, float]:
-        """Of the call and of its episode; one that a limit has ended is past its own."""
+        """When the call and its episode time out; infinity for an episode that a limit has ended already."""
         episode = call.episode.began + self._limits.seconds if call.limit is None else math.inf
         return call.since + self._limits.step_seconds, episode
 

@@ -78,8 +78,10 @@ def experts_of_engine(returned: Any, length: int, of: Routers) -> Tensor:
 
 
 def joined_experts(tables: Sequence[Tensor | None]) -> Tensor | None:
-    """Of a conversation, turn after turn, each table from the conversation's beginning: every token's experts are those
-    of the turn that read it first. None where a turn says nothing."""
+    """The experts of a whole conversation, from one table per turn; None where a turn has no table.
+
+    Each table starts at the conversation's beginning; a token's experts are those of the turn that read it first.
+    """
     known = [turn_table for turn_table in tables if turn_table is not None]
     if not known or len(known) < len(tables):
         return None

@@ -59,6 +59,7 @@ class LogpServer:
                 raise
 
     def logp(self, rows: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """Log-probabilities of each row's tokens; 0 for the first token, which no server scores."""
         return [table.logp for table in self.tables(rows)]
 
     def _table(self, tokens: list[int], top: int, stop: threading.Event) -> TokenTable:
@@ -139,6 +140,7 @@ def _echoed(choice: Mapping[str, Any], tokens: Sequence[int], top: int) -> Token
 
 
 def logp_server(base_url: str, model: str, key_variable: str, timeout: float, concurrency: int) -> LogpServer:
+    """A client of the teacher's server; `key_variable` names the environment variable with the key, not the key."""
     check_url(base_url, "the teacher")
     server = RemoteServer(
         *(base_url, key_variable, timeout), who="the teacher", settings="the section teacher", most_bytes=LARGEST_SCORES

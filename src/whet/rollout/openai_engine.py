@@ -55,6 +55,7 @@ class TextTokenizer:
         return {"input_ids": [self.id_of(text)] if text else []}
 
     def id_of(self, text: str) -> int:
+        """The id of a text, which joins the vocabulary when it is first seen; safe to call from several threads."""
         with self._lock:
             if text not in self._ids:
                 self._ids[text] = len(self._texts)
@@ -64,6 +65,7 @@ class TextTokenizer:
     def apply_chat_template(
         self, messages: Sequence[Message], *, tokenize: bool = True, tools: Any = None, **_: Any
     ) -> Any:
+        """The whole conversation as one token, or as JSON text: the server applies the real template."""
         conversation: list[Message] = [dict(message) for message in messages]
         text = json.dumps([conversation, list(tools or ())], ensure_ascii=False, default=str)
         if not tokenize:
@@ -77,6 +79,7 @@ class TextTokenizer:
         return self._conversations.get(number)
 
     def decode(self, tokens: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+        """The tokens' texts joined; `skip_special_tokens` leaves out whole conversations too."""
         numbers = [int(token) for token in (tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens)]
         special = skip_special_tokens and {self.eos_token_id, *self._conversations}
         return "".join(self._texts[number] for number in numbers if not special or number not in special)
@@ -142,6 +145,7 @@ class OpenAIEngine:
         )
 
     def path_for(self, sampling: Sampling, longest_prompt: int) -> FastPath:
+        """The server and its model; the same for all settings and prompts."""
         return FastPath(f"{self.model} at {self.server.base_url}; no weights are sent to it")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:

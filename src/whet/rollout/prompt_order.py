@@ -42,9 +42,11 @@ class PromptOrder:
         return draw < visit_share(self._rates.get(row))
 
     def state(self) -> dict[str, Any]:
+        """The position and the rates seen so far, as JSON values; the seed is not saved."""
         return {"position": self._cursor.position, "rates": {str(row): rate for row, rate in self._rates.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; exact only with the same seed and number of prompts."""
         self._cursor = replace(self._cursor, position=state["position"])
         self._rates = {int(row): rate for row, rate in state["rates"].items()}
 

@@ -67,6 +67,7 @@ class Completions:
     experts: list[Tensor | None]  # [prompt and count, layers, k] each
 
     def written(self, number: int, request: Request) -> DrawnCompletion:
+        """One request's completion without its padding; the tensors are views of these."""
         count = self.count[number]
         tokens, logp = self.tokens[number, :count], self.logp[number, :count]
         stop, support, experts = self.stop[number], self.support[number], self.experts[number]
@@ -250,6 +251,7 @@ class OnTheWay:
             self._event.record()
 
     def read(self) -> tuple[Tensor, ...]:
+        """The values on the host; waits until they have arrived."""
         if self._event is not None:
             self._event.synchronize()
         return self._values
@@ -262,6 +264,7 @@ class Look:
         self._values = OnTheWay(values)  # int64 [rows, 2 + fresh]: done, count, tokens since the last look
 
     def read(self) -> tuple[list[bool], list[int], np.ndarray]:
+        """By row: done or not, tokens drawn in all, and the tokens since the last look; waits for the device."""
         values = self._values.read()[0].numpy()
         return values[:, 0].astype(bool).tolist(), values[:, 1].tolist(), values[:, 2:]
 
@@ -293,7 +296,7 @@ class TokenLog:
         self._looked = self._base.clone()  # the first that no look has told
 
     def look(self, num_rows: int, fresh: int) -> Look:
-        """Of the first rows: done or not, tokens drawn, and the first `fresh` tokens since the last look."""
+        """A look at the first rows: done or not, tokens drawn, and the first `fresh` tokens since the last look."""
         values = [self.done[:num_rows, None].long(), self.counts(num_rows)[:, None]]
         if fresh:
             position = self._looked[:num_rows, None] + torch.arange(fresh, device=self.device)
@@ -729,7 +732,7 @@ class DecodeScheduler:
         return self._forgotten_parts + len(self._support)
 
     def _supports_of(self, gone: Sequence[_Occupant]) -> list[Support | None]:
-        """Of rows that leave; what no row needs any more is forgotten."""
+        """The supports of rows that leave; what no row needs any more is forgotten."""
         if not self._support:
             return [None] * len(gone)
         parts = self._support[min(row.first_part for row in gone) - self._forgotten_parts :]

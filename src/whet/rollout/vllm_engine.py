@@ -287,6 +287,7 @@ class VLLMEngine:
                     os.environ[name] = value
 
     def path_for(self, sampling: Sampling, longest_prompt: int) -> FastPath:
+        """Where vLLM runs; the reason is set where stop sequences are found only after a completion is written."""
         where = "in a process of its own" if self._apart else "in this process"
         reason = "sequences of stop tokens are looked for when a completion is written" if _late(sampling) else ""
         return FastPath(f"vLLM {self.vllm}, {where}", reason)

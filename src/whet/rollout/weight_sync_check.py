@@ -113,7 +113,9 @@ class Replay:
 class TakesWeights(Protocol):
     """An engine, or a session of one."""
 
-    def load(self, weights: Mapping[str, Any], version: int) -> None: ...
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Take over the policy's weights, as `whet.protocols.Engine.load` or `Session.load` says."""
+        ...
 
 
 class PolicyWatch:
@@ -221,7 +223,7 @@ def replay(
 
 
 def _other_precision(trainer: torch.dtype, engine: torch.dtype | None) -> torch.dtype:
-    """Of the second pass: the engine's where it is the coarser one, else the finest."""
+    """The precision of the second pass: the engine's where it is the coarser one, else the finest."""
     if engine is not None and engine.itemsize < trainer.itemsize:
         return engine
     return trainer if trainer.itemsize >= 4 else torch.float32

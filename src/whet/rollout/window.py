@@ -63,6 +63,7 @@ class GroupWindow:
         return number
 
     def finish(self, number: int) -> None:
+        """Mark a group as written, so that `take` may return it; its place in the queue stays the same."""
         index = next(position for position, entry in enumerate(self._queue) if entry.number == number)
         self._queue[index] = replace(self._queue[index], finished=True)
 
@@ -87,9 +88,11 @@ class GroupWindow:
         self._num_taken = 0
 
     def state(self) -> dict[str, object]:
+        """The queue and the next number as JSON values; groups taken and not trained on yet are not among them."""
         queue = [[entry.number, entry.finished, entry.passed] for entry in self._queue]
         return {"queue": queue, "next": self._next}
 
     def restore(self, queue: Sequence[tuple[int, bool, int]], following: int) -> None:
+        """Replace the queue by a saved one; `following` is the number that the next group gets."""
         self._queue = [InFlight(number, finished, passed) for number, finished, passed in queue]
         self._num_taken, self._next = 0, following
