@@ -90,7 +90,7 @@ class CallRecord:
     def remember(
         self, call: ModelCall, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: Message
     ) -> None:
-        """Note what the client was report, so that a later request can go on from it."""
+        """Note what the client was sent, so that a later request can go on from it."""
         key = _prefix_keys([*messages, answer], tools)[-1]
         self._known[key] = call
         self._known.move_to_end(key)

@@ -18,7 +18,7 @@ TICK = 0.5  # seconds between two looks at whether to stop
 
 
 class ModelServer:
-    """Serves one engine. `run` writes completions in the calling thread until it is report to stop."""
+    """Serves one engine. `run` writes completions in the calling thread until `stop` is called."""
 
     def __init__(
         self,
