@@ -249,22 +249,22 @@ def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> Stage
         return StageSummary(stage.name, stage.about)
     result, report = done.result, done.folder / RUN / REPORT
     return StageSummary(
-        stage.name,
-        stage.about,
-        str(result.get("summary", "")),
-        done.seconds,
-        result.get("metrics", {}),
-        result.get("counts", {}),
-        stage.measures,
-        int(result.get("eval_prompts", 0)),
-        str(result.get("stop_reason", "")),
-        report.relative_to(folder).as_posix() if report.is_file() else "",
-        tuple(tuple(map(str, row)) for row in result.get("table", ())),
-        tuple(result.get("findings", ())),
-        tuple(result.get("samples", ())),
-        _label(stage),
-        result.get("sets", {}),
-        result.get("cost", {}),
+        name=stage.name,
+        about=stage.about,
+        outcome=str(result.get("summary", "")),
+        seconds=done.seconds,
+        metrics=result.get("metrics", {}),
+        counts=result.get("counts", {}),
+        measures=stage.measures,
+        num_prompts=int(result.get("eval_prompts", 0)),
+        over=str(result.get("stop_reason", "")),
+        report=report.relative_to(folder).as_posix() if report.is_file() else "",
+        table=tuple(tuple(map(str, row)) for row in result.get("table", ())),
+        findings=tuple(result.get("findings", ())),
+        samples=tuple(result.get("samples", ())),
+        label=_label(stage),
+        sets=result.get("sets", {}),
+        cost=result.get("cost", {}),
     )
 
 

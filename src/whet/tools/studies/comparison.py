@@ -235,16 +235,16 @@ def result_of(folder: Path, label: str, seed: int, link: str) -> MethodRun:
     """What a finished run came to."""
     run = read_run(folder)
     return MethodRun(
-        label,
-        seed,
-        _metrics(run.summary.get("before")),
-        _metrics(run.summary.get("after")),
-        tuple((float(step.step), step.reward["total"]) for step in run.steps if "total" in step.reward),
-        run.tokens(),
+        method=label,
+        seed=seed,
+        before=_metrics(run.summary.get("before")),
+        after=_metrics(run.summary.get("after")),
+        rewards=tuple((float(step.step), step.reward["total"]) for step in run.steps if "total" in step.reward),
+        tokens=run.tokens(),
         # start-up apart: the imports of a process would be counted against its first run
-        sum(took for phase, took in run.seconds().items() if phase != "start_up"),
-        link,
-        _eval_size(run.summary),
+        seconds=sum(took for phase, took in run.seconds().items() if phase != "start_up"),
+        folder=link,
+        eval_size=_eval_size(run.summary),
     )
 
 
@@ -297,19 +297,19 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComp
     ]
     values = {label: settings[labels.index(label)] for label in dict.fromkeys(labels)}
     return MethodComparison(
-        tuple(dict.fromkeys(labels)),
-        tuple(sorted({config.seed for config in configs})),
-        tuple(results),
-        {path: str(settings[0][path]) for path in SHOWN_EQUAL if settings[0].get(path) and path not in differing},
-        {
+        methods=tuple(dict.fromkeys(labels)),
+        seeds=tuple(sorted({config.seed for config in configs})),
+        results=tuple(results),
+        equal={path: str(settings[0][path]) for path in SHOWN_EQUAL if settings[0].get(path) and path not in differing},
+        unequal={
             path: ", ".join(f"{label} {_setting_text(path, each.get(path))}" for label, each in values.items())
             for path in differing
             if path != "method"
         },
-        (),
-        command,
-        {label: labels.count(label) for label in labels},
-        _incomparable(settings, differing, results),
+        remarks=(),
+        command=command,
+        planned={label: labels.count(label) for label in labels},
+        incomparable=_incomparable(settings, differing, results),
     )
 
 

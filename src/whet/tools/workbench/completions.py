@@ -148,14 +148,14 @@ def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
         sample = sample_of(str(line["completion"]), lambda _, count=line["tokens"]: [0] * int(count))  # type: ignore[misc]
         completions.append(
             TrialCompletion(
-                prompts.get(stand_in.id, stand_in),
-                replace(sample, stop=StopReason(line["stop"])),
-                f"samples.jsonl:{number}",
-                "completion",
-                int(line["step"]),
-                line.get("parts") or {},
-                line.get("reward"),
-                str(line.get("reward_hash") or ""),
+                prompt=prompts.get(stand_in.id, stand_in),
+                sample=replace(sample, stop=StopReason(line["stop"])),
+                where=f"samples.jsonl:{number}",
+                kind="completion",
+                step=int(line["step"]),
+                parts=line.get("parts") or {},
+                reward=line.get("reward"),
+                reward_hash=str(line.get("reward_hash") or ""),
             )
         )
     missing = sum(answer.prompt.id not in prompts for answer in completions)

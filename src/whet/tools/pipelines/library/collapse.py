@@ -53,15 +53,19 @@ def collapse_signals(number: int, rows: Sequence[Mapping[str, Any]], ties: int) 
     known = [[score for score in each if score is not None] for each in scores]
     judgments = [score for row in rows for each in row["judgments"] for score in each]
     return CollapseSignals(
-        number,
-        _mean([len(completion) for row in rows for completion in row["completions"]]),
-        _mean([score for each in known for score in each]),
-        _mean([pstdev(each) for each in known if len(each) > 1]),
-        ties / max(1, len(rows)),
-        _mean([float(score is None) for score in judgments]),
-        _mean([len(set(row["completions"])) / len(row["completions"]) for row in rows]),
-        order_accuracy([(own, row["truth"]) for own, row in zip(scores, rows, strict=True) if row.get("truth")]),
-        order_accuracy([(own, row["anchor"]) for own, row in zip(scores, rows, strict=True) if row.get("anchor")]),
+        number=number,
+        length=_mean([len(completion) for row in rows for completion in row["completions"]]),
+        own_score=_mean([score for each in known for score in each]),
+        spread=_mean([pstdev(each) for each in known if len(each) > 1]),
+        ties=ties / max(1, len(rows)),
+        unreadable=_mean([float(score is None) for score in judgments]),
+        distinct=_mean([len(set(row["completions"])) / len(row["completions"]) for row in rows]),
+        truth_agreement=order_accuracy(
+            [(own, row["truth"]) for own, row in zip(scores, rows, strict=True) if row.get("truth")]
+        ),
+        anchor_agreement=order_accuracy(
+            [(own, row["anchor"]) for own, row in zip(scores, rows, strict=True) if row.get("anchor")]
+        ),
     )
 
 

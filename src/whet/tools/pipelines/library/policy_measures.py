@@ -65,18 +65,18 @@ def measures(rows: Sequence[Row], start: Sequence[Row], slope: float) -> PolicyM
     )
     lengthless = (_without_length(rows, slope), _without_length(start, slope))
     return PolicyMeasures(
-        mean_with_interval(win_shares(_column(rows, JUDGE), _column(start, JUDGE))),
-        mean_with_interval(win_shares(_column(rows, REWARD_MODEL), _column(start, REWARD_MODEL)))
+        win_rate=mean_with_interval(win_shares(_column(rows, JUDGE), _column(start, JUDGE))),
+        win_rate_reward_model=mean_with_interval(win_shares(_column(rows, REWARD_MODEL), _column(start, REWARD_MODEL)))
         if REWARD_MODEL in rows[0]
         else None,
-        mean_with_interval(win_shares(*lengthless)),
-        mean_with_interval(by_length["shorter"]),
-        mean_with_interval(by_length["longer"]),
-        mean_with_interval([fmean(row["kl"]) for row in rows]),
-        _mean_of(rows, "tokens"),
-        _mean_of(start, "tokens"),
-        1 - _mean_of(rows, "finished"),
-        mean_with_interval([_known_mean(row[TRUTH]) for row in rows]) if TRUTH in rows[0] else None,
+        win_rate_same_length=mean_with_interval(win_shares(*lengthless)),
+        win_rate_shorter=mean_with_interval(by_length["shorter"]),
+        win_rate_longer=mean_with_interval(by_length["longer"]),
+        kl=mean_with_interval([fmean(row["kl"]) for row in rows]),
+        tokens=_mean_of(rows, "tokens"),
+        start_tokens=_mean_of(start, "tokens"),
+        truncated=1 - _mean_of(rows, "finished"),
+        accuracy=mean_with_interval([_known_mean(row[TRUTH]) for row in rows]) if TRUTH in rows[0] else None,
     )
 
 
@@ -99,16 +99,16 @@ def selected_measures(pool: Sequence[Row], start: Sequence[Row], slope: float, n
 
     bound = log(n) - (n - 1) / n
     return PolicyMeasures(
-        rate(JUDGE),
-        rate(REWARD_MODEL),
-        rate(JUDGE, adjust=True),
-        None,
-        None,
-        WinRate(bound, bound, bound, len(pool)),
-        fmean(_known(expected(_column(pool, "tokens")))),
-        _mean_of(start, "tokens"),
-        1 - fmean(_known(expected([[float(each) for each in row["finished"]] for row in pool]))),
-        mean_with_interval(expected(_column(pool, TRUTH))) if TRUTH in pool[0] else None,
+        win_rate=rate(JUDGE),
+        win_rate_reward_model=rate(REWARD_MODEL),
+        win_rate_same_length=rate(JUDGE, adjust=True),
+        win_rate_shorter=None,
+        win_rate_longer=None,
+        kl=WinRate(bound, bound, bound, len(pool)),
+        tokens=fmean(_known(expected(_column(pool, "tokens")))),
+        start_tokens=_mean_of(start, "tokens"),
+        truncated=1 - fmean(_known(expected([[float(each) for each in row["finished"]] for row in pool]))),
+        accuracy=mean_with_interval(expected(_column(pool, TRUTH))) if TRUTH in pool[0] else None,
     )
 
 
