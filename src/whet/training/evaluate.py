@@ -103,7 +103,7 @@ def _mean(samples: Sequence[Sample], value: Callable[[Sample], float | None]) ->
     """The mean over the episodes of the mean over their branches; None has no part in it."""
     means = []
     for branches in by_episode(samples):
-        known = [each for each in map(value, branches) if each is not None]
+        known = [number for number in map(value, branches) if number is not None]
         if known:
             means.append(fmean(known))
     return fmean(means) if means else float("nan")

@@ -202,7 +202,7 @@ def run_training(
             state = {
                 "run": vars(progress),
                 "trainer": trainer.state(),
-                "also": {name: each.state() for name, each in others.items()},
+                "also": {name: part.state() for name, part in others.items()},
                 "logs": record.position(),
                 "identity": identity,
             }

@@ -56,9 +56,9 @@ def model_digest(name: str) -> str:
     if folder is None:
         return name
     own = (MANIFEST, STATE)  # of a checkpoint: what a resume reads, not a model
-    files = sorted(each for each in folder.iterdir() if each.suffix in MODEL_FILES and each.name not in own)
+    files = sorted(file for file in folder.iterdir() if file.suffix in MODEL_FILES and file.name not in own)
     try:
-        return f"#{files_digest([each for each in files if each.is_file()], folder)}"
+        return f"#{files_digest([file for file in files if file.is_file()], folder)}"
     except OSError as error:
         raise WhetError(f"model {name}: {folder} cannot be read ({error.strerror}); correct its permissions") from error
 

@@ -42,11 +42,11 @@ def encodable(
     except BadRow as error:
         if data.unusable == "stop" or not data.parsed_source.is_stored:
             raise WhetError(f"{error}; or leave such rows out with data.unusable=drop") from error
-    kept, refused = [], []
+    usable_numbers, refused = [], []
     for number, value in enumerate(values):
         try:
             encode([value])
-            kept.append(number)
+            usable_numbers.append(number)
         except BadRow as error:
             refused.append(error)
     if 2 * len(refused) > len(values):
@@ -54,19 +54,19 @@ def encodable(
             f"{refused[0]}; {len(refused)} of {len(values)} rows cannot be used, and data.unusable=drop leaves out at "
             "most half"
         )
-    usable_values = without(values, kept, Counter(error.reason for error in refused))
+    usable_values = without(values, usable_numbers, Counter(error.reason for error in refused))
     return usable_values, encode(usable_values)
 
 
 def left_out_phrases(*values: Sequence[Any]) -> list[str]:
     """What the summary of a run says of the rows that were left out: one phrase, or none."""
-    total: Counter[str] = sum((each.left_out for each in values if isinstance(each, Usable)), Counter())
+    total: Counter[str] = sum((value.left_out for value in values if isinstance(value, Usable)), Counter())
     return [left_out_words(total)] if total else []
 
 
 def column_facts(*values: Sequence[Any]) -> dict[str, str]:
     """What was found under which name, for the run's facts; nothing where the data has whet's own columns."""
-    notes = dict.fromkeys(each.notes for each in values if isinstance(each, Usable) and each.notes)
+    notes = dict.fromkeys(value.notes for value in values if isinstance(value, Usable) and value.notes)
     return {"columns": "; ".join(notes)} if notes else {}
 
 

@@ -78,7 +78,8 @@ def distillation_settings(config: PolicyConfig, runtime: Runtime, prompts: Seque
     known = task_demonstrations(config) if section.context == "demonstration" else {}
     if section.context != "sibling":
         without = next(
-            (each for each in prompts if not known.get(each.id) and not column_text(each, section.context)), None
+            (prompt for prompt in prompts if not known.get(prompt.id) and not column_text(prompt, section.context)),
+            None,
         )
         if without is not None:
             names = " or ".join(COLUMNS[section.context])

@@ -70,7 +70,7 @@ class Post:
         return bytes(self._store.get(self._prefix + name)).decode()
 
     def take_all(self, names: list[str]) -> list[str]:
-        return [bytes(each).decode() for each in self._store.multi_get([self._prefix + name for name in names])]
+        return [bytes(value).decode() for value in self._store.multi_get([self._prefix + name for name in names])]
 
     def fail(self, rank: int, line: str) -> None:
         """The first failure stays."""
@@ -79,8 +79,8 @@ class Post:
     def failure(self) -> tuple[int, str] | None:
         if not self.has("failed"):
             return None
-        found = json.loads(self.take("failed"))
-        return int(found["rank"]), str(found["line"])
+        report = json.loads(self.take("failed"))
+        return int(report["rank"]), str(report["line"])
 
 
 class Heartbeat(threading.Thread):
@@ -123,8 +123,8 @@ class Heartbeat(threading.Thread):
         """End the process of a rank that this one found lost, if it is on this machine and cannot end itself."""
         if self._lost is None or self._lost[0] not in self.places or self._lost[0] == self._post.rank:
             return
-        rank, found = self._lost
-        self.places[rank].end(found + GRACE + BURIAL - time.monotonic())
+        rank, noticed = self._lost
+        self.places[rank].end(noticed + GRACE + BURIAL - time.monotonic())
 
     def find_cause(self) -> str | None:
         """The cause, after a wait in which a rank that is gone cannot have been only slow. For the main thread."""
@@ -172,11 +172,11 @@ class Heartbeat(threading.Thread):
 
     def _beat(self) -> None:
         self._pulse += 1
-        stood, place, waits = self._main_thread()
+        stood, source_line, waits = self._main_thread()
         if stood != self._stood:
             self._stood, self._stood_since = stood, time.monotonic()
         waited = time.monotonic() - self._stood_since if waits else 0.0
-        beat = {"pulse": self._pulse, "doing": self.doing, "place": place, "waited": round(waited, 2)}
+        beat = {"pulse": self._pulse, "doing": self.doing, "place": source_line, "waited": round(waited, 2)}
         self._post.put(f"beat/{self._post.rank}", json.dumps(beat))
 
     def _main_thread(self) -> tuple[tuple[tuple[int, int], ...], str, bool]:
@@ -186,14 +186,14 @@ class Heartbeat(threading.Thread):
             return (), "its end", False
         waits = frame.f_code.co_filename.startswith(WAITING)
         frames: list[tuple[int, int]] = []
-        place = ""
+        source_line = ""
         while frame is not None:
             frames.append((id(frame.f_code), frame.f_lasti))
             file = frame.f_code.co_filename
-            if not place and "site-packages" not in file and os.path.dirname(os.__file__) not in file:
-                place = f"{file}:{frame.f_lineno}"
+            if not source_line and "site-packages" not in file and os.path.dirname(os.__file__) not in file:
+                source_line = f"{file}:{frame.f_lineno}"
             frame = frame.f_back
-        return tuple(frames), place, waits
+        return tuple(frames), source_line, waits
 
     def _listen(self) -> None:
         post = self._post
@@ -273,8 +273,8 @@ def gone(rank: int, beat: str) -> str:
 
 def _doing(beat: str) -> str:
     try:
-        found = json.loads(beat)
-        return f"{found['doing']} at {found['place']}" if found["place"] else str(found["doing"])
+        report = json.loads(beat)
+        return f"{report['doing']} at {report['place']}" if report["place"] else str(report["doing"])
     except (ValueError, KeyError, TypeError):
         return "starting"
 

@@ -41,7 +41,7 @@ class RequestShares:
         """Give what waits to these engines, a prompt's requests together, each time to the one with the least."""
         if not engines:
             return
-        load = {each: sum(_cost(one, budget) for one in self._given.get(each, {}).values()) for each in engines}
+        load = {engine: sum(_cost(one, budget) for one in self._given.get(engine, {}).values()) for engine in engines}
         for group in self._groups():
             chosen = min(engines, key=lambda each: (load[each], each))
             for number in group:
@@ -153,28 +153,28 @@ class RemoteSession:
     def advance(self) -> list[tuple[int, Sample]]:
         with self._engines.lock:
             self._engines.look(0.0)
-            for each in self._engines.all_engines():
-                if self._opened.get(each.number) not in (None, each.worker) or each.is_given_up:
-                    self._opened.pop(each.number, None)
-                    self._shares.take_back(each.number)
+            for engine in self._engines.all_engines():
+                if self._opened.get(engine.number) not in (None, engine.worker) or engine.is_given_up:
+                    self._opened.pop(engine.number, None)
+                    self._shares.take_back(engine.number)
             usable = self._engines.usable()
-            for each in usable:
-                if each.call is None and self._engines.is_current(each) and each.number not in self._opened:
-                    self._opened[each.number] = each.worker
-                    self._engines.call(each, "open", "open", self._sampling, self._shape)
-            ready = [each.number for each in usable if each.number in self._opened]
+            for engine in usable:
+                if engine.call is None and self._engines.is_current(engine) and engine.number not in self._opened:
+                    self._opened[engine.number] = engine.worker
+                    self._engines.call(engine, "open", "open", self._sampling, self._shape)
+            ready = [worker.number for worker in usable if worker.number in self._opened]
             self._shares.share_out(ready, self._sampling.max_new_tokens)
-            for each in usable:
-                if each.call is not None:
+            for engine in usable:
+                if engine.call is not None:
                     continue
-                if not self._engines.is_current(each):
-                    self._engines.load_into(each)
+                if not self._engines.is_current(engine):
+                    self._engines.load_into(engine)
                 else:
-                    self._engines.call(each, "exchange", "exchange", self._shares.to_send(each.number))
-            found, self._found = self._found, []
-        if not found:
+                    self._engines.call(engine, "exchange", "exchange", self._shares.to_send(engine.number))
+            finished, self._found = self._found, []
+        if not finished:
             time.sleep(PAUSE)
-        return found
+        return finished
 
     def take(self, engine: RemoteWorker, written: AsyncProgress) -> str:
         """Note what an engine has finished; what is wrong with it, in words."""
@@ -183,7 +183,7 @@ class RemoteSession:
         if written.quiet_seconds > self._engines.timeout and self._shares.has_work(engine.number):
             return f"it has not written for {written.quiet_seconds:.0f} seconds (scale.timeout)"
         try:
-            came = [each for part in written.finished for each in pickle.loads(part)]
+            came = [numbered for part in written.finished for numbered in pickle.loads(part)]
         except (TypeError, ValueError, AttributeError, IndexError, EOFError, pickle.UnpicklingError) as error:
             return f"it sent what cannot be read ({error})"
         for number, sample in came:
