@@ -50,13 +50,13 @@ class CollapseSignals:
 def collapse_signals(number: int, rows: Sequence[Mapping[str, Any]], ties: int) -> CollapseSignals:
     """What the judged rows of a round show."""
     scores = [self_scores(row) for row in rows]
-    known = [[score for score in each if score is not None] for each in scores]
-    judgments = [score for row in rows for each in row["judgments"] for score in each]
+    known = [[score for score in row_scores if score is not None] for row_scores in scores]
+    judgments = [score for row in rows for completion_scores in row["judgments"] for score in completion_scores]
     return CollapseSignals(
         number=number,
         length=_mean([len(completion) for row in rows for completion in row["completions"]]),
-        own_score=_mean([score for each in known for score in each]),
-        spread=_mean([pstdev(each) for each in known if len(each) > 1]),
+        own_score=_mean([score for row_scores in known for score in row_scores]),
+        spread=_mean([pstdev(row_scores) for row_scores in known if len(row_scores) > 1]),
         ties=ties / max(1, len(rows)),
         unreadable=_mean([float(score is None) for score in judgments]),
         distinct=_mean([len(set(row["completions"])) / len(row["completions"]) for row in rows]),
@@ -103,7 +103,7 @@ def warnings(before: CollapseSignals | None, first: CollapseSignals, now: Collap
         raised.append(f"{now.unreadable:.0%} of the judgments cannot be read (over {UNREADABLE:.0%})")
     if now.distinct < ALIKE * first.distinct:
         raised.append(f"distinct completions fell from {first.distinct:.0%} to {now.distinct:.0%} (under half)")
-    judges = [each.judge_accuracy for each in (before, now) if each is not None]
+    judges = [signals.judge_accuracy for signals in (before, now) if signals is not None]
     if now.judge_accuracy < JUDGE_LEAST:
         raised.append(
             f"the judge orders {now.judge_accuracy:.0%} of the reference pairs right, unreadable answers counted as "
@@ -132,7 +132,7 @@ def collapse_verdict(
     before: CollapseSignals, rounds: Sequence[CollapseSignals], raised: Sequence[str], eval_prompts: int
 ) -> CollapseVerdict:
     """Where the loop stands after the last round. Where accuracy is known it decides; else two signals do."""
-    known = [each for each in (before, *rounds) if not math.isnan(each.accuracy)]
+    known = [signals for signals in (before, *rounds) if not math.isnan(signals.accuracy)]
     others = f"; {'; '.join(raised)}" if raised else "; no other signal of it"
     if not eval_prompts or len(known) < 2:
         if len(raised) > 1:

@@ -88,14 +88,14 @@ def read_constitution(path: str) -> tuple[Principle, ...]:
     if not isinstance(entries, list) or not entries:
         raise WhetError(f"constitution {path} has no [[principle]]; give at least one, with {', '.join(_KEYS)}")
     principles = tuple(_principle(entry, f"principle {number} of {path}") for number, entry in enumerate(entries, 1))
-    names = [each.name for each in principles]
+    names = [principle.name for principle in principles]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise WhetError(f"constitution {path} has two principles {twice!r}; give each its own name")
     return principles
 
 
-_KEYS = tuple(each.name for each in fields(Principle))
+_KEYS = tuple(field.name for field in fields(Principle))
 
 
 def principles_of(path: str, settings: PipelineSettings) -> tuple[Principle, ...]:
@@ -119,7 +119,7 @@ def _principle(entry: Mapping[str, Any], where: str) -> Principle:
 
 def constitution_rows(principles: Sequence[Principle]) -> dict[str, Any]:
     """What a constitution's TOML holds."""
-    return {"principle": [asdict(each) for each in principles]}
+    return {"principle": [asdict(principle) for principle in principles]}
 
 
 def draw_principle(principles: Sequence[Principle], *seed: int | str) -> Principle:
@@ -186,5 +186,5 @@ KINDS = ("empty", "unsafe", "repeats", "complied", "evasive")
 def conduct(violated: Sequence[Sequence[str]], lengths: Sequence[int]) -> dict[str, float]:
     """Shares of completions: `clean` without any violation, then each kind; and characters per completion."""
     total = max(1, len(violated))
-    shares = {kind: sum(kind in each for each in violated) / total for kind in KINDS}
-    return {"clean": sum(not each for each in violated) / total, **shares, "characters": sum(lengths) / total}
+    shares = {kind: sum(kind in kinds for kinds in violated) / total for kind in KINDS}
+    return {"clean": sum(not kinds for kinds in violated) / total, **shares, "characters": sum(lengths) / total}
