@@ -23,8 +23,8 @@ def expert_counts(used: Tensor, num_experts: int) -> Tensor:
 
 
 def load_metrics(counts: Tensor) -> dict[str, float]:
-    """Of a layer, on average: the busiest expert against the mean, the evenness (entropy over its greatest value, 1 is
-    even); and the share of all experts that got no token."""
+    """Expert load, averaged over layers: the busiest expert's load relative to the mean, the evenness (entropy over its
+    greatest value, 1 is even), and the share of all experts that got no token."""
     total = counts.sum(-1, keepdim=True)
     if not bool(total.all()):
         return {}

@@ -106,7 +106,7 @@ def reward_company(batch: TokenBatch) -> dict[str, float]:
 
 
 def deciding_parts(batch: TokenBatch, groups: Sequence[Group], weights: Mapping[str, float]) -> dict[str, float]:
-    """Of each part of the reward, how much of the total's variance within groups is its own: cov(w part, total) / var.
+    """Each reward part's share of the total reward's variance within groups: cov(w part, total) / var.
 
     The shares of plainly weighted parts add up to 1. Nothing where there is one part, or no group differs.
     """

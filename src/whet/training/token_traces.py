@@ -13,7 +13,7 @@ from whet.types import Prompt, Sample, TokenBatch, TokenTrace
 
 
 class TokenTraces:
-    """Of some rows of a step's batch, gathered over its updates. Nobody else's values are touched."""
+    """The token traces of some rows of a step's batch, gathered over its updates. It changes no value of the batch."""
 
     def __init__(self, batch: TokenBatch, rows: Sequence[int]) -> None:
         """`batch` as `Objective.advantage` left it; `rows` are places of its samples."""

@@ -298,8 +298,8 @@ def agree_on(ranks: Ranks, refusal: NotFinite | None) -> None:
 
 
 def _backward(values: Sequence[Tensor], apart: bool) -> None:
-    """Of the policy's loss and the critic's. Graphs that have nothing in common are walked one after the other: ranks
-    that gather weights on the way must do so in the same order."""
+    """Run the backward passes of the policy's loss and the critic's. Graphs that have nothing in common are walked one
+    after the other: ranks that gather weights on the way must do so in the same order."""
     differentiable = [value for value in values if value.requires_grad]
     for loss in reversed(differentiable) if apart else ([differentiable] if differentiable else []):
         torch.autograd.backward(loss)
@@ -346,9 +346,9 @@ def _scored_tokens(objective: Objective, batch: TokenBatch) -> Tensor:
 
 
 def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: Details) -> TokenScores:
-    """Of the actions, under the distribution that was sampled from; and of what an environment wrote or a demonstration
-    shows, where the loss looks at it, under the model's own: in the same pass where the two distributions are one, else
-    in a second."""
+    """Score the actions under the distribution that they were sampled from and, where the loss reads them, the tokens of
+    an environment or a demonstration under the model's own distribution: in one pass where the two distributions are
+    the same, else in two."""
     scored = _scored_tokens(objective, host)
     details = replace(details, replay=replayed_experts(host, state.routing_replay), experts=True)
     if details.distillation is not None and details.distillation.teacher is None:
@@ -450,7 +450,7 @@ def optimizer_step(
 
 
 def total_norm(model: nn.Module) -> Tensor:
-    """Of the gradient, over all shards."""
+    """The norm of the gradient over all shards."""
     norm = torch.nn.utils.get_total_norm(
         [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     )

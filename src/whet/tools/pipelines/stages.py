@@ -72,7 +72,7 @@ class StagePlan:
 
 
 def no_inputs() -> Mapping[str, str]:
-    """Of a stage that reads no file of the user's."""
+    """The input digests of a stage that reads none of the user's files: none."""
     return {}
 
 

@@ -38,7 +38,7 @@ def input_digests(config: Inputs) -> dict[str, str]:
 
 
 def data_digest(source: str) -> str:
-    """Of a file's bytes; a task, a gym dataset and a dataset of the hub count by their names."""
+    """A digest of a data file's bytes; tasks, gym datasets and datasets of the hub are identified by name."""
     parsed = parse_source(source)
     path = Path(parsed.name).expanduser()
     if parsed.kind is not SourceKind.FILE or not path.is_file():
@@ -51,7 +51,7 @@ def data_digest(source: str) -> str:
 
 
 def model_digest(name: str) -> str:
-    """Of the files that transformers reads of a folder; an id of the hub counts by its name."""
+    """A digest of the files that transformers reads from a model folder; a model of the hub is identified by its id."""
     folder = local_folder(name)
     if folder is None:
         return name
@@ -64,7 +64,7 @@ def model_digest(name: str) -> str:
 
 
 def reward_file_digests(sections: Sequence[RewardSection]) -> dict[str, str]:
-    """Of the files that rewards are written in, and of the models they are read from."""
+    """Digests of the files that define rewards and of the models that rewards load."""
     parts = [part for section in sections for part in section.parts]
     files = [name for part in parts if (name := part.reward.partition(":")[0]).endswith(".py")]
     folders = [str(part.settings["folder"]) for part in parts if "folder" in part.settings]

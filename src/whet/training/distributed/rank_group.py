@@ -246,7 +246,7 @@ def _shown(value: str) -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """Of the packages that decide what a rank computes; of whet also a digest of its files."""
+    """Versions of the packages that decide what a rank computes, and a digest of the files of whet."""
     versions = {"python": platform.python_version()}
     for name in ("torch", "transformers"):
         versions[name] = importlib.metadata.version(name)

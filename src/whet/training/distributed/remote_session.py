@@ -93,7 +93,7 @@ class SharedEngines(Protocol):
 
     @property
     def version(self) -> int | None:
-        """Of the newest weights."""
+        """The version of the newest weights."""
         ...
 
     @property

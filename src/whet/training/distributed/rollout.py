@@ -163,7 +163,7 @@ class SharedRunner:
         return self._ranks.spread(costs, work)
 
     def take_notes(self) -> PlayNotes:
-        """Of all ranks; as long as the slowest waited."""
+        """The notes of all ranks together; each time is that of the slowest rank."""
         notes = self._ranks.gather(self._runner.take_notes())
         names = {name for note in notes for name in note.seconds}
         return PlayNotes(

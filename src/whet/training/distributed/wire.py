@@ -28,7 +28,7 @@ class PackedWeights:
 
     @property
     def digest(self) -> str:
-        """Of names and values: equal weights, equal digests."""
+        """A digest of names and values: equal weights have equal digests."""
         digest = hashlib.sha256()
         for name in sorted(self.names):
             array, dtype, shape = self.names[name]

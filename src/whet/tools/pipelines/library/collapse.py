@@ -70,7 +70,7 @@ def collapse_signals(number: int, rows: Sequence[Mapping[str, Any]], ties: int) 
 
 
 def order_accuracy(groups: Sequence[tuple[Scores, Scores]]) -> float:
-    """Of the pairs within a group that the second scores order, the share that the first order alike; ties count half.
+    """The share of pairs ordered by the second scores of a group that its first order the same way; ties count half.
 
     An unscorable completion counts as wrong: a judge must not gain by giving unreadable answers.
     """

@@ -146,7 +146,7 @@ class StageEntry(Section):
         return StageCost()
 
     def measures(self, composition: Composition) -> tuple[str, int] | None:
-        """Of an eval: whose metrics it measures, after which round."""
+        """Whose metrics an eval measures and after which round; None where the stage is not an eval."""
         return None
 
     def stage(self, composition: Composition) -> Stage:

@@ -79,7 +79,8 @@ class MeasuredEntry(JudgedEntry):
 
 
 def pair_wins(run: StageWork) -> list[float]:
-    """Of each held-out pair: does the policy, more than the first one did, prefer the chosen completion? Ties are 1/2.
+    """For each held-out pair, 1 where the policy prefers the chosen completion more than the first policy did, else 0;
+    1/2 for a tie.
 
     (log pi(chosen) - log pi(rejected)) - the same of the first policy > 0: the implicit reward of preference methods.
     """
