@@ -115,6 +115,7 @@ def check_ranks(config: Config, launch: Launch) -> None:
 
 
 def agree_on_config(group: RankGroup, config: Config) -> None:
+    """Fail on every rank unless all of them resolved the same config, apart from its folder."""
     values = flattened(config_values(config))
     facts = {f"config {name}": json.dumps(value) for name, value in values.items() if name != "folder"}
     group.agree("config", facts, SAME_EVERYWHERE)

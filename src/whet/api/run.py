@@ -65,6 +65,7 @@ class Run:
 
     @property
     def method(self) -> str:
+        """The name of the training method, empty where the config does not say."""
         return str(self.config.get("method", ""))
 
     @property
@@ -80,6 +81,7 @@ class Run:
 
     @property
     def total_steps(self) -> int:
+        """The number of steps the run was planned for."""
         return int(self.summary.get("total_steps") or 0)
 
     @property

@@ -63,6 +63,7 @@ class RunFiles:
 
     @property
     def is_new(self) -> bool:
+        """Whether the run starts afresh rather than resuming."""
         return self._resumed is None
 
     def begin(self) -> RunInputs:

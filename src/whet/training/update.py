@@ -346,9 +346,9 @@ def _scored_tokens(objective: Objective, batch: TokenBatch) -> Tensor:
 
 
 def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: Details) -> TokenScores:
-    """Score the actions under the distribution that they were sampled from and, where the loss reads them, the tokens of
-    an environment or a demonstration under the model's own distribution: in one pass where the two distributions are
-    the same, else in two."""
+    """Score the actions under the distribution they were sampled from and, where the loss reads them, the tokens of an
+    environment or a demonstration under the model's own distribution: in one pass where the two distributions are the
+    same, else in two."""
     scored = _scored_tokens(objective, host)
     details = replace(details, replay=replayed_experts(host, state.routing_replay), experts=True)
     if details.distillation is not None and details.distillation.teacher is None:

@@ -44,6 +44,7 @@ class CollapseSignals:
     accuracy: float = math.nan  # on the eval prompts, after this round
 
     def known(self) -> dict[str, float]:
+        """The signals that were measured, by name."""
         return {name: value for name, value in asdict(self).items() if name != "number" and not math.isnan(value)}
 
 
@@ -124,6 +125,8 @@ def warnings(before: CollapseSignals | None, first: CollapseSignals, now: Collap
 
 @dataclass(frozen=True)
 class CollapseVerdict:
+    """Whether self-training collapsed, and a summary in words."""
+
     summary: str
     is_collapse: bool
 

@@ -24,6 +24,8 @@ CLAMP = (0.4, 0.6)  # Bai 2022 (2212.08073): a label after written reasoning is 
 
 @dataclass(frozen=True)
 class Principle:
+    """One principle of a constitution: what to ask a model in order to critique, revise and compare completions."""
+
     name: str
     critique: str  # asks what is wrong with the last completion
     revision: str  # asks for a better one
@@ -128,10 +130,12 @@ def draw_principle(principles: Sequence[Principle], *seed: int | str) -> Princip
 
 
 def opening(prompt: Prompt) -> tuple[Message, ...]:
+    """The messages of a prompt; its question as a user message where it has none."""
     return prompt.messages or ({"role": "user", "content": prompt.question()},)
 
 
 def critique_request(prompt: Prompt, completion: str, principle: Principle) -> tuple[Message, ...]:
+    """The conversation that asks for a critique of a completion under a principle."""
     return (
         *opening(prompt),
         {"role": "assistant", "content": completion},
@@ -140,6 +144,7 @@ def critique_request(prompt: Prompt, completion: str, principle: Principle) -> t
 
 
 def revision_request(prompt: Prompt, completion: str, principle: Principle, critique: str) -> tuple[Message, ...]:
+    """The conversation that asks to revise a completion in the light of its critique."""
     return (
         *critique_request(prompt, completion, principle),
         {"role": "assistant", "content": critique},
@@ -160,10 +165,12 @@ def preference_request(prompt: Prompt, first: str, second: str, principle: Princ
 
 
 def clamped(preference: float) -> float:
+    """A preference kept within the bounds of `CLAMP`."""
     return min(max(preference, CLAMP[0]), CLAMP[1])
 
 
 def is_refusal(completion: str) -> bool:
+    """Whether a completion begins like a refusal."""
     return bool(REFUSAL.search(completion[:LOOKED_AT]))
 
 

@@ -59,6 +59,7 @@ def mean_score(judgments: Sequence[float | None]) -> float | None:
 
 
 def self_scores(row: Row) -> list[float | None]:
+    """The mean score the model gave to each completion of a row; None where no judgment could be read."""
     return [mean_score(judgments) for judgments in row["judgments"]]
 
 
