@@ -162,6 +162,7 @@ class LiveReference:
             return families_logp(lm, families, self.micro_batch_tokens, self.packed, self.ranks)
 
     def follow(self, policy: CausalLM, kept: float) -> None:
+        """Move the reference towards the policy, keeping the share `kept` of its weights."""
         if not isinstance(self.reference, CopiedReference):
             raise WhetError("this reference moves with the policy; give model.reference=memory")
         self.reference.follow(policy, kept)

@@ -142,6 +142,7 @@ class PolicyConfig(RunConfig):
         return True
 
     def trains_critic(self) -> bool:
+        """Whether the method learns a value function."""
         return "value" in self.objective or "value" in catalogue.method(self.method).needs
 
     def has_teacher(self) -> bool:

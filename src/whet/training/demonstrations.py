@@ -10,6 +10,8 @@ from whet.types import Demonstration, Encoded, Group, Prompt
 
 @dataclass(frozen=True)
 class ShownRow:
+    """A demonstration that is trained on beside the samples of a step."""
+
     prompt: Prompt
     row: Encoded
 

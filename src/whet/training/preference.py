@@ -60,6 +60,8 @@ class PreferenceRow:
 
 @dataclass(frozen=True)
 class PreferenceDataset:
+    """Rows to train on and rows held out for evaluation."""
+
     rows: Sequence[PreferenceRow]
     eval_rows: Sequence[PreferenceRow] = ()
 

@@ -62,6 +62,8 @@ class RewardModelRow:
 
 @dataclass(frozen=True)
 class RewardModelDataset:
+    """Rows to train on and rows held out for evaluation."""
+
     rows: Sequence[RewardModelRow]
     eval_rows: Sequence[RewardModelRow] = ()
 
@@ -233,6 +235,7 @@ class RewardModelTrainer(RowTrainer):
 
     @property
     def eval_rows(self) -> Sequence[RewardModelRow]:
+        """The rows held out for evaluation."""
         return self._dataset.eval_rows
 
     @torch.no_grad()

@@ -144,6 +144,7 @@ def read_inputs(folder: Path) -> RunInputs | None:
 
 
 def write_inputs(folder: Path, inputs: RunInputs) -> None:
+    """Write the inputs into a run folder, replacing the file in one move."""
     partial = folder / f".{INPUTS}"
     partial.write_text(json.dumps(asdict(inputs), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(partial, folder / INPUTS)

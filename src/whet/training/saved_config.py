@@ -92,6 +92,7 @@ def _find_paths(values: dict[str, Any], start: Path) -> None:
 
 
 def write_config(folder: Path, config: Config) -> None:
+    """Write the config into a run folder, replacing the file in one move."""
     partial = folder / f".{CONFIG}"
     partial.write_text(toml_text(config), encoding="utf-8")
     os.replace(partial, folder / CONFIG)

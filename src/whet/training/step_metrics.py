@@ -22,6 +22,7 @@ MOST_COMPARED = 256  # completions of a step
 
 
 def group_counts(groups: Sequence[Group]) -> dict[str, int]:
+    """Counts of prompts, samples and tokens, and how many samples were cut off or unscorable."""
     samples = [sample for group in groups for sample in group.samples]
     return {
         "prompts": len(groups),

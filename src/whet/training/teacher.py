@@ -115,7 +115,9 @@ class Teacher(Protocol):
 class Openable(Protocol):
     """Where a model is had for as long as it is needed: `whet.model.reference` has several."""
 
-    def open(self) -> AbstractContextManager[CausalLM]: ...
+    def open(self) -> AbstractContextManager[CausalLM]:
+        """The model, loaded for as long as the context lasts."""
+        ...
 
 
 @dataclass(frozen=True)

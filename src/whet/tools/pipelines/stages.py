@@ -105,9 +105,15 @@ def stage_result(
 
 
 class StageObserver(Protocol):
-    def stage_started(self, number: int, total: int, stage: Stage) -> None: ...
+    """Follows the stages of a pipeline as they run."""
 
-    def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None: ...
+    def stage_started(self, number: int, total: int, stage: Stage) -> None:
+        """A stage begins, `number` of `total`."""
+        ...
+
+    def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
+        """A stage has its result; `is_old`: from an earlier run of the pipeline."""
+        ...
 
     def stage_replaced(self, stage: Stage, kept: Path) -> None:
         """What it left before was made of other inputs, and lies in `kept` now."""
@@ -264,9 +270,11 @@ def write_in_chunks(
 
 
 def json_lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as JSON Lines text."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file."""
     # not splitlines(): a completion may hold any of the line ends that Unicode knows
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]

@@ -58,17 +58,21 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
+        """The method and the seed, in words."""
         return f"{self.method} seed {self.seed}"
 
     @property
     def is_begun(self) -> bool:
+        """Whether its folder holds a run already."""
         return (self.folder / CONFIG).exists()
 
     @property
     def is_finished(self) -> bool:
+        """Whether the run in its folder has come to its end."""
         return self.is_begun and is_finished(self.folder)
 
     def result(self) -> MethodRun:
+        """The result of the run, read from its folder."""
         return result_of(self.folder, self.method, self.seed, self.folder.name)
 
 

@@ -20,13 +20,19 @@ class Inputs(Protocol):
     """A config that names data, a model and eval data."""
 
     @property
-    def data(self) -> Any: ...
+    def data(self) -> Any:
+        """The section that names the training data."""
+        ...
 
     @property
-    def model(self) -> Any: ...
+    def model(self) -> Any:
+        """The section that names the model."""
+        ...
 
     @property
-    def eval(self) -> Any: ...
+    def eval(self) -> Any:
+        """The section that names the eval data."""
+        ...
 
 
 def input_digests(config: Inputs) -> dict[str, str]:

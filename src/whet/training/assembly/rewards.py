@@ -219,6 +219,7 @@ def build_scorer_at(
 
 
 def part_weights_at(config: Config, parts: Sequence[RewardPart], progress: float) -> dict[str, float]:
+    """The weight of each reward part when the given share of the run is done."""
     return weights_at(in_shares(parts, _steps(config)), progress)
 
 
@@ -271,6 +272,7 @@ def _own_notes(parts: Sequence[RewardPart], checks: RewardChecks | None, failure
 
 
 def failure_policy(config: Config | EvaluationConfig) -> Failures:
+    """How the run treats rewards that fail, from its config."""
     return Failures(config.reward.on_error, config.reward.most_failures)
 
 

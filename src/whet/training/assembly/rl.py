@@ -185,6 +185,7 @@ def build_rl_trainer(
     reward_at: Callable[[float], RewardContext],
     evaluator: Evaluator | None,
 ) -> RLTrainer:
+    """Put together the trainer of an RL run from its config and the objects it needs."""
     batch, needs = config.batch, objective.needs()
     sampling = replace(sampling_from(config.sampling), keeps_support=True)
     critic = None

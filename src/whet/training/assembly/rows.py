@@ -71,6 +71,7 @@ def column_facts(*values: Sequence[Any]) -> dict[str, str]:
 
 
 def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
+    """Training and eval rows that a task writes."""
     data = config.data
 
     def rows(split: str, seed: int, count: int) -> list[Any]:
@@ -114,10 +115,12 @@ def refuse_too_long(data: DataSection, dropped: int, context: int) -> None:
 
 
 def too_long_note(dropped: int) -> str:
+    """The remark that some rows are too long for the model."""
     return f" ({dropped} more rows are too long for the model: shorten them, or use a model with a longer context)"
 
 
 def rows_summary(source: str, count: int, eval_count: int, dropped: int, left_out: list[str]) -> str:
+    """The rows of a run in one line."""
     parts = [f"{count} row{'s' if count != 1 else ''}", *([f"{eval_count} held out"] if eval_count else [])]
     parts += [f"{dropped} left out: too long for the context"] if dropped else []
     parts += left_out

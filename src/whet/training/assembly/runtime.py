@@ -64,6 +64,7 @@ class Runtime:
 
     @property
     def tokenizer(self) -> Any:
+        """The tokenizer of the loaded model."""
         return self.loaded.tokenizer
 
 
@@ -211,6 +212,7 @@ def build_policy(model: Any, dtype: torch.dtype, recompute: Recompute) -> Causal
 
 
 def sampling_from(section: SamplingSection) -> Sampling:
+    """The sampling parameters of a config section."""
     return Sampling(
         section.max_new_tokens, section.temperature, section.top_p, section.top_k, section.min_p, tuple(section.stop),
         tuple(map(tuple, section.stop_tokens)),
@@ -271,6 +273,7 @@ def fitting_prompts(
 def build_evaluator(
     runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score, data: DataSection, by: str = ""
 ) -> Evaluator:
+    """An evaluator on those prompts that fit into the context."""
     fitting, tokens = fitting_prompts(runtime, prompts, sampling, data)
     return Evaluator(runtime.engine, fitting, tokens, sampling, score, by, runtime.runner)
 
@@ -305,6 +308,7 @@ def _truncations(sampling: Sampling) -> tuple[tuple[str, float, float], ...]:
 
 
 def rows_fact(rows: Sequence[Sequence[int]]) -> dict[str, str]:
+    """The run's fact about the lengths of its rows."""
     return {"lengths": f"rows {length_range(rows)}"}
 
 

@@ -165,6 +165,7 @@ def load_teacher(config: PolicyConfig, runtime: Runtime) -> tuple[CausalLM, int,
 
 
 def refuse_other_vocabulary(name: str, ours: object, theirs: object) -> None:
+    """Raise a WhetError where the teacher's vocabulary differs from the policy's."""
     if refusal := vocabulary_refusal(ours, theirs):
         raise WhetError(
             f"teacher {name} has another vocabulary than the policy: {refusal}; a token-level loss compares token by "

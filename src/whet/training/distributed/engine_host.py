@@ -61,6 +61,7 @@ class EngineHost:
         return None
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> WrittenPiece:
+        """Complete the requests, and measure the time it took."""
         started = time.monotonic()
         if self._thread is None:
             samples = self._written(self._engine, requests, sampling)

@@ -60,9 +60,11 @@ class Post:
         return distributed.PrefixStore(f"{self._prefix}{name}", self._store)  # type: ignore[attr-defined]
 
     def put(self, name: str, text: str) -> None:
+        """Publish a text under a name."""
         self._store.set(self._prefix + name, text)
 
     def has(self, name: str) -> bool:
+        """Whether a text was published under this name."""
         return bool(self._store.check([self._prefix + name]))
 
     def take(self, name: str) -> str:
@@ -70,6 +72,7 @@ class Post:
         return bytes(self._store.get(self._prefix + name)).decode()
 
     def take_all(self, names: list[str]) -> list[str]:
+        """The texts published under these names, in order."""
         return [bytes(value).decode() for value in self._store.multi_get([self._prefix + name for name in names])]
 
     def fail(self, rank: int, line: str) -> None:
@@ -77,6 +80,7 @@ class Post:
         self._store.compare_set(self._prefix + "failed", "", json.dumps({"rank": rank, "line": line}))
 
     def failure(self) -> tuple[int, str] | None:
+        """The rank that failed first and its error line; None while none has failed."""
         if not self.has("failed"):
             return None
         report = json.loads(self.take("failed"))
@@ -140,6 +144,7 @@ class Heartbeat(threading.Thread):
         return self.cause
 
     def run(self) -> None:
+        """Watch the other ranks until one fails or the run ends."""
         self._talker.start()
         interval = interval_of(self.timeout)
         silence, rounds, last = 0.0, self._rounds, time.monotonic()
@@ -267,6 +272,7 @@ def _keeper(host: int | None) -> str:
 
 
 def gone(rank: int, beat: str) -> str:
+    """The error line of a rank whose process ended without a report."""
     how = "killed, crashed in C code, or out of memory"
     return f"rank {rank}: it is gone without a word ({how}), last while {_doing(beat)}"
 

@@ -85,6 +85,7 @@ class RankGroup:
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0."""
         return self.launch.is_first
 
     def note(self, doing: str) -> None:

@@ -37,6 +37,7 @@ class RankHost:
             return address, int(probe.getsockname()[1])
 
     def run(self, environment: Mapping[str, str], line: Callable[[Event], None] | None) -> Any:
+        """Run one rank in this process, its events sent along `line`."""
         return run_rank(environment, lambda: self._main(line))
 
 
@@ -47,9 +48,11 @@ class Mailbox:
         self._events: list[Event] = []
 
     def put(self, event: Event) -> None:
+        """Add an event."""
         self._events.append(event)
 
     def take(self) -> list[Event]:
+        """Remove and return the events that have arrived."""
         events, self._events = self._events, []
         return events
 

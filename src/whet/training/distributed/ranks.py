@@ -82,6 +82,7 @@ class Ranks:
         return answers[0]
 
     def most(self, number: int) -> int:
+        """The greatest number that any rank has."""
         return max(self.gather(number))
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:

@@ -50,6 +50,8 @@ def _ray() -> Any:
 
 
 class RayCall:
+    """A call of a worker's method that runs on the cluster."""
+
     def __init__(self, cluster: RayCluster, worker: RayWorker, reference: Any) -> None:
         self._cluster, self._worker, self.reference = cluster, worker, reference
 
@@ -191,6 +193,7 @@ class RayCluster:
         return worker
 
     def forget(self, worker: RayWorker) -> None:
+        """Drop a worker from those that are ended with the cluster."""
         self._workers = [other for other in self._workers if other is not worker]
 
     def store(self, value: Any) -> Any:

@@ -167,6 +167,7 @@ class RemoteEngine:
         return ""
 
     def all_engines(self) -> list[RemoteWorker]:
+        """Every engine, including those given up."""
         return list(self._engines)
 
     def is_current(self, engine: RemoteWorker) -> bool:
@@ -179,12 +180,15 @@ class RemoteEngine:
             self._next_results(seconds)
 
     def usable(self) -> list[RemoteWorker]:
+        """The engines that are not given up."""
         return [engine for engine in self._engines if not engine.is_given_up]
 
     def call(self, engine: RemoteWorker, doing: Doing, method: str, *arguments: Any) -> None:
+        """Start a call on an engine; its result is collected later."""
         engine.call, engine.doing, engine.since = engine.worker.call(method, *arguments), doing, time.monotonic()
 
     def load_into(self, engine: RemoteWorker) -> None:
+        """Tell an engine to fetch the newest weights, and the frozen ones if it has none yet."""
         stored = [self._base if engine.sent is None else None, self._newest]
         chosen = [weights for weights in stored if weights is not None]
         engine.sent, engine.arrived = self._num_loads, None

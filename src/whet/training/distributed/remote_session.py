@@ -32,9 +32,11 @@ class RequestShares:
 
     @property
     def is_empty(self) -> bool:
+        """Whether no request is waiting or being worked on."""
         return not self._waiting and not any(self._given.values())
 
     def add(self, number: int, request: Request) -> None:
+        """Add a request that no engine has yet."""
         self._waiting[number] = request
 
     def share_out(self, engines: Sequence[int], budget: int) -> None:
@@ -60,9 +62,11 @@ class RequestShares:
         return groups
 
     def to_send(self, engine: int) -> list[tuple[int, Request]]:
+        """Remove and return the requests of an engine that were not sent to it yet."""
         return list(self._unsent.pop(engine, {}).items())
 
     def has_work(self, engine: int) -> bool:
+        """Whether an engine has unfinished requests."""
         return bool(self._given.get(engine))
 
     def request(self, engine: int, number: int) -> Request | None:
@@ -70,6 +74,7 @@ class RequestShares:
         return self._given.get(engine, {}).get(number)
 
     def finish(self, engine: int, number: int) -> None:
+        """Remove a request that an engine has completed."""
         del self._given[engine][number]
 
     def take_back(self, engine: int) -> int:
@@ -89,7 +94,9 @@ class SharedEngines(Protocol):
     """Engines that a session looks after; `whet.training.distributed.remote_engine.RemoteEngine` has them."""
 
     @property
-    def lock(self) -> AbstractContextManager[Any]: ...
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while engines are called or their results are read."""
+        ...
 
     @property
     def version(self) -> int | None:
@@ -97,23 +104,41 @@ class SharedEngines(Protocol):
         ...
 
     @property
-    def timeout(self) -> float: ...
+    def timeout(self) -> float:
+        """Seconds after which a silent engine counts as lost."""
+        ...
 
-    def store(self, weights: Mapping[str, Any], version: int) -> None: ...
+    def store(self, weights: Mapping[str, Any], version: int) -> None:
+        """Put weights where engines fetch them."""
+        ...
 
-    def look(self, seconds: float) -> None: ...
+    def look(self, seconds: float) -> None:
+        """Collect the results of calls, waiting at most this long."""
+        ...
 
-    def all_engines(self) -> list[RemoteWorker]: ...
+    def all_engines(self) -> list[RemoteWorker]:
+        """Every engine, including those given up."""
+        ...
 
-    def usable(self) -> list[RemoteWorker]: ...
+    def usable(self) -> list[RemoteWorker]:
+        """The engines that are not given up."""
+        ...
 
-    def is_current(self, engine: RemoteWorker) -> bool: ...
+    def is_current(self, engine: RemoteWorker) -> bool:
+        """Whether an engine has been sent the newest weights."""
+        ...
 
-    def load_into(self, engine: RemoteWorker) -> None: ...
+    def load_into(self, engine: RemoteWorker) -> None:
+        """Tell an engine to fetch the newest weights."""
+        ...
 
-    def call(self, engine: RemoteWorker, doing: Doing, method: str, *arguments: Any) -> None: ...
+    def call(self, engine: RemoteWorker, doing: Doing, method: str, *arguments: Any) -> None:
+        """Start a call on an engine."""
+        ...
 
-    def end_session(self) -> None: ...
+    def end_session(self) -> None:
+        """Take note that the session is over."""
+        ...
 
 
 class RemoteSession:
@@ -133,6 +158,7 @@ class RemoteSession:
 
     @property
     def rewritten(self) -> int:
+        """The number of requests that were taken back from a lost engine."""
         return self._shares.rewritten
 
     def add(self, number: int, request: Request) -> None:

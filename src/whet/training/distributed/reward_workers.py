@@ -46,6 +46,7 @@ class RewardHost:
         self._rewards = rewards
 
     def score(self, name: str, prompts: Sequence[Prompt], samples: Sequence[Any], timeout: float) -> PieceScores:
+        """Score the samples with the reward of this name, noting which of them failed."""
         failures = Failures("exclude", least_samples=1, window=len(samples))
         part = RewardPart(self._rewards[name])
         scored = score(prompts, unpacked_samples(samples), [part], timeout, failures)

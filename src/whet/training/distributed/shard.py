@@ -189,6 +189,7 @@ def sharded_critic(critic: Critic, sharding: Sharding) -> Critic:
 
 
 def sharded_scalar_model(made: ScalarModel, sharding: Sharding) -> ScalarModel:
+    """The scalar model with its weights in shards."""
     return replace(made, lm=sharded(made.lm, sharding, made.model))
 
 

@@ -49,6 +49,7 @@ BETWEEN = "|"  # of the name of a set and that of a tensor in it
 
 
 def is_sharded(path: Path) -> bool:
+    """Whether a checkpoint holds its weights in shards."""
     return (path / SHARDS).is_dir()
 
 

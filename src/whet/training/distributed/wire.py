@@ -24,6 +24,7 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
+        """The size of all arrays in bytes."""
         return sum(int(array.nbytes) for array in self.arrays)
 
     @property
@@ -88,6 +89,7 @@ def packed_sample(sample: Sample) -> tuple[dict[str, Any], Sample]:
 
 
 def unpacked_sample(packed: tuple[dict[str, Any], Sample]) -> Sample:
+    """The sample that `packed_sample` packed."""
     tensors: dict[str, Any] = {
         name: Support(*map(_tensor, value)) if isinstance(value, tuple) else _tensor(value)
         for name, value in packed[0].items()
@@ -96,10 +98,12 @@ def unpacked_sample(packed: tuple[dict[str, Any], Sample]) -> Sample:
 
 
 def packed_samples(samples: Sequence[Sample]) -> list[tuple[dict[str, Any], Sample]]:
+    """`packed_sample` of each."""
     return [packed_sample(sample) for sample in samples]
 
 
 def unpacked_samples(packed: Sequence[tuple[dict[str, Any], Sample]]) -> list[Sample]:
+    """`unpacked_sample` of each."""
     return [unpacked_sample(sample) for sample in packed]
 
 

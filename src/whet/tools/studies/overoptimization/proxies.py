@@ -42,6 +42,7 @@ class GoldReward:
 
     @property
     def made_of(self) -> Mapping[str, Any]:
+        """What the reward's fingerprint depends on."""
         return {"model": self._model, "mean": self._mean, "spread": self._spread}
 
     @cached_property
@@ -73,6 +74,7 @@ class ProxyReward:
 
     @property
     def made_of(self) -> Mapping[str, Any]:
+        """What the reward's fingerprint depends on."""
         return {"members": [list(member) for member in self._members], "how": self._how, "penalty": self._penalty}
 
     @cached_property

@@ -122,6 +122,7 @@ def _restrained(settings: StudySettings, seed: int, known: tuple[dict[str, Any],
 
 
 def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+    """Train the gold model: supervised, on right workings only."""
     config = {
         "seed": PROMPT_SEED,
         "steps": settings.gold_steps,
@@ -210,6 +211,7 @@ def _sigmoid(value: float) -> float:
 def train_proxy(
     settings: StudySettings, size: int, seed: int, place: int, folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
+    """Train one proxy reward model on pairs that the gold model labelled."""
     drawn = done[COMPLETIONS]
     rows = read_json_lines(drawn.folder / COMPARISONS)
     pairs = gold_labelled_pairs(rows, drawn.result["spread"], settings.labels, seed)
@@ -249,6 +251,7 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
 
 
 def proxy_models(settings: StudySettings, done: Mapping[str, FinishedStage], condition: Condition) -> list[ProxyModel]:
+    """The finished proxy reward models that a condition combines."""
     names = [f"proxy-{condition.size}-seed{condition.seed}"]
     if condition.how != "single":
         names += [f"member{member}-{condition.size}-seed{condition.seed}" for member in range(1, settings.members)]
@@ -266,6 +269,7 @@ def condition_name(condition: Condition) -> str:
 def choose_best(
     settings: StudySettings, conditions: Sequence[Condition], folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
+    """Best-of-n against each condition's proxy: the gold and proxy scores as n grows."""
     rows = read_json_lines(done[COMPLETIONS].folder / POOL)
     spread = done[COMPLETIONS].result["spread"]
     gold = [[score / spread for score in row["gold"]] for row in rows]
@@ -301,6 +305,7 @@ def _combine(opinions: Sequence[Sequence[float]], how: Combination, penalty: flo
 def optimise(
     settings: StudySettings, condition: Condition, folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
+    """Train the policy by RL against a condition's proxy, recording gold and proxy scores."""
     members = proxy_models(settings, done, condition)
     drawn = done[COMPLETIONS].result
     proxy = {
