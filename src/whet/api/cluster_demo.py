@@ -46,13 +46,13 @@ def table(run: Run, left: int) -> str:
     """Who did what, the run's result, and what is left of it on this machine."""
     summary: Mapping[str, Any] = json.loads((run.folder / "run.json").read_text(encoding="utf-8"))
     rows = [("process", "where", "did", "weights", "restarts")]
-    for each in summary.get("processes", ()):
-        if "tokens" in each:
-            did = f"{each['requests']:,} completions, {each['tokens']:,} tokens in {each['seconds']:.1f} s"
+    for process in summary.get("processes", ()):
+        if "tokens" in process:
+            did = f"{process['requests']:,} completions, {process['tokens']:,} tokens in {process['seconds']:.1f} s"
         else:
-            did = f"{each['samples']:,} completions scored"
-        fetched = f"{each['weight_bytes'] / 1e6:.1f} MB in {each['loads']} loads" if "loads" in each else ""
-        rows.append((each["process"], each["place"], did, fetched, str(each["restarts"])))
+            did = f"{process['samples']:,} completions scored"
+        fetched = f"{process['weight_bytes'] / 1e6:.1f} MB in {process['loads']} loads" if "loads" in process else ""
+        rows.append((process["process"], process["place"], did, fetched, str(process["restarts"])))
     before, after = summary.get("before", {}), summary.get("after", {})
     metrics = [f"{name} {before[name]:.3f} -> {after[name]:.3f}" for name in before if name in after]
     return "\n".join(

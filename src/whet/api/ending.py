@@ -40,9 +40,11 @@ FIXES = {
 def one_line_of(error: BaseException) -> str:
     """An error nobody expected in one line: what, where, and the fix where the operating system gave the reason."""
     if isinstance(error, OSError) and error.errno is not None:
-        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        file_prefix = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         fix = FIXES.get(error.errno)
-        return f"{place}{error.strerror}" + (f"; {fix}" if fix else f" ({type(error).__name__} at {_place(error)})")
+        return f"{file_prefix}{error.strerror}" + (
+            f"; {fix}" if fix else f" ({type(error).__name__} at {_place(error)})"
+        )
     if isinstance(error, MemoryError):
         return f"out of memory at {_place(error)}; free memory, or lower batch.micro_batch_tokens"
     return f"unexpected {error_text(error)} at {_place(error)}"
@@ -51,7 +53,7 @@ def one_line_of(error: BaseException) -> str:
 def _place(error: BaseException) -> str:
     """file:line of the innermost frame of the package or the user; libraries in between say little."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    telling = [each for each in frames if "site-packages" not in each[0] and not each[0].startswith("<")] or frames
+    telling = [frame for frame in frames if "site-packages" not in frame[0] and not frame[0].startswith("<")] or frames
     return f"{telling[-1][0]}:{telling[-1][1]}" if telling else "an unknown place"
 
 
@@ -71,12 +73,12 @@ def going_on(folder: Path) -> str:
     from whet.model.checkpoint import complete_checkpoints
 
     try:
-        found = complete_checkpoints(folder / "checkpoints")
+        checkpoints = complete_checkpoints(folder / "checkpoints")
     except OSError:
-        found = []
-    if not found:
+        checkpoints = []
+    if not checkpoints:
         return f"`whet resume {folder}` begins again: no checkpoint was saved yet"
-    return f"`whet resume {folder}` goes on from {found[-1].name}"
+    return f"`whet resume {folder}` goes on from {checkpoints[-1].name}"
 
 
 @contextlib.contextmanager
@@ -92,7 +94,11 @@ def defer_signals() -> Iterator[None]:
         if len(came) > 1:
             raise KeyboardInterrupt
 
-    heeded = [each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not None]
+    heeded = [
+        signal_number
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(signal_number) is not None
+    ]
     before = {number: signal.signal(number, note) for number in heeded if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield

@@ -40,8 +40,8 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
     """A model object needs its tokenizer; a model by name brings its own."""
     is_object = model is not None and model_name(model) is None
     if is_object and not hasattr(tokenizer, "save_pretrained"):
-        given = "no tokenizer" if tokenizer is None else f"tokenizer={_kind(tokenizer)}"
-        raise WhetError(f"model is {_kind(model)} and there is {given}; give its own: tokenizer=tokenizer")
+        tokenizer_text = "no tokenizer" if tokenizer is None else f"tokenizer={_kind(tokenizer)}"
+        raise WhetError(f"model is {_kind(model)} and there is {tokenizer_text}; give its own: tokenizer=tokenizer")
     if tokenizer is not None and not is_object:
         raise WhetError("tokenizer has no effect: a model given by its name brings its own; drop it")
 
@@ -52,13 +52,13 @@ def saved_start(config: Config, folder: Path, model: Any, tokenizer: Any) -> Ite
     if model is None or model_name(model) is not None:
         yield config
         return
-    place = folder / START
+    start_folder = folder / START
     try:
-        save_object(model, tokenizer, place)
-        yield config.model_copy(update={"model": config.model.model_copy(update={"name": str(place)})})
+        save_object(model, tokenizer, start_folder)
+        yield config.model_copy(update={"model": config.model.model_copy(update={"name": str(start_folder)})})
     except BaseException:
         if not (folder / CONFIG).exists():  # the run never began: its folder must not look used
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(start_folder, ignore_errors=True)
         raise
 
 
@@ -105,9 +105,9 @@ def data_rows(data: Any) -> list[Mapping[str, Any]]:
 def _plain(value: Any) -> Any:
     """Without numpy's types, which parquet columns have and JSON does not know."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return _plain(value.tolist()) if type(value).__module__ == "numpy" else value
 
 
@@ -131,9 +131,9 @@ def reward_parts(reward: Any) -> list[tuple[str, Weight, RewardLike]] | None:
         for name, pair in reward.items():
             if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[1], int | float):
                 raise WhetError(f"reward {name!r} is {pair!r}; give a pair, as in {{{name!r}: (reward, 1.0)}}")
-        return [(name, float(weight), _named(each)) for name, (each, weight) in reward.items()]
+        return [(name, float(weight), _named(part)) for name, (part, weight) in reward.items()]
     several: Sequence[Any] = reward if isinstance(reward, list | tuple) else [reward]
-    return [("", *_weighted(_named(each))) for each in several]
+    return [("", *_weighted(_named(part))) for part in several]
 
 
 def _named(reward: Any) -> RewardLike:
@@ -157,7 +157,7 @@ def _weighted(reward: RewardLike) -> tuple[float, RewardLike]:
 
 def reward_section(parts: Sequence[tuple[str, Weight, RewardLike]]) -> dict[str, Any]:
     """The parts as a config has them."""
-    return {"parts": [{"reward": _path_of(each, name), "weight": weight} for name, weight, each in parts]}
+    return {"parts": [{"reward": _path_of(part, name), "weight": weight} for name, weight, part in parts]}
 
 
 def _path_of(reward: RewardLike, name: str) -> str:
@@ -178,7 +178,7 @@ def environment_section(env: Any, tools: Any, agent: str | None) -> dict[str, An
         raise WhetError(f"tools is {_kind(tools)}; give a list of names or functions: tools=[...]")
     chosen: dict[str, Any] = {} if agent is None else {"agent": agent}
     named = [] if env is None else [("name", env)]
-    named += [("tools", each) for each in tools or ()]
+    named += [("tools", tool) for tool in tools or ()]
     for key, thing in named:
         name = thing if isinstance(thing, str) else _path_of_code(thing)
         if not isinstance(thing, str):
@@ -214,8 +214,8 @@ def made_rewards(parts: Sequence[tuple[str, Weight, RewardLike]] | None) -> Any:
     from whet.reward.combine import RewardPart, check_parts
     from whet.reward.find import find_reward
 
-    rewards = [(find_reward(each) if isinstance(each, str) else each, name, weight) for name, weight, each in parts]
-    made = [RewardPart(as_reward(each, name or None), weight) for each, name, weight in rewards]
+    rewards = [(find_reward(part) if isinstance(part, str) else part, name, weight) for name, weight, part in parts]
+    made = [RewardPart(as_reward(part, name or None), weight) for part, name, weight in rewards]
     check_parts(made)
     return made
 

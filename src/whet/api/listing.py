@@ -39,16 +39,16 @@ class ListedRun:
 
 def listed_runs(folder: str | Path) -> list[ListedRun]:
     """Every run below the folder, the newest first; a folder that cannot be read is listed as damaged."""
-    found = [_listed(place) for place in _run_folders(Path(folder))]
-    return sorted(found, key=lambda run: (-run.started, run.folder))
+    runs = [_listed(run_folder) for run_folder in _run_folders(Path(folder))]
+    return sorted(runs, key=lambda run: (-run.started, run.folder))
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    for place, names, files in os.walk(folder):
-        deep = len(Path(place).parts) - len(folder.parts) >= DEEPEST  # os.walk recurses
+    for directory, names, files in os.walk(folder):
+        deep = len(Path(directory).parts) - len(folder.parts) >= DEEPEST  # os.walk recurses
         names[:] = [] if deep else sorted(name for name in names if name not in HIDDEN and not name.startswith("."))
         if CONFIG in files:
-            yield Path(place)
+            yield Path(directory)
 
 
 def _listed(folder: Path) -> ListedRun:

@@ -69,6 +69,7 @@ class NotebookDisplay:
         self._show()
 
     def html(self) -> str:
+        """The display as it stands: a progress bar, the latest lines and the figure."""
         bar = f'<progress value="{self._step}" max="{max(1, self._total)}" style="width:20em"></progress>'
         lines = "".join(f"<div>{escape(line)}</div>" for line in [*self._lines.values(), self._ended] if line)
         title = f"<b>whet {escape(self._title)}</b> step {self._step}/{self._total}"

@@ -76,14 +76,14 @@ def root_cause(group: RankGroup | None, error: BaseException) -> BaseException:
     elif isinstance(error, KeyboardInterrupt) or _is_of_collective(error):
         cause = group.cause()
     if cause is not None and not (isinstance(error, KeyboardInterrupt) and cause.endswith(INTERRUPTED)):
-        found: BaseException = RunFailed(cause)
+        root: BaseException = RunFailed(cause)
     else:
-        found = error
+        root = error
         expected = isinstance(error, WhetError | RunFailed)
         line = str(error) if expected else one_line_of(error)
         group.fail(INTERRUPTED if isinstance(error, KeyboardInterrupt) else line)
-    found.is_root_cause = True  # type: ignore[attr-defined]
-    return found
+    root.is_root_cause = True  # type: ignore[attr-defined]
+    return root
 
 
 def _is_of_collective(error: BaseException) -> bool:
@@ -115,6 +115,7 @@ def check_ranks(config: Config, launch: Launch) -> None:
 
 
 def agree_on_config(group: RankGroup, config: Config) -> None:
+    """Fail on every rank unless all of them resolved the same config, apart from its folder."""
     values = flattened(config_values(config))
     facts = {f"config {name}": json.dumps(value) for name, value in values.items() if name != "folder"}
     group.agree("config", facts, SAME_EVERYWHERE)

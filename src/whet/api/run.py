@@ -26,11 +26,11 @@ class RunFigure:
 
     def save(self, path: str | Path) -> Path:
         """Write the figure to a file."""
-        place = Path(path)
-        if place.suffix.lower() != ".svg":
-            raise WhetError(f"{place}: the figure is an SVG; give a name ending in .svg")
-        place.write_text(self.svg, encoding="utf-8")
-        return place
+        target = Path(path)
+        if target.suffix.lower() != ".svg":
+            raise WhetError(f"{target}: the figure is an SVG; give a name ending in .svg")
+        target.write_text(self.svg, encoding="utf-8")
+        return target
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -65,6 +65,7 @@ class Run:
 
     @property
     def method(self) -> str:
+        """The name of the training method, empty where the config does not say."""
         return str(self.config.get("method", ""))
 
     @property
@@ -80,6 +81,7 @@ class Run:
 
     @property
     def total_steps(self) -> int:
+        """The number of steps the run was planned for."""
         return int(self.summary.get("total_steps") or 0)
 
     @property
@@ -102,10 +104,10 @@ class Run:
         """The newest checkpoint, a folder that transformers loads."""
         from whet.model.checkpoint import complete_checkpoints
 
-        found = complete_checkpoints(self.folder / "checkpoints")
-        if not found:
+        checkpoints = complete_checkpoints(self.folder / "checkpoints")
+        if not checkpoints:
             raise WhetError(f"{self.folder} has no complete checkpoint yet; wait for its first save")
-        return found[-1]
+        return checkpoints[-1]
 
     def load(self, device: str = "cpu") -> tuple[Any, Any]:
         """The newest checkpoint as a transformers model and its tokenizer."""
@@ -134,17 +136,17 @@ class Run:
         """
         from whet.record.log import read_samples
 
-        found = read_samples(self.folder)
+        lines = read_samples(self.folder)
         if step is not None:
-            recorded = sorted({line["step"] for line in found})
+            recorded = sorted({line["step"] for line in lines})
             wanted = recorded[step] if step < 0 and -step <= len(recorded) else step
-            found = [line for line in found if line["step"] == wanted]
+            lines = [line for line in lines if line["step"] == wanted]
         if sort is None:
-            return found
+            return lines
         if sort not in SORTS:
             raise WhetError(f"sort is {sort!r}{did_you_mean(sort, SORTS)}; give one of {', '.join(SORTS)}")
         key, sign = sort.removeprefix("-"), -1 if sort.startswith("-") else 1
-        return sorted(found, key=lambda line: (line[key] is None, sign * (line[key] or 0)))
+        return sorted(lines, key=lambda line: (line[key] is None, sign * (line[key] or 0)))
 
     def export(self, path: str | Path, what: str = "metrics") -> Path:
         """Write the metrics, evals or samples to a .csv or .parquet file."""
@@ -214,9 +216,9 @@ def plot(runs: Run | Sequence[Run], *names: str, smooth: int = 0) -> RunFigure:
     if not 0 <= smooth <= MOST_SMOOTH:
         raise WhetError(f"smooth is {smooth}; give a number of steps from 0 to {MOST_SMOOTH:,}")
     folders: dict[str, Path | str] = {}
-    for each in listed:
-        name = each.folder.resolve().name
+    for run in listed:
+        name = run.folder.resolve().name
         if name in folders:
-            name = "/".join(each.folder.resolve().parts[-2:])
-        folders[name if name not in folders else f"{name} ({len(folders) + 1})"] = each.folder
+            name = "/".join(run.folder.resolve().parts[-2:])
+        folders[name if name not in folders else f"{name} ({len(folders) + 1})"] = run.folder
     return RunFigure(metrics_figure(folders, names or [read_run(listed[0].folder).kind.goal], smooth))

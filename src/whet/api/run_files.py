@@ -63,6 +63,7 @@ class RunFiles:
 
     @property
     def is_new(self) -> bool:
+        """Whether the run starts afresh rather than resuming."""
         return self._resumed is None
 
     def begin(self) -> RunInputs:
@@ -74,13 +75,13 @@ class RunFiles:
             write_inputs(self.folder, inputs)
             write_config(self.folder, self.config)
             return inputs
-        found = read_inputs(self.folder)
-        if found is None and self._resumed.checkpoint is not None:
+        recorded = read_inputs(self.folder)
+        if recorded is None and self._resumed.checkpoint is not None:
             logger.warning(
                 "%s has no inputs.json: whether data, model, reward or config changed since the run began is unknown",
                 self.folder,
             )
-        before = found or RunInputs(os.getcwd(), self._command)
+        before = recorded or RunInputs(os.getcwd(), self._command)
         self._check_checkpoint(before)
         if self._resumed.checkpoint is not None and before.is_complete:
             self._digests = input_digests(self.config)
@@ -122,7 +123,7 @@ class RunFiles:
 
         old = reward_table(self.folder).get(before.digests.get(REWARD, ""), {}).get("pieces") or {}
         changes = version_changes(old, parts_version(parts).pieces) if parts and old else []
-        return [f"reward: {each}" for each in changes] or ["reward changed"]
+        return [f"reward: {change}" for change in changes] or ["reward changed"]
 
     def _refuse(self, changes: Sequence[str]) -> None:
         if not changes or (self._resumed is not None and self._resumed.accept_changes):

@@ -133,7 +133,7 @@ def _checkpoint_to_resume(folder: Path, config: Config, name: str | None, is_lon
     if name is not None:
         chosen = folder / "checkpoints" / name
         if chosen not in complete:
-            raise WhetError(f"{chosen}: no complete checkpoint; there are {', '.join(each.name for each in complete)}")
+            raise WhetError(f"{chosen}: no complete checkpoint; there are {', '.join(path.name for path in complete)}")
     if chosen is None:
         return None
     verify_checkpoint(chosen)
@@ -182,20 +182,20 @@ def _output_in_log(folder: Path, group: RankGroup, streams: bool) -> Iterator[No
 def _streams_in(path: Path) -> Iterator[None]:
     """Standard output and error of the process, C code's too, in a file; after an error until the process ends."""
     streams = (sys.stdout, sys.stderr)
-    kept = {number: os.dup(number) for number in (1, 2)}
+    saved = {number: os.dup(number) for number in (1, 2)}
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         for stream in streams:
             stream.flush()
-        for number in kept:
+        for number in saved:
             os.dup2(file, number)
         yield
         for stream in streams:
             stream.flush()
-        for number, was in kept.items():
+        for number, was in saved.items():
             os.dup2(was, number)
     finally:
-        for descriptor in (file, *kept.values()):
+        for descriptor in (file, *saved.values()):
             os.close(descriptor)
 
 

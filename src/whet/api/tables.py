@@ -58,21 +58,21 @@ def _cell(value: Any) -> Any:
 
 def write_table(rows: Sequence[Mapping[str, Any]], path: str | Path, form: str | None = None) -> Path:
     """Write rows to a file, as its ending says: .csv or .parquet. An existing file is replaced whole."""
-    place = Path(path)
-    chosen = form or place.suffix.lower().removeprefix(".")
+    target = Path(path)
+    chosen = form or target.suffix.lower().removeprefix(".")
     if chosen not in FORMATS:
-        raise WhetError(f"{place}: cannot tell the format; give a name ending in .csv or .parquet")
-    temporary = place.with_name(f".{place.name}.temporary")
+        raise WhetError(f"{target}: cannot tell the format; give a name ending in .csv or .parquet")
+    temporary = target.with_name(f".{target.name}.temporary")
     try:
         if chosen == "csv":
             temporary.write_text(csv_text(rows), encoding="utf-8", newline="")
         else:
             _write_parquet(rows, temporary)
-        os.replace(temporary, place)
+        os.replace(temporary, target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise WhetError(f"{place}: cannot be written ({error.strerror}); give another place") from None
-    return place
+        raise WhetError(f"{target}: cannot be written ({error.strerror}); give another place") from None
+    return target
 
 
 def _write_parquet(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -105,15 +105,15 @@ def train(
         resolved_config = resolved(method, base, layer, width=width)
         check_trackers(resolved_config)
         if launch.size == 1 and resolved_config.scale.workers > 1:
-            given = {
+            arguments = {
                 **{"method": method, "model": model, "tokenizer": tokenizer, "data": data, "eval_data": eval_data},
                 **{"reward": reward, "env": env, "tools": tools, "agent": agent, "config": base, "command": command},
                 **settings,
             }
-            return _train_on_ray(resolved_config, train, given, callbacks, console)
+            return _train_on_ray(resolved_config, train, arguments, callbacks, console)
         check_ranks(resolved_config, launch)
         final, folder = session.claim_run_folder(resolved_config, rows, eval_rows, model, tokenizer)
-        named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
+        named = parts is not None and all(isinstance(part, str) for _, _, part in parts)
         rewards = None if named else made_rewards(parts)
         session.redirect_output(folder, streams=bool(command))
         return _run(session, RunFiles(final, folder, command), rewards, callbacks, console)
@@ -147,9 +147,9 @@ def resume(
         environment_section(env, tools, None)  # what is in no file is found by its name again
         config = read_config(path)
         refuse_resume_of_0_1(path)
-        given = merged({} if steps is None else {"steps": steps}, settings or {})
-        if given:
-            config = with_settings(config, given)
+        changes = merged({} if steps is None else {"steps": steps}, settings or {})
+        if changes:
+            config = with_settings(config, changes)
         check_trackers(config)
         unreachable = [part.reward for part in config.reward.parts if part.reward.startswith(FROM_PYTHON)]
         if reward is None and unreachable:
@@ -167,12 +167,12 @@ def resume(
         if session.group is not None:
             check_ranks(config, session.group.launch)
             agree_on_config(session.group, config)
-        chosen, done = session.claim_checkpoint(path, config, checkpoint, is_longer="steps" in given)
+        chosen, done = session.claim_checkpoint(path, config, checkpoint, is_longer="steps" in changes)
         parts = reward_parts(reward)
         if parts is not None and not isinstance(reward, Mapping) and len(parts) == len(config.reward.parts):
             known = zip(parts, config.reward.parts, strict=True)
-            parts = [(name, was.weight, each) for (name, _, each), was in known]
-        files = RunFiles(config, path, command, Resumed(chosen, done, accept_changes, given))
+            parts = [(name, was.weight, part) for (name, _, part), was in known]
+        files = RunFiles(config, path, command, Resumed(chosen, done, accept_changes, changes))
         session.redirect_output(path, streams=bool(command))
         return _run(session, files, made_rewards(parts), callbacks, console)
 
@@ -218,7 +218,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         display = _display() if console else None
         reviewers = _reviewers(config, folder, reward_hash)
         trackers = _trackers(config, folder)
-        followers = [each for each in (display, *callbacks, *reviewers, trackers) if each is not None]
+        followers = [follower for follower in (display, *callbacks, *reviewers, trackers) if follower is not None]
         everyone = [first, *followers]
         start_up = time.time() - started
         with crash_reporter(folder) as let_go:
@@ -440,7 +440,7 @@ def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
 
 
 def _summary(config: Config, assembly: Assembly, folder: Path, started: float, inputs: RunInputs) -> dict[str, Any]:
-    changed = [f"after step {each['after_step']}: {', '.join(each['what'])}" for each in inputs.changes]
+    changed = [f"after step {change['after_step']}: {', '.join(change['what'])}" for change in inputs.changes]
     facts = {**assembly.facts, "seed": str(config.seed), "folder": config.folder or str(folder)}
     return {
         "whet": sys.modules["whet"].__version__,  # the front door imports this file
@@ -480,8 +480,8 @@ def _trackers(config: Config, folder: Path) -> Trackers | None:
         return None
     from whet.record.trackers.find import trackers_of
 
-    kept = config.report
-    return trackers_of(kept.trackers, kept.tracker_settings, folder, config_values(config), kept.samples_per_step)
+    report = config.report
+    return trackers_of(report.trackers, report.tracker_settings, folder, config_values(config), report.samples_per_step)
 
 
 def _close_trackers(trackers: Trackers | None, error: BaseException, summary: Mapping[str, Any]) -> None:
@@ -493,7 +493,7 @@ def _close_trackers(trackers: Trackers | None, error: BaseException, summary: Ma
 
 
 def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
-    found = {
+    ending = {
         "status": outcome.status,
         "finished": time.time(),
         "before": dict(outcome.before),
@@ -501,4 +501,4 @@ def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
         "seconds": {"start_up": start_up, **outcome.seconds},
         "tokens": outcome.tokens,
     }
-    return {**found, "ended": outcome.ended} if outcome.ended else found
+    return {**ending, "ended": outcome.ended} if outcome.ended else ending

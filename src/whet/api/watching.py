@@ -53,9 +53,9 @@ def _age(path: Path) -> float:
 
 def _stage(folder: Path) -> WatchFrame:
     """The newest run below a pipeline's folder, and which stage that is."""
-    runs = sorted((each.parent for each in folder.rglob(CONFIG)), key=_changed)
+    runs = sorted((file.parent for file in folder.rglob(CONFIG)), key=_changed)
     stages = _stages(folder)
-    done = sum(each.get("seconds") is not None for each in stages)
+    done = sum(stage.get("seconds") is not None for stage in stages)
     name = str((_summary(folder)).get("name") or folder.name)
     if not runs:
         raise WhetError(f"{folder}: no stage of the pipeline {name} trains yet ({done} of {len(stages)} done)")
@@ -87,4 +87,4 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 def _stages(folder: Path) -> list[dict[str, Any]]:
     stages = _summary(folder).get("stages")
-    return [each for each in stages if isinstance(each, dict)] if isinstance(stages, list) else []
+    return [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []

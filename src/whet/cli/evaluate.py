@@ -112,14 +112,14 @@ def evaluate(
     if confidence not in (None, "votes", "tokens"):
         raise WhetError(f"--confidence {confidence}: give votes or tokens")
     plan = EvalPlan(
-        samples,
-        PromptStyle(shots, shots_from or "", plain),
-        _numbers("--budget", budget),
-        _forcing(force, answer_text, wait, answer_tokens),
-        confidence or "",
-        refusals,
-        _numbers("--k", counts),
-        chunk,
+        samples=samples,
+        style=PromptStyle(shots, shots_from or "", plain),
+        budgets=_numbers("--budget", budget),
+        forcing=_forcing(force, answer_text, wait, answer_tokens),
+        confidence=confidence or "",
+        refusals=refusals,
+        counts=_numbers("--k", counts),
+        chunk=chunk,
     )
     asked = {"engine": "openai", "engine_settings": {"base_url": server}} if server is not None else {}
     values = merged({"sampling": asked} if asked else {}, from_settings(settings or []))

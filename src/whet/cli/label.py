@@ -91,7 +91,16 @@ def steps(
         raise WhetError("--data gives prompts to solve and --solutions gives solved ones; give one of them")
     config = _config(model, data or solutions, reward, seed, settings)
     step_separator = separator.encode().decode("unicode_escape") if "\\" in separator else separator
-    spec = LabelSpec(Path(out), rollouts, count, per_prompt, solutions or "", step_separator, right_from, truth)
+    spec = LabelSpec(
+        out=Path(out),
+        rollouts=rollouts,
+        count=count,
+        per_prompt=per_prompt,
+        solutions=solutions or "",
+        separator=step_separator,
+        right_from=right_from,
+        truth=truth,
+    )
     report = _with_progress(lambda show: label_steps(config, spec, show), out).record()
     print_result(as_json, report, _steps_text(report, rollouts))
 

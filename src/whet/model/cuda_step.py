@@ -76,11 +76,17 @@ def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
         top, mass = (torch.zeros(parts, rows, heads, device=device) for _ in range(2))
         shares = (top, mass, torch.zeros(parts, rows, heads, size, device=device))
     return Workspace(
-        empty(sizes.width, kind=torch.float32), empty(sizes.width + ranks(0, 2)),
-        empty((heads + 2 * sizes.num_key_heads) * size), empty(heads * size + ranks(1)), empty(sizes.width),
-        empty(2 * sizes.inner), empty(sizes.inner + ranks(3)),
-        empty(sizes.width, kind=weights.head.dtype), empty(sizes.vocabulary, kind=weights.head.dtype), shares,
-    )  # fmt: skip
+        residual=empty(sizes.width, kind=torch.float32),
+        normed=empty(sizes.width + ranks(0, 2)),
+        qkv=empty((heads + 2 * sizes.num_key_heads) * size),
+        mixed=empty(heads * size + ranks(1)),
+        added=empty(sizes.width),
+        gate_up=empty(2 * sizes.inner),
+        opened=empty(sizes.inner + ranks(3)),
+        last=empty(sizes.width, kind=weights.head.dtype),
+        logits=empty(sizes.vocabulary, kind=weights.head.dtype),
+        shares=shares,
+    )
 
 
 def decode_step(

@@ -263,7 +263,16 @@ class DecodeState:
         self.count[row] = start + length
         widths = (prompt_width, own_width)
         positions = prompt_length[:, 0, 0] + places
-        return Extension(row, slot, last, places, positions, token.to(device), widths, masks)
+        return Extension(
+            row=row,
+            slot=slot,
+            last=last,
+            places=places,
+            positions=positions,
+            token=token.to(device),
+            widths=widths,
+            masks=masks,
+        )
 
     def extension_attention(
         self, layer: int, extension: Extension, kv: tuple[Tensor, Tensor], query: Tensor, scale: float

@@ -87,14 +87,14 @@ class FusedDecoder(HookedDecoder):
         before, before_mlp = norm_weight(block.before_attention), norm_weight(block.before_mlp)
         after, after_mlp = norm_weight(block.after_attention), norm_weight(block.after_mlp)
         return _StepWeights(
-            _product([block.query, block.key, block.value], dtype, before, scales),
-            _product([block.output], dtype),
-            _product([block.gate, block.up], dtype, before_mlp),
-            _product([block.down], dtype),
-            (before is not None, before_mlp is not None),
-            (None if after is None else after.detach(), None if after_mlp is None else after_mlp.detach()),
-            head_norm,
-            whole,
+            enter=_product([block.query, block.key, block.value], dtype, before, scales),
+            leave=_product([block.output], dtype),
+            widen=_product([block.gate, block.up], dtype, before_mlp),
+            narrow=_product([block.down], dtype),
+            norm_before=(before is not None, before_mlp is not None),
+            norm_after=(None if after is None else after.detach(), None if after_mlp is None else after_mlp.detach()),
+            head_norm=head_norm,
+            whole_heads=whole,
         )
 
     def state(self, shape: BatchShape) -> DecodeState:

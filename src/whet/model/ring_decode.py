@@ -324,15 +324,15 @@ class RingDecoder(HookedDecoder):
         if before_mlp is not None:
             wide.mul_(before_mlp.detach()[:, None] * self._root)
         return _RingWeights(
-            enter,
-            bias,
-            head_norm,
-            whole,
-            (before is not None, before_mlp is not None),
-            (self._halves(block.after_attention), self._halves(block.after_mlp)),
-            _across(block.output.weight.chunk(2), packed),
-            wide,
-            _across(block.down.weight.chunk(2), packed),
+            enter=enter,
+            enter_bias=bias,
+            head_norm=head_norm,
+            whole_heads=whole,
+            norm_before=(before is not None, before_mlp is not None),
+            norm_after=(self._halves(block.after_attention), self._halves(block.after_mlp)),
+            leave=_across(block.output.weight.chunk(2), packed),
+            widen=wide,
+            narrow=_across(block.down.weight.chunk(2), packed),
         )
 
     def _halves(self, norm: nn.Module | None) -> Tensor | None:

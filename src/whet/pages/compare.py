@@ -432,25 +432,25 @@ def comparison_from(values: Mapping[str, Any]) -> MethodComparison:
         steps = run.get("steps") or range(1, len(rewards) + 1)
         results.append(
             MethodRun(
-                str(run["method"]),
-                int(run["seed"]),
-                run["before"] if "before" in run else known("before"),
-                run["after"] if "after" in run else known("after"),
-                tuple(zip(map(float, steps), rewards, strict=True)),
-                int(run["tokens"] if "tokens" in run else row["tokens"]["mean"] or 0),
-                float(run["seconds"] if "seconds" in run else row["seconds"]["mean"] or 0),
-                str(run["folder"]),
-                int(run.get("eval_size", 0)),
+                method=str(run["method"]),
+                seed=int(run["seed"]),
+                before=run["before"] if "before" in run else known("before"),
+                after=run["after"] if "after" in run else known("after"),
+                rewards=tuple(zip(map(float, steps), rewards, strict=True)),
+                tokens=int(run["tokens"] if "tokens" in run else row["tokens"]["mean"] or 0),
+                seconds=float(run["seconds"] if "seconds" in run else row["seconds"]["mean"] or 0),
+                folder=str(run["folder"]),
+                eval_size=int(run.get("eval_size", 0)),
             )
         )
     return MethodComparison(
-        tuple(map(str, values["methods"])),
-        tuple(map(int, values["seeds"])),
-        tuple(results),
-        {str(name): str(text) for name, text in values["equal"].items()},
-        {str(name): str(text) for name, text in values["unequal"].items()},
-        tuple(map(str, values.get("remarks", ()))),
-        str(values["command"]),
-        {str(method): int(count) for method, count in values.get("planned", {}).items()},
-        str(values.get("incomparable", "")),
+        methods=tuple(map(str, values["methods"])),
+        seeds=tuple(map(int, values["seeds"])),
+        results=tuple(results),
+        equal={str(name): str(text) for name, text in values["equal"].items()},
+        unequal={str(name): str(text) for name, text in values["unequal"].items()},
+        remarks=tuple(map(str, values.get("remarks", ()))),
+        command=str(values["command"]),
+        planned={str(method): int(count) for method, count in values.get("planned", {}).items()},
+        incomparable=str(values.get("incomparable", "")),
     )

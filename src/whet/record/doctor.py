@@ -116,20 +116,20 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
     lacking = {rule.name: [rule.missing(step) for step in steps[-RECENT:]] for rule in rules_of(steps)}
     missing = {name: min(each, key=len) for name, each in lacking.items()}
     return DoctorReport(
-        str(folder),
-        str(summary.get("title") or folder.name),
-        str(summary.get("method") or ""),
-        str(summary.get("status") or "running"),
-        kind_of(steps).name,
-        steps[-1].step,
-        _whole(summary.get("total_steps")),
-        tuple(problems),
-        tuple(span for span in held.values() if span.finding.is_problem),
-        tuple(finding for finding in now if not finding.is_problem),
-        tuple(name for name, absent in missing.items() if not absent),
-        {name: absent for name, absent in missing.items() if absent},
-        tuple(damage),
-        tuple(f"step {at}: {text}" for at, texts in recorded for text in texts if _is_action(text)),
+        folder=str(folder),
+        title=str(summary.get("title") or folder.name),
+        method=str(summary.get("method") or ""),
+        status=str(summary.get("status") or "running"),
+        kind=kind_of(steps).name,
+        step=steps[-1].step,
+        total_steps=_whole(summary.get("total_steps")),
+        problems=tuple(problems),
+        over=tuple(span for span in held.values() if span.finding.is_problem),
+        notes=tuple(finding for finding in now if not finding.is_problem),
+        looked_at=tuple(name for name, absent in missing.items() if not absent),
+        not_seen={name: absent for name, absent in missing.items() if absent},
+        damage=tuple(damage),
+        actions=tuple(f"step {at}: {text}" for at, texts in recorded for text in texts if _is_action(text)),
     )
 
 

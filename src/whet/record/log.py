@@ -491,14 +491,14 @@ def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
     """The steps among the lines of metrics.jsonl; null comes back as NaN."""
     return [
         StepReport(
-            line["step"],
-            line["policy_version"],
-            line["counts"],
-            _with_nan(line["reward"]),
-            _with_nan(line["metrics"]),
-            tuple(line["health"]),
-            _with_nan(line["seconds"]),
-            {name: _with_nan(values) for name, values in line.get("spread", {}).items()},
+            step=line["step"],
+            policy_version=line["policy_version"],
+            counts=line["counts"],
+            reward=_with_nan(line["reward"]),
+            metrics=_with_nan(line["metrics"]),
+            health=tuple(line["health"]),
+            seconds=_with_nan(line["seconds"]),
+            spread={name: _with_nan(values) for name, values in line.get("spread", {}).items()},
         )
         for line in lines
         if "eval" not in line

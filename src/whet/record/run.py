@@ -165,14 +165,14 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
     config = folder / "config.toml"
     first, last = _samples_at_the_ends(folder / SAMPLES)
     return RunRecord(
-        folder,
-        summary,
-        config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
-        tuple(step_reports([parsed_line(*line) for line in kept.items()])),
-        tuple(eval_records(evals)),
-        first,
-        last,
-        totals,
+        folder=folder,
+        summary=summary,
+        config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
+        steps=tuple(step_reports([parsed_line(*line) for line in kept.items()])),
+        evals=tuple(eval_records(evals)),
+        first_samples=first,
+        last_samples=last,
+        totals=totals,
     )
 
 

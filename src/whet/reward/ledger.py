@@ -139,7 +139,19 @@ def _with_line(changes: Sequence[Change], line: Mapping[str, Any]) -> list[Chang
     if kind == "change":
         date, new, name, reason, expected = (str(line[key]) for key in ("date", "new", "name", "reason", "expected"))
         pieces = {str(piece): str(content) for piece, content in line["pieces"].items()}
-        return [*changes, Change(date, line["old"], new, name, reason, expected, tuple(line["changed"]), pieces)]
+        return [
+            *changes,
+            Change(
+                date=date,
+                old=line["old"],
+                new=new,
+                name=name,
+                reason=reason,
+                expected=expected,
+                changed=tuple(line["changed"]),
+                pieces=pieces,
+            ),
+        ]
     place = max(at for at, change in enumerate(changes) if change.new == line["hash"])
     change = changes[place]
     if kind == "reason":

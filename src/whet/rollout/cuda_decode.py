@@ -238,14 +238,14 @@ class GraphBackend:
             return [torch.zeros(shape, dtype=dtype, device=device) for _ in self._weights.blocks]
 
         self._caches = Caches(
-            self._tables,
-            cache(room.prompts, room.longest),
-            cache(room.prompts, room.longest),
-            torch.ones(room.prompts, dtype=torch.int32, device=device),
-            torch.full((room.prompts, room.members), -1, dtype=torch.int32, device=device),
-            torch.full((room.rows,), -1, dtype=torch.int32, device=device),
-            cache(room.rows, room.own),
-            cache(room.rows, room.own),
+            tables=self._tables,
+            prompt_k=cache(room.prompts, room.longest),
+            prompt_v=cache(room.prompts, room.longest),
+            lengths=torch.ones(room.prompts, dtype=torch.int32, device=device),
+            members=torch.full((room.prompts, room.members), -1, dtype=torch.int32, device=device),
+            slot=torch.full((room.rows,), -1, dtype=torch.int32, device=device),
+            own_k=cache(room.rows, room.own),
+            own_v=cache(room.rows, room.own),
         )
         self._prompt_logits = torch.zeros(room.prompts, sizes.vocabulary, device=device)
         self._starts = torch.zeros(room.rows, dtype=torch.long, device=device)  # the length of each row's prompt

@@ -461,9 +461,17 @@ class _Play:
         """Take in what the environment answered, and ask for the next turn or end."""
         policy = episode.turns[-1]
         episode.turns[-1] = Turn(
-            policy.role, policy.text, policy.start, policy.stop, result.reward, policy.state, policy.ended,
-            result.counts, result.errors, seconds,
-        )  # fmt: skip
+            role=policy.role,
+            text=policy.text,
+            start=policy.start,
+            stop=policy.stop,
+            reward=result.reward,
+            state=policy.state,
+            ended=policy.ended,
+            counts=result.counts,
+            errors=result.errors,
+            seconds=seconds,
+        )
         if result.reward is not None:
             episode.returned = (episode.returned or 0.0) + result.reward
         episode.metrics |= result.metrics

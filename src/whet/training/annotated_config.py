@@ -45,7 +45,11 @@ def _table(kind: type[BaseModel], values: Mapping[str, Any], path: str, reasons:
 
     `reasons` says why a value is what it is, by its path.
     """
-    inner = {name: found for name in values if (found := section_of(kind.model_fields[name].annotation)) is not None}
+    inner = {
+        name: inner_kind
+        for name in values
+        if (inner_kind := section_of(kind.model_fields[name].annotation)) is not None
+    }
     for name, value in values.items():
         if name not in inner:
             why = reasons.get(f"{path}{name}")
@@ -73,7 +77,9 @@ def _objective(config: Config, method: catalogue.Method) -> Iterator[str]:
         yield ""
         yield f"[{OBJECTIVE}.{axis}]  # {axes[axis].question}"
         yield _line("kind", name, f"one of {', '.join(components)}")
-        for number, value in merged(numbers, {key: each for key, each in change.items() if key != "kind"}).items():
+        for number, value in merged(
+            numbers, {key: setting for key, setting in change.items() if key != "kind"}
+        ).items():
             yield _line(number, value, f"of {name}")
 
 
@@ -98,9 +104,9 @@ def shown_bounds(field: FieldInfo) -> list[str]:
     """`>= 0` and `<= 1`; without the bounds that only slips of the hand would meet."""
     return [
         f"{sign} {bound:g}" if not bound or abs(bound) > TINY else "> 0"
-        for each in field.metadata
+        for constraint in field.metadata
         for key, sign in SIGNS.items()
-        if (bound := getattr(each, key, None)) is not None and abs(bound) < HUGE
+        if (bound := getattr(constraint, key, None)) is not None and abs(bound) < HUGE
     ]
 
 
@@ -109,15 +115,15 @@ def choices_of(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return [str(choice) for choice in get_args(annotation)]
     if get_origin(annotation) in (Union, types.UnionType):
-        return [choice for each in get_args(annotation) for choice in choices_of(each)]
+        return [choice for argument in get_args(annotation) for choice in choices_of(argument)]
     return []
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """The section behind a field; None for a value and for a list of tables."""
-    for each in (annotation, *(get_args(annotation) if get_origin(annotation) is not tuple else ())):
-        if isinstance(each, type) and issubclass(each, BaseModel):
-            return each
+    for candidate in (annotation, *(get_args(annotation) if get_origin(annotation) is not tuple else ())):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
     return None
 
 
@@ -128,7 +134,7 @@ def written(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        pairs = [f"{key if BARE_KEY.fullmatch(key) else written(key)} = {written(each)}" for key, each in value.items()]
+        pairs = [f"{key if BARE_KEY.fullmatch(key) else written(key)} = {written(item)}" for key, item in value.items()]
         return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(written, value))}]"

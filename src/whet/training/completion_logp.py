@@ -59,20 +59,20 @@ def _scores(
     extras: frozenset[str],
     seeds: Sequence[int],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    found = token_logp(lm, rows.tokens, rows.action, details=Details(packed=packed, states=bool(extras)))
-    if not extras or found.states is None:
-        return found.logp, None, None
-    placed = to_device(rows.action, found.logp.device)
+    scores = token_logp(lm, rows.tokens, rows.action, details=Details(packed=packed, states=bool(extras)))
+    if not extras or scores.states is None:
+        return scores.logp, None, None
+    placed = to_device(rows.action, scores.logp.device)
 
     def table(values: Tensor) -> Tensor:
-        return torch.zeros_like(found.logp, dtype=values.dtype).masked_scatter(placed, values)
+        return torch.zeros_like(scores.logp, dtype=values.dtype).masked_scatter(placed, values)
 
-    square = table(_log_square(lm, found.states)) if "log_square" in extras else None
+    square = table(_log_square(lm, scores.states)) if "log_square" in extras else None
     rival = None
     if "rival_logp" in extras:
         own = rows.tokens[rows.action].to(lm.device)
-        rival = table(_other_logp(lm, found.states, _rivals(lm, found.states, own, _draws(families, seeds))))
-    return found.logp, square, rival
+        rival = table(_other_logp(lm, scores.states, _rivals(lm, scores.states, own, _draws(families, seeds))))
+    return scores.logp, square, rival
 
 
 @torch.no_grad()
@@ -126,7 +126,7 @@ def families_logp(
 ) -> list[tuple[Tensor, ...]]:
     """As `ReferenceLogp.logp`, of any model."""
     packed = packed and packs(lm)
-    found: dict[int, tuple[Tensor, ...]] = {}
+    by_family: dict[int, tuple[Tensor, ...]] = {}
 
     def cut(some: Sequence[Family]) -> list[list[int]]:
         return family_micro_batches(some, micro_batch_tokens, packed)
@@ -141,11 +141,11 @@ def families_logp(
         places = to_device(action.flatten().nonzero()[:, 0], scores.logp.device)
         completions = iter(scores.logp.float().flatten()[places].split(action.sum(-1).tolist()))
         for number in numbers:
-            found[number] = tuple(next(completions) for _ in families[number])
+            by_family[number] = tuple(next(completions) for _ in families[number])
     if ranks.size > 1:
-        found = {number: tuple(each.cpu() for each in values) for number, values in found.items()}
-        found = {number: values for part in ranks.gather(found) for number, values in part.items()}
-    return [found[number] for number in range(len(families))]
+        by_family = {number: tuple(logp.cpu() for logp in values) for number, values in by_family.items()}
+        by_family = {number: values for part in ranks.gather(by_family) for number, values in part.items()}
+    return [by_family[number] for number in range(len(families))]
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,7 @@ class LiveReference:
             return families_logp(lm, families, self.micro_batch_tokens, self.packed, self.ranks)
 
     def follow(self, policy: CausalLM, kept: float) -> None:
+        """Move the reference towards the policy, keeping the share `kept` of its weights."""
         if not isinstance(self.reference, CopiedReference):
             raise WhetError("this reference moves with the policy; give model.reference=memory")
         self.reference.follow(policy, kept)
@@ -218,7 +219,7 @@ def _read(file: Path, fingerprint: dict[str, str]) -> Tensor:
 
     try:
         with safe_open(str(file), "pt") as stored:
-            found: dict[str, Any] = json.loads((stored.metadata() or {}).get("fingerprint", "{}"))
+            stored_fingerprint: dict[str, Any] = json.loads((stored.metadata() or {}).get("fingerprint", "{}"))
             values: Tensor = stored.get_tensor("logp")
     except (OSError, SafetensorError, ValueError) as error:
         raise WhetError(
@@ -230,7 +231,7 @@ def _read(file: Path, fingerprint: dict[str, str]) -> Tensor:
         "rows": "of other rows than this run's, or of another chat template",
     }
     for name, reason in wrong.items():
-        if found.get(name) != fingerprint[name]:
+        if stored_fingerprint.get(name) != fingerprint[name]:
             raise WhetError(
                 f"{file}: the stored reference log-probabilities are {reason}; delete it, or give another "
                 "preference.store"

@@ -142,12 +142,13 @@ class PolicyConfig(RunConfig):
         return True
 
     def trains_critic(self) -> bool:
+        """Whether the method learns a value function."""
         return "value" in self.objective or "value" in catalogue.method(self.method).needs
 
     def has_teacher(self) -> bool:
         """True where the method learns from a teacher, or was changed to."""
         chosen = (change.get("kind") if isinstance(change, Mapping) else change for change in self.objective.values())
-        asks = any(isinstance(each, str) and each.endswith("teacher_gap") for each in chosen)
+        asks = any(isinstance(choice, str) and choice.endswith("teacher_gap") for choice in chosen)
         return asks or "teacher" in self.objective or bool(OF_TEACHER & set(catalogue.method(self.method).needs))
 
     def idle(self) -> dict[str, str]:
@@ -303,7 +304,7 @@ class EvaluationConfig(Section):
 
 Config = PolicyConfig | SFTConfig | PreferenceConfig | RewardModelConfig
 CONFIG_CLASSES: Mapping[str, type[Config]] = {
-    each.kind: each for each in (PolicyConfig, SFTConfig, PreferenceConfig, RewardModelConfig)
+    form.kind: form for form in (PolicyConfig, SFTConfig, PreferenceConfig, RewardModelConfig)
 }
 
 
@@ -323,25 +324,25 @@ def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) 
     `width` is that of a model given as an object, which has no name to find it by.
     """
     form = config_class(method)
-    given = _given(layers)
-    if given.get("method", method) != method:
+    settings = _given(layers)
+    if settings.get("method", method) != method:
         raise WhetError(
-            f"the config is for method {given['method']!r}, not {method!r}; drop its `method`, or train that"
+            f"the config is for method {settings['method']!r}, not {method!r}; drop its `method`, or train that"
         )
-    if isinstance(given.get("objective"), Mapping):
-        given["objective"] = _objective_changes(method, given["objective"])
-    section = given.get("model")
+    if isinstance(settings.get("objective"), Mapping):
+        settings["objective"] = _objective_changes(method, settings["objective"])
+    section = settings.get("model")
     name = section.get("name") if isinstance(section, Mapping) else None
     preset = catalogue.method(method)
     base = _small_run(method) if is_small(str(name or ModelSection().name)) else dict(preset.run)
-    base = merged(base, env_defaults(given))
-    config: Config = validated(form, merged(merged(base, given), {"method": method}))
+    base = merged(base, env_defaults(settings))
+    config: Config = validated(form, merged(merged(base, settings), {"method": method}))
     for path, choice in default_rates(config, width).items():
         part, key = path.split(".")
-        if key not in given.get(part, {}):
+        if key not in settings.get(part, {}):
             changed = getattr(config, part).model_copy(update={key: choice.value})
             config = config.model_copy(update={part: changed})
-    _refuse_idle(config, given)
+    _refuse_idle(config, settings)
     config.check()
     return config
 
@@ -387,7 +388,7 @@ def origin_of(name: str) -> str:
     """The model that a run, or a checkpoint of one, began with: a trained built-in model is still as small."""
     for _ in range(20):  # runs on runs on runs
         folder = Path(name)
-        files = (each / "config.toml" for each in (folder, folder.parent.parent))
+        files = (parent / "config.toml" for parent in (folder, folder.parent.parent))
         configs = [file for file in files if os.path.isfile(file)]  # False for a name that is too long, too
         model = read_toml(configs[0]).get("model") if configs else None
         before = model.get("name") if isinstance(model, Mapping) else None
@@ -405,11 +406,11 @@ def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> E
     wanted = _given(layers)
     if isinstance(wanted.get("env"), Mapping):
         shared["env"], wanted["env"] = evaluated_env(shared.get("env"), wanted["env"])
-    given = _given((shared, wanted))
-    model = given.get("model")
+    settings = _given((shared, wanted))
+    model = settings.get("model")
     is_small = isinstance(model, Mapping) and str(model.get("name")) == ModelSection().name
     sampling = PolicyConfig.small_run["sampling"] if is_small else {}
-    return validated(EvaluationConfig, merged(merged({"sampling": sampling}, env_defaults(given)), given))
+    return validated(EvaluationConfig, merged(merged({"sampling": sampling}, env_defaults(settings)), settings))
 
 
 def _objective_changes(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -429,7 +430,7 @@ def _objective_changes(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
             usual: dict[str, Any] = {"kind": own.name, **own.numbers}
         else:
             usual = dict(axes[axis].components[name].numbers) if name in axes[axis].components else {}
-        table = {key: each for key, each in table.items() if key not in usual or usual[key] != each}
+        table = {key: setting for key, setting in table.items() if key not in usual or usual[key] != setting}
         if table:
             changes[axis] = table["kind"] if list(table) == ["kind"] else table
     return changes
@@ -448,10 +449,10 @@ def _refuse_old_component(axis: str, value: Any) -> None:
 
 
 def _given(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for layer in layers:
-        given = merged(given, layer)
-    return given
+        settings = merged(settings, layer)
+    return settings
 
 
 def toml_text(config: Config) -> str:

@@ -10,6 +10,8 @@ from whet.types import Demonstration, Encoded, Group, Prompt
 
 @dataclass(frozen=True)
 class ShownRow:
+    """A demonstration that is trained on beside the samples of a step."""
+
     prompt: Prompt
     row: Encoded
 
@@ -25,10 +27,10 @@ class DemonstrationSource:
 
     def rows(self, groups: Sequence[Group]) -> list[ShownRow]:
         """One for each group whose prompt has a demonstration that fits."""
-        found = []
+        shown_rows = []
         for group in groups:
             text = self.text(group.prompt)
             row = None if text is None else self.encode(Demonstration(group.prompt, text))
             if row is not None and len(row.tokens) <= self.longest:
-                found.append(ShownRow(group.prompt, row))
-        return found
+                shown_rows.append(ShownRow(group.prompt, row))
+        return shown_rows

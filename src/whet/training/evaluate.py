@@ -40,7 +40,7 @@ class Evaluator:
         return score_groups(self.prompts, completions, self.score)
 
     def metrics(self) -> dict[str, float]:
-        """Of one greedy completion per prompt."""
+        """The metrics of one greedy completion per prompt."""
         return eval_metrics(self.evaluate(), self.by)
 
 
@@ -73,7 +73,7 @@ def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:
 
 
 def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Of episodes: their turns and calls on average, and what their environments measured."""
+    """Mean turns and calls per episode, and the means of what environments measured; empty without episodes."""
     played = [sample for sample in samples if sample.turns]
     if not played:
         return {}
@@ -103,7 +103,7 @@ def _mean(samples: Sequence[Sample], value: Callable[[Sample], float | None]) ->
     """The mean over the episodes of the mean over their branches; None has no part in it."""
     means = []
     for branches in by_episode(samples):
-        known = [each for each in map(value, branches) if each is not None]
+        known = [number for number in map(value, branches) if number is not None]
         if known:
             means.append(fmean(known))
     return fmean(means) if means else float("nan")

@@ -17,14 +17,14 @@ def used_experts(chosen: Tensor, replay: Tensor | None) -> Tensor:
 def expert_counts(used: Tensor, num_experts: int) -> Tensor:
     """int64 [layers, num_experts]: how many tokens each expert was given."""
     layers = used.shape[2]
-    each = used[(used >= 0).all(-1).all(-1)].long()  # [tokens, layers, k]
-    flat = each + torch.arange(layers)[None, :, None] * num_experts
+    chosen = used[(used >= 0).all(-1).all(-1)].long()  # [tokens, layers, k]
+    flat = chosen + torch.arange(layers)[None, :, None] * num_experts
     return torch.bincount(flat.flatten(), minlength=layers * num_experts).view(layers, num_experts)
 
 
 def load_metrics(counts: Tensor) -> dict[str, float]:
-    """Of a layer, on average: the busiest expert against the mean, the evenness (entropy over its greatest value, 1 is
-    even); and the share of all experts that got no token."""
+    """Expert load, averaged over layers: the busiest expert's load relative to the mean, the evenness (entropy over its
+    greatest value, 1 is even), and the share of all experts that got no token."""
     total = counts.sum(-1, keepdim=True)
     if not bool(total.all()):
         return {}
@@ -51,8 +51,8 @@ def drift_metrics(name: str, first: Tensor | None, second: Tensor | None) -> dic
     """`name`: share of tokens whose experts differ somewhere; `name_layers`: share of (token, layer)."""
     if first is None or second is None:
         return {}
-    found = disagreement(first, second)
-    return {} if found is None else {name: found[0], f"{name}_layers": found[1]}
+    drift = disagreement(first, second)
+    return {} if drift is None else {name: drift[0], f"{name}_layers": drift[1]}
 
 
 def replayed_share(chosen: Tensor, replay: Tensor | None) -> dict[str, float]:

@@ -93,7 +93,7 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         self, state: dict[str, Any], grad: Tensor, group: dict[str, Any], window: slice
     ) -> tuple[Tensor, Tensor]:
         """The moments of a slice after this gradient, written back."""
-        found = []
+        moments = []
         blocks = slice(window.start // BLOCK, -(-window.stop // BLOCK))
         for (name, signed), beta, value in zip(KINDS.items(), group["betas"], (grad, grad.square()), strict=True):
             largest = state.get(f"{name}_{LARGEST}")
@@ -102,8 +102,8 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
             else:
                 moment = int8_values(state[name][window], largest[blocks], signed).lerp_(value, 1 - beta)
                 state[name][window], largest[blocks] = int8_codes(moment, signed)
-            found.append(moment)
-        return found[0], found[1]
+            moments.append(moment)
+        return moments[0], moments[1]
 
 
 def _windows(size: int) -> Iterator[slice]:

@@ -65,5 +65,6 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -60,6 +60,8 @@ class PreferenceRow:
 
 @dataclass(frozen=True)
 class PreferenceDataset:
+    """Rows to train on and rows held out for evaluation."""
+
     rows: Sequence[PreferenceRow]
     eval_rows: Sequence[PreferenceRow] = ()
 
@@ -77,7 +79,7 @@ def preference_rows(
     tokenizer: Any, rows: Sequence[PreferencePair | LabelledCompletion], context: int
 ) -> tuple[list[PreferenceRow], int]:
     """The rows as tokens, and how many were left out since a completion outgrows the context."""
-    found = [
+    encoded = [
         PreferenceRow(
             completion_family(tokenizer, row.prompt, (row.chosen, row.rejected)), 0, row.margin, row.preference
         )
@@ -85,8 +87,8 @@ def preference_rows(
         else PreferenceRow(completion_family(tokenizer, row.prompt, (row.completion,)), label=1 if row.label else -1)
         for row in rows
     ]
-    kept, dropped = fitting([row.family for row in found], context)
-    return [found[number] for number in kept], dropped
+    fitting_numbers, dropped = fitting([row.family for row in encoded], context)
+    return [encoded[number] for number in fitting_numbers], dropped
 
 
 class PreferenceTrainer(RowTrainer):
@@ -216,7 +218,7 @@ class PreferenceTrainer(RowTrainer):
         action = to_device(scores.rows.action, device)
         reference = None
         if context.reference is not None:
-            values = to_device(torch.cat([each for number in numbers for each in context.reference[number]]), device)
+            values = to_device(torch.cat([logp for number in numbers for logp in context.reference[number]]), device)
             table = torch.zeros(action.shape, dtype=values.dtype, device=device)
             reference = table.masked_scatter(action, values).double().reshape(shape)
         labels = _labels(rows)
@@ -230,14 +232,14 @@ class PreferenceTrainer(RowTrainer):
             preference=to_device(torch.tensor([row.preference for row in rows]), device) if self._is_soft else None,
         )
         extras = PairExtras(
-            *(None if each is None else each.reshape(shape) for each in (scores.log_square, scores.rival_logp))
+            *(None if extra is None else extra.reshape(shape) for extra in (scores.log_square, scores.rival_logp))
         )
         return batch, scores.logp.double().reshape(shape), extras
 
     def _move_reference(self, step: int) -> None:
-        kept = self._objective.reference.kept_after(step)
-        if kept < 1 and isinstance(self._models.reference, LiveReference):
-            self._models.reference.follow(self._models.policy, kept)
+        kept_share = self._objective.reference.kept_after(step)
+        if kept_share < 1 and isinstance(self._models.reference, LiveReference):
+            self._models.reference.follow(self._models.policy, kept_share)
             self._reference_moved = True
 
     @torch.no_grad()

@@ -62,6 +62,8 @@ class RewardModelRow:
 
 @dataclass(frozen=True)
 class RewardModelDataset:
+    """Rows to train on and rows held out for evaluation."""
+
     rows: Sequence[RewardModelRow]
     eval_rows: Sequence[RewardModelRow] = ()
 
@@ -77,11 +79,14 @@ def reward_model_rows(
 
     With `every_token` the outcome of a single completion stands on each of its tokens, not only on the last.
     """
-    found = [_reward_model_row(tokenizer, row, separator) for row in rows]
+    encoded = [_reward_model_row(tokenizer, row, separator) for row in rows]
     if every_token:
-        found = [_outcome_everywhere(tokenizer, row.prompt, each) for row, each in zip(rows, found, strict=True)]
-    kept, dropped = fitting([row.rows for row in found], context)
-    return [found[number] for number in kept], dropped
+        encoded = [
+            _outcome_everywhere(tokenizer, row.prompt, encoded_row)
+            for row, encoded_row in zip(rows, encoded, strict=True)
+        ]
+    fitting_numbers, dropped = fitting([row.rows for row in encoded], context)
+    return [encoded[number] for number in fitting_numbers], dropped
 
 
 def _reward_model_row(
@@ -118,7 +123,7 @@ def _outcome_everywhere(tokenizer: Any, prompt: Prompt, judged: RewardModelRow) 
 def bootstrap_rows(rows: Sequence[RewardModelRow], heads: int, seed: int) -> list[RewardModelRow]:
     """The rows with what they count for each head: as often as its own draw with replacement has them."""
     counts = bootstrap_counts(len(rows), heads, seed)
-    return [replace(row, counts=tuple(map(float, each))) for row, each in zip(rows, counts, strict=True)]
+    return [replace(row, counts=tuple(map(float, row_counts))) for row, row_counts in zip(rows, counts, strict=True)]
 
 
 def build_reward_model(
@@ -128,7 +133,7 @@ def build_reward_model(
 
     The tokenizer gets a padding that no row ends in: a saved classifier reads its score at the last token before it.
     """
-    ends = {each.tokens[-1] for row in rows for each in row.rows} | {tokenizer.eos_token_id}
+    ends = {completion.tokens[-1] for row in rows for completion in row.rows} | {tokenizer.eos_token_id}
     paddings = (tokenizer.pad_token_id, tokenizer.unk_token_id, *tokenizer.all_special_ids)
     made = scalar_model(language, kind, seed, ends, paddings, heads)
     named = tokenizer.convert_ids_to_tokens(made.model.config.pad_token_id)
@@ -199,13 +204,13 @@ class RewardModelTrainer(RowTrainer):
                 loss.value.backward()
             done.append((Loss(loss.value.detach(), loss.sums), numbers, scores.detach()))
         metrics = sum_micro_batches([loss for loss, _, _ in done], self._ranks)
-        found: dict[int, list[list[float]]] = {}
+        by_row: dict[int, list[list[float]]] = {}
         for _, numbers, scores in done:
-            sizes = [sum(len(each.places) for each in rows[number].rows) for number in numbers]
-            for each, values in zip(numbers, scores.cpu().split(sizes), strict=True):
-                found[each] = values.tolist()
-        found = {number: values for part in self._ranks.gather(found) for number, values in part.items()}
-        return metrics, [found[number] for number in range(len(rows))]
+            sizes = [sum(len(completion.places) for completion in rows[number].rows) for number in numbers]
+            for row, values in zip(numbers, scores.cpu().split(sizes), strict=True):
+                by_row[row] = values.tolist()
+        by_row = {number: values for part in self._ranks.gather(by_row) for number, values in part.items()}
+        return metrics, [by_row[number] for number in range(len(rows))]
 
     def _targets(self, rows: Sequence[RewardModelRow]) -> RankBatch | LabelBatch:
         return _ranks(rows, self._has_margins, self._is_soft) if rows[0].ranks else _labels(rows)
@@ -220,16 +225,17 @@ class RewardModelTrainer(RowTrainer):
             places = to_device(torch.tensor([len(row.labels) for row in rows]), device)
             there = torch.arange(batch.label.shape[1], device=device) < places[:, None]
         counts = to_device(torch.tensor([row.counts for row in rows]), device) if rows[0].counts else None
-        found = []
+        losses = []
         for head in range(scores.shape[1]):
             table = torch.zeros(there.shape, dtype=scores.dtype, device=device).masked_scatter(there, scores[:, head])
             own = batch if counts is None else replace(batch, weight=counts[:, head])
-            found.append(self._objective.loss(own, table, totals))
-        sums = {name: torch.stack([each.sums[name] for each in found]).mean() for name in found[0].sums}
-        return Loss(torch.stack([each.value for each in found]).mean(), sums)
+            losses.append(self._objective.loss(own, table, totals))
+        sums = {name: torch.stack([loss.sums[name] for loss in losses]).mean() for name in losses[0].sums}
+        return Loss(torch.stack([loss.value for loss in losses]).mean(), sums)
 
     @property
     def eval_rows(self) -> Sequence[RewardModelRow]:
+        """The rows held out for evaluation."""
         return self._dataset.eval_rows
 
     @torch.no_grad()
@@ -242,7 +248,7 @@ class RewardModelTrainer(RowTrainer):
         if not self.eval_rows:
             return {}
         loss, scores = self.eval_scores()
-        self._reward_model.note_scales(member_scales([each for row in scores for each in row]))
+        self._reward_model.note_scales(member_scales([place_scores for row in scores for place_scores in row]))
         return {"loss": loss, **members_metrics(self.eval_rows, scores)}
 
 
@@ -253,24 +259,30 @@ def members_metrics(rows: Sequence[RewardModelRow], scores: HeadScores) -> dict[
     zero in common and stay.
     """
     several = len(scores[0][0]) > 1
-    scales = member_scales([each for row in scores for each in row]) if rows[0].ranks and several else None
-    even = [[standardized(each, scales) for each in row] for row in scores]
+    scales = (
+        member_scales([place_scores for row in scores for place_scores in row]) if rows[0].ranks and several else None
+    )
+    even = [[standardized(place_scores, scales) for place_scores in row] for row in scores]
     stretch = 1.0 if scales is None else sum(scale for _, scale in scales) / len(scales)
     shift = 0.0 if scales is None else sum(centre for centre, _ in scales) / len(scales)
-    means = [[shift + stretch * sum(each) / len(each) for each in row] for row in even]
-    found = row_metrics(rows, means)
+    means = [[shift + stretch * sum(place_scores) / len(place_scores) for place_scores in row] for row in even]
+    metrics = row_metrics(rows, means)
     if not several:
-        return found
+        return metrics
     if rows[0].ranks:
-        pairs = [(given[one], given[two]) for row, given in zip(rows, even, strict=True) for one, two in _pairs(row)]
-        return {**found, **pair_ensemble_metrics(*zip(*pairs, strict=True))}
+        pairs = [
+            (row_scores[one], row_scores[two])
+            for row, row_scores in zip(rows, even, strict=True)
+            for one, two in _pairs(row)
+        ]
+        return {**metrics, **pair_ensemble_metrics(*zip(*pairs, strict=True))}
     known = [
-        (given, label)
+        (place_scores, label)
         for row, places in zip(rows, even, strict=True)
-        for given, label in zip(places, row.labels, strict=True)
+        for place_scores, label in zip(places, row.labels, strict=True)
         if label is not None
     ]
-    return {**found, **label_ensemble_metrics(*zip(*known, strict=True))}
+    return {**metrics, **label_ensemble_metrics(*zip(*known, strict=True))}
 
 
 def _pairs(row: RewardModelRow) -> list[tuple[int, int]]:
@@ -283,14 +295,14 @@ def row_metrics(rows: Sequence[RewardModelRow], scores: Sequence[Sequence[float]
     """The metrics that fit the kind of the rows; of rankings, those of all their pairs."""
     if rows[0].ranks:
         pairs = [
-            (given[better], given[worse], row.lengths[better], row.lengths[worse])
-            for row, given in zip(rows, scores, strict=True)
+            (row_scores[better], row_scores[worse], row.lengths[better], row.lengths[worse])
+            for row, row_scores in zip(rows, scores, strict=True)
             for better, worse in _pairs(row)
         ]
         return pair_metrics(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
     if any(len(row.labels) > 1 for row in rows):
         return step_metrics(scores, [row.labels for row in rows])
-    return outcome_metrics([given[0] for given in scores], [row.labels[0] or 0.0 for row in rows])
+    return outcome_metrics([row_scores[0] for row_scores in scores], [row.labels[0] or 0.0 for row in rows])
 
 
 def _check(objective: RankLoss | LabelLoss, dataset: RewardModelDataset) -> None:
@@ -300,8 +312,8 @@ def _check(objective: RankLoss | LabelLoss, dataset: RewardModelDataset) -> None
     if len(ranked) > 1:
         raise WhetError("rankings and labels are mixed; give data of one kind")
     if ranked != {isinstance(objective, RankLoss)}:
-        wanted, given = ("rankings or pairs", "labels") if isinstance(objective, RankLoss) else ("labels", "rankings")
-        raise WhetError(f"the loss learns from {wanted} and the data has {given}; give the other loss or other data")
+        wanted, present = ("rankings or pairs", "labels") if isinstance(objective, RankLoss) else ("labels", "rankings")
+        raise WhetError(f"the loss learns from {wanted} and the data has {present}; give the other loss or other data")
     labels = {label > 0.5 for row in dataset.rows for label in row.labels if label is not None}
     if ranked == {False} and len(labels) < 2:
         raise WhetError("all labels of the data say the same; give right and wrong ones, else there is nothing to tell")

@@ -317,10 +317,12 @@ class RLTrainer:
     ) -> dict[str, float]:
         """Every update of the step; metrics are averaged over them."""
         self._set_learning_rates(rate)
-        ids = [group.prompt.id for group in groups for _ in group.samples] + [each.prompt.id for each in shown]
+        ids = [group.prompt.id for group in groups for _ in group.samples] + [
+            shown_row.prompt.id for shown_row in shown
+        ]
         num_samples = batch.num_sequences
         if self._models.demonstrations is not None:
-            batch = with_demonstrations(batch, [each.row for each in shown])
+            batch = with_demonstrations(batch, [shown_row.row for shown_row in shown])
         objective = self._objective.tuned(self._memory)
         only_critic = number <= objective.value.warmup
         updates: list[dict[str, float]] = []
@@ -349,7 +351,10 @@ class RLTrainer:
                 break
             traces.add(objective, minibatch, rows, scores.logp, only_critic)
             updates.append(metrics)
-        means = {name: fmean([each[name] for each in updates if name in each]) for name in updates[0]}
+        means = {
+            name: fmean([update_metrics[name] for update_metrics in updates if name in update_metrics])
+            for name in updates[0]
+        }
         means |= {"updates": float(len(updates)), **experts.metrics(), **self._skipped(updates, number)}
         if not only_critic:
             self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, num_samples)
@@ -422,9 +427,9 @@ class RLTrainer:
         """Hand the new weights to the engine, and let the reference follow where the objective says so."""
         self._version += 1
         self._collector.load_weights(self.model.state_dict(), self._version)
-        kept = self._objective.reference.kept_after(number)
-        if kept < 1 and isinstance(self._models.reference, CopiedReference):
-            self._models.reference.follow(self._models.policy, kept)
+        kept_share = self._objective.reference.kept_after(number)
+        if kept_share < 1 and isinstance(self._models.reference, CopiedReference):
+            self._models.reference.follow(self._models.policy, kept_share)
 
     def evaluate(self) -> dict[str, float]:
         return {} if self._evaluator is None else self._evaluator.metrics()

@@ -39,8 +39,8 @@ def rank_batches(
     if ranks.size == 1:
         return cut(rows)
     mine = ranks.shares([cost(row) for row in rows])[ranks.rank]
-    found = [[mine[number] for number in numbers] for numbers in cut([rows[row] for row in mine])] if mine else []
-    return found + [[]] * (ranks.most(len(found)) - len(found))
+    batches = [[mine[number] for number in numbers] for numbers in cut([rows[row] for row in mine])] if mine else []
+    return batches + [[]] * (ranks.most(len(batches)) - len(batches))
 
 
 def sum_micro_batches(losses: Sequence[Loss], ranks: Ranks = ALONE) -> dict[str, float]:
@@ -118,7 +118,7 @@ class RowTrainer:
 
     def _check_gradients(self) -> None:
         """A loss at its end gives gradients of zero; none at all means that it does not depend on the weights."""
-        if not any(each.grad is not None for each in self.model.parameters()):
+        if not any(parameter.grad is not None for parameter in self.model.parameters()):
             raise NoGradient(
                 "no weight received a gradient", "the loss does not depend on the weights that are trained"
             )

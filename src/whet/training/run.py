@@ -49,12 +49,18 @@ class Trainer(Protocol):
     """One way of training, a step at a time."""
 
     @property
-    def model(self) -> Any: ...
+    def model(self) -> Any:
+        """The model in training."""
+        ...
 
     @property
-    def tokenizer(self) -> Any: ...
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model."""
+        ...
 
-    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]: ...
+    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        """Take one step; its report, and the samples it was trained on."""
+        ...
 
     @property
     def ended_early(self) -> str | None:
@@ -77,9 +83,13 @@ class Trainer(Protocol):
         """What the next step depends on besides the tensors, as JSON."""
         ...
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]: ...
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What the next step depends on besides the model and `state`: named sets of tensors."""
+        ...
 
-    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None: ...
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Go back to what `state` and `tensors` gave."""
+        ...
 
     def close(self) -> None:
         """End what it started in other processes."""
@@ -93,7 +103,9 @@ class Stateful(Protocol):
         """As JSON."""
         ...
 
-    def restore(self, state: Any) -> None: ...
+    def restore(self, state: Any) -> None:
+        """Go back to what `state` gave."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -202,7 +214,7 @@ def run_training(
             state = {
                 "run": vars(progress),
                 "trainer": trainer.state(),
-                "also": {name: each.state() for name, each in others.items()},
+                "also": {name: part.state() for name, part in others.items()},
                 "logs": record.position(),
                 "identity": identity,
             }

@@ -71,7 +71,7 @@ def inputs_of(config: Config, digests: Mapping[str, str], before: RunInputs) -> 
 
 def decisive_changes(before: RunInputs, now: RunInputs) -> list[str]:
     """What is different and decides what is trained, one short phrase each. The reward tells its changes itself."""
-    changed = [f"config {each}" for each in _config_changes(before, now, free=False)]
+    changed = [f"config {change}" for change in _config_changes(before, now, free=False)]
     for setting, name in PLACES.items():
         old, new = before.digests.get(name), now.digests.get(name)
         if old != new and new is not None:
@@ -96,15 +96,15 @@ def _config_changes(before: RunInputs, now: RunInputs, free: bool) -> list[str]:
 
 def is_free(key: str) -> bool:
     """Whether a setting may change when a run is resumed: it does not decide what is trained."""
-    return any(key == each or key.startswith(f"{each}.") for each in FREE)
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in FREE)
 
 
 def _without_places(value: Any) -> Any:
     """A setting without the folders in it: the digests tell whether what lies there is the same."""
     if isinstance(value, list):
-        return [_without_places(each) for each in value]
+        return [_without_places(item) for item in value]
     if isinstance(value, Mapping):
-        return {name: _without_places(each) for name, each in value.items()}
+        return {name: _without_places(item) for name, item in value.items()}
     return value.rpartition("/")[2] if isinstance(value, str) else value
 
 
@@ -128,10 +128,12 @@ def read_inputs(folder: Path) -> RunInputs | None:
     path = folder / INPUTS
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        found = RunInputs(**values)
-        if not isinstance(found.config, dict) or not isinstance(found.digests, dict):
+        inputs = RunInputs(**values)
+        if not isinstance(inputs.config, dict) or not isinstance(inputs.digests, dict):
             raise TypeError("config and digests are not tables")
-        return replace(found, accepted=tuple(found.accepted), changes=tuple(dict(each) for each in found.changes))
+        return replace(
+            inputs, accepted=tuple(inputs.accepted), changes=tuple(dict(change) for change in inputs.changes)
+        )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -142,6 +144,7 @@ def read_inputs(folder: Path) -> RunInputs | None:
 
 
 def write_inputs(folder: Path, inputs: RunInputs) -> None:
+    """Write the inputs into a run folder, replacing the file in one move."""
     partial = folder / f".{INPUTS}"
     partial.write_text(json.dumps(asdict(inputs), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(partial, folder / INPUTS)
@@ -153,5 +156,5 @@ def started_in(folder: Path) -> Path | None:
         inputs = read_inputs(folder)
     except WhetError:
         return None
-    place = Path(inputs.directory) if inputs is not None and inputs.directory else None
-    return place if place is not None and place.is_dir() else None
+    directory = Path(inputs.directory) if inputs is not None and inputs.directory else None
+    return directory if directory is not None and directory.is_dir() else None

@@ -64,8 +64,8 @@ def read_values(folder: Path) -> dict[str, Any]:
 
 
 def _table(values: Mapping[str, Any], section: str) -> dict[str, Any]:
-    found = values.get(section)
-    return found if isinstance(found, dict) else {}
+    table = values.get(section)
+    return table if isinstance(table, dict) else {}
 
 
 def _find_paths(values: dict[str, Any], start: Path) -> None:
@@ -92,6 +92,7 @@ def _find_paths(values: dict[str, Any], start: Path) -> None:
 
 
 def write_config(folder: Path, config: Config) -> None:
+    """Write the config into a run folder, replacing the file in one move."""
     partial = folder / f".{CONFIG}"
     partial.write_text(toml_text(config), encoding="utf-8")
     os.replace(partial, folder / CONFIG)
@@ -109,9 +110,9 @@ def claimed_folder(
     """
     with claimed_place(config.folder, config.method, CONFIG, BEFORE_CONFIG, _refuse_run(config)) as folder:
         values: dict[str, Any] = {"folder": str(folder)}
-        for name, section, given in ((ROWS, "data", rows), (EVAL_ROWS, "eval", eval_rows)):
-            if given is not None:
-                write_rows(folder / name, given)
+        for name, section, section_rows in ((ROWS, "data", rows), (EVAL_ROWS, "eval", eval_rows)):
+            if section_rows is not None:
+                write_rows(folder / name, section_rows)
                 values[section] = getattr(config, section).model_copy(update={"source": str(folder / name)})
         yield folder, config.model_copy(update=values)
 

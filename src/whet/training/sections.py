@@ -11,6 +11,8 @@ from whet.settings.sections import Section, Table
 
 
 class BatchSection(Section):
+    """How many completions a step draws, and how they are divided into updates."""
+
     prompts_per_step: int = Field(8, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=65536, description="completions per prompt")
     updates_per_step: int = Field(
@@ -31,6 +33,8 @@ class BatchSection(Section):
 
 
 class RowsSection(Section):
+    """How many rows a step trains on."""
+
     rows_per_step: int = Field(
         32, ge=1, le=MOST_ROWS, description="demonstrations, pairs or completions per optimizer step"
     )
@@ -41,6 +45,8 @@ class RowsSection(Section):
 
 
 class OptimizerSection(Section):
+    """The optimizer and the schedule of its learning rate."""
+
     learning_rate: float = Field(
         1e-6,
         gt=0,
@@ -62,6 +68,8 @@ class OptimizerSection(Section):
 
 
 class PreferenceSection(Section):
+    """Settings of methods that train on preference pairs."""
+
     reference_logp: Literal["live", "stored"] = Field(
         "live",
         description="evaluate the reference in every step, or once before the first step, which keeps no copy of it",
@@ -77,6 +85,8 @@ class PreferenceSection(Section):
 
 
 class RewardModelSection(Section):
+    """Settings of a reward model's training."""
+
     cost: Literal["all_pairs", "plackett_luce"] = Field("all_pairs", description="loss of a ranking")
     centre: float = Field(
         0.0, ge=0, le=MOST_WEIGHT, description="weight of a term that keeps scores around 0; 0.01 is usual"
@@ -99,6 +109,8 @@ class RewardModelSection(Section):
 
 
 class CriticSection(Section):
+    """The critic of methods that learn a value function."""
+
     trunk: Literal["own", "shared"] = Field("own", description="its own trunk, or a head on the policy's")
     start: str = Field("", description="reward model (one label) to start from; empty: the policy")
     learning_rate: float = Field(
@@ -197,6 +209,8 @@ class ScaleSection(Section):
 
 
 class EvalSection(Section):
+    """What the model is evaluated on, and how often."""
+
     source: str = Field("", description="file or hub dataset to evaluate on; tasks and gym datasets have their own")
     every: int = Field(
         10, ge=0, le=MOST_STEPS, description="steps between evaluations; 0: only before and after training"
@@ -206,11 +220,15 @@ class EvalSection(Section):
 
 
 class ScorerChoice(Section):
+    """One reward that chooses among completions."""
+
     reward: str = Field(description="run or checkpoint of a reward model, or a reward by name, as in reward.parts")
     settings: Table = Field({}, description="settings of the reward, by name")
 
 
 class RerankSection(Section):
+    """How an evaluation chooses among several completions of a prompt."""
+
     scorers: tuple[ScorerChoice, ...] = Field(
         (), description="rewards that choose among the completions, as named by --rerank"
     )

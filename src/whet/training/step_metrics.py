@@ -22,6 +22,7 @@ MOST_COMPARED = 256  # completions of a step
 
 
 def group_counts(groups: Sequence[Group]) -> dict[str, int]:
+    """Counts of prompts, samples and tokens, and how many samples were cut off or unscorable."""
     samples = [sample for group in groups for sample in group.samples]
     return {
         "prompts": len(groups),
@@ -43,7 +44,9 @@ def episode_counts(groups: Sequence[Group], played: PlayNotes) -> dict[str, int]
         if sample.stop.is_limit or sample.stop is StopReason.FAILED:
             counts[f"ended_by_{sample.stop}"] += 1
     if samples:
-        counts["observed_tokens"] = sum(len(each.tokens) - _first(each) - each.num_actions for each in samples)
+        counts["observed_tokens"] = sum(
+            len(episode.tokens) - _first(episode) - episode.num_actions for episode in samples
+        )
     return dict(sorted(counts.items()))
 
 
@@ -56,7 +59,9 @@ def environment_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """What environments measured in their episodes, on average."""
     samples = [sample for group in groups for sample in group.samples]
     names = sorted({name for sample in samples for name in sample.metrics})
-    return {f"env_{name}": fmean([each.metrics[name] for each in samples if name in each.metrics]) for name in names}
+    return {
+        f"env_{name}": fmean([sample.metrics[name] for sample in samples if name in sample.metrics]) for name in names
+    }
 
 
 def role_rewards(groups: Sequence[Group]) -> dict[str, float]:
@@ -97,12 +102,12 @@ def reward_company(batch: TokenBatch) -> dict[str, float]:
     if batch.ref_logp is not None:
         logp = torch.where(batch.action, batch.ref_logp, torch.zeros_like(batch.ref_logp)).double().sum(1).cpu()
         columns["reward_reference_correlation"] = logp / tokens.clamp(min=1)
-    found = {name: _within_groups(reward, column, group, known) for name, column in columns.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    correlations = {name: _within_groups(reward, column, group, known) for name, column in columns.items()}
+    return {name: value for name, value in correlations.items() if value is not None}
 
 
 def deciding_parts(batch: TokenBatch, groups: Sequence[Group], weights: Mapping[str, float]) -> dict[str, float]:
-    """Of each part of the reward, how much of the total's variance within groups is its own: cov(w part, total) / var.
+    """Each reward part's share of the total reward's variance within groups: cov(w part, total) / var.
 
     The shares of plainly weighted parts add up to 1. Nothing where there is one part, or no group differs.
     """
@@ -119,11 +124,11 @@ def deciding_parts(batch: TokenBatch, groups: Sequence[Group], weights: Mapping[
     variance = float(total.square().sum())
     if variance <= 1e-12 * len(samples):
         return {}
-    found = {}
+    shares = {}
     for name in names:
-        part = torch.tensor([weights[name] * each.parts.get(name, 0.0) for each in samples], dtype=torch.float64)
-        found[f"{name}_decides"] = float((_centred(part, batch.group.cpu(), known) * total).sum()) / variance
-    return found
+        part = torch.tensor([weights[name] * sample.parts.get(name, 0.0) for sample in samples], dtype=torch.float64)
+        shares[f"{name}_decides"] = float((_centred(part, batch.group.cpu(), known) * total).sum()) / variance
+    return shares
 
 
 def _centred(values: Tensor, group: Tensor, known: Tensor) -> Tensor:
@@ -148,10 +153,10 @@ def repetition(groups: Sequence[Group]) -> dict[str, float]:
 def _repeated(tokens: Tensor) -> float | None:
     if len(tokens) < FEWEST_COMPARED:
         return None
-    each = tokens.long().unfold(0, RUN, 1)
+    runs = tokens.long().unfold(0, RUN, 1)
     # runs as numbers: equal runs are equal, and two others are not but once in 2^60
     key = torch.tensor(MIXERS)
-    return 1 - len((each * key).sum(1).unique()) / len(each)
+    return 1 - len((runs * key).sum(1).unique()) / len(runs)
 
 
 def _within_groups(first: Tensor, second: Tensor, group: Tensor, known: Tensor) -> float | None:
@@ -165,15 +170,15 @@ def _within_groups(first: Tensor, second: Tensor, group: Tensor, known: Tensor) 
 
 def uniform_share(groups: Sequence[Group]) -> float:
     """Share of groups whose scored samples all have the same reward, role by role: they teach nothing."""
-    return fmean([float(all(len(each) <= 1 for each in _rewards_by_role(group).values())) for group in groups])
+    return fmean([float(all(len(rewards) <= 1 for rewards in _rewards_by_role(group).values())) for group in groups])
 
 
 def _rewards_by_role(group: Group) -> dict[str, set[float]]:
-    found: dict[str, set[float]] = {}
+    by_role: dict[str, set[float]] = {}
     for sample in group.samples:
         if sample.reward is not None:
-            found.setdefault(sample.role, set()).add(sample.reward)
-    return found
+            by_role.setdefault(sample.role, set()).add(sample.reward)
+    return by_role
 
 
 def group_staleness(group: Group, version: int) -> int:

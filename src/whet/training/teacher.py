@@ -41,15 +41,15 @@ class TaughtRows:
 
     def back(self, values: Tensor) -> Tensor:
         """What the teacher said [n, S, ...] in the policy's places [N, T, ...]; 0 for rows that it was not shown."""
-        found = values.new_zeros((*self.places.shape, *values.shape[2:]))
-        found[self.places] = values[self.batch.action]
-        return found
+        moved = values.new_zeros((*self.places.shape, *values.shape[2:]))
+        moved[self.places] = values[self.batch.action]
+        return moved
 
     def forth(self, values: Tensor) -> Tensor:
         """The policy's [N, T, ...] in the teacher's places."""
-        found = values.new_zeros((*self.batch.action.shape, *values.shape[2:]))
-        found[self.batch.action] = values[self.places]
-        return found
+        moved = values.new_zeros((*self.batch.action.shape, *values.shape[2:]))
+        moved[self.batch.action] = values[self.places]
+        return moved
 
 
 def taught_rows(batch: TokenBatch, groups: Sequence[Group], target: DistillationSettings) -> TaughtRows | None:
@@ -61,17 +61,17 @@ def taught_rows(batch: TokenBatch, groups: Sequence[Group], target: Distillation
     assert context != "none" and target.encode is not None
     rows: list[int] = []
     tokens, actions = [], []
-    samples = [(group, place) for group in groups for place in range(len(group.samples))]
+    samples = [(group, number) for group in groups for number in range(len(group.samples))]
     texts = [text for group in groups for text in teacher_texts(group, context, target.known)]
-    for row, ((group, place), text) in enumerate(zip(samples, texts, strict=True)):
-        sample = group.samples[place]
+    for row, ((group, index), text) in enumerate(zip(samples, texts, strict=True)):
+        sample = group.samples[index]
         if text is None or not bool(batch.action[row].any()):
             continue
         shown = target.encode(with_text(group.prompt, text, target.template))
-        each, action, _ = behind(shown, sample)
-        if len(each) <= target.longest:
+        taught_tokens, action, _ = behind(shown, sample)
+        if len(taught_tokens) <= target.longest:
             rows.append(row)
-            tokens.append(each)
+            tokens.append(taught_tokens)
             actions.append(action)
     if not rows:
         return None
@@ -86,9 +86,9 @@ def taught_rows(batch: TokenBatch, groups: Sequence[Group], target: Distillation
 
 def _moved_support(batch: TokenBatch, rows: list[int], places: Tensor, action: Tensor) -> Tensor:
     assert batch.support is not None
-    found = batch.support.new_full((*action.shape, batch.support.shape[-1]), -1)
-    found[action] = batch.support[places]
-    return found
+    moved = batch.support.new_full((*action.shape, batch.support.shape[-1]), -1)
+    moved[action] = batch.support[places]
+    return moved
 
 
 class Teacher(Protocol):
@@ -115,7 +115,9 @@ class Teacher(Protocol):
 class Openable(Protocol):
     """Where a model is had for as long as it is needed: `whet.model.reference` has several."""
 
-    def open(self) -> AbstractContextManager[CausalLM]: ...
+    def open(self) -> AbstractContextManager[CausalLM]:
+        """The model, loaded for as long as the context lasts."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -154,25 +156,25 @@ class ServerTeacher:
     def logp(self, batch: TokenBatch) -> Tensor:
         rows = [row_tokens(batch, row) for row in range(batch.num_sequences)]
         scored = self.ranks.first(lambda: self.server.logp(rows))
-        found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+        scores = torch.zeros(batch.tokens.shape, dtype=torch.float32)
         for row, values in enumerate(scored):
-            found[row, : len(values)] = torch.tensor(values, dtype=torch.float32)
-        return found.masked_fill_(~batch.action, 0.0)
+            scores[row, : len(values)] = torch.tensor(values, dtype=torch.float32)
+        return scores.masked_fill_(~batch.action, 0.0)
 
     def top(self, batch: TokenBatch, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
         if chosen is not None:
             raise ValueError("a server names its own likeliest tokens, not those of others")
         rows = [row_tokens(batch, row) for row in range(batch.num_sequences)]
-        scored = self.ranks.first(lambda: [each.likeliest for each in self.server.tables(rows, self.top_k)])
+        scored = self.ranks.first(lambda: [table.likeliest for table in self.server.tables(rows, self.top_k)])
         ids = torch.zeros((*batch.tokens.shape, self.top_k), dtype=torch.int32)
         logp = torch.zeros(ids.shape, dtype=torch.float32)
         for row, tables in enumerate(scored):
-            for place, likeliest in enumerate(tables):
-                if bool(batch.action[row, place]):
+            for position, likeliest in enumerate(tables):
+                if bool(batch.action[row, position]):
                     if len(likeliest) < self.top_k:
                         raise RunFailed(f"the teacher gave {len(likeliest)} likeliest tokens, not {self.top_k}")
-                    ids[row, place] = torch.tensor(list(likeliest), dtype=torch.int32)
-                    logp[row, place] = torch.tensor(list(likeliest.values()), dtype=torch.float32)
+                    ids[row, position] = torch.tensor(list(likeliest), dtype=torch.int32)
+                    logp[row, position] = torch.tensor(list(likeliest.values()), dtype=torch.float32)
         return ids, logp
 
     def open(self) -> AbstractContextManager[CausalLM | None]:
@@ -182,4 +184,4 @@ class ServerTeacher:
 def row_tokens(batch: TokenBatch, row: int) -> list[int]:
     """The tokens of a row up to its last action."""
     end = int(batch.action[row].nonzero().max()) + 1 if bool(batch.action[row].any()) else 0
-    return [int(each) for each in batch.tokens[row, :end].tolist()]
+    return [int(token) for token in batch.tokens[row, :end].tolist()]

@@ -13,7 +13,7 @@ from whet.types import Prompt, Sample, TokenBatch, TokenTrace
 
 
 class TokenTraces:
-    """Of some rows of a step's batch, gathered over its updates. Nobody else's values are touched."""
+    """The token traces of some rows of a step's batch, gathered over its updates. It changes no value of the batch."""
 
     def __init__(self, batch: TokenBatch, rows: Sequence[int]) -> None:
         """`batch` as `Objective.advantage` left it; `rows` are places of its samples."""
@@ -30,17 +30,17 @@ class TokenTraces:
         self, objective: Objective, batch: TokenBatch, rows: Sequence[int], logp: Tensor, only_critic: bool = False
     ) -> None:
         """An update on these rows of the step, `batch` and the `logp` it saw; in a critic's warm-up no token counts."""
-        place = {row: number for number, row in enumerate(rows)}
-        concerned = [row for row in self._rows if row in place]
+        number_of = {row: number for number, row in enumerate(rows)}
+        concerned = [row for row in self._rows if row in number_of]
         if not concerned or batch.advantage is None:
             return
-        chosen = torch.tensor([place[row] for row in concerned])
+        chosen = torch.tensor([number_of[row] for row in concerned])
         light = replace(batch, support=None, routed_experts=None, old_experts=None)  # wide, and no rule looks at them
         part, seen = light.select(chosen), logp[chosen]
         weight = torch.zeros_like(seen) if only_critic else objective.token_weight(part, seen)
-        for row, each, found in zip(concerned, weight.float(), seen.float(), strict=True):
-            self._weight[row] = each
-            self._logp.setdefault(row, found)
+        for row, row_weight, row_logp in zip(concerned, weight.float(), seen.float(), strict=True):
+            self._weight[row] = row_weight
+            self._logp.setdefault(row, row_logp)
 
     def on(self, samples: Sequence[tuple[Prompt, Sample]]) -> list[tuple[Prompt, Sample]]:
         """The step's samples, those with a trace carrying it."""
@@ -53,8 +53,8 @@ class TokenTraces:
             prompt, sample = traced[row]
             logp = self._logp[row] if self._old is None else self._old[number]
             known = [
-                torch.where(sample.action, each[: len(sample.tokens)], 0.0)
-                for each in (self._advantage[number], self._weight[row], logp)
+                torch.where(sample.action, values[: len(sample.tokens)], 0.0)
+                for values in (self._advantage[number], self._weight[row], logp)
             ]
             traced[row] = (prompt, replace(sample, trace=TokenTrace(*known)))
         return traced

@@ -151,8 +151,8 @@ def critic_values(
     for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(critic.trunk or policy)):
         part = moved(trimmed(batch.select(rows)) if rows else idle_row(batch), policy.device)
         part_replay = None if replay is None or not rows else replay[rows][:, : part.tokens.shape[1]]
-        each = critic.state_values(policy, part.tokens, part.action, part_replay).float()
-        placed = torch.zeros(part.tokens.shape, device=policy.device).masked_scatter(part.action, each)
+        state_values = critic.state_values(policy, part.tokens, part.action, part_replay).float()
+        placed = torch.zeros(part.tokens.shape, device=policy.device).masked_scatter(part.action, state_values)
         if rows:
             values[rows, : placed.shape[1]] = placed.cpu()
     return ranks.sum_tensor(values)
@@ -168,12 +168,12 @@ def rank_micro_batches(
     wanted = batch.action if scored is None else scored
     column = torch.arange(1, wanted.shape[1] + 1)
     mine = ranks.shares((wanted * column).amax(-1).tolist(), batch.group.tolist())[ranks.rank]
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     if mine:
         part = batch.select(mine)
         for rows in token_micro_batches(part, micro_batch_tokens, shared, None if scored is None else scored[mine]):
-            found.append([mine[row] for row in rows])
-    return found + [[]] * (ranks.most(len(found)) - len(found))
+            batches.append([mine[row] for row in rows])
+    return batches + [[]] * (ranks.most(len(batches)) - len(batches))
 
 
 def idle_row(batch: TokenBatch) -> TokenBatch:
@@ -211,9 +211,9 @@ def update(
     `reference` is for the exact KL, `teacher` for a divergence over the whole vocabulary. Where the objective's
     controller ends the updates of the batch, nothing is stepped and the metrics say `ended`.
     """
-    optimizers = [each for each in (state.optimizer, state.critic_optimizer) if each is not None]
-    for each in optimizers:
-        each.zero_grad(set_to_none=True)
+    optimizers = [candidate for candidate in (state.optimizer, state.critic_optimizer) if candidate is not None]
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
     details = replace(
         _details(state, objective, reference),
         distillation=_distillation_target(objective, teacher, teacher_temperature),
@@ -267,8 +267,8 @@ def update(
     logp, entropy = ranks.sum_tensor(logp), ranks.sum_tensor(entropy)
     experts = _joined_experts(ranks, experts)
     if not only_critic and objective.control.ends_updates(metrics):
-        for each in optimizers:
-            each.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         return {**metrics, "ended": 1.0}, TokenScores(logp, entropy, experts=experts)
     if not only_critic:
         metrics["gradient_norm"] = optimizer_step(
@@ -292,17 +292,17 @@ def agree_on(ranks: Ranks, refusal: NotFinite | None) -> None:
         if refusal is not None:
             raise refusal
         return
-    for each in ranks.gather(None if refusal is None else (refusal.what, refusal.cause, refusal.rows)):
-        if each is not None:
-            raise NotFinite(*each)
+    for refused in ranks.gather(None if refusal is None else (refusal.what, refusal.cause, refusal.rows)):
+        if refused is not None:
+            raise NotFinite(*refused)
 
 
 def _backward(values: Sequence[Tensor], apart: bool) -> None:
-    """Of the policy's loss and the critic's. Graphs that have nothing in common are walked one after the other: ranks
-    that gather weights on the way must do so in the same order."""
+    """Run the backward passes of the policy's loss and the critic's. Graphs that have nothing in common are walked one
+    after the other: ranks that gather weights on the way must do so in the same order."""
     differentiable = [value for value in values if value.requires_grad]
-    for each in reversed(differentiable) if apart else ([differentiable] if differentiable else []):
-        torch.autograd.backward(each)
+    for loss in reversed(differentiable) if apart else ([differentiable] if differentiable else []):
+        torch.autograd.backward(loss)
 
 
 def _anchored(value: Tensor, scores: TokenScores, ranks: Ranks) -> Tensor:
@@ -346,9 +346,9 @@ def _scored_tokens(objective: Objective, batch: TokenBatch) -> Tensor:
 
 
 def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: Details) -> TokenScores:
-    """Of the actions, under the distribution that was sampled from; and of what an environment wrote or a demonstration
-    shows, where the loss looks at it, under the model's own: in the same pass where the two distributions are one, else
-    in a second."""
+    """Score the actions under the distribution they were sampled from and, where the loss reads them, the tokens of an
+    environment or a demonstration under the model's own distribution: in one pass where the two distributions are the
+    same, else in two."""
     scored = _scored_tokens(objective, host)
     details = replace(details, replay=replayed_experts(host, state.routing_replay), experts=True)
     if details.distillation is not None and details.distillation.teacher is None:
@@ -357,10 +357,10 @@ def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: 
     if scored is host.action:
         return token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, details)
     if state.temperature == 1 and host.support is None:
-        found = token_logp(state.policy, host.tokens, scored, details=details)
-        if found.states is None:
-            return found
-        return replace(found, states=found.states[to_device(host.action[scored], found.states.device)])
+        scores = token_logp(state.policy, host.tokens, scored, details=details)
+        if scores.states is None:
+            return scores
+        return replace(scores, states=scores.states[to_device(host.action[scored], scores.states.device)])
     acted = token_logp(
         state.policy, host.tokens, host.action, state.temperature, host.support, replace(details, coefficient=None)
     )
@@ -374,8 +374,8 @@ def _known_coefficient(objective: Objective, host: TokenBatch, part: TokenBatch,
     if grad is None:
         return None
     rows, columns = _scored_tokens(objective, host).nonzero(as_tuple=True)
-    each = grad.flatten()[to_device(rows * grad.shape[1] + columns, grad.device)]
-    return lambda logp, window: each[window]
+    coefficients = grad.flatten()[to_device(rows * grad.shape[1] + columns, grad.device)]
+    return lambda logp, window: coefficients[window]
 
 
 def _details(state: TrainState, objective: Objective, reference: CausalLM | None) -> Details:
@@ -400,7 +400,7 @@ def _shares_prompts(state: TrainState, details: Details) -> bool:
     """True where every model of a micro-batch computes a prompt once: else the budget counts padded rows."""
     teacher = details.distillation.teacher if details.distillation is not None else None
     others = (details.reference, teacher, state.critic.trunk if state.critic is not None else None)
-    return packs(state.policy) and all(packs(each) for each in others if each is not None)
+    return packs(state.policy) and all(packs(model) for model in others if model is not None)
 
 
 def _extras(scores: TokenScores) -> Extras:
@@ -411,10 +411,10 @@ def _critic_values(state: TrainState, scores: TokenScores, part: TokenBatch) -> 
     critic = state.critic
     assert critic is not None
     if scores.states is None:
-        each = critic.state_values(state.policy, part.tokens, part.action)
+        values = critic.state_values(state.policy, part.tokens, part.action)
     else:
-        each = critic.values(scores.states)
-    return torch.zeros(part.tokens.shape, dtype=each.dtype, device=each.device).masked_scatter(part.action, each)
+        values = critic.values(scores.states)
+    return torch.zeros(part.tokens.shape, dtype=values.dtype, device=values.device).masked_scatter(part.action, values)
 
 
 def optimizer_step(
@@ -432,10 +432,10 @@ def optimizer_step(
     norm = total_norm(model)
     size = float(norm)
     if not math.isfinite(size):
-        gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-        broken = [name for name, each in gradients.items() if not torch.isfinite(_local(each)).all()]
-        found = [name for names in ranks.gather(broken) for name in names]
-        where = found[0] if found else "the norm itself overflowed"
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        broken = [name for name, gradient in gradients.items() if not torch.isfinite(_local(gradient)).all()]
+        broken_anywhere = [name for names in ranks.gather(broken) for name in names]
+        where = broken_anywhere[0] if broken_anywhere else "the norm itself overflowed"
         optimizer.zero_grad(set_to_none=True)
         raise NotFinite("the gradient is not finite", f"first seen in {where}; try a lower optimizer.learning_rate")
     if size == 0:
@@ -450,8 +450,10 @@ def optimizer_step(
 
 
 def total_norm(model: nn.Module) -> Tensor:
-    """Of the gradient, over all shards."""
-    norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+    """The norm of the gradient over all shards."""
+    norm = torch.nn.utils.get_total_norm(
+        [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    )
     whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return whole
 
@@ -482,9 +484,9 @@ def _check_nothing_to_learn(
         logp = scores.logp.detach().requires_grad_()
         value = objective.loss(part, logp, totals, _extras(scores)).value
         if value.requires_grad:
-            (each,) = torch.autograd.grad(value, logp)
+            (gradient,) = torch.autograd.grad(value, logp)
             uncertain = (scores.logp.exp() < 1 - LEAST_DOUBT) & part.action
-            pull[rows, : each.shape[1]] = torch.where(uncertain, each, 0.0).double().cpu()
+            pull[rows, : gradient.shape[1]] = torch.where(uncertain, gradient, 0.0).double().cpu()
     equal: dict[bytes, list[int]] = {}  # rows by their tokens up to the last action
     for row, (tokens, action) in enumerate(zip(batch.tokens, batch.action, strict=True)):
         end = int(action.nonzero().max()) + 1 if action.any() else 0
@@ -494,7 +496,7 @@ def _check_nothing_to_learn(
     if not concerned:
         return
     state.optimizer.zero_grad(set_to_none=True)
-    trained = [each for each in state.policy.model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in state.policy.model.parameters() if parameter.requires_grad]
     cause = (
         "no weight of the model is set to be trained"
         if not trained

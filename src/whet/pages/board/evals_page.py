@@ -88,15 +88,15 @@ def _listed(each: Mapping[str, Any], place: str, measured: float) -> ListedEval:
     summary = each["summary"]
     value = {name: math.nan if summary["value"][name] is None else float(summary["value"][name]) for name in ENDS}
     return ListedEval(
-        str(each["model"]),
-        str(each["task"]),
-        str(summary["measure"]),
-        IntervalEstimate(**value),
-        int(summary["prompts"]),
-        int(summary["samples"]),
-        float(each.get("temperature") or 0.0),
-        place,
-        measured,
+        model=str(each["model"]),
+        task=str(each["task"]),
+        measure=str(summary["measure"]),
+        estimate=IntervalEstimate(**value),
+        prompts=int(summary["prompts"]),
+        samples=int(summary["samples"]),
+        temperature=float(each.get("temperature") or 0.0),
+        place=place,
+        measured=measured,
     )
 
 

@@ -171,7 +171,16 @@ class RunReader:
             state, (summary, problem) = self._state(), self.summary()
             steps, status = tuple(state.kept.items()), self.status()
             summary = {**summary, "status": status}  # a run that was killed did not write that it was
-            record = RunRecord(self.folder, summary, self.config(), steps, tuple(state.evals), (), (), state.totals)
+            record = RunRecord(
+                folder=self.folder,
+                summary=summary,
+                config=self.config(),
+                steps=steps,
+                evals=tuple(state.evals),
+                first_samples=(),
+                last_samples=(),
+                totals=state.totals,
+            )
             remarks = [problem] if problem else []
             remarks += _remarks(state, summary)
             spans = _spans(state, record)
@@ -276,14 +285,14 @@ def parsed_line(text: bytes) -> StepReport | EvalRecord | None:
     counts = {name: int(value) for name, value in _numbers(line.get("counts")).items() if math.isfinite(value)}
     health, spread = line.get("health"), line.get("spread")
     return StepReport(
-        line["step"],
-        line["policy_version"] if _is_step(line.get("policy_version")) else 0,
-        counts,
-        _numbers(line.get("reward")),
-        _numbers(line.get("metrics")),
-        tuple(str(each)[:4000] for each in health[:50]) if isinstance(health, list) else (),
-        _numbers(line.get("seconds")),
-        {name: _numbers(values) for name, values in spread.items()} if isinstance(spread, dict) else {},
+        step=line["step"],
+        policy_version=line["policy_version"] if _is_step(line.get("policy_version")) else 0,
+        counts=counts,
+        reward=_numbers(line.get("reward")),
+        metrics=_numbers(line.get("metrics")),
+        health=tuple(str(each)[:4000] for each in health[:50]) if isinstance(health, list) else (),
+        seconds=_numbers(line.get("seconds")),
+        spread={name: _numbers(values) for name, values in spread.items()} if isinstance(spread, dict) else {},
     )
 
 

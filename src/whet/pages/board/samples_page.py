@@ -156,15 +156,15 @@ def sample_query(request: BoardRequest) -> SampleQuery:
     if sort not in SORTS:
         raise Refusal(400, f"sort is {sort[:40]!r}; expected one of {', '.join(SORTS)}")
     return SampleQuery(
-        request.query.get("search", "")[:MOST_SEARCHED],
-        None if first < 0 else first,
-        None if last < 0 else last,
-        request.real("low"),
-        request.real("high"),
-        request.query.get("part", ""),
-        request.query.get("stop", ""),
-        request.query.get("prompt", ""),
-        sort,
+        search=request.query.get("search", "")[:MOST_SEARCHED],
+        first_step=None if first < 0 else first,
+        last_step=None if last < 0 else last,
+        low=request.real("low"),
+        high=request.real("high"),
+        part=request.query.get("part", ""),
+        stop=request.query.get("stop", ""),
+        prompt=request.query.get("prompt", ""),
+        sort=sort,
     )
 
 

@@ -111,14 +111,14 @@ def history_of(
     """The steps of a run, ready to be checked; `dtype` sets how far sampler and trainer may be apart."""
     scores = finite(score(step) for step in steps[-max(TREND_WINDOWS) :])
     return History(
-        steps,
-        0.05 if any(name in dtype.lower().partition(" ")[0] for name in HALF_PRECISION) else 1e-3,
-        is_rising(scores),
-        is_solved(steps[-RECENT:]),
-        has_gained(finite(map(score, steps))),
-        fmean(scores[-RECENT:]) if scores else math.nan,
-        settings or {},
-        evals,
+        steps=steps,
+        tolerance=0.05 if any(name in dtype.lower().partition(" ")[0] for name in HALF_PRECISION) else 1e-3,
+        rising=is_rising(scores),
+        solved=is_solved(steps[-RECENT:]),
+        gained=has_gained(finite(map(score, steps))),
+        score=fmean(scores[-RECENT:]) if scores else math.nan,
+        settings=settings or {},
+        evals=evals,
     )
 
 

@@ -90,15 +90,15 @@ def summarized(
     wrong = [attempt.tokens for attempt in flat if attempt.outcome != 1.0] if is_share else []
     lengths = sorted(float(attempt.tokens) for attempt in flat)
     return EvalSummary(
-        len(attempts),
-        samples,
-        "accuracy" if is_share else "reward",
-        accuracy or mean_estimate([fmean(row) for row in outcomes]),
-        accuracy,
-        pass_curve(outcomes, counts) if is_share and samples > 1 else (),
-        vote_curve(outcomes, answers, counts) if is_share and votable else (),
-        _calibrations(attempts) if is_share else {},
-        LengthSummary(
+        prompts=len(attempts),
+        samples=samples,
+        measure="accuracy" if is_share else "reward",
+        value=accuracy or mean_estimate([fmean(row) for row in outcomes]),
+        accuracy=accuracy,
+        pass_at=pass_curve(outcomes, counts) if is_share and samples > 1 else (),
+        votes=vote_curve(outcomes, answers, counts) if is_share and votable else (),
+        calibration=_calibrations(attempts) if is_share else {},
+        lengths=LengthSummary(
             fmean(lengths),
             median(lengths),
             quantile(lengths, 0.9),
@@ -106,13 +106,13 @@ def summarized(
             fmean(wrong) if wrong else None,
             _share(attempts, lambda attempt: not attempt.finished),
         ),
-        _share(attempts, lambda attempt: attempt.answer is not None)
+        answered=_share(attempts, lambda attempt: attempt.answer is not None)
         if any(attempt.answer is not None for attempt in flat)
         else None,
-        _formats(attempts),
-        _budget_points(attempts, is_share),
-        _by_label(attempts, labels, lambda attempt: float(attempt.refused), is_share=True) if refusals else {},
-        {
+        in_format=_formats(attempts),
+        budgets=_budget_points(attempts, is_share),
+        refusals=_by_label(attempts, labels, lambda attempt: float(attempt.refused), is_share=True) if refusals else {},
+        tasks={
             name: value
             for name, value in _by_label(attempts, labels, lambda attempt: attempt.outcome, is_share).items()
             if name

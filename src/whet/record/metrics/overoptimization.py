@@ -178,5 +178,9 @@ def proxy_results(curves: Sequence[ProxyCurve], least: Mapping[Kind, float]) -> 
         mean = mean_curve(mine)
         law = fitted_law([point for curve in mine for point in curve.points], kind, least[kind])
         peak = max(mean, key=lambda point: point.gold)
-        results.append(ProxyResult(name, kind, group, mean, tuple(mine), law, peak, mean[-1]))
+        results.append(
+            ProxyResult(
+                name=name, kind=kind, group=group, mean=mean, curves=tuple(mine), law=law, peak=peak, end=mean[-1]
+            )
+        )
     return results

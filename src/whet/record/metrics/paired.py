@@ -86,7 +86,18 @@ def paired_test(
     else:
         p, low, high = paired_t(differences)
     test = "McNemar" if single else "paired t"
-    return PairedTest(name, other, fmean(differences), low, high, p, p, test, gained, lost)
+    return PairedTest(
+        first=name,
+        second=other,
+        difference=fmean(differences),
+        low=low,
+        high=high,
+        p=p,
+        corrected_p=p,
+        test=test,
+        gained=gained,
+        lost=lost,
+    )
 
 
 def paired_tests(outcomes: Mapping[str, Sequence[Sequence[float]]]) -> tuple[PairedTest, ...]:

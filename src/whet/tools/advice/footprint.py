@@ -16,7 +16,7 @@ USUAL_COMPLETION = 512  # tokens, where nobody said
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Of one device, in gigabytes (10^9 bytes)."""
+    """The memory that a run needs on one device, in gigabytes (10^9 bytes)."""
 
     gigabytes: float
     parts: tuple[str, ...]

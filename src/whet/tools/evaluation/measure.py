@@ -187,14 +187,14 @@ def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callabl
     labels = [str(group.prompt.meta[by]) for group in groups] if by else []
     summary = summarized(attempts, labels, plan.refusals, plan.counts)
     return MeasuredModel(
-        config.model.name,
-        config.eval.source or config.data.source,
-        tuple(groups),
-        tuple(attempts),
-        {**group_metrics(groups, 1, by), **_curve_ends(summary)},
-        summary,
-        eval_facts(setup.runtime, evaluator),
-        config.sampling.temperature if plan.samples > 1 else 0.0,
+        model=config.model.name,
+        task=config.eval.source or config.data.source,
+        groups=tuple(groups),
+        attempts=tuple(attempts),
+        metrics={**group_metrics(groups, 1, by), **_curve_ends(summary)},
+        summary=summary,
+        facts=eval_facts(setup.runtime, evaluator),
+        temperature=config.sampling.temperature if plan.samples > 1 else 0.0,
     )
 
 

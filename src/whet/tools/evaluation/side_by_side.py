@@ -143,11 +143,17 @@ def _write(path: Path, result: MeasuredModel) -> None:
 def _report(results: Sequence[tuple[EvalCell, MeasuredModel, Reranking | None]]) -> EvalReport:
     evals = tuple(
         ModelEval(
-            result.model, result.task, result.metrics, result.summary, result.temperature, result.facts, reranking,
-            str(cell.out),
+            model=result.model,
+            task=result.task,
+            metrics=result.metrics,
+            summary=result.summary,
+            temperature=result.temperature,
+            facts=result.facts,
+            reranking=reranking,
+            completions=str(cell.out),
         )
         for cell, result, reranking in results
-    )  # fmt: skip
+    )
     pairs = {}
     for task in dict.fromkeys(model_eval.task for model_eval in evals):
         outcomes = {result.model: result.outcomes for _, result, _ in results if result.task == task}

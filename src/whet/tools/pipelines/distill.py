@@ -117,16 +117,16 @@ def measured_entries(settings: DistillSettings, entries: list[StageEntry], teach
     """The entries with an eval of the teacher, of the warmed student and of what each way made of it."""
     if not can_evaluate(settings):
         return entries
-    found: list[StageEntry] = [] if not settings.teacher else [EvalEntry(name="eval-teacher", model=teacher)]
+    measured: list[StageEntry] = [] if not settings.teacher else [EvalEntry(name="eval-teacher", model=teacher)]
     evals = []
     for entry in entries:
-        found.append(entry)
+        measured.append(entry)
         if "model" in entry.gives and entry.name != STUDENT:
             against = f"eval-{TAUGHT}" if entry.name not in (TAUGHT, teacher) else NOBODY
-            found.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name, against=against))
+            measured.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name, against=against))
             evals.append(f"eval-{entry.name}")
     ways = [name for name in evals if name not in (f"eval-{TAUGHT}", "eval-teacher")]
-    return [*found, CompareEntry(name="comparison", evals=tuple(ways))] if len(ways) > 1 else found
+    return [*measured, CompareEntry(name="comparison", evals=tuple(ways))] if len(ways) > 1 else measured
 
 
 DISTILL = Pipeline(

@@ -114,9 +114,9 @@ def phased_entries(settings: PhasedSettings) -> list[StageEntry]:
     judge = settings.reward_model_entry(JUDGE, OTHER_HALF, seed_offset=JUDGE_SEED)
     entries: list[StageEntry] = [*settings.pair_entries(), judge, start]
     measured["against"] = start.name
-    for place, phase in enumerate(phases, 1):
+    for number, phase in enumerate(phases, 1):
         name = f"{phase.name}-measured"
-        order = {"who": phase.name, "number": place, "seed_offset": place}
+        order = {"who": phase.name, "number": number, "seed_offset": number}
         entries += [phase, MeasuredEntry(name=name, policy=phase.name, **order, **measured)]
     check = PhaseCheckEntry(
         name="check",

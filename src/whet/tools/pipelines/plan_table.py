@@ -51,6 +51,6 @@ def _amounts(cost: StageCost) -> list[str]:
 
 def _left_aligned(rows: list[list[str]]) -> list[str]:
     """Three columns of words to the left, then numbers to the right."""
-    widths = [max(len(row[place]) for row in rows) for place in range(3)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
     words = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) for row in rows]
     return aligned([[text, *row[3:]] for text, row in zip(words, rows, strict=True)])

@@ -50,6 +50,7 @@ class ProgressLine:
         pass
 
     def clear(self) -> None:
+        """Erase the line, if the stream is a terminal."""
         if self._is_live:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

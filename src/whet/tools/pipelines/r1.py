@@ -87,17 +87,17 @@ def r1_entries(settings: R1Settings) -> list[StageEntry]:
     shown = settings.demonstrations or (settings.data.source if source.is_task else "")
     if not shown:
         raise WhetError("the cold start has no demonstrations; give --set demonstrations=FILE (prompt and completion)")
-    kept = "kept"
+    data = "kept"
     entries: list[StageEntry] = [
         SFTEntry(name="cold-start", data=shown, rows=settings.cold_rows, **settings.sft.values()),
         RLEntry(name="reasoning-rl", start="cold-start", reward=reward, **settings.rl.values()),
-        *settings.rejection.entries("reasoning-rl", ("completions", kept)),
+        *settings.rejection.entries("reasoning-rl", ("completions", data)),
     ]
     if settings.general:
-        entries.append(MixEntry(name="mixture", sources=(MixSource(data=kept), MixSource(data=settings.general))))
-        kept = "mixture"
+        entries.append(MixEntry(name="mixture", sources=(MixSource(data=data), MixSource(data=settings.general))))
+        data = "mixture"
     start2 = {"base": "", "cold": "cold-start", "rl": "reasoning-rl"}[settings.start2]
-    entries.append(SFTEntry(name="second-sft", data=kept, start=start2, **settings.sft2.values()))
+    entries.append(SFTEntry(name="second-sft", data=data, start=start2, **settings.sft2.values()))
     prompts, learned = "", ""
     if settings.pairs:
         learned = "reward-model"

@@ -44,15 +44,15 @@ def rejection_entries(settings: RejectionSettings) -> list[StageEntry]:
     entries: list[StageEntry] = []
     model = ""
     for number in range(1, settings.rounds + 1):
-        drawn, kept = f"round{number}-completions", f"round{number}-kept"
-        entries += settings.rejection.entries(model, (drawn, kept), settings.hint)
+        drawn, data = f"round{number}-completions", f"round{number}-kept"
+        entries += settings.rejection.entries(model, (drawn, data), settings.hint)
         if settings.general:
             mixture = f"round{number}-mixture"
-            entries.append(MixEntry(name=mixture, sources=(MixSource(data=kept), MixSource(data=settings.general))))
-            kept = mixture
+            entries.append(MixEntry(name=mixture, sources=(MixSource(data=data), MixSource(data=settings.general))))
+            data = mixture
         start = model if settings.start == "last" else ""
         model = f"round{number}-sft"
-        entries.append(SFTEntry(name=model, data=kept, start=start, **settings.sft.values()))
+        entries.append(SFTEntry(name=model, data=data, start=start, **settings.sft.values()))
     return with_evals(settings, entries)
 
 

@@ -214,12 +214,12 @@ def rlhf_entries(settings: RLHFSettings) -> list[StageEntry]:
     trainings: dict[str, str] = {}
     # the first method sets the budget, also of a choice that comes before it
     trained = [way for way in settings.compare if way != SELECT]
-    for place, way in enumerate([*trained, *(way for way in settings.compare if way == SELECT)], 1):
+    for offset, way in enumerate([*trained, *(way for way in settings.compare if way == SELECT)], 1):
         budget = {"cost_of": f"{trained[0]}-train"} if trained and way != trained[0] else {}
         name = f"{way}-judged"
         trainings[way] = name if way == SELECT else f"{way}-train"
         if way == SELECT:
-            judged |= {"policy": start, "seed_offset": place, "who": way}
+            judged |= {"policy": start, "seed_offset": offset, "who": way}
             entries.append(BestOfEntry(name=name, most_n=settings.most_n, **budget, **judged))
             continue
         common: dict[str, Any] = {
@@ -236,7 +236,7 @@ def rlhf_entries(settings: RLHFSettings) -> list[StageEntry]:
         else:
             scored = {"reward_model": SCORER, "reward_model_rows": "all"}
             entries.append(RLEntry(prompts=f"{PAIRS}/{PROMPTS}", **scored, **common))
-        judged |= {"policy": trainings[way], "seed_offset": place, "who": way}
+        judged |= {"policy": trainings[way], "seed_offset": offset, "who": way}
         entries.append(JudgedEntry(name=name, **judged))
     ways = {way: f"{way}-judged" for way in settings.compare}
     return [

@@ -109,23 +109,23 @@ def resume_pipeline(
 ) -> PipelineRun:
     """Continue a pipeline; stages that are finished are not run again."""
     refuse_ranks("a pipeline")
-    place, start = Path(folder), started_in(Path(folder))
+    path, start = Path(folder), started_in(Path(folder))
     if start is not None and not start.samefile(Path.cwd()):  # relative paths in its settings start there
-        place = Path(os.path.relpath(place.resolve(), start))
+        path = Path(os.path.relpath(path.resolve(), start))
         with contextlib.chdir(start):
-            return resume_pipeline(place, steps, checkpoint, settings, accept_changes)
-    for flag, given in (("--steps", steps), ("--from", checkpoint), ("--set", settings)):
-        if given is not None and given != []:
+            return resume_pipeline(path, steps, checkpoint, settings, accept_changes)
+    for flag, value in (("--steps", steps), ("--from", checkpoint), ("--set", settings)):
+        if value is not None and value != []:
             raise WhetError(f"{flag} has no effect on a pipeline, which continues where it stopped; drop it")
-    values = read_toml(place / SETTINGS)
+    values = read_toml(path / SETTINGS)
     if "recipe" in values:
-        raise WhetError(f"{place} was made by whet 0.1, whose pipelines 0.2 cannot continue; start it again")
-    refuse_other_format(place)
-    pipeline, resolved, stages = _planned(str(values.get("pipeline")), {**values, "folder": str(place)})
+        raise WhetError(f"{path} was made by whet 0.1, whose pipelines 0.2 cannot continue; start it again")
+    refuse_other_format(path)
+    pipeline, resolved, stages = _planned(str(values.get("pipeline")), {**values, "folder": str(path)})
     start_pipeline_sandbox(resolved)
-    with locked(place):
-        settle_inputs(place, resolved, accept_changes)
-        return _run(pipeline, stages, place)
+    with locked(path):
+        settle_inputs(path, resolved, accept_changes)
+        return _run(pipeline, stages, path)
 
 
 def pipeline_inputs(settings: PipelineSettings, before: RunInputs) -> RunInputs:
@@ -170,7 +170,7 @@ def start_pipeline_sandbox(settings: PipelineSettings) -> None:
     named = [(part.reward, part.settings) for reward in rewards for part in reward.parts]
     ready_made = [template(reward.template) for reward in rewards if reward.template]
     named += [(str(part.reward), dict(part.settings)) for parts in ready_made for part in parts]
-    built_in = [RewardPart(find_reward(name, given)) for name, given in named if name == CODE_TESTS]
+    built_in = [RewardPart(find_reward(name, options)) for name, options in named if name == CODE_TESTS]
     start_sandbox(built_in, settings.sandbox.require)
 
 
@@ -226,7 +226,7 @@ def _story(
 
 def _policies(stages: Sequence[Stage], finished: Mapping[str, FinishedStage]) -> tuple[MeasuredPolicy, ...]:
     """What the evals found prompt by prompt, where they kept it."""
-    found = []
+    policies = []
     for stage in stages:
         done = finished.get(stage.name)
         file = None if done is None else done.folder / EVAL_ROWS
@@ -235,8 +235,8 @@ def _policies(stages: Sequence[Stage], finished: Mapping[str, FinishedStage]) ->
             drawn = done.folder / DRAWN_ROWS
             for row in read_json_lines(drawn) if drawn.is_file() else ():
                 rows[str(row["id"])] |= row
-            found.append(MeasuredPolicy(_label(stage), rows, stage.name, stage.against))
-    return tuple(found)
+            policies.append(MeasuredPolicy(_label(stage), rows, stage.name, stage.against))
+    return tuple(policies)
 
 
 def _label(stage: Stage) -> str:
@@ -249,22 +249,22 @@ def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> Stage
         return StageSummary(stage.name, stage.about)
     result, report = done.result, done.folder / RUN / REPORT
     return StageSummary(
-        stage.name,
-        stage.about,
-        str(result.get("summary", "")),
-        done.seconds,
-        result.get("metrics", {}),
-        result.get("counts", {}),
-        stage.measures,
-        int(result.get("eval_prompts", 0)),
-        str(result.get("stop_reason", "")),
-        report.relative_to(folder).as_posix() if report.is_file() else "",
-        tuple(tuple(map(str, row)) for row in result.get("table", ())),
-        tuple(result.get("findings", ())),
-        tuple(result.get("samples", ())),
-        _label(stage),
-        result.get("sets", {}),
-        result.get("cost", {}),
+        name=stage.name,
+        about=stage.about,
+        outcome=str(result.get("summary", "")),
+        seconds=done.seconds,
+        metrics=result.get("metrics", {}),
+        counts=result.get("counts", {}),
+        measures=stage.measures,
+        num_prompts=int(result.get("eval_prompts", 0)),
+        over=str(result.get("stop_reason", "")),
+        report=report.relative_to(folder).as_posix() if report.is_file() else "",
+        table=tuple(tuple(map(str, row)) for row in result.get("table", ())),
+        findings=tuple(result.get("findings", ())),
+        samples=tuple(result.get("samples", ())),
+        label=_label(stage),
+        sets=result.get("sets", {}),
+        cost=result.get("cost", {}),
     )
 
 

@@ -36,7 +36,7 @@ RENAMED_KEYS = {
 
 
 def _listed(value: Any) -> Any:
-    return tuple(each.strip() for each in value.split(",") if each.strip()) if isinstance(value, str) else value
+    return tuple(item.strip() for item in value.split(",") if item.strip()) if isinstance(value, str) else value
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]  # also as text: --set compare=ppo,dpo
@@ -112,23 +112,23 @@ def without_reward(settings: PipelineSettings) -> dict[str, str]:
 
 def resolve_settings(pipeline: Pipeline, *layers: Mapping[str, Any]) -> PipelineSettings:
     """The settings from nested layers, later ones winning; unknown keys and bad values are one-line errors."""
-    given: dict[str, Any] = {}
+    layered: dict[str, Any] = {}
     for layer in layers:
-        given = merged(given, layer)
+        layered = merged(layered, layer)
     for old, new in RENAMED_KEYS.items():
         section, _, key = old.partition(".")
-        inner = given.get(section)
-        if section in given and (not key or (isinstance(inner, Mapping) and key in inner)):
+        inner = layered.get(section)
+        if section in layered and (not key or (isinstance(inner, Mapping) and key in inner)):
             raise WhetError(f"{old} is called {new} since 0.2; rename it")
-    if given.get("pipeline", pipeline.name) != pipeline.name:
-        raise WhetError(f"the config is for pipeline {given['pipeline']!r}, not {pipeline.name!r}; run that one")
-    model = given.get("model")
+    if layered.get("pipeline", pipeline.name) != pipeline.name:
+        raise WhetError(f"the config is for pipeline {layered['pipeline']!r}, not {pipeline.name!r}; run that one")
+    model = layered.get("model")
     name = str(model.get("name") or ModelSection().name) if isinstance(model, Mapping) else ModelSection().name
     base = dict(pipeline.settings.small_run) if origin_of(name) == ModelSection().name else {}
-    settings = validated(pipeline.settings, merged(merged(base, given), {"pipeline": pipeline.name}))
+    settings = validated(pipeline.settings, merged(merged(base, layered), {"pipeline": pipeline.name}))
     for path, reason in settings.idle().items():
         section, _, key = path.partition(".")
-        if section in given and (not key or key in given[section]):
+        if section in layered and (not key or key in layered[section]):
             raise WhetError(f"{path} {reason}")
     return settings
 

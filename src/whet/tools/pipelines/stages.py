@@ -72,7 +72,7 @@ class StagePlan:
 
 
 def no_inputs() -> Mapping[str, str]:
-    """Of a stage that reads no file of the user's."""
+    """The input digests of a stage that reads none of the user's files: none."""
     return {}
 
 
@@ -105,9 +105,15 @@ def stage_result(
 
 
 class StageObserver(Protocol):
-    def stage_started(self, number: int, total: int, stage: Stage) -> None: ...
+    """Follows the stages of a pipeline as they run."""
 
-    def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None: ...
+    def stage_started(self, number: int, total: int, stage: Stage) -> None:
+        """A stage begins, `number` of `total`."""
+        ...
+
+    def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
+        """A stage has its result; `is_old`: from an earlier run of the pipeline."""
+        ...
 
     def stage_replaced(self, stage: Stage, kept: Path) -> None:
         """What it left before was made of other inputs, and lies in `kept` now."""
@@ -117,8 +123,8 @@ def stage_folder(folder: Path, number: int, stage: Stage) -> Path:
     """Where a stage works: the folder it has, or a new one with its number. A stage before it that was added or dropped
     does not move it."""
     own = re.compile(rf"\d+-{re.escape(stage.name)}")
-    found = sorted(path for path in folder.iterdir() if own.fullmatch(path.name)) if folder.is_dir() else []
-    return found[0] if found else folder / f"{number:02d}-{stage.name}"
+    existing = sorted(path for path in folder.iterdir() if own.fullmatch(path.name)) if folder.is_dir() else []
+    return existing[0] if existing else folder / f"{number:02d}-{stage.name}"
 
 
 def check_stages(stages: Sequence[Stage]) -> None:
@@ -135,10 +141,10 @@ def check_stages(stages: Sequence[Stage]) -> None:
 
 def stage_fingerprints(stages: Sequence[Stage]) -> dict[str, str]:
     """The fingerprint of each stage, by name: equal ones came of equal settings and inputs."""
-    found: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     for stage in stages:
-        found[stage.name] = _fingerprint(stage, found)
-    return found
+        fingerprints[stage.name] = _fingerprint(stage, fingerprints)
+    return fingerprints
 
 
 def _fingerprint(stage: Stage, earlier: Mapping[str, str]) -> str:
@@ -160,20 +166,20 @@ def run_stages(stages: Sequence[Stage], folder: Path, observer: StageObserver) -
     finished: dict[str, FinishedStage] = {}
     prints: dict[str, str] = {}
     for number, stage in enumerate(stages, 1):
-        place = stage_folder(folder, number, stage)
+        own_folder = stage_folder(folder, number, stage)
         fingerprint = prints[stage.name] = _fingerprint(stage, prints)
-        done = _read_finished(place, stage, fingerprint)
+        done = _read_finished(own_folder, stage, fingerprint)
         is_old = done is not None
         if done is None:
-            kept = _cleared(place, fingerprint)
-            if kept is not None:
-                observer.stage_replaced(stage, kept)
+            replaced = _cleared(own_folder, fingerprint)
+            if replaced is not None:
+                observer.stage_replaced(stage, replaced)
             observer.stage_started(number, len(stages), stage)
-            place.mkdir(parents=True, exist_ok=True)
-            write_atomically(place / STARTED, json.dumps({"format": FORMAT, "fingerprint": fingerprint}) + "\n")
+            own_folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(own_folder / STARTED, json.dumps({"format": FORMAT, "fingerprint": fingerprint}) + "\n")
             start = time.monotonic()
-            result = stage.work(place, dict(finished))
-            done = FinishedStage(place, dict(result), time.monotonic() - start)
+            result = stage.work(own_folder, dict(finished))
+            done = FinishedStage(own_folder, dict(result), time.monotonic() - start)
             saved = {
                 "name": stage.name,
                 "format": FORMAT,
@@ -182,8 +188,8 @@ def run_stages(stages: Sequence[Stage], folder: Path, observer: StageObserver) -
                 "result": done.result,
                 "seconds": done.seconds,
             }
-            write_atomically(place / RESULT, json.dumps(saved, indent=2) + "\n")
-            (place / STARTED).unlink(missing_ok=True)
+            write_atomically(own_folder / RESULT, json.dumps(saved, indent=2) + "\n")
+            (own_folder / STARTED).unlink(missing_ok=True)
         finished[stage.name] = done
         observer.stage_finished(number, len(stages), stage, done, is_old)
         if done.result.get("stop_reason"):
@@ -213,11 +219,11 @@ def _cleared(place: Path, fingerprint: str) -> Path | None:
             started = {}
         if isinstance(started, dict) and started.get("fingerprint") == fingerprint:
             return None  # interrupted: it goes on
-    kept = place.parent / REPLACED / place.name
-    kept.parent.mkdir(exist_ok=True)
-    shutil.rmtree(kept, ignore_errors=True)
-    os.replace(place, kept)
-    return kept
+    replaced = place.parent / REPLACED / place.name
+    replaced.parent.mkdir(exist_ok=True)
+    shutil.rmtree(replaced, ignore_errors=True)
+    os.replace(place, replaced)
+    return replaced
 
 
 def _read_finished(place: Path, stage: Stage, fingerprint: str) -> FinishedStage | None:
@@ -264,9 +270,11 @@ def write_in_chunks(
 
 
 def json_lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as JSON Lines text."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file."""
     # not splitlines(): a completion may hold any of the line ends that Unicode knows
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]

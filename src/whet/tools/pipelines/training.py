@@ -92,8 +92,8 @@ def training_cost(run: Path) -> dict[str, int]:
     """Updates, and tokens that were sampled and trained on."""
     steps = [line for line in read_metrics(run) if "metrics" in line]
     counts = [line.get("counts", {}) for line in steps]
-    samples = sum(int(each.get("samples", 0)) for each in counts)
-    tokens = sum(int(each.get("tokens", 0)) for each in counts)
+    samples = sum(int(step_counts.get("samples", 0)) for step_counts in counts)
+    tokens = sum(int(step_counts.get("tokens", 0)) for step_counts in counts)
     updates = sum(int(line["metrics"].get("updates", 1)) for line in steps)
     return {
         "updates": updates,

@@ -35,8 +35,8 @@ def model_shape(name: str) -> ModelShape:
         from whet.model.load import newest_checkpoint
 
         return folder_shape(newest_checkpoint(path) or path, name)
-    if (found := named_shape(name)) is not None:
-        return found
+    if (shape := named_shape(name)) is not None:
+        return shape
     if path.suffix == ".gguf":
         raise WhetError(f"model {name}: a plan reads no .gguf; give its shape, such as 7B or hidden=4096,layers=32")
     from whet.model.load import BUILTIN, HUB_ID, builtin_models
@@ -152,8 +152,8 @@ def _reward_model(config: Config) -> ModelShape | None:
     for part in config.reward.parts:
         folder = part.settings.get("folder") if isinstance(part.settings, Mapping) else None
         folders: Sequence[Any] = folder if isinstance(folder, list | tuple) else [folder]
-        shapes += [_folder_or_none(each) for each in folders if isinstance(each, str)]
-    known = [each for each in shapes if each is not None]
+        shapes += [_folder_or_none(name) for name in folders if isinstance(name, str)]
+    known = [shape for shape in shapes if shape is not None]
     return max(known, key=lambda each: each.weights, default=None)
 
 
@@ -180,7 +180,9 @@ def this_device(device: Any) -> Devices:
         free, _ = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device)
         name = torch.cuda.get_device_name(device)
-        card = next((each for each in CARDS.values() if each.name.replace("-", " ").split()[0] in name.split()), None)
+        card = next(
+            (listed for listed in CARDS.values() if listed.name.replace("-", " ").split()[0] in name.split()), None
+        )
         return Devices(1, float(free + held), card)
     return Devices(1, float(free_memory()), is_cpu=True)
 

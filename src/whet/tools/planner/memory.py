@@ -159,8 +159,8 @@ def _shards(work: Workload) -> tuple[float, str]:
 
 
 def _gathered(work: Workload) -> Iterator[MemoryLine]:
-    """Of a model in shards: layers while they are computed, what stands around them for a whole pass, and the sampler's
-    whole copy."""
+    """What a sharded model gathers: layers while they are computed, the embedding and head for a whole pass, and the
+    sampler's whole copy."""
     if work.ranks == 1:
         return
     shape, size = work.shape, _product_bytes(work)
@@ -312,7 +312,7 @@ def _head(work: Workload, learns: bool, actions: int) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class _Moment:
-    """Of an update: what it has at work, and the names of the gradients that are there in full."""
+    """One moment of an update: the parts at work, and the names of the gradients that are held in full."""
 
     parts: tuple[Part, ...]
     grown: frozenset[str]

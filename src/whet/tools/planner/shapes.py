@@ -297,14 +297,14 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     shared = values.get("shared_expert_intermediate_size") or 0
     tied = values.get("tie_word_embeddings")
     return ModelShape(
-        name,
-        hidden,
-        layers,
-        heads,
-        stated("key_heads") or heads,
-        size if isinstance(size, int) and size > 0 else max(1, hidden // heads),
-        inner,
-        vocabulary,
+        name=name,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        key_heads=stated("key_heads") or heads,
+        head_size=size if isinstance(size, int) and size > 0 else max(1, hidden // heads),
+        inner=inner,
+        vocabulary=vocabulary,
         tied=bool(tied) if tied is not None else kind in TIED_UNLESS_SAID,
         bias=bool(values.get("attention_bias", kind in ("qwen2", "gpt2"))),
         head_norms=kind in HEAD_NORMS,

@@ -58,17 +58,21 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
+        """The method and the seed, in words."""
         return f"{self.method} seed {self.seed}"
 
     @property
     def is_begun(self) -> bool:
+        """Whether its folder holds a run already."""
         return (self.folder / CONFIG).exists()
 
     @property
     def is_finished(self) -> bool:
+        """Whether the run in its folder has come to its end."""
         return self.is_begun and is_finished(self.folder)
 
     def result(self) -> MethodRun:
+        """The result of the run, read from its folder."""
         return result_of(self.folder, self.method, self.seed, self.folder.name)
 
 
@@ -95,9 +99,9 @@ def compare(
             raise WhetError(f"{key}={layer[key]!r} cannot be set for a comparison: it differs by run; use {flag}")
     if seeds < 1:
         raise WhetError(f"seeds is {seeds}; give 1 or more, 3 to say anything about noise")
-    place = Path(folder) if folder else next_free_folder("compare")
-    entries = plan_runs(names, seeds, place, layer)
-    check_folder(place, entries)
+    out_folder = Path(folder) if folder else next_free_folder("compare")
+    entries = plan_runs(names, seeds, out_folder, layer)
+    check_folder(out_folder, entries)
     is_stopped, failures = False, {}
     try:
         # seed by seed: whenever this is interrupted, the methods have about as many runs each
@@ -106,17 +110,17 @@ def compare(
             if not entry.is_finished:
                 words, complaint = _train(entry, layer)
                 failures.update({entry.name: complaint} if complaint else {})
-                write_comparison(place, _comparison(entries, failures, command))
+                write_comparison(out_folder, _comparison(entries, failures, command))
             print_line(f"[{number}/{len(entries)}] {'  '.join(filter(None, [entry.name, *_outcome(entry), words]))}")
             if is_stopped := words == INTERRUPTED:
                 break
     except BaseException:
         with contextlib.suppress(OSError):  # a mistake found before the first run began leaves nothing behind
-            place.rmdir()
+            out_folder.rmdir()
         raise
     comparison = _comparison(entries, failures, command)
-    write_comparison(place, comparison)
-    return _closed(place, comparison, is_stopped)
+    write_comparison(out_folder, comparison)
+    return _closed(out_folder, comparison, is_stopped)
 
 
 INTERRUPTED = "interrupted"
@@ -128,7 +132,7 @@ def chosen_methods(methods: str | Sequence[str]) -> tuple[str, ...]:
     names = [name.strip() for name in listed if name.strip()]
     if not names:
         raise WhetError("no method to compare; give --methods FIRST,SECOND, as `whet algorithms` lists them")
-    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if twice is not None:
         raise WhetError(f"--methods names {twice!r} twice; name each method once, and use --seeds for more runs of it")
     return tuple(names)
@@ -143,9 +147,9 @@ def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     reward = layer.get("reward")
     if reward is not None and not isinstance(reward, Mapping):
         listed = [reward] if isinstance(reward, str) or callable(reward) else list(reward)
-        if not all(isinstance(each, str) for each in listed):
+        if not all(isinstance(name, str) for name in listed):
             raise WhetError("reward: every run finds it again by its name; give a built-in one or file.py:function")
-        layer["reward"] = {"parts": [{"reward": each} for each in listed]}
+        layer["reward"] = {"parts": [{"reward": name} for name in listed]}
     return layer
 
 
@@ -161,10 +165,10 @@ def plan_runs(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[s
                 "equal; compare methods of `whet algorithms` that learn from a reward"
             )
         for seed in range(seeds):
-            place = folder / f"{method}-seed{seed}"
-            config = resolved(method, layer, {"seed": seed, "folder": str(place)})
+            run_folder = folder / f"{method}-seed{seed}"
+            config = resolved(method, layer, {"seed": seed, "folder": str(run_folder)})
             assert isinstance(config, PolicyConfig)
-            entries.append(PlannedRun(method, seed, place, config))
+            entries.append(PlannedRun(method, seed, run_folder, config))
         try:
             build_objective(entries[-1].config)
         except WhetError as error:
@@ -205,7 +209,7 @@ def held_equal(entries: Sequence[PlannedRun]) -> tuple[dict[str, str], dict[str,
     peers = [entry for entry in entries if entry.seed == entries[0].seed]
     paths = sorted({path for peer in peers for path in differing_keys(first, peer.config)} - {"method"})
     values = {peer.method: flattened(peer.config.model_dump(mode="json")) for peer in peers}
-    unequal = {path: ", ".join(f"{method} {each.get(path)}" for method, each in values.items()) for path in paths}
+    unequal = {path: ", ".join(f"{method} {setting.get(path)}" for method, setting in values.items()) for path in paths}
     data, batch, sampling, optimizer = first.data, first.batch, first.sampling, first.optimizer
     is_task = data.parsed_source.is_task
     about = f" difficulty {', '.join(map(str, data.difficulty))}, {data.count} prompts" if is_task else ""
@@ -235,16 +239,16 @@ def result_of(folder: Path, label: str, seed: int, link: str) -> MethodRun:
     """What a finished run came to."""
     run = read_run(folder)
     return MethodRun(
-        label,
-        seed,
-        _metrics(run.summary.get("before")),
-        _metrics(run.summary.get("after")),
-        tuple((float(step.step), step.reward["total"]) for step in run.steps if "total" in step.reward),
-        run.tokens(),
+        method=label,
+        seed=seed,
+        before=_metrics(run.summary.get("before")),
+        after=_metrics(run.summary.get("after")),
+        rewards=tuple((float(step.step), step.reward["total"]) for step in run.steps if "total" in step.reward),
+        tokens=run.tokens(),
         # start-up apart: the imports of a process would be counted against its first run
-        sum(took for phase, took in run.seconds().items() if phase != "start_up"),
-        link,
-        _eval_size(run.summary),
+        seconds=sum(took for phase, took in run.seconds().items() if phase != "start_up"),
+        folder=link,
+        eval_size=_eval_size(run.summary),
     )
 
 
@@ -269,27 +273,27 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComp
     places = [Path(folder) for folder in folders]
     if len(places) < 2:
         raise WhetError(f"{len(places)} run{'s' if len(places) != 1 else ''} to compare; give two or more run folders")
-    if len({place.resolve() for place in places}) < len(places):
+    if len({named_folder.resolve() for named_folder in places}) < len(places):
         raise WhetError("a run is named twice; give each run folder once")
-    configs = [read_config(place) for place in places]
-    for place, config in zip(places, configs, strict=True):
+    configs = [read_config(named_folder) for named_folder in places]
+    for run_path, config in zip(places, configs, strict=True):
         if type(config) is not type(configs[0]):
             raise WhetError(
-                f"{places[0]} ({configs[0].method}) and {place} ({config.method}) are different kinds of training, "
+                f"{places[0]} ({configs[0].method}) and {run_path} ({config.method}) are different kinds of training, "
                 "whose metrics measure different things; compare runs of one kind"
             )
-        status = read_summary(place).get("status")
+        status = read_summary(run_path).get("status")
         if status != "finished":
-            raise WhetError(f"{place} is {status or 'unfinished'}; finish it with `whet resume {place}` first")
+            raise WhetError(f"{run_path} is {status or 'unfinished'}; finish it with `whet resume {run_path}` first")
     settings = [flattened(config.model_dump(mode="json")) for config in configs]
     differing = sorted(
         path
-        for path in {path for each in settings for path in each} - {"seed", "folder"}
-        if len({repr(each.get(path)) for each in settings}) > 1
+        for path in {path for run_settings in settings for path in run_settings} - {"seed", "folder"}
+        if len({repr(run_settings.get(path)) for run_settings in settings}) > 1
     )
     groups: dict[tuple[str, ...], list[int]] = {}
-    for at, each in enumerate(settings):
-        groups.setdefault(tuple(repr(each.get(path)) for path in differing), []).append(at)
+    for at, values_of_run in enumerate(settings):
+        groups.setdefault(tuple(repr(values_of_run.get(path)) for path in differing), []).append(at)
     entries = [at for group in groups.values() for at in _entries(group, configs, alone=len(groups) == 1)]
     labels = _labels(entries, places, configs)
     results = [
@@ -297,19 +301,21 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComp
     ]
     values = {label: settings[labels.index(label)] for label in dict.fromkeys(labels)}
     return MethodComparison(
-        tuple(dict.fromkeys(labels)),
-        tuple(sorted({config.seed for config in configs})),
-        tuple(results),
-        {path: str(settings[0][path]) for path in SHOWN_EQUAL if settings[0].get(path) and path not in differing},
-        {
-            path: ", ".join(f"{label} {_setting_text(path, each.get(path))}" for label, each in values.items())
+        methods=tuple(dict.fromkeys(labels)),
+        seeds=tuple(sorted({config.seed for config in configs})),
+        results=tuple(results),
+        equal={path: str(settings[0][path]) for path in SHOWN_EQUAL if settings[0].get(path) and path not in differing},
+        unequal={
+            path: ", ".join(
+                f"{label} {_setting_text(path, run_settings.get(path))}" for label, run_settings in values.items()
+            )
             for path in differing
             if path != "method"
         },
-        (),
-        command,
-        {label: labels.count(label) for label in labels},
-        _incomparable(settings, differing, results),
+        remarks=(),
+        command=command,
+        planned={label: labels.count(label) for label in labels},
+        incomparable=_incomparable(settings, differing, results),
     )
 
 
@@ -334,8 +340,8 @@ def _setting_text(path: str, value: Any) -> str:
 def _labels(groups: Sequence[Sequence[int]], places: Sequence[Path], configs: Sequence[Config]) -> list[str]:
     """What each run is called: its method where that tells the groups apart, else its folder."""
     methods = [configs[group[0]].method for group in groups]
-    names = [place.name for place in places]
-    shown = names if len(set(names)) == len(names) else [str(place) for place in places]
+    names = [run_folder.name for run_folder in places]
+    shown = names if len(set(names)) == len(names) else [str(run_folder) for run_folder in places]
     labels = [""] * len(places)
     for group, method in zip(groups, methods, strict=True):
         first = shown[group[0]] + (f" and {len(group) - 1} more" if len(group) > 1 else "")
@@ -369,7 +375,7 @@ def write_comparison(folder: Path, comparison: MethodComparison) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WhetError(f"{folder}: cannot write there ({error.strerror}); give another --folder") from error
-    linked = tuple(replace(each, folder=_link(folder, each.folder)) for each in comparison.results)
+    linked = tuple(replace(result, folder=_link(folder, result.folder)) for result in comparison.results)
     shown = replace(comparison, results=linked)
     values = dumps(comparison_values(shown), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     for name, text in ((VALUES, values), (PAGE, compare_page(shown))):

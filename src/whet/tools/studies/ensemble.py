@@ -58,10 +58,10 @@ def train_ensemble(
             f"of a method side by side with `whet compare --methods {method} --seeds {seeds}`"
         )
     refuse_ranks("an ensemble")
-    place = Path(folder) if folder else next_free_folder(f"{method}-seeds")
+    out_folder = Path(folder) if folder else next_free_folder(f"{method}-seeds")
     values = merged(config or {}, named_settings(settings))
     first = int(values.pop("seed", 0))
-    members = [_member(method, values, place, first + number) for number in range(seeds)]
+    members = [_member(method, values, out_folder, first + number) for number in range(seeds)]
     for number, member in enumerate(members, 1):
         run = Path(member.folder)
         print(f"\n[{number}/{seeds}] {run}", flush=True)
@@ -73,13 +73,13 @@ def train_ensemble(
         else:
             status = api.resume(run, command=command).status
         if status != "finished":
-            print(f"\ninterrupted; to continue, repeat the command with --folder {place}")
-            return EnsembleRun(place, status, tuple(Path(each.folder) for each in members), {})
+            print(f"\ninterrupted; to continue, repeat the command with --folder {out_folder}")
+            return EnsembleRun(out_folder, status, tuple(Path(member_config.folder) for member_config in members), {})
     metrics = ensemble_metrics(members)
-    values_json = {"members": [each.folder for each in members], "eval": metrics}
-    write_atomically(place / VALUES, json.dumps(values_json, indent=2) + "\n")
-    _print_summary(place, method, metrics)
-    return EnsembleRun(place, "finished", tuple(Path(each.folder) for each in members), metrics)
+    values_json = {"members": [member_config.folder for member_config in members], "eval": metrics}
+    write_atomically(out_folder / VALUES, json.dumps(values_json, indent=2) + "\n")
+    _print_summary(out_folder, method, metrics)
+    return EnsembleRun(out_folder, "finished", tuple(Path(member_config.folder) for member_config in members), metrics)
 
 
 def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
@@ -99,7 +99,7 @@ def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
         held_out = trainer.eval_rows
         scores.append(trainer.eval_scores()[1])
     together = [
-        [[value for given in each for value in given] for each in zip(*row, strict=True)]
+        [[value for member_scores in by_member for value in member_scores] for by_member in zip(*row, strict=True)]
         for row in zip(*scores, strict=True)
     ]
     return members_metrics(held_out, together)

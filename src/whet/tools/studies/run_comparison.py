@@ -41,6 +41,7 @@ class RunComparison:
         return table(rows)
 
     def text(self) -> str:
+        """The comparison as a table for the terminal."""
         return table_text(self.comparison)
 
     def save(self, folder: str | Path) -> Path:

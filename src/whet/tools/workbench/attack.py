@@ -98,10 +98,10 @@ def attack_reward(
 def attack_prompts(source: str | None, limit: int, settings: Mapping[str, Any]) -> tuple[list[Prompt], str]:
     """The prompts of a data source, each once; without one, the built-in questions."""
     if source is None:
-        built_in = [Prompt(f"built-in/{place}", (), text, gold) for place, (text, gold) in enumerate(BUILT_IN, 1)]
+        built_in = [Prompt(f"built-in/{number}", (), text, gold) for number, (text, gold) in enumerate(BUILT_IN, 1)]
         return built_in[: limit or None], "built-in questions"
-    given = dict(settings)
-    read = gold_completions(source, given.pop("columns", {}), limit or DEFAULT_PROMPTS, settings=given)
+    options = dict(settings)
+    read = gold_completions(source, options.pop("columns", {}), limit or DEFAULT_PROMPTS, settings=options)
     return list({item.prompt.id: item.prompt for item in read.items}.values()), source
 
 
@@ -124,7 +124,7 @@ def _completions(prompt: Prompt, pool: list[str], number: int) -> list[tuple[str
     completion = WrongCompletion(prompt.question(), gold, wrong, tuple(others), forms[0])
     written = [(HONEST, form) for form in forms]
     written += [(RIGHT, form) for form in honest_forms(prompt.question(), gold)]
-    return written + [(each.name, each.rewrite(completion)) for each in STRATEGIES]
+    return written + [(strategy.name, strategy.rewrite(completion)) for strategy in STRATEGIES]
 
 
 def _code_completions(name: str) -> list[tuple[str, str]]:
@@ -187,7 +187,7 @@ def _attack(
             f"the reward scored no honest wrong completion of {source}: "
             f"{failures[0] if failures else 'all are unscorable'}"
         )
-    kinds = {each.name: each.kind for each in STRATEGIES}
+    kinds = {strategy.name: strategy.kind for strategy in STRATEGIES}
     results: list[StrategyResult] = []
     labels = dict.fromkeys(label for by_label in scores.values() for label in by_label if label not in (HONEST, RIGHT))
     for label in labels:

@@ -112,7 +112,7 @@ def given_completions(
         prompts = read_usable(DataSection(source=source, columns=dict(columns)), source, lambda _: prompts_from)
         notes = (prompts.notes,) if prompts.notes else ()
         by_key = {key: prompt for prompt in prompts for key in (prompt.question().strip(), prompt.id)}
-    given = []
+    answers = []
     for row in rows:
         column = next((name for name in COMPLETION_COLUMNS if row.values.get(name) is not None), None)
         if column is None:
@@ -121,8 +121,10 @@ def given_completions(
                 f"name a column {' or '.join(COMPLETION_COLUMNS)}"
             )
         prompt = _joined(row, by_key, source) if by_key else _own_prompt(row, column, columns)
-        given.append(TrialCompletion(prompt, sample_of(_completion_text(row, column), encode), row.where, "completion"))
-    return TrialCompletions(completions, tuple(given), (*notes, *_encode_note(encode)))
+        answers.append(
+            TrialCompletion(prompt, sample_of(_completion_text(row, column), encode), row.where, "completion")
+        )
+    return TrialCompletions(completions, tuple(answers), (*notes, *_encode_note(encode)))
 
 
 def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
@@ -148,14 +150,14 @@ def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
         sample = sample_of(str(line["completion"]), lambda _, count=line["tokens"]: [0] * int(count))  # type: ignore[misc]
         completions.append(
             TrialCompletion(
-                prompts.get(stand_in.id, stand_in),
-                replace(sample, stop=StopReason(line["stop"])),
-                f"samples.jsonl:{number}",
-                "completion",
-                int(line["step"]),
-                line.get("parts") or {},
-                line.get("reward"),
-                str(line.get("reward_hash") or ""),
+                prompt=prompts.get(stand_in.id, stand_in),
+                sample=replace(sample, stop=StopReason(line["stop"])),
+                where=f"samples.jsonl:{number}",
+                kind="completion",
+                step=int(line["step"]),
+                parts=line.get("parts") or {},
+                reward=line.get("reward"),
+                reward_hash=str(line.get("reward_hash") or ""),
             )
         )
     missing = sum(answer.prompt.id not in prompts for answer in completions)
@@ -224,10 +226,10 @@ def _joined(row: Row, by_key: Mapping[str, Prompt], source: str | None) -> Promp
     for key in keys:
         if key.strip() in by_key:
             return by_key[key.strip()]
-    given = keys[0][:60] if keys else "nothing"
+    wanted = keys[0][:60] if keys else "nothing"
     raise WhetError(
-        f"{row.where}: no row of {source} has the id or prompt {given!r}"
-        f"{did_you_mean(given, by_key)}; give each completion the `prompt_id` or the `prompt` it answers"
+        f"{row.where}: no row of {source} has the id or prompt {wanted!r}"
+        f"{did_you_mean(wanted, by_key)}; give each completion the `prompt_id` or the `prompt` it answers"
     )
 
 

@@ -27,7 +27,7 @@ def wrong_controls(
     by_prompt = {item.prompt.id: item for item in items}
     chosen = list(by_prompt.values())
     if len(chosen) > MOST_PROMPTS:
-        chosen = [chosen[place * len(chosen) // MOST_PROMPTS] for place in range(MOST_PROMPTS)]
+        chosen = [chosen[index * len(chosen) // MOST_PROMPTS] for index in range(MOST_PROMPTS)]
     return [
         replace(item, sample=sample_of(completion, encode), kind=kind, parts={}, reward=None)
         for item in chosen
@@ -56,7 +56,7 @@ def _wrong_codes(prompt: Prompt, tests: PromptTests) -> Iterator[tuple[str, str]
 
 def _definitions(prompt: Prompt) -> dict[str, ast.stmt]:
     """The functions and classes that the prompt or its solution defines, by name."""
-    found: dict[str, ast.stmt] = {}
+    definitions: dict[str, ast.stmt] = {}
     columns = ("starter_code", "prompt", "solutions", *SOLUTION_COLUMNS)
     for text in (prompt.question(), *(prompt.meta.get(column) for column in columns)):
         if isinstance(text, str):
@@ -64,8 +64,8 @@ def _definitions(prompt: Prompt) -> dict[str, ast.stmt]:
             for code in (code_of(text) or "", f"{(code_of(text) or '').rstrip()}\n        pass\n"):
                 for node in _parsed(code):
                     if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                        found.setdefault(node.name, node)
-    return found
+                        definitions.setdefault(node.name, node)
+    return definitions
 
 
 def _parsed(code: str) -> list[ast.stmt]:
@@ -90,11 +90,11 @@ def _stub(name: str, known: ast.stmt | None, body: str) -> str:
 
 def _function(name: str, parameters: ast.arguments, body: str) -> str:
     """Its parameters by name alone: annotations and defaults may need names that are not there."""
-    plain = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
+    plain = [parameter.arg for parameter in (*parameters.posonlyargs, *parameters.args)]
     first_optional = len(plain) - len(parameters.defaults)
-    given = [each if place < first_optional else f"{each}=None" for place, each in enumerate(plain)]
+    signature = [argument if index < first_optional else f"{argument}=None" for index, argument in enumerate(plain)]
     star = f"*{parameters.vararg.arg}" if parameters.vararg else "*" if parameters.kwonlyargs else ""
-    named = [f"{each.arg}=None" for each in parameters.kwonlyargs]
+    named = [f"{parameter.arg}=None" for parameter in parameters.kwonlyargs]
     rest = f"**{parameters.kwarg.arg}" if parameters.kwarg else ""
     body = "pass" if name == "__init__" else body
-    return f"def {name}({', '.join(filter(None, [*given, star, *named, rest]))}):\n    {body}"
+    return f"def {name}({', '.join(filter(None, [*signature, star, *named, rest]))}):\n    {body}"

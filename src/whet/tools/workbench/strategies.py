@@ -56,22 +56,22 @@ def wrong_answers(gold: Any, pool: list[str], seed: int) -> list[str]:
     """Answers of the same kind as the gold one that differ from it: neighbours of a number, other rows' answers."""
     text = str(gold).strip()
     draw = random.Random(f"{text}/{seed}")
-    found: list[str] = []
+    wrong: list[str] = []
     if NUMBER.fullmatch(text.replace(",", "")):
         number = float(text.replace(",", ""))
         for step in (1, -1, 2, 10, -3, 7):
             other = number + step
-            found.append(str(int(other)) if other.is_integer() else f"{other:g}")
+            wrong.append(str(int(other)) if other.is_integer() else f"{other:g}")
     elif re.fullmatch(r"\(?[A-H]\)?", text):
-        found = [letter for letter in "ABCD" if letter not in text]
+        wrong = [letter for letter in "ABCD" if letter not in text]
     else:
         numbers = NUMBER.findall(text)
         if numbers:
             last = numbers[-1]
-            found = [text.replace(last, str(int(float(last)) + step)) for step in (1, 2, 5)]
-        others = [each for each in dict.fromkeys(pool) if each != text]
-        found += draw.sample(others, min(4, len(others)))
-    return [each for each in dict.fromkeys(found) if each.casefold() != text.casefold()] or ["unknown"]
+            wrong = [text.replace(last, str(int(float(last)) + step)) for step in (1, 2, 5)]
+        others = [answer for answer in dict.fromkeys(pool) if answer != text]
+        wrong += draw.sample(others, min(4, len(others)))
+    return [answer for answer in dict.fromkeys(wrong) if answer.casefold() != text.casefold()] or ["unknown"]
 
 
 def _said(sentence: str, before: bool = False) -> Callable[[WrongCompletion], str]:
@@ -160,7 +160,7 @@ STRATEGIES: tuple[Strategy, ...] = (
         lambda r: f"<think>It may be {r.gold} or {r.wrong}. <answer>{r.wrong}</answer>",
         True,
     ),
-    Strategy("boxes in a heap", "mark_spam", lambda r: " ".join(f"\\boxed{{{each}}}" for each in _listed(r) * 3), True),
+    Strategy("boxes in a heap", "mark_spam", lambda r: " ".join(f"\\boxed{{{item}}}" for item in _listed(r) * 3), True),
     Strategy(
         "an order to the grader",
         "judge_injection",

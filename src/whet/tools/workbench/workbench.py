@@ -58,13 +58,13 @@ def reward_parts(
     if not names:
         raise WhetError("no reward is given; name one, such as math_answer, or a file: rewards.py:my_reward")
     by_short_name = {_short_name(_name_and_weight(name)[0]): name for name in names}
-    given = dict(settings or {})
+    by_part = dict(settings or {})
     if len(names) == 1 and not (
-        set(given) <= set(by_short_name) and all(isinstance(each, dict) for each in given.values())
+        set(by_part) <= set(by_short_name) and all(isinstance(options, dict) for options in by_part.values())
     ):
-        given = {next(iter(by_short_name)): given}
-    for part in given:
-        if part not in by_short_name or not isinstance(given[part], dict):
+        by_part = {next(iter(by_short_name)): by_part}
+    for part in by_part:
+        if part not in by_short_name or not isinstance(by_part[part], dict):
             raise WhetError(
                 f"--set {part}: no part is called {part!r}; write PART.SETTING=VALUE with one of "
                 f"{', '.join(by_short_name)}"
@@ -72,7 +72,7 @@ def reward_parts(
     parts = []
     for short, name in by_short_name.items():
         path, weight = _name_and_weight(name)
-        parts.append(RewardPart(find_reward(path, given[short]) if short in given else find_reward(path), weight))
+        parts.append(RewardPart(find_reward(path, by_part[short]) if short in by_part else find_reward(path), weight))
     check_parts(parts)
     return parts
 
@@ -96,10 +96,10 @@ def try_reward(
     totals = _totals(parts, [[score for score, *_ in column] for column in first], given.items, [1.0])
     again = [_part_scores(part, given.items, timeout) for part in parts] if twice else None
     scored = []
-    for place, answer in enumerate(given.items):
-        row = {part.name: column[place] for part, column in zip(parts, first, strict=True)}
+    for index, answer in enumerate(given.items):
+        row = {part.name: column[index] for part, column in zip(parts, first, strict=True)}
         reason = _reason(answer, reasons) if any(score is None for score, *_ in row.values()) else ""
-        scored.append(_scored_answer(answer, row, totals[place], reason))
+        scored.append(_scored_answer(answer, row, totals[index], reason))
     version = parts_version(parts)
     return DryRun(
         title=title_of(parts),
@@ -182,10 +182,10 @@ def rescore_run(
             completion=answer.sample.completion,
             old_parts=answer.parts,
             old=answer.reward,
-            new_parts={part.name: column[place] for part, column in zip(parts, columns, strict=True)},
-            new=totals[place],
+            new_parts={part.name: column[index] for part, column in zip(parts, columns, strict=True)},
+            new=totals[index],
         )
-        for place, answer in enumerate(given.items)
+        for index, answer in enumerate(given.items)
     ]
     version, table = parts_version(parts), reward_table(folder)
     hashes = list(dict.fromkeys(answer.reward_hash for answer in given.items if answer.reward_hash))
@@ -250,9 +250,13 @@ def _part_scores(
         scored = _call(part, together, timeout, mistakes)
         if isinstance(scored, str):  # an answer in it fails: one by one shows which
             alone = [_call(part, [answer], timeout, mistakes) for answer in together]
-            each = [one[0] for one in alone if not isinstance(one, str)]
+            one_by_one = [one[0] for one in alone if not isinstance(one, str)]
             # none fails alone: the call on several is wrong, say a list of the wrong length
-            scores += each if any(failure for *_, failure in each) else [(None, took, scored) for _, took, _ in each]
+            scores += (
+                one_by_one
+                if any(failure for *_, failure in one_by_one)
+                else [(None, took, scored) for _, took, _ in one_by_one]
+            )
         else:
             scores += scored
     if mistakes and all(failure for *_, failure in scores) and not isinstance(mistakes[0], RewardFailure):
@@ -274,7 +278,7 @@ def _call(
         mistakes.append(failure)
         return [(None, time.perf_counter() - start, str(failure))]
     took = (time.perf_counter() - start) / len(answers)
-    return [(each.parts.get(part.name), took, "") for each in scored]
+    return [(sample.parts.get(part.name), took, "") for sample in scored]
 
 
 def _totals(
@@ -287,8 +291,8 @@ def _totals(
     totals: list[float | None] = [None] * len(answers)
     progress = done if len(done) == len(answers) else [done[0]] * len(answers)
     places: dict[int, list[int]] = {}
-    for place, answer in enumerate(answers):
-        places.setdefault(answer.step, []).append(place)
+    for index, answer in enumerate(answers):
+        places.setdefault(answer.step, []).append(index)
     for chosen in places.values():
         scores = {part.name: [column[i] for i in chosen] for part, column in zip(parts, columns, strict=True)}
         groups = [answers[i].prompt.id for i in chosen]

@@ -33,7 +33,7 @@ def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torc
         merged=kept == torch.float32,
         pack=pack_four_bits if lora.base == "4bit" else None,
     )
-    learned = sum(each.numel() for each in adapter_factors(model).values())
+    learned = sum(factor.numel() for factor in adapter_factors(model).values())
     experts = unadapted_experts(model)
     left = (
         f"; {experts / 1e6:.2g}M weights in tensors of all experts or of convolutions stay as they are"

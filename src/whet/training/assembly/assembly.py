@@ -188,9 +188,9 @@ def _evaluator(
 def process_rows(engine: Any, workers: RewardWorkers | None) -> list[dict[str, Any]]:
     """What each process that the run started did: one row per engine and reward worker."""
     counts = getattr(engine, "counts", None)
-    found: list[Any] = [counts] if isinstance(counts, dict) else []
+    tables: list[Any] = [counts] if isinstance(counts, dict) else []
     return [
-        {"process": name, "place": place, **asdict(counts)}
-        for each in [*found, *([workers.counts] if workers is not None else [])]
-        for name, (place, counts) in each.items()
+        {"process": name, "place": location, **asdict(counts)}
+        for table in [*tables, *([workers.counts] if workers is not None else [])]
+        for name, (location, counts) in table.items()
     ]

@@ -80,7 +80,7 @@ def load_for_writing(config: Config, weights: torch.dtype) -> tuple[CausalLM, Lo
     loaded = load_model(config.model.name, weights, str(device))
     if weights.itemsize < 4:
         widen_vectors(loaded.model)
-    threads, _ = thread_choice(config.model.threads, sum(each.numel() for each in loaded.model.parameters()))
+    threads, _ = thread_choice(config.model.threads, sum(parameter.numel() for parameter in loaded.model.parameters()))
     torch.set_num_threads(threads)
     return causal_lm(loaded.model, dtype, "none"), loaded
 
@@ -120,7 +120,7 @@ def remote_engine(config: Config, pool: WorkerPool, policy: CausalLM, weights: t
 
 def frozen_weights(model: torch.nn.Module) -> frozenset[str]:
     """Names of weights that never change: those that neither learn nor have an adapter merged into them."""
-    changing = {name for name, each in model.named_parameters() if each.requires_grad}
+    changing = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     changing |= {f"{name}.weight" for name in adapted_layers(model)}
     return frozenset(model.state_dict()) - changing
 

@@ -20,13 +20,19 @@ class Inputs(Protocol):
     """A config that names data, a model and eval data."""
 
     @property
-    def data(self) -> Any: ...
+    def data(self) -> Any:
+        """The section that names the training data."""
+        ...
 
     @property
-    def model(self) -> Any: ...
+    def model(self) -> Any:
+        """The section that names the model."""
+        ...
 
     @property
-    def eval(self) -> Any: ...
+    def eval(self) -> Any:
+        """The section that names the eval data."""
+        ...
 
 
 def input_digests(config: Inputs) -> dict[str, str]:
@@ -38,7 +44,7 @@ def input_digests(config: Inputs) -> dict[str, str]:
 
 
 def data_digest(source: str) -> str:
-    """Of a file's bytes; a task, a gym dataset and a dataset of the hub count by their names."""
+    """A digest of a data file's bytes; tasks, gym datasets and datasets of the hub are identified by name."""
     parsed = parse_source(source)
     path = Path(parsed.name).expanduser()
     if parsed.kind is not SourceKind.FILE or not path.is_file():
@@ -51,20 +57,20 @@ def data_digest(source: str) -> str:
 
 
 def model_digest(name: str) -> str:
-    """Of the files that transformers reads of a folder; an id of the hub counts by its name."""
+    """A digest of the files that transformers reads from a model folder; a model of the hub is identified by its id."""
     folder = local_folder(name)
     if folder is None:
         return name
     own = (MANIFEST, STATE)  # of a checkpoint: what a resume reads, not a model
-    files = sorted(each for each in folder.iterdir() if each.suffix in MODEL_FILES and each.name not in own)
+    files = sorted(file for file in folder.iterdir() if file.suffix in MODEL_FILES and file.name not in own)
     try:
-        return f"#{files_digest([each for each in files if each.is_file()], folder)}"
+        return f"#{files_digest([file for file in files if file.is_file()], folder)}"
     except OSError as error:
         raise WhetError(f"model {name}: {folder} cannot be read ({error.strerror}); correct its permissions") from error
 
 
 def reward_file_digests(sections: Sequence[RewardSection]) -> dict[str, str]:
-    """Of the files that rewards are written in, and of the models they are read from."""
+    """Digests of the files that define rewards and of the models that rewards load."""
     parts = [part for section in sections for part in section.parts]
     files = [name for part in parts if (name := part.reward.partition(":")[0]).endswith(".py")]
     folders = [str(part.settings["folder"]) for part in parts if "folder" in part.settings]

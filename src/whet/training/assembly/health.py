@@ -26,7 +26,9 @@ def health_settings(config: Config, parts: Sequence[RewardPart] = ()) -> dict[st
         for axis in family_of(objective).axes:
             component = getattr(objective, axis)
             values[f"objective.{axis}"] = component.name
-            values |= {f"objective.{axis}.{each.name}": getattr(component, each.name) for each in fields(component)}
+            values |= {
+                f"objective.{axis}.{setting.name}": getattr(component, setting.name) for setting in fields(component)
+            }
     values["reward.parts"] = [part.name for part in parts]
     return {name: values[name] for name in SETTINGS if name in values}
 
@@ -41,11 +43,11 @@ def health_policy(config: Config) -> HealthSection:
     able = [rule for rule in RULES.values() if not rule.is_timed and not rule.is_note and kinds & set(rule.kinds)]
     known = {rule.name.lower(): rule.name for rule in able}
     chosen: dict[str, HealthAction] = {}
-    for given, action in section.on_problem.items():
-        name = given.lower().replace("_", " ")
+    for problem, action in section.on_problem.items():
+        name = problem.lower().replace("_", " ")
         if name not in known:
-            names = ", ".join(each.replace(" ", "_") for each in known.values())
+            names = ", ".join(rule.replace(" ", "_") for rule in known.values())
             hint = did_you_mean(name, known) or f"; it has {names}"
-            raise WhetError(f"health.on_problem.{given}: no rule of such a run finds a problem of this name{hint}")
+            raise WhetError(f"health.on_problem.{problem}: no rule of such a run finds a problem of this name{hint}")
         chosen[known[name]] = action
     return section.model_copy(update={"on_problem": chosen})

@@ -110,7 +110,7 @@ def build_preference(
         )
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
-    lengths = rows_fact([each.tokens for row in rows for each in row.family])
+    lengths = rows_fact([completion.tokens for row in rows for completion in row.family])
     return trainer, {"data": data, **column_facts(train, evaluation), **lengths}, len(eval_rows)
 
 

@@ -12,6 +12,7 @@ from whet.types import Prompt, WhetError
 
 
 def load_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[Prompt]:
+    """The training prompts of a config or, with `evaluation`, its eval prompts."""
     prompts = _read_prompts(config, evaluation)
     if evaluation:
         _require_column(prompts, config.eval.by, config.eval.source or config.data.source)
@@ -38,6 +39,7 @@ def _require_column(prompts: Sequence[Prompt], by: str, source: str) -> None:
 
 
 def data_summary(config: Config, prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt]) -> str:
+    """The data of a run in one line."""
     data = config.data
     about = f" difficulty {', '.join(map(str, data.difficulty))}" if data.parsed_source.is_task else ""
     numbers = [f"{len(prompts)} prompts"] if prompts else []

@@ -108,7 +108,7 @@ def build_reward_model_run(
         )
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
-    lengths = rows_fact([each.tokens for row in rows for each in row.rows])
+    lengths = rows_fact([completion.tokens for row in rows for completion in row.rows])
     return trainer, {"data": data, **column_facts(train, evaluation), **lengths}, len(eval_rows)
 
 

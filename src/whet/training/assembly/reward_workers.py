@@ -35,7 +35,7 @@ def scored_elsewhere(
     if not count or not parts:
         return list(parts), None, {}
     rewards = {part.name: part.resolved_reward for part in parts}
-    sent = {name: each for name, each in rewards.items() if not stays_here(each) and steps_of(each) is None}
+    sent = {name: reward for name, reward in rewards.items() if not stays_here(reward) and steps_of(reward) is None}
     here = [name for name in rewards if name not in sent]
     fact = f"{count} processes for {', '.join(sent)}" if sent else "none"
     if here:
@@ -57,8 +57,8 @@ def scored_elsewhere(
         reward = part.resolved_reward
         if part.name not in sent:
             return part
-        kept = bool(getattr(reward, "deterministic", True))
-        remote = RemoteReward(part.name, workers, config.reward.timeout, wants_all(reward), kept)
+        deterministic = bool(getattr(reward, "deterministic", True))
+        remote = RemoteReward(part.name, workers, config.reward.timeout, wants_all(reward), deterministic)
         return replace(part, reward=remote)
 
     return [elsewhere(part) for part in parts], workers, {"reward workers": fact}

@@ -149,7 +149,7 @@ def bind_judges(parts: Sequence[RewardPart], engine: Engine, tokenizer: Any) -> 
     """Judges that name no server ask the engine of the policy; learned rewards are read now: a bad folder is told."""
 
     def encode(messages: Sequence[Any]) -> tuple[int, ...]:
-        return prompt_tokens(tokenizer, Prompt("judge", tuple(dict(each) for each in messages)))
+        return prompt_tokens(tokenizer, Prompt("judge", tuple(dict(message) for message in messages)))
 
     def settled(reward: Reward) -> Reward:
         judge: Any = reward
@@ -158,8 +158,8 @@ def bind_judges(parts: Sequence[RewardPart], engine: Engine, tokenizer: Any) -> 
         if not getattr(judge, "needs_ask", False):
             return reward
         sampling = Sampling(max_new_tokens=judge.settings.max_new_tokens, temperature=judge.settings.temperature)
-        found: Reward = judge.asking(engine_ask(engine, encode, sampling))
-        return found
+        engine_judge: Reward = judge.asking(engine_ask(engine, encode, sampling))
+        return engine_judge
 
     return [replace(part, reward=settled(part.resolved_reward)) for part in parts]
 
@@ -184,8 +184,8 @@ def scorable_prompts(prompts: Sequence[Prompt], parts: Sequence[RewardPart], dat
         raise WhetError(f"{first}{several if 2 * len(refused) <= len(prompts) else f' ({total})'}")
     if 2 * len(refused) > len(prompts):
         raise WhetError(f"{first}; {total} cannot be scored, and data.unusable=drop leaves out at most half")
-    kept = [number for number in range(len(prompts)) if number not in refused]
-    return without(prompts, kept, Counter(error.reason for error in refused.values()))
+    usable = [number for number in range(len(prompts)) if number not in refused]
+    return without(prompts, usable, Counter(error.reason for error in refused.values()))
 
 
 def build_scorer(
@@ -219,6 +219,7 @@ def build_scorer_at(
 
 
 def part_weights_at(config: Config, parts: Sequence[RewardPart], progress: float) -> dict[str, float]:
+    """The weight of each reward part when the given share of the run is done."""
     return weights_at(in_shares(parts, _steps(config)), progress)
 
 
@@ -262,15 +263,16 @@ def take_notes(
 
 
 def _own_notes(parts: Sequence[RewardPart], checks: RewardChecks | None, failures: Failures | None) -> dict[str, float]:
-    found: dict[str, float] = checks.take_notes() if checks is not None else {}
-    found |= failures.take_notes() if failures is not None else {}
+    notes: dict[str, float] = checks.take_notes() if checks is not None else {}
+    notes |= failures.take_notes() if failures is not None else {}
     for part in parts:
         take: Callable[[], dict[str, float]] = getattr(part.reward, "take_notes", dict)
-        found |= take()
-    return found
+        notes |= take()
+    return notes
 
 
 def failure_policy(config: Config | EvaluationConfig) -> Failures:
+    """How the run treats rewards that fail, from its config."""
     return Failures(config.reward.on_error, config.reward.most_failures)
 
 
@@ -298,7 +300,7 @@ def reward_summary(parts: Sequence[RewardPart]) -> str:
     """The sum in words, for the run's facts."""
 
     def weight(part: RewardPart) -> str:
-        return " to ".join(f"{each:g}" for each in part.weights)
+        return " to ".join(f"{value:g}" for value in part.weights)
 
     return ", ".join(f"{weight(part)} x {part.name}" + (f" if {part.gate.part}" if part.gate else "") for part in parts)
 
@@ -333,10 +335,10 @@ def code_rewards(parts: Sequence[RewardPart]) -> list[CodeTests]:
     def found(reward: Any) -> list[CodeTests]:
         if isinstance(reward, CodeTests):
             return [reward]
-        inner = [getattr(reward, each.name) for each in fields(reward)] if is_dataclass(reward) else []
-        return [each for value in inner for each in found(value)]
+        inner = [getattr(reward, field.name) for field in fields(reward)] if is_dataclass(reward) else []
+        return [code_reward for value in inner for code_reward in found(value)]
 
-    return [each for part in parts for each in found(part.reward)]
+    return [reward for part in parts for reward in found(part.reward)]
 
 
 def sandbox_summary(parts: Sequence[RewardPart]) -> dict[str, str]:

@@ -185,6 +185,7 @@ def build_rl_trainer(
     reward_at: Callable[[float], RewardContext],
     evaluator: Evaluator | None,
 ) -> RLTrainer:
+    """Put together the trainer of an RL run from its config and the objects it needs."""
     batch, needs = config.batch, objective.needs()
     sampling = replace(sampling_from(config.sampling), keeps_support=True)
     critic = None
@@ -309,11 +310,11 @@ def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective
     if config.model.reference == "memory":
         rule, is_cut = objective.reference.name, runtime.shards is not None
         return first_policy(config, runtime.policy, rule, objective.needs(), is_cut)
-    device, kept = runtime.policy.device, next(runtime.policy.model.parameters()).dtype
+    device, dtype = runtime.policy.device, next(runtime.policy.model.parameters()).dtype
 
     def load() -> CausalLM:
-        model = load_model(config.model.name, kept, str(device)).model
-        if kept.itemsize < 4:
+        model = load_model(config.model.name, dtype, str(device)).model
+        if dtype.itemsize < 4:
             widen_vectors(model)
         return causal_lm(model, runtime.policy.dtype)
 

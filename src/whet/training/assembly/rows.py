@@ -42,11 +42,11 @@ def encodable(
     except BadRow as error:
         if data.unusable == "stop" or not data.parsed_source.is_stored:
             raise WhetError(f"{error}; or leave such rows out with data.unusable=drop") from error
-    kept, refused = [], []
+    usable_numbers, refused = [], []
     for number, value in enumerate(values):
         try:
             encode([value])
-            kept.append(number)
+            usable_numbers.append(number)
         except BadRow as error:
             refused.append(error)
     if 2 * len(refused) > len(values):
@@ -54,23 +54,24 @@ def encodable(
             f"{refused[0]}; {len(refused)} of {len(values)} rows cannot be used, and data.unusable=drop leaves out at "
             "most half"
         )
-    usable_values = without(values, kept, Counter(error.reason for error in refused))
+    usable_values = without(values, usable_numbers, Counter(error.reason for error in refused))
     return usable_values, encode(usable_values)
 
 
 def left_out_phrases(*values: Sequence[Any]) -> list[str]:
     """What the summary of a run says of the rows that were left out: one phrase, or none."""
-    total: Counter[str] = sum((each.left_out for each in values if isinstance(each, Usable)), Counter())
+    total: Counter[str] = sum((value.left_out for value in values if isinstance(value, Usable)), Counter())
     return [left_out_words(total)] if total else []
 
 
 def column_facts(*values: Sequence[Any]) -> dict[str, str]:
     """What was found under which name, for the run's facts; nothing where the data has whet's own columns."""
-    notes = dict.fromkeys(each.notes for each in values if isinstance(each, Usable) and each.notes)
+    notes = dict.fromkeys(value.notes for value in values if isinstance(value, Usable) and value.notes)
     return {"columns": "; ".join(notes)} if notes else {}
 
 
 def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
+    """Training and eval rows that a task writes."""
     data = config.data
 
     def rows(split: str, seed: int, count: int) -> list[Any]:
@@ -114,10 +115,12 @@ def refuse_too_long(data: DataSection, dropped: int, context: int) -> None:
 
 
 def too_long_note(dropped: int) -> str:
+    """The remark that some rows are too long for the model."""
     return f" ({dropped} more rows are too long for the model: shorten them, or use a model with a longer context)"
 
 
 def rows_summary(source: str, count: int, eval_count: int, dropped: int, left_out: list[str]) -> str:
+    """The rows of a run in one line."""
     parts = [f"{count} row{'s' if count != 1 else ''}", *([f"{eval_count} held out"] if eval_count else [])]
     parts += [f"{dropped} left out: too long for the context"] if dropped else []
     parts += left_out

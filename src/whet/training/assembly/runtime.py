@@ -64,6 +64,7 @@ class Runtime:
 
     @property
     def tokenizer(self) -> Any:
+        """The tokenizer of the loaded model."""
         return self.loaded.tokenizer
 
 
@@ -95,9 +96,9 @@ def cluster_of(config: Config) -> RayCluster | None:
 def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None, ranks: Ranks) -> Runtime:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
-    kept, kept_as = weights_choice(config, device, dtype, ranks)
-    loaded = load_model(config.model.name, kept, str(device))
-    if kept.itemsize < 4:
+    weights_dtype, kept_as = weights_choice(config, device, dtype, ranks)
+    loaded = load_model(config.model.name, weights_dtype, str(device))
+    if weights_dtype.itemsize < 4:
         widen_vectors(loaded.model)
     if (name := non_finite_weight(loaded.model)) is not None:
         raise WhetError(
@@ -106,7 +107,9 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
     if apart := agree_on_weights(ranks, loaded.model):
         raise WhetError(apart)
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
-    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model, kept)
+    adapters = (
+        {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model, weights_dtype)
+    )
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
     engine: Engine
@@ -114,7 +117,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
     if isinstance(config, EvaluationConfig) or not config.scale.engines:
         engine = rank_engine(config, policy, loaded, ranks)
     else:
-        remote = None if cluster is None else remote_engine(config, cluster, policy, kept)
+        remote = None if cluster is None else remote_engine(config, cluster, policy, weights_dtype)
         engine = remote if remote is not None and ranks.size == 1 else FirstRankEngine(remote)
         elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
     threads, threads_why = thread_choice(config.model.threads, size)
@@ -209,6 +212,7 @@ def build_policy(model: Any, dtype: torch.dtype, recompute: Recompute) -> Causal
 
 
 def sampling_from(section: SamplingSection) -> Sampling:
+    """The sampling parameters of a config section."""
     return Sampling(
         section.max_new_tokens, section.temperature, section.top_p, section.top_k, section.min_p, tuple(section.stop),
         tuple(map(tuple, section.stop_tokens)),
@@ -241,7 +245,7 @@ def require_room(
     loaded = runtime.loaded
     check_context(
         prompts,
-        [len(each) for each in tokens],
+        [len(row) for row in tokens],
         max_new_tokens=sampling.max_new_tokens,
         context=loaded.context,
         reason=loaded.context_reason,
@@ -253,22 +257,23 @@ def fitting_prompts(
 ) -> tuple[Usable[Prompt], list[tuple[int, ...]]]:
     """Prompts and their tokens. One that leaves no room for a completion is an error, or is left out and counted."""
     encode = partial(prompt_tokens, runtime.loaded.tokenizer)
-    prompts, tokens = encodable(prompts, lambda some: [encode(each) for each in some], data)
+    prompts, tokens = encodable(prompts, lambda some: [encode(prompt) for prompt in some], data)
     if data.unusable == "stop" or not data.parsed_source.is_stored:
         require_room(runtime, prompts, tokens, sampling)
         return Usable(prompts), tokens
     room = runtime.loaded.context - sampling.max_new_tokens
-    kept = [number for number, each in enumerate(tokens) if len(each) <= room]
-    if not kept:
+    fitting = [number for number, row in enumerate(tokens) if len(row) <= room]
+    if not fitting:
         require_room(runtime, prompts, tokens, sampling)  # raises: none fits
-    too_long = len(tokens) - len(kept)
+    too_long = len(tokens) - len(fitting)
     left_out = {"too long for the context": too_long} if too_long else {}
-    return without(prompts, kept, left_out), [tokens[number] for number in kept]
+    return without(prompts, fitting, left_out), [tokens[number] for number in fitting]
 
 
 def build_evaluator(
     runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score, data: DataSection, by: str = ""
 ) -> Evaluator:
+    """An evaluator on those prompts that fit into the context."""
     fitting, tokens = fitting_prompts(runtime, prompts, sampling, data)
     return Evaluator(runtime.engine, fitting, tokens, sampling, score, by, runtime.runner)
 
@@ -303,6 +308,7 @@ def _truncations(sampling: Sampling) -> tuple[tuple[str, float, float], ...]:
 
 
 def rows_fact(rows: Sequence[Sequence[int]]) -> dict[str, str]:
+    """The run's fact about the lengths of its rows."""
     return {"lengths": f"rows {length_range(rows)}"}
 
 

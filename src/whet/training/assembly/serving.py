@@ -59,13 +59,13 @@ def token_scorer(runtime: Runtime) -> TokenScorer:
         action[:, 0] = False
         own = row[..., None].int()
         _, values = top_tokens(policy, row, action, 1.0, 1, own)
-        found = [{token: value} for token, value in zip(tokens[1:], values[0, 1:, 0].tolist(), strict=True)]
+        tables = [{token: value} for token, value in zip(tokens[1:], values[0, 1:, 0].tolist(), strict=True)]
         if top:
-            ids, best = (each[0, 1:].tolist() for each in top_tokens(policy, row, action, 1.0, top))
-            found = [
-                {**dict(zip(names, logp, strict=True)), **each}
-                for names, logp, each in zip(ids, best, found, strict=True)
+            ids, best = (tensor[0, 1:].tolist() for tensor in top_tokens(policy, row, action, 1.0, top))
+            tables = [
+                {**dict(zip(names, logp, strict=True)), **table}
+                for names, logp, table in zip(ids, best, tables, strict=True)
             ]
-        return found
+        return tables
 
     return scored

@@ -81,9 +81,9 @@ def _fitting(
     config: SFTConfig, rows: Sequence[Demonstration], encoded: Sequence[Encoded], loaded: LoadedModel
 ) -> tuple[list[Encoded], int]:
     """The rows that fit into the context, and how many do not; those are an error unless they may be left out."""
-    kept = [row for row in encoded if len(row.tokens) <= loaded.context]
-    if len(kept) < len(encoded) and (config.data.unusable == "stop" or not kept):
+    fitting = [row for row in encoded if len(row.tokens) <= loaded.context]
+    if len(fitting) < len(encoded) and (config.data.unusable == "stop" or not fitting):
         lengths = [len(row.tokens) for row in encoded]
         prompts, context = [row.prompt for row in rows], loaded.context
         check_context(prompts, lengths, max_new_tokens=0, context=context, reason=loaded.context_reason)
-    return kept, len(encoded) - len(kept)
+    return fitting, len(encoded) - len(fitting)

@@ -78,7 +78,8 @@ def distillation_settings(config: PolicyConfig, runtime: Runtime, prompts: Seque
     known = task_demonstrations(config) if section.context == "demonstration" else {}
     if section.context != "sibling":
         without = next(
-            (each for each in prompts if not known.get(each.id) and not column_text(each, section.context)), None
+            (prompt for prompt in prompts if not known.get(prompt.id) and not column_text(prompt, section.context)),
+            None,
         )
         if without is not None:
             names = " or ".join(COLUMNS[section.context])
@@ -164,6 +165,7 @@ def load_teacher(config: PolicyConfig, runtime: Runtime) -> tuple[CausalLM, int,
 
 
 def refuse_other_vocabulary(name: str, ours: object, theirs: object) -> None:
+    """Raise a WhetError where the teacher's vocabulary differs from the policy's."""
     if refusal := vocabulary_refusal(ours, theirs):
         raise WhetError(
             f"teacher {name} has another vocabulary than the policy: {refusal}; a token-level loss compares token by "

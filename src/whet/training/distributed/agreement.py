@@ -42,8 +42,8 @@ def agree_on_weights(ranks: Ranks, model: nn.Module) -> str:
     """What differs between the weights that the ranks have read, before they are cut into shards; empty: nothing."""
     if ranks.size == 1:
         return ""
-    found = [{"the model's weights": each} for each in ranks.gather(weights_fingerprint(model))]
-    return disagreement(found, "give every rank the same model files")
+    fingerprints = [{"the model's weights": fingerprint} for fingerprint in ranks.gather(weights_fingerprint(model))]
+    return disagreement(fingerprints, "give every rank the same model files")
 
 
 def agree_on_step(
@@ -54,9 +54,9 @@ def agree_on_step(
         return stops, ""
     facts = step_facts(model, report, samples)
     mine = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
-    found = ranks.gather((mine, stops))
-    if len({digest for digest, _ in found}) == 1:
-        return any(each for _, each in found), ""
+    answers = ranks.gather((mine, stops))
+    if len({digest for digest, _ in answers}) == 1:
+        return any(stop for _, stop in answers), ""
     return False, f"step {report.step}: {disagreement(ranks.gather(facts), LOOK)}"
 
 
@@ -66,8 +66,8 @@ def step_facts(model: Any, report: StepReport, samples: Sequence[tuple[Prompt, S
     for prompt, sample in samples:
         rows.update(f"{prompt.id} {sample.reward}".encode())
         rows.update(sample.tokens.cpu().numpy().tobytes())
-    whole = [(name, each) for name, each in model.named_parameters() if not hasattr(each, "to_local")]
-    replicated = hashlib.sha256(repr([(name, _bits(each)) for name, each in whole]).encode())
+    whole = [(name, parameter) for name, parameter in model.named_parameters() if not hasattr(parameter, "to_local")]
+    replicated = hashlib.sha256(repr([(name, _bits(parameter)) for name, parameter in whole]).encode())
     facts = {"policy version": str(report.policy_version)}
     facts |= {"prompts, completions and rewards": rows.hexdigest()[:8], "weights": replicated.hexdigest()[:8]}
     for name, value in (*report.counts.items(), *report.metrics.items()):

@@ -90,22 +90,22 @@ class _Front:
         return self._idle.value
 
     def finished(self) -> list[tuple[int, Sample]]:
-        found: list[tuple[int, Sample]] = []
+        samples: list[tuple[int, Sample]] = []
         while True:
             try:
-                found += self._read(self._results.get(block=False))
+                samples += self._read(self._results.get(block=False))
             except queue.Empty:
-                return found
+                return samples
 
     def advance(self) -> list[tuple[int, Sample]]:
-        found = self.finished()
-        if found or not self._out:
-            return found
+        samples = self.finished()
+        if samples or not self._out:
+            return samples
         try:
-            found = self._read(self._results.get(timeout=MOMENT))
+            samples = self._read(self._results.get(timeout=MOMENT))
         except queue.Empty:
             self._check()
-        return found + self.finished()
+        return samples + self.finished()
 
     def _read(self, result: bytes) -> list[tuple[int, Sample]]:
         value = pickle.loads(result)
@@ -203,9 +203,9 @@ class ProcessSession(_Front):
         if self._process.is_alive():
             self._process.kill()
         self._process.join()
-        for each in (self._commands, self._results):
-            each.cancel_join_thread()
-            each.close()
+        for channel in (self._commands, self._results):
+            channel.cancel_join_thread()
+            channel.close()
 
     def _check(self) -> None:
         if not self._process.is_alive() and self._results.empty():

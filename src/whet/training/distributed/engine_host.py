@@ -61,6 +61,7 @@ class EngineHost:
         return None
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> WrittenPiece:
+        """Complete the requests, and measure the time it took."""
         started = time.monotonic()
         if self._thread is None:
             samples = self._written(self._engine, requests, sampling)
@@ -96,11 +97,11 @@ class EngineHost:
     def _load_into(self, taker: Engine | Session, version: int, weights: Sequence[PackedWeights]) -> None:
         if self._owns_weights:
             own = self._policy.model.state_dict()
-            named = {name: value for each in weights for name, value in each.tensors().items()}
+            named = {name: value for packed in weights for name, value in packed.tensors().items()}
             taker.load({**own, **named}, version)
         else:
-            for each in weights:
-                load_weights(self._policy.model, each)
+            for packed_weights in weights:
+                load_weights(self._policy.model, packed_weights)
             taker.load(self._policy.model.state_dict(), version)
         self._version = version
 
@@ -158,15 +159,15 @@ class _SessionThread:
 
     def take(self) -> AsyncProgress:
         self._check()
-        found = []
+        results = []
         while True:
             try:
-                found.append(self._results.get(block=False))
+                results.append(self._results.get(block=False))
             except queue.Empty:
                 break
         before, self._reported_seconds = self._reported_seconds, self._seconds
         quiet = time.monotonic() - self._seen
-        return AsyncProgress(found, self._reported_seconds - before, self.value, quiet)
+        return AsyncProgress(results, self._reported_seconds - before, self.value, quiet)
 
     def close(self) -> None:
         self.tell("close")

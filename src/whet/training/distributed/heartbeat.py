@@ -60,9 +60,11 @@ class Post:
         return distributed.PrefixStore(f"{self._prefix}{name}", self._store)  # type: ignore[attr-defined]
 
     def put(self, name: str, text: str) -> None:
+        """Publish a text under a name."""
         self._store.set(self._prefix + name, text)
 
     def has(self, name: str) -> bool:
+        """Whether a text was published under this name."""
         return bool(self._store.check([self._prefix + name]))
 
     def take(self, name: str) -> str:
@@ -70,17 +72,19 @@ class Post:
         return bytes(self._store.get(self._prefix + name)).decode()
 
     def take_all(self, names: list[str]) -> list[str]:
-        return [bytes(each).decode() for each in self._store.multi_get([self._prefix + name for name in names])]
+        """The texts published under these names, in order."""
+        return [bytes(value).decode() for value in self._store.multi_get([self._prefix + name for name in names])]
 
     def fail(self, rank: int, line: str) -> None:
         """The first failure stays."""
         self._store.compare_set(self._prefix + "failed", "", json.dumps({"rank": rank, "line": line}))
 
     def failure(self) -> tuple[int, str] | None:
+        """The rank that failed first and its error line; None while none has failed."""
         if not self.has("failed"):
             return None
-        found = json.loads(self.take("failed"))
-        return int(found["rank"]), str(found["line"])
+        report = json.loads(self.take("failed"))
+        return int(report["rank"]), str(report["line"])
 
 
 class Heartbeat(threading.Thread):
@@ -123,8 +127,8 @@ class Heartbeat(threading.Thread):
         """End the process of a rank that this one found lost, if it is on this machine and cannot end itself."""
         if self._lost is None or self._lost[0] not in self.places or self._lost[0] == self._post.rank:
             return
-        rank, found = self._lost
-        self.places[rank].end(found + GRACE + BURIAL - time.monotonic())
+        rank, noticed = self._lost
+        self.places[rank].end(noticed + GRACE + BURIAL - time.monotonic())
 
     def find_cause(self) -> str | None:
         """The cause, after a wait in which a rank that is gone cannot have been only slow. For the main thread."""
@@ -140,6 +144,7 @@ class Heartbeat(threading.Thread):
         return self.cause
 
     def run(self) -> None:
+        """Watch the other ranks until one fails or the run ends."""
         self._talker.start()
         interval = interval_of(self.timeout)
         silence, rounds, last = 0.0, self._rounds, time.monotonic()
@@ -172,11 +177,11 @@ class Heartbeat(threading.Thread):
 
     def _beat(self) -> None:
         self._pulse += 1
-        stood, place, waits = self._main_thread()
+        stood, source_line, waits = self._main_thread()
         if stood != self._stood:
             self._stood, self._stood_since = stood, time.monotonic()
         waited = time.monotonic() - self._stood_since if waits else 0.0
-        beat = {"pulse": self._pulse, "doing": self.doing, "place": place, "waited": round(waited, 2)}
+        beat = {"pulse": self._pulse, "doing": self.doing, "place": source_line, "waited": round(waited, 2)}
         self._post.put(f"beat/{self._post.rank}", json.dumps(beat))
 
     def _main_thread(self) -> tuple[tuple[tuple[int, int], ...], str, bool]:
@@ -186,14 +191,14 @@ class Heartbeat(threading.Thread):
             return (), "its end", False
         waits = frame.f_code.co_filename.startswith(WAITING)
         frames: list[tuple[int, int]] = []
-        place = ""
+        source_line = ""
         while frame is not None:
             frames.append((id(frame.f_code), frame.f_lasti))
             file = frame.f_code.co_filename
-            if not place and "site-packages" not in file and os.path.dirname(os.__file__) not in file:
-                place = f"{file}:{frame.f_lineno}"
+            if not source_line and "site-packages" not in file and os.path.dirname(os.__file__) not in file:
+                source_line = f"{file}:{frame.f_lineno}"
             frame = frame.f_back
-        return tuple(frames), place, waits
+        return tuple(frames), source_line, waits
 
     def _listen(self) -> None:
         post = self._post
@@ -267,14 +272,15 @@ def _keeper(host: int | None) -> str:
 
 
 def gone(rank: int, beat: str) -> str:
+    """The error line of a rank whose process ended without a report."""
     how = "killed, crashed in C code, or out of memory"
     return f"rank {rank}: it is gone without a word ({how}), last while {_doing(beat)}"
 
 
 def _doing(beat: str) -> str:
     try:
-        found = json.loads(beat)
-        return f"{found['doing']} at {found['place']}" if found["place"] else str(found["doing"])
+        report = json.loads(beat)
+        return f"{report['doing']} at {report['place']}" if report["place"] else str(report["doing"])
     except (ValueError, KeyError, TypeError):
         return "starting"
 

@@ -37,6 +37,7 @@ class Launch:
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
 

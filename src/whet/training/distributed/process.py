@@ -23,13 +23,16 @@ class ProcessPlace:
 
     @classmethod
     def here(cls) -> ProcessPlace:
+        """The place of this process."""
         return cls(_machine(), os.getpid(), _started(os.getpid()))
 
     @classmethod
     def from_words(cls, words: Sequence[str]) -> ProcessPlace:
+        """The place that `words` wrote."""
         return cls(words[0], int(words[1]), words[2])
 
     def words(self) -> list[str]:
+        """The place as strings, to be sent to other processes."""
         return [self.machine, str(self.number), self.started]
 
     def is_running(self) -> bool:

@@ -46,9 +46,9 @@ def meet(launch: Launch, patience: float = PATIENCE) -> RankGroup:
 
 
 def _meeting_point(launch: Launch, patience: float) -> Any:
-    place = (launch.address, launch.port, launch.attempt)
-    if place in _meetings:
-        return _meetings[place]
+    meeting = (launch.address, launch.port, launch.attempt)
+    if meeting in _meetings:
+        return _meetings[meeting]
     hosts = launch.is_first and not launch.meets_elsewhere
     try:
         store = distributed.TCPStore(  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def _meeting_point(launch: Launch, patience: float) -> Any:
             f"rank {launch.rank} found nobody at {launch.address}:{launch.port} in {patience:g} s; start rank 0 there, "
             "or correct MASTER_ADDR and MASTER_PORT"
         ) from error
-    _meetings[place] = store
+    _meetings[meeting] = store
     return store
 
 
@@ -85,6 +85,7 @@ class RankGroup:
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0."""
         return self.launch.is_first
 
     def note(self, doing: str) -> None:
@@ -111,8 +112,8 @@ class RankGroup:
         self._post.put(f"{name}/{self.launch.rank}", json.dumps(dict(facts)))
         verdict = ""
         if self.is_first:
-            found = [json.loads(self._wait_for(f"{name}/{rank}")) for rank in range(self.launch.size)]
-            verdict = disagreement(found, fix)
+            facts_by_rank = [json.loads(self._wait_for(f"{name}/{rank}")) for rank in range(self.launch.size)]
+            verdict = disagreement(facts_by_rank, fix)
         verdict = self.hand_out(f"{name}/verdict", verdict)
         if verdict:
             raise WhetError(verdict)
@@ -200,8 +201,8 @@ class RankGroup:
             pass
 
     def _has_left(self, rank: int) -> bool:
-        place = self.heart.places.get(rank)
-        return self._post.has(f"left/{rank}") or (place is not None and place.has_ended())
+        process = self.heart.places.get(rank)
+        return self._post.has(f"left/{rank}") or (process is not None and process.has_ended())
 
 
 def _end_at_once() -> None:
@@ -224,8 +225,8 @@ def disagreement(found: Sequence[Mapping[str, str]], fix: str) -> str:
             if name in facts:
                 holders.setdefault(facts[name], []).append(rank)
         if len(holders) > 1:
-            each = [f"{_shown(value)} on rank{_plural(ranks)} {_listed(ranks)}" for value, ranks in holders.items()]
-            phrases.append(f"{name} is {', '.join(each)}")
+            holdings = [f"{_shown(value)} on rank{_plural(ranks)} {_listed(ranks)}" for value, ranks in holders.items()]
+            phrases.append(f"{name} is {', '.join(holdings)}")
     if not phrases:
         return ""
     more = f" and {len(phrases) - MOST_SHOWN} more" if len(phrases) > MOST_SHOWN else ""
@@ -246,7 +247,7 @@ def _shown(value: str) -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """Of the packages that decide what a rank computes; of whet also a digest of its files."""
+    """Versions of the packages that decide what a rank computes, and a digest of the files of whet."""
     versions = {"python": platform.python_version()}
     for name in ("torch", "transformers"):
         versions[name] = importlib.metadata.version(name)

@@ -37,6 +37,7 @@ class RankHost:
             return address, int(probe.getsockname()[1])
 
     def run(self, environment: Mapping[str, str], line: Callable[[Event], None] | None) -> Any:
+        """Run one rank in this process, its events sent along `line`."""
         return run_rank(environment, lambda: self._main(line))
 
 
@@ -47,9 +48,11 @@ class Mailbox:
         self._events: list[Event] = []
 
     def put(self, event: Event) -> None:
+        """Add an event."""
         self._events.append(event)
 
     def take(self) -> list[Event]:
+        """Remove and return the events that have arrived."""
         events, self._events = self._events, []
         return events
 
@@ -95,7 +98,7 @@ def run_ranks(
 
     ranks = [pool.start(f"rank {number}", make, gpus=gpus) for number in range(count)]
     box = pool.start("mailbox", Mailbox, cpus=0)
-    _all_of(pool, [each.call("begin") for each in (*ranks, box)], max(timeout, START_SECONDS))
+    _all_of(pool, [starting.call("begin") for starting in (*ranks, box)], max(timeout, START_SECONDS))
     ((address, port),) = _all_of(pool, [ranks[0].call("meeting_point")], timeout)
     running = {
         number: rank.call(
@@ -107,8 +110,8 @@ def run_ranks(
     try:
         return _outcome(pool, ranks, running, listening, timeout)
     finally:
-        for each in (*ranks, box):
-            each.end()
+        for worker in (*ranks, box):
+            worker.end()
 
 
 def _all_of(pool: WorkerPool, calls: Sequence[WorkerCall], timeout: float) -> list[Any]:
@@ -116,14 +119,14 @@ def _all_of(pool: WorkerPool, calls: Sequence[WorkerCall], timeout: float) -> li
     waiting = list(calls)
     while waiting:
         done = pool.finished(waiting, PATIENCE)
-        waiting = [each for each in waiting if each not in done]
+        waiting = [call for call in waiting if call not in done]
         if waiting and time.monotonic() > deadline:
             raise WhetError(
                 f"{len(waiting)} of {len(calls)} processes did not start in {timeout:g} seconds; the cluster is busy: "
                 "wait, lower scale.workers, or raise scale.timeout"
             )
     try:
-        return [each.result() for each in calls]
+        return [call.result() for call in calls]
     except WorkerLost as error:
         raise RunFailed(f"a process of the run did not start: {error}") from error
 

@@ -49,9 +49,9 @@ class Ranks:
         """The objects of all ranks, in the order of the ranks."""
         if self.size == 1:
             return [mine]
-        found: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(found, mine, group=self.group)
-        return found
+        values: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(values, mine, group=self.group)
+        return values
 
     def all_of(self, work: Callable[[], T]) -> list[T]:
         """What `work` gives on every rank. Where it raises on one, every rank raises: none is left waiting.
@@ -66,22 +66,23 @@ class Ranks:
             value = work()
         except Exception as raised:
             error = raised
-        found = self.gather((None if error is None else _in_words(error), value))
+        answers = self.gather((None if error is None else _in_words(error), value))
         if error is not None:
             raise error
-        for rank, (said, _) in enumerate(found):
+        for rank, (said, _) in enumerate(answers):
             if said is not None:
                 raise OtherRankFailed(rank, said)
-        return [each for _, each in found]  # type: ignore[misc]
+        return [answer for _, answer in answers]  # type: ignore[misc]
 
     def first(self, work: Callable[[], T]) -> T:
         """What `work` gives on the first rank, which alone does it. Where it raises, every rank raises."""
         if self.size == 1:
             return work()
-        found: list[Any] = self.all_of(lambda: work() if self.is_first else None)
-        return found[0]
+        answers: list[Any] = self.all_of(lambda: work() if self.is_first else None)
+        return answers[0]
 
     def most(self, number: int) -> int:
+        """The greatest number that any rank has."""
         return max(self.gather(number))
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
@@ -89,10 +90,10 @@ class Ranks:
         if self.size == 1:
             return dict(numbers)
         parts: dict[str, list[float]] = {}
-        for each in self.gather(dict(numbers)):
-            for name, number in each.items():
+        for share in self.gather(dict(numbers)):
+            for name, number in share.items():
                 parts.setdefault(name, []).append(number)
-        return {name: _exact_sum(each) for name, each in parts.items()}
+        return {name: _exact_sum(terms) for name, terms in parts.items()}
 
     def sum_tensor(self, mine: Tensor) -> Tensor:
         """The sum over the ranks; the same shape everywhere."""
@@ -127,7 +128,7 @@ class Ranks:
             least = min(range(self.size), key=lambda rank: (loads[rank], len(shares[rank]), rank))
             shares[least] += units[unit]
             loads[least] += price[unit]
-        return [sorted(each) for each in shares], max(loads)
+        return [sorted(rows) for rows in shares], max(loads)
 
     def spread(
         self,
@@ -144,8 +145,8 @@ class Ranks:
         shares = self.shares(costs, families)
         mine = shares[self.rank]
         results: dict[int, T] = {}
-        for rows, found in zip(shares, self.all_of(lambda: list(work(mine)) if mine else []), strict=True):
-            results.update(zip(rows, found, strict=True))
+        for rows, answers in zip(shares, self.all_of(lambda: list(work(mine)) if mine else []), strict=True):
+            results.update(zip(rows, answers, strict=True))
         return [results[row] for row in range(len(costs))]
 
 

@@ -50,6 +50,8 @@ def _ray() -> Any:
 
 
 class RayCall:
+    """A call of a worker's method that runs on the cluster."""
+
     def __init__(self, cluster: RayCluster, worker: RayWorker, reference: Any) -> None:
         self._cluster, self._worker, self.reference = cluster, worker, reference
 
@@ -191,7 +193,8 @@ class RayCluster:
         return worker
 
     def forget(self, worker: RayWorker) -> None:
-        self._workers = [each for each in self._workers if each is not worker]
+        """Drop a worker from those that are ended with the cluster."""
+        self._workers = [other for other in self._workers if other is not worker]
 
     def store(self, value: Any) -> Any:
         ray = _ray()
@@ -201,12 +204,12 @@ class RayCluster:
             raise RunFailed(_full_store(error)) from error
 
     def finished(self, calls: Sequence[Any], seconds: float) -> list[Any]:
-        by_reference = {each.reference: each for each in calls}
+        by_reference = {call.reference: call for call in calls}
         if not by_reference:
             return []
         done, _ = _ray().wait(list(by_reference), num_returns=1, timeout=seconds, fetch_local=False)
         more, _ = _ray().wait(list(by_reference), num_returns=len(by_reference), timeout=0, fetch_local=False)
-        return [by_reference[each] for each in dict.fromkeys([*done, *more])]
+        return [by_reference[reference] for reference in dict.fromkeys([*done, *more])]
 
     def close(self) -> None:
         if not self._is_open:
@@ -284,9 +287,9 @@ def _modules_of(value: Any, depth: int = 6) -> Iterator[Any]:
         elif isinstance(value, list | tuple):
             inner = list(value)[:64]
         elif is_dataclass(value) and not isinstance(value, type):
-            inner = [getattr(value, each.name, None) for each in fields(value)]
-        for each in inner:
-            yield from _modules_of(each, depth - 1)
+            inner = [getattr(value, field.name, None) for field in fields(value)]
+        for part in inner:
+            yield from _modules_of(part, depth - 1)
 
 
 def _settings() -> None:
@@ -351,7 +354,7 @@ def _native_warnings_held() -> Iterator[None]:
     the one that says what is wrong.
     """
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         unexpected = False
@@ -364,8 +367,8 @@ def _native_warnings_held() -> Iterator[None]:
             raise
         finally:
             sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(saved, 2)
+            os.close(saved)
             if unexpected:
                 file.seek(0)
                 os.write(2, file.read())
@@ -441,16 +444,16 @@ def _versions_by_node(nodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
         on_it = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         task = ray.remote(num_cpus=0, max_retries=0)(package_versions).options(scheduling_strategy=on_it)
         asked[task.remote()] = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-    found = {}
+    versions = {}
     for reference, name in asked.items():
         try:
-            found[name] = ray.get(reference, timeout=PROBE_SECONDS)
+            versions[name] = ray.get(reference, timeout=PROBE_SECONDS)
         except ray.exceptions.RayError as error:
             raise WhetError(
                 f"the machine {name} of the Ray cluster does not run whet ({_first_line(error)}); install the same "
                 "packages there, or take it out of the cluster"
             ) from error
-    return found
+    return versions
 
 
 @contextlib.contextmanager
@@ -485,14 +488,14 @@ def demo_cluster(nodes: int, cpus: int, port: int = 0) -> Iterator[tuple[str, An
 
 def processes_in(mark: str) -> list[str]:
     """Command lines of the processes of a `demo_cluster`, which all have its mark in their environment."""
-    found = []
+    commands = []
     for folder in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if folder.isdigit() and int(folder) != os.getpid():
             with contextlib.suppress(OSError), open(f"/proc/{folder}/environ", "rb") as environment:
                 if f"RAY_TMPDIR={mark}\0".encode() in environment.read():
                     with open(f"/proc/{folder}/cmdline", "rb") as command:
-                        found.append(command.read().replace(b"\0", b" ").decode(errors="replace"))
-    return found
+                        commands.append(command.read().replace(b"\0", b" ").decode(errors="replace"))
+    return commands
 
 
 def _is_free(port: int) -> bool:
@@ -521,8 +524,8 @@ def _death(error: BaseException) -> str:
     """Why an actor is gone, without Ray's advice."""
     text = " ".join(str(error).split())
     for mark in ("Worker exit detail: ", "The actor is dead because "):
-        _, found, rest = text.partition(mark)
-        if found:
+        _, matched, rest = text.partition(mark)
+        if matched:
             return f"its process ended: {rest.split('. Some common causes')[0].split(' Some common causes')[0]}"
     return f"{type(error).__name__}: {text[:200]}"
 

@@ -55,12 +55,12 @@ class RemoteEngine:
         self._engines = [RemoteWorker(number, start(number), EngineCounts()) for number in range(count)]
         for engine in self._engines:
             self.call(engine, "start", "begin")
-        self._await(lambda: any(each.call is not None for each in self.usable()))
+        self._await(lambda: any(worker.call is not None for worker in self.usable()))
 
     @property
     def counts(self) -> dict[str, tuple[str, EngineCounts]]:
         """By name: where the engine runs, and what it did."""
-        return {each.name: (each.worker.place, each.counts) for each in self._engines}
+        return {engine.name: (engine.worker.place, engine.counts) for engine in self._engines}
 
     @property
     def arrived(self) -> Mapping[str, int] | None:
@@ -68,12 +68,12 @@ class RemoteEngine:
 
         None while a session is open, and where only a part of the weights is sent.
         """
-        states = [each.arrived for each in self.usable()]
-        known = [each for each in states if each is not None]
+        states = [engine.arrived for engine in self.usable()]
+        known = [state for state in states if state is not None]
         if self._frozen or self._session is not None or not known or len(known) < len(states):
             return None
         first = known[0]
-        other = {name: value for each in known for name, value in each.items() if first.get(name) != value}
+        other = {name: value for state in known for name, value in state.items() if first.get(name) != value}
         return {**first, **other}
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
@@ -84,7 +84,7 @@ class RemoteEngine:
         for engine in self.usable():
             if engine.call is None:
                 self.load_into(engine)
-        self._await(lambda: any(each.doing == "load" and each.call is not None for each in self.usable()))
+        self._await(lambda: any(worker.doing == "load" and worker.call is not None for worker in self.usable()))
 
     def store(self, weights: Mapping[str, Any], version: int) -> None:
         """Put weights where engines fetch them; `load_into` tells an engine so."""
@@ -150,23 +150,24 @@ class RemoteEngine:
     ) -> str:
         """Note the samples of a piece, all or none; what is wrong with one of them, in words."""
         try:
-            found = unpacked_samples(written.samples)
+            written_samples = unpacked_samples(written.samples)
         except (TypeError, ValueError, AttributeError, IndexError) as error:
             return f"it cannot be read ({error})"
-        if len(found) != len(piece):
-            return f"{len(found)} came for {len(piece)} requests"
-        for number, sample in zip(piece, found, strict=True):
+        if len(written_samples) != len(piece):
+            return f"{len(written_samples)} came for {len(piece)} requests"
+        for number, sample in zip(piece, written_samples, strict=True):
             wrong = wrong_with(sample, requests[number], sampling, self._vocabulary, self.version)
             if wrong:
                 return wrong
-        samples.update(zip(piece, found, strict=True))
+        samples.update(zip(piece, written_samples, strict=True))
         engine.failures = 0
         engine.counts.requests += len(piece)
-        engine.counts.tokens += sum(each.num_actions for each in found)
+        engine.counts.tokens += sum(written_sample.num_actions for written_sample in written_samples)
         engine.counts.seconds += written.seconds
         return ""
 
     def all_engines(self) -> list[RemoteWorker]:
+        """Every engine, including those given up."""
         return list(self._engines)
 
     def is_current(self, engine: RemoteWorker) -> bool:
@@ -175,22 +176,25 @@ class RemoteEngine:
 
     def look(self, seconds: float) -> None:
         """Take in what the engines have done since; waits so long for the first."""
-        if not self.usable() or any(each.call is not None for each in self.usable()):
+        if not self.usable() or any(engine.call is not None for engine in self.usable()):
             self._next_results(seconds)
 
     def usable(self) -> list[RemoteWorker]:
-        return [each for each in self._engines if not each.is_given_up]
+        """The engines that are not given up."""
+        return [engine for engine in self._engines if not engine.is_given_up]
 
     def call(self, engine: RemoteWorker, doing: Doing, method: str, *arguments: Any) -> None:
+        """Start a call on an engine; its result is collected later."""
         engine.call, engine.doing, engine.since = engine.worker.call(method, *arguments), doing, time.monotonic()
 
     def load_into(self, engine: RemoteWorker) -> None:
+        """Tell an engine to fetch the newest weights, and the frozen ones if it has none yet."""
         stored = [self._base if engine.sent is None else None, self._newest]
-        chosen = [each for each in stored if each is not None]
+        chosen = [weights for weights in stored if weights is not None]
         engine.sent, engine.arrived = self._num_loads, None
         engine.counts.loads += 1
         engine.counts.weight_bytes += sum(size for _, size in chosen)
-        self.call(engine, "load", "load", self.version, *[each for each, _ in chosen])
+        self.call(engine, "load", "load", self.version, *[weights for weights, _ in chosen])
 
     def _await(self, is_waiting: Callable[[], bool]) -> None:
         while is_waiting() or not self.usable():
@@ -198,14 +202,16 @@ class RemoteEngine:
 
     def _next_results(self, seconds: float) -> list[tuple[RemoteWorker, list[int], WrittenPiece]]:
         """Wait for calls; completions that came, each with its engine and its requests."""
-        running = {id(each.call): each for each in self.usable() if each.call is not None}
+        running = {id(worker.call): worker for worker in self.usable() if worker.call is not None}
         if not running:
             raise RunFailed(
                 f"all {len(self._engines)} engines are lost; the last: {self._last_loss}; look at its machine, then "
                 "resume the run"
             )
         came = []
-        for call in self._pool.finished([each.call for each in running.values() if each.call is not None], seconds):
+        for call in self._pool.finished(
+            [worker.call for worker in running.values() if worker.call is not None], seconds
+        ):
             engine = running[id(call)]
             engine.call = None
             try:
@@ -269,17 +275,17 @@ def pieces(requests: Sequence[Request], sampling: Sampling, engines: int) -> lis
     per_engine = max(1, min(MOST_PIECES, len(requests) // (engines * LEAST_ROWS)))
     costs = [_cost([requests[number] for number in group], sampling) for group in groups]
     share = sum(costs) / (engines * per_engine)
-    found: list[list[int]] = []
+    parts: list[list[int]] = []
     filled, last = 0.0, -1  # cost of the groups before this one; where the last went
     for group, cost in zip(groups, costs, strict=True):
         # a group goes where its middle lies
-        place = int((filled + cost / 2) / share)
-        if last == place:
-            found[-1] += group
+        index = int((filled + cost / 2) / share)
+        if last == index:
+            parts[-1] += group
         else:
-            found.append(list(group))
-        last, filled = place, filled + cost
-    return found
+            parts.append(list(group))
+        last, filled = index, filled + cost
+    return parts
 
 
 def _cost(requests: Sequence[Request], sampling: Sampling) -> int:

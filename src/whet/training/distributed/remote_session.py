@@ -32,16 +32,18 @@ class RequestShares:
 
     @property
     def is_empty(self) -> bool:
+        """Whether no request is waiting or being worked on."""
         return not self._waiting and not any(self._given.values())
 
     def add(self, number: int, request: Request) -> None:
+        """Add a request that no engine has yet."""
         self._waiting[number] = request
 
     def share_out(self, engines: Sequence[int], budget: int) -> None:
         """Give what waits to these engines, a prompt's requests together, each time to the one with the least."""
         if not engines:
             return
-        load = {each: sum(_cost(one, budget) for one in self._given.get(each, {}).values()) for each in engines}
+        load = {engine: sum(_cost(one, budget) for one in self._given.get(engine, {}).values()) for engine in engines}
         for group in self._groups():
             chosen = min(engines, key=lambda each: (load[each], each))
             for number in group:
@@ -60,9 +62,11 @@ class RequestShares:
         return groups
 
     def to_send(self, engine: int) -> list[tuple[int, Request]]:
+        """Remove and return the requests of an engine that were not sent to it yet."""
         return list(self._unsent.pop(engine, {}).items())
 
     def has_work(self, engine: int) -> bool:
+        """Whether an engine has unfinished requests."""
         return bool(self._given.get(engine))
 
     def request(self, engine: int, number: int) -> Request | None:
@@ -70,6 +74,7 @@ class RequestShares:
         return self._given.get(engine, {}).get(number)
 
     def finish(self, engine: int, number: int) -> None:
+        """Remove a request that an engine has completed."""
         del self._given[engine][number]
 
     def take_back(self, engine: int) -> int:
@@ -89,31 +94,51 @@ class SharedEngines(Protocol):
     """Engines that a session looks after; `whet.training.distributed.remote_engine.RemoteEngine` has them."""
 
     @property
-    def lock(self) -> AbstractContextManager[Any]: ...
-
-    @property
-    def version(self) -> int | None:
-        """Of the newest weights."""
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while engines are called or their results are read."""
         ...
 
     @property
-    def timeout(self) -> float: ...
+    def version(self) -> int | None:
+        """The version of the newest weights."""
+        ...
 
-    def store(self, weights: Mapping[str, Any], version: int) -> None: ...
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a silent engine counts as lost."""
+        ...
 
-    def look(self, seconds: float) -> None: ...
+    def store(self, weights: Mapping[str, Any], version: int) -> None:
+        """Put weights where engines fetch them."""
+        ...
 
-    def all_engines(self) -> list[RemoteWorker]: ...
+    def look(self, seconds: float) -> None:
+        """Collect the results of calls, waiting at most this long."""
+        ...
 
-    def usable(self) -> list[RemoteWorker]: ...
+    def all_engines(self) -> list[RemoteWorker]:
+        """Every engine, including those given up."""
+        ...
 
-    def is_current(self, engine: RemoteWorker) -> bool: ...
+    def usable(self) -> list[RemoteWorker]:
+        """The engines that are not given up."""
+        ...
 
-    def load_into(self, engine: RemoteWorker) -> None: ...
+    def is_current(self, engine: RemoteWorker) -> bool:
+        """Whether an engine has been sent the newest weights."""
+        ...
 
-    def call(self, engine: RemoteWorker, doing: Doing, method: str, *arguments: Any) -> None: ...
+    def load_into(self, engine: RemoteWorker) -> None:
+        """Tell an engine to fetch the newest weights."""
+        ...
 
-    def end_session(self) -> None: ...
+    def call(self, engine: RemoteWorker, doing: Doing, method: str, *arguments: Any) -> None:
+        """Start a call on an engine."""
+        ...
+
+    def end_session(self) -> None:
+        """Take note that the session is over."""
+        ...
 
 
 class RemoteSession:
@@ -133,6 +158,7 @@ class RemoteSession:
 
     @property
     def rewritten(self) -> int:
+        """The number of requests that were taken back from a lost engine."""
         return self._shares.rewritten
 
     def add(self, number: int, request: Request) -> None:
@@ -153,28 +179,28 @@ class RemoteSession:
     def advance(self) -> list[tuple[int, Sample]]:
         with self._engines.lock:
             self._engines.look(0.0)
-            for each in self._engines.all_engines():
-                if self._opened.get(each.number) not in (None, each.worker) or each.is_given_up:
-                    self._opened.pop(each.number, None)
-                    self._shares.take_back(each.number)
+            for engine in self._engines.all_engines():
+                if self._opened.get(engine.number) not in (None, engine.worker) or engine.is_given_up:
+                    self._opened.pop(engine.number, None)
+                    self._shares.take_back(engine.number)
             usable = self._engines.usable()
-            for each in usable:
-                if each.call is None and self._engines.is_current(each) and each.number not in self._opened:
-                    self._opened[each.number] = each.worker
-                    self._engines.call(each, "open", "open", self._sampling, self._shape)
-            ready = [each.number for each in usable if each.number in self._opened]
+            for engine in usable:
+                if engine.call is None and self._engines.is_current(engine) and engine.number not in self._opened:
+                    self._opened[engine.number] = engine.worker
+                    self._engines.call(engine, "open", "open", self._sampling, self._shape)
+            ready = [worker.number for worker in usable if worker.number in self._opened]
             self._shares.share_out(ready, self._sampling.max_new_tokens)
-            for each in usable:
-                if each.call is not None:
+            for engine in usable:
+                if engine.call is not None:
                     continue
-                if not self._engines.is_current(each):
-                    self._engines.load_into(each)
+                if not self._engines.is_current(engine):
+                    self._engines.load_into(engine)
                 else:
-                    self._engines.call(each, "exchange", "exchange", self._shares.to_send(each.number))
-            found, self._found = self._found, []
-        if not found:
+                    self._engines.call(engine, "exchange", "exchange", self._shares.to_send(engine.number))
+            finished, self._found = self._found, []
+        if not finished:
             time.sleep(PAUSE)
-        return found
+        return finished
 
     def take(self, engine: RemoteWorker, written: AsyncProgress) -> str:
         """Note what an engine has finished; what is wrong with it, in words."""
@@ -183,7 +209,7 @@ class RemoteSession:
         if written.quiet_seconds > self._engines.timeout and self._shares.has_work(engine.number):
             return f"it has not written for {written.quiet_seconds:.0f} seconds (scale.timeout)"
         try:
-            came = [each for part in written.finished for each in pickle.loads(part)]
+            came = [numbered for part in written.finished for numbered in pickle.loads(part)]
         except (TypeError, ValueError, AttributeError, IndexError, EOFError, pickle.UnpicklingError) as error:
             return f"it sent what cannot be read ({error})"
         for number, sample in came:

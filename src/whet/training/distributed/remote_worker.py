@@ -41,4 +41,5 @@ class RemoteWorker:
 
     @property
     def name(self) -> str:
+        """The engine's name in messages."""
         return f"engine {self.number}"

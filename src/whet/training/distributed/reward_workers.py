@@ -46,12 +46,13 @@ class RewardHost:
         self._rewards = rewards
 
     def score(self, name: str, prompts: Sequence[Prompt], samples: Sequence[Any], timeout: float) -> PieceScores:
+        """Score the samples with the reward of this name, noting which of them failed."""
         failures = Failures("exclude", least_samples=1, window=len(samples))
         part = RewardPart(self._rewards[name])
         scored = score(prompts, unpacked_samples(samples), [part], timeout, failures)
-        found = [each.parts.get(part.name) for each in scored]
+        scores = [sample.parts.get(part.name) for sample in scored]
         failed = list(failures.recent[name])
-        return PieceScores(found, failed, failures.latest(name) if any(failed) else "")
+        return PieceScores(scores, failed, failures.latest(name) if any(failed) else "")
 
 
 @dataclass
@@ -85,13 +86,13 @@ class RewardWorkers:
     ) -> None:
         self._pool, self._start, self._memory, self._timeout = pool, start, memory, timeout
         self._workers = [_ScoringWorker(number, start(number)) for number in range(count)]
-        for each in self._workers:
-            each.call, each.since = each.worker.call("begin"), time.monotonic()
+        for worker in self._workers:
+            worker.call, worker.since = worker.worker.call("begin"), time.monotonic()
 
     @property
     def counts(self) -> dict[str, tuple[str, RewardCounts]]:
         """By name: where the worker runs, and what it did."""
-        return {each.name: (each.worker.place, each.counts) for each in self._workers}
+        return {worker.name: (worker.worker.place, worker.counts) for worker in self._workers}
 
     def score(
         self, reward: str, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, whole: bool
@@ -105,17 +106,17 @@ class RewardWorkers:
         latest, done = "", 0
         packed = packed_samples(samples)
         while done < len(samples):
-            for each in self._workers:
-                if each.is_ready and each.call is None and todo:
-                    each.piece, running[each.number] = todo.popleft()
-                    rows = each.piece
-                    call = each.worker.call(
+            for worker in self._workers:
+                if worker.is_ready and worker.call is None and todo:
+                    worker.piece, running[worker.number] = todo.popleft()
+                    rows = worker.piece
+                    call = worker.worker.call(
                         "score", reward, [prompts[row] for row in rows], [packed[row] for row in rows], timeout
                     )
-                    each.call, each.since = call, time.monotonic()
-            for each, piece, found, lost in self._next():
+                    worker.call, worker.since = call, time.monotonic()
+            for worker, piece, result, lost in self._next():
                 if lost:
-                    attempt = running.pop(each.number, 0)
+                    attempt = running.pop(worker.number, 0)
                     if piece is not None and attempt < MOST_ATTEMPTS:
                         todo.appendleft((piece, attempt + 1))
                     elif piece is not None:  # what it holds is the cause: the run's reward.on_error decides
@@ -127,35 +128,35 @@ class RewardWorkers:
                             f"workers, the last because {lost}; fix the reward, or raise scale.reward_memory or "
                             "scale.timeout"
                         )
-                elif piece is not None and found is not None:
-                    running.pop(each.number, None)
-                    for place, row in enumerate(piece):
-                        scores[row], failed[row] = found.scores[place], found.failed[place]
-                    latest, done = found.latest or latest, done + len(piece)
-                    each.counts.samples += len(piece)
+                elif piece is not None and result is not None:
+                    running.pop(worker.number, None)
+                    for index, row in enumerate(piece):
+                        scores[row], failed[row] = result.scores[index], result.failed[index]
+                    latest, done = result.latest or latest, done + len(piece)
+                    worker.counts.samples += len(piece)
         return PieceScores(scores, failed, latest)
 
     def _next(self) -> list[tuple[_ScoringWorker, list[int] | None, PieceScores | None, str]]:
         """Wait for calls: (worker, its rows, their scores, why it was lost)."""
-        calls = {id(each.call): each for each in self._workers if each.call is not None}
+        calls = {id(busy.call): busy for busy in self._workers if busy.call is not None}
         came: list[tuple[_ScoringWorker, list[int] | None, PieceScores | None, str]] = []
-        for call in self._pool.finished([each.call for each in calls.values() if each.call is not None], PATIENCE):
-            each = calls[id(call)]
-            piece, each.piece, each.call = each.piece, None, None
+        for call in self._pool.finished([busy.call for busy in calls.values() if busy.call is not None], PATIENCE):
+            worker = calls[id(call)]
+            piece, worker.piece, worker.call = worker.piece, None, None
             try:
                 result = call.result()
             except WorkerLost as error:
                 limit = f"; one that holds more than {self._memory / GIB:g} GiB ends itself" if self._memory else ""
-                came.append((each, piece, None, self._restart(each, f"{error}{limit}")))
+                came.append((worker, piece, None, self._restart(worker, f"{error}{limit}")))
                 continue
-            each.is_ready = True
-            came.append((each, piece, result if piece is not None else None, ""))
-        for each in calls.values():
-            longest = self._timeout if each.is_ready else max(self._timeout, START_SECONDS)
-            if each.call is not None and time.monotonic() - each.since > longest:
-                piece, each.piece = each.piece, None
-                lost = self._restart(each, f"no answer for {longest:g} seconds (scale.timeout)")
-                came.append((each, piece, None, lost))
+            worker.is_ready = True
+            came.append((worker, piece, result if piece is not None else None, ""))
+        for worker in calls.values():
+            longest = self._timeout if worker.is_ready else max(self._timeout, START_SECONDS)
+            if worker.call is not None and time.monotonic() - worker.since > longest:
+                piece, worker.piece = worker.piece, None
+                lost = self._restart(worker, f"no answer for {longest:g} seconds (scale.timeout)")
+                came.append((worker, piece, None, lost))
         return came
 
     def _restart(self, each: _ScoringWorker, why: str) -> str:
@@ -176,14 +177,14 @@ class RewardWorkers:
 def _pieces(prompts: Sequence[Prompt], count: int) -> list[list[int]]:
     """Rows in about `count` parts; those of one prompt stay together."""
     most = max(1, -(-len(prompts) // count))
-    found: list[list[int]] = []
+    pieces: list[list[int]] = []
     for row, prompt in enumerate(prompts):
         same = row > 0 and prompts[row - 1].id == prompt.id
-        if found and (len(found[-1]) < most or (same and len(found[-1]) < 2 * most)):
-            found[-1].append(row)
+        if pieces and (len(pieces[-1]) < most or (same and len(pieces[-1]) < 2 * most)):
+            pieces[-1].append(row)
         else:
-            found.append([row])
-    return found
+            pieces.append([row])
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -200,10 +201,10 @@ class RemoteReward:
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         if self.workers is None:
             raise RuntimeError("only the first rank may ask the reward workers")
-        found = self.workers.score(self.name, prompts, samples, self.timeout, self.whole)
-        if any(found.failed):
-            raise PartialFailure(found.latest, found.scores, found.failed)
-        return found.scores
+        result = self.workers.score(self.name, prompts, samples, self.timeout, self.whole)
+        if any(result.failed):
+            raise PartialFailure(result.latest, result.scores, result.failed)
+        return result.scores
 
 
 def stays_here(reward: Reward) -> bool:

@@ -70,11 +70,11 @@ class WholeCopyEngine:
         done: set[int] = set()  # a weight that two layers share travels once
         half = gathered_dtype(self._copy)
         layered = {id(weight) for weight in _layer_weights(self._copy)}
-        for name, place in self._copy.model.state_dict(keep_vars=True).items():
-            if id(place) not in done and name in weights:
-                done.add(id(place))
+        for name, target in self._copy.model.state_dict(keep_vars=True).items():
+            if id(target) not in done and name in weights:
+                done.add(id(target))
                 # rounded as it is where the trainer gathers it
-                place.copy_(whole(weights[name], half if half is not None and id(place) in layered else place.dtype))
+                target.copy_(whole(weights[name], half if half is not None and id(target) in layered else target.dtype))
         self._engine.load(self._copy.model.state_dict(), version)
 
     def __getattr__(self, name: str) -> Any:
@@ -163,13 +163,13 @@ class SharedRunner:
         return self._ranks.spread(costs, work)
 
     def take_notes(self) -> PlayNotes:
-        """Of all ranks; as long as the slowest waited."""
+        """The notes of all ranks together; each time is that of the slowest rank."""
         notes = self._ranks.gather(self._runner.take_notes())
-        names = {name for each in notes for name in each.seconds}
+        names = {name for note in notes for name in note.seconds}
         return PlayNotes(
-            {name: max(each.seconds.get(name, 0.0) for each in notes) for name in sorted(names)},
-            tuple(failure for each in notes for failure in each.failures),
-            dict(sum((Counter(each.counts) for each in notes), Counter())),
+            {name: max(note.seconds.get(name, 0.0) for note in notes) for name in sorted(names)},
+            tuple(failure for note in notes for failure in note.failures),
+            dict(sum((Counter(note.counts) for note in notes), Counter())),
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -82,18 +82,18 @@ class ShardedPasses:
     def one_pass(self, work: Callable[[], T]) -> T:
         if self._inside:
             return work()
-        found = self.hold(work)
+        result = self.hold(work)
         if not torch.is_grad_enabled():  # no backward pass will
             self.release()
-        return found
+        return result
 
     def hold(self, work: Callable[[], T]) -> T:
         if self._inside or not self._wraps:
             return work()
         self._inside = True
         try:
-            found: T = self._root.whet_pass(work)  # type: ignore[operator]
-            return found
+            result: T = self._root.whet_pass(work)  # type: ignore[operator]
+            return result
         finally:
             self._inside = False
 
@@ -102,8 +102,8 @@ class ShardedPasses:
 
     def one_layer(self, layer: nn.Module, work: Callable[..., T], *inputs: Tensor | None) -> T:
         # inputs are handed through the layer: it is there that FSDP learns when the layer's backward pass is over
-        found: T = layer.whet_layer(work, *inputs)  # type: ignore[operator]
-        return found
+        result: T = layer.whet_layer(work, *inputs)  # type: ignore[operator]
+        return result
 
 
 def _pass(module: nn.Module, work: Callable[[], Any]) -> Any:
@@ -122,9 +122,9 @@ def _add_method(module: Any, name: str, function: Callable[..., Any]) -> None:
 def layers_of(trunk: nn.Module) -> list[nn.Module]:
     """The trunk's layers: of its lists of equal modules the one with the most weights. Empty where there is none."""
     lists = [
-        list(each)
-        for each in trunk.modules()
-        if isinstance(each, nn.ModuleList) and len(each) and len({type(layer) for layer in each}) == 1
+        list(module)
+        for module in trunk.modules()
+        if isinstance(module, nn.ModuleList) and len(module) and len({type(layer) for layer in module}) == 1
     ]
     return max(lists, key=_size, default=[])
 
@@ -189,6 +189,7 @@ def sharded_critic(critic: Critic, sharding: Sharding) -> Critic:
 
 
 def sharded_scalar_model(made: ScalarModel, sharding: Sharding) -> ScalarModel:
+    """The scalar model with its weights in shards."""
     return replace(made, lm=sharded(made.lm, sharding, made.model))
 
 

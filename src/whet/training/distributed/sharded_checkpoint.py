@@ -49,6 +49,7 @@ BETWEEN = "|"  # of the name of a set and that of a tensor in it
 
 
 def is_sharded(path: Path) -> bool:
+    """Whether a checkpoint holds its weights in shards."""
     return (path / SHARDS).is_dir()
 
 
@@ -87,7 +88,7 @@ def save_sharded(
         weights = gathered(model.state_dict(), keep=ranks.is_first)
         factors = gathered(adapter_tensors(model), keep=ranks.is_first)
         sets = {WEIGHTS: dict(model.named_parameters()), **tensors}
-        flat = {f"{name}{BETWEEN}{key}": value.detach() for name, each in sets.items() for key, value in each.items()}
+        flat = {f"{name}{BETWEEN}{key}": value.detach() for name, named in sets.items() for key, value in named.items()}
         save(flat, storage_writer=FileSystemWriter(partial / SHARDS))
         _first_does(ranks, finish)
     return final
@@ -126,21 +127,21 @@ def gathered(values: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
 
     What shares memory still does: a tied weight is written once.
     """
-    found: dict[str, Tensor] = {}
+    wholes: dict[str, Tensor] = {}
     known: dict[tuple[int, torch.Size], Tensor] = {}
     for name, value in values.items():
         local = value.to_local() if isinstance(value, DTensor) else value
-        place = (local.data_ptr(), value.shape)
-        if local.numel() and place in known:
-            whole = known[place]
+        storage = (local.data_ptr(), value.shape)
+        if local.numel() and storage in known:
+            whole = known[storage]
         else:
             whole = (value.full_tensor() if isinstance(value, DTensor) else value).detach()
             whole = whole.cpu() if keep else whole[:0]
             if local.numel():
-                known[place] = whole
+                known[storage] = whole
         if keep:
-            found[name] = whole
-    return found
+            wholes[name] = whole
+    return wholes
 
 
 def load_sharded(
@@ -168,12 +169,12 @@ def _fill_from_files(model: PreTrainedModel, path: Path) -> None:
         names.setdefault(id(parameter), []).append(name)
     factors = stored_factors(model, path)
     for same in names.values():
-        value = next((found[name] for found in (stored, factors) for name in same if name in found), None)
+        value = next((tensors[name] for tensors in (stored, factors) for name in same if name in tensors), None)
         target = parameters[same[0]]
         if value is None or value.shape != target.shape:
-            found = "nothing" if value is None else list(value.shape)
+            shape = "nothing" if value is None else list(value.shape)
             raise WhetError(
-                f"checkpoint {path} has {found} for {same[0]}, the model {list(target.shape)}; load its own model"
+                f"checkpoint {path} has {shape} for {same[0]}, the model {list(target.shape)}; load its own model"
             )
         fill(target, value)
 
@@ -217,7 +218,7 @@ def _fill_from_shards(ranks: Ranks, model: nn.Module, path: Path) -> dict[str, d
 
 def _mesh_of(parameters: Any) -> Any:
     """The devices that the model lies on in shards; None where it is whole."""
-    return next((each.device_mesh for each in parameters if isinstance(each, DTensor)), None)
+    return next((parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)), None)
 
 
 def _empty(size: torch.Size, dtype: torch.dtype, mesh: Any) -> Tensor:
@@ -262,9 +263,9 @@ def _reader(folder: Path) -> Any:
         """Torch's own reader, with metadata read without running anything."""
 
         def read_metadata(self, *arguments: Any, **named: Any) -> Any:
-            found = _PlainUnpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
-            if getattr(found, "storage_meta", None) is not None:
-                found.storage_meta.load_id = self.load_id
-            return found
+            metadata = _PlainUnpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
+            if getattr(metadata, "storage_meta", None) is not None:
+                metadata.storage_meta.load_id = self.load_id
+            return metadata
 
     return ShardReader(folder)

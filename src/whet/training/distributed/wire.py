@@ -24,27 +24,28 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        return sum(int(each.nbytes) for each in self.arrays)
+        """The size of all arrays in bytes."""
+        return sum(int(array.nbytes) for array in self.arrays)
 
     @property
     def digest(self) -> str:
-        """Of names and values: equal weights, equal digests."""
-        found = hashlib.sha256()
+        """A digest of names and values: equal weights have equal digests."""
+        digest = hashlib.sha256()
         for name in sorted(self.names):
             array, dtype, shape = self.names[name]
-            found.update(f"{name} {dtype} {shape}".encode())
-            found.update(self.arrays[array].data)
-        return found.hexdigest()[:16]
+            digest.update(f"{name} {dtype} {shape}".encode())
+            digest.update(self.arrays[array].data)
+        return digest.hexdigest()[:16]
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of the arrays: to be copied from, never written to."""
-        found = {}
+        tensors = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the arrays are read-only, and so are these tensors, by agreement
-            flat = [torch.from_numpy(each) for each in self.arrays]
+            flat = [torch.from_numpy(values) for values in self.arrays]
         for name, (array, dtype, shape) in self.names.items():
-            found[name] = flat[array].view(getattr(torch, dtype)).reshape(shape)
-        return found
+            tensors[name] = flat[array].view(getattr(torch, dtype)).reshape(shape)
+        return tensors
 
 
 def packed_weights(weights: Mapping[str, Tensor], leave_out: Container[str] = ()) -> PackedWeights:
@@ -76,31 +77,34 @@ def load_weights(module: torch.nn.Module, packed: PackedWeights) -> None:
 
 def packed_sample(sample: Sample) -> tuple[dict[str, Any], Sample]:
     """The sample's arrays, and the rest of it."""
-    found: dict[str, Any] = {}
-    for each in fields(sample):
-        value = getattr(sample, each.name)
+    arrays: dict[str, Any] = {}
+    for field in fields(sample):
+        value = getattr(sample, field.name)
         if isinstance(value, Tensor):
-            found[each.name] = value.detach().cpu().numpy()
+            arrays[field.name] = value.detach().cpu().numpy()
         elif isinstance(value, Support):
-            found[each.name] = (value.ids.cpu().numpy(), value.counts.cpu().numpy())
-    rest: dict[str, Any] = dict.fromkeys(found)
-    return found, replace(sample, **rest)
+            arrays[field.name] = (value.ids.cpu().numpy(), value.counts.cpu().numpy())
+    rest: dict[str, Any] = dict.fromkeys(arrays)
+    return arrays, replace(sample, **rest)
 
 
 def unpacked_sample(packed: tuple[dict[str, Any], Sample]) -> Sample:
-    found: dict[str, Any] = {
+    """The sample that `packed_sample` packed."""
+    tensors: dict[str, Any] = {
         name: Support(*map(_tensor, value)) if isinstance(value, tuple) else _tensor(value)
         for name, value in packed[0].items()
     }
-    return replace(packed[1], **found)
+    return replace(packed[1], **tensors)
 
 
 def packed_samples(samples: Sequence[Sample]) -> list[tuple[dict[str, Any], Sample]]:
-    return [packed_sample(each) for each in samples]
+    """`packed_sample` of each."""
+    return [packed_sample(sample) for sample in samples]
 
 
 def unpacked_samples(packed: Sequence[tuple[dict[str, Any], Sample]]) -> list[Sample]:
-    return [unpacked_sample(each) for each in packed]
+    """`unpacked_sample` of each."""
+    return [unpacked_sample(sample) for sample in packed]
 
 
 def _tensor(array: Any) -> Tensor:

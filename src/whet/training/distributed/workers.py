@@ -27,7 +27,9 @@ class Worker(Protocol):
     """One process that holds one object, and runs one call of its methods after the other."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name it was started under."""
+        ...
 
     @property
     def place(self) -> str:

@@ -44,29 +44,34 @@ class CollapseSignals:
     accuracy: float = math.nan  # on the eval prompts, after this round
 
     def known(self) -> dict[str, float]:
+        """The signals that were measured, by name."""
         return {name: value for name, value in asdict(self).items() if name != "number" and not math.isnan(value)}
 
 
 def collapse_signals(number: int, rows: Sequence[Mapping[str, Any]], ties: int) -> CollapseSignals:
     """What the judged rows of a round show."""
     scores = [self_scores(row) for row in rows]
-    known = [[score for score in each if score is not None] for each in scores]
-    judgments = [score for row in rows for each in row["judgments"] for score in each]
+    known = [[score for score in row_scores if score is not None] for row_scores in scores]
+    judgments = [score for row in rows for completion_scores in row["judgments"] for score in completion_scores]
     return CollapseSignals(
-        number,
-        _mean([len(completion) for row in rows for completion in row["completions"]]),
-        _mean([score for each in known for score in each]),
-        _mean([pstdev(each) for each in known if len(each) > 1]),
-        ties / max(1, len(rows)),
-        _mean([float(score is None) for score in judgments]),
-        _mean([len(set(row["completions"])) / len(row["completions"]) for row in rows]),
-        order_accuracy([(own, row["truth"]) for own, row in zip(scores, rows, strict=True) if row.get("truth")]),
-        order_accuracy([(own, row["anchor"]) for own, row in zip(scores, rows, strict=True) if row.get("anchor")]),
+        number=number,
+        length=_mean([len(completion) for row in rows for completion in row["completions"]]),
+        own_score=_mean([score for row_scores in known for score in row_scores]),
+        spread=_mean([pstdev(row_scores) for row_scores in known if len(row_scores) > 1]),
+        ties=ties / max(1, len(rows)),
+        unreadable=_mean([float(score is None) for score in judgments]),
+        distinct=_mean([len(set(row["completions"])) / len(row["completions"]) for row in rows]),
+        truth_agreement=order_accuracy(
+            [(own, row["truth"]) for own, row in zip(scores, rows, strict=True) if row.get("truth")]
+        ),
+        anchor_agreement=order_accuracy(
+            [(own, row["anchor"]) for own, row in zip(scores, rows, strict=True) if row.get("anchor")]
+        ),
     )
 
 
 def order_accuracy(groups: Sequence[tuple[Scores, Scores]]) -> float:
-    """Of the pairs within a group that the second scores order, the share that the first order alike; ties count half.
+    """The share of pairs ordered by the second scores of a group that its first order the same way; ties count half.
 
     An unscorable completion counts as wrong: a judge must not gain by giving unreadable answers.
     """
@@ -99,7 +104,7 @@ def warnings(before: CollapseSignals | None, first: CollapseSignals, now: Collap
         raised.append(f"{now.unreadable:.0%} of the judgments cannot be read (over {UNREADABLE:.0%})")
     if now.distinct < ALIKE * first.distinct:
         raised.append(f"distinct completions fell from {first.distinct:.0%} to {now.distinct:.0%} (under half)")
-    judges = [each.judge_accuracy for each in (before, now) if each is not None]
+    judges = [signals.judge_accuracy for signals in (before, now) if signals is not None]
     if now.judge_accuracy < JUDGE_LEAST:
         raised.append(
             f"the judge orders {now.judge_accuracy:.0%} of the reference pairs right, unreadable answers counted as "
@@ -120,6 +125,8 @@ def warnings(before: CollapseSignals | None, first: CollapseSignals, now: Collap
 
 @dataclass(frozen=True)
 class CollapseVerdict:
+    """Whether self-training collapsed, and a summary in words."""
+
     summary: str
     is_collapse: bool
 
@@ -128,7 +135,7 @@ def collapse_verdict(
     before: CollapseSignals, rounds: Sequence[CollapseSignals], raised: Sequence[str], eval_prompts: int
 ) -> CollapseVerdict:
     """Where the loop stands after the last round. Where accuracy is known it decides; else two signals do."""
-    known = [each for each in (before, *rounds) if not math.isnan(each.accuracy)]
+    known = [signals for signals in (before, *rounds) if not math.isnan(signals.accuracy)]
     others = f"; {'; '.join(raised)}" if raised else "; no other signal of it"
     if not eval_prompts or len(known) < 2:
         if len(raised) > 1:

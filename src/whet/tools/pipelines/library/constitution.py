@@ -24,6 +24,8 @@ CLAMP = (0.4, 0.6)  # Bai 2022 (2212.08073): a label after written reasoning is 
 
 @dataclass(frozen=True)
 class Principle:
+    """One principle of a constitution: what to ask a model in order to critique, revise and compare completions."""
+
     name: str
     critique: str  # asks what is wrong with the last completion
     revision: str  # asks for a better one
@@ -88,14 +90,14 @@ def read_constitution(path: str) -> tuple[Principle, ...]:
     if not isinstance(entries, list) or not entries:
         raise WhetError(f"constitution {path} has no [[principle]]; give at least one, with {', '.join(_KEYS)}")
     principles = tuple(_principle(entry, f"principle {number} of {path}") for number, entry in enumerate(entries, 1))
-    names = [each.name for each in principles]
+    names = [principle.name for principle in principles]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise WhetError(f"constitution {path} has two principles {twice!r}; give each its own name")
     return principles
 
 
-_KEYS = tuple(each.name for each in fields(Principle))
+_KEYS = tuple(field.name for field in fields(Principle))
 
 
 def principles_of(path: str, settings: PipelineSettings) -> tuple[Principle, ...]:
@@ -119,7 +121,7 @@ def _principle(entry: Mapping[str, Any], where: str) -> Principle:
 
 def constitution_rows(principles: Sequence[Principle]) -> dict[str, Any]:
     """What a constitution's TOML holds."""
-    return {"principle": [asdict(each) for each in principles]}
+    return {"principle": [asdict(principle) for principle in principles]}
 
 
 def draw_principle(principles: Sequence[Principle], *seed: int | str) -> Principle:
@@ -128,10 +130,12 @@ def draw_principle(principles: Sequence[Principle], *seed: int | str) -> Princip
 
 
 def opening(prompt: Prompt) -> tuple[Message, ...]:
+    """The messages of a prompt; its question as a user message where it has none."""
     return prompt.messages or ({"role": "user", "content": prompt.question()},)
 
 
 def critique_request(prompt: Prompt, completion: str, principle: Principle) -> tuple[Message, ...]:
+    """The conversation that asks for a critique of a completion under a principle."""
     return (
         *opening(prompt),
         {"role": "assistant", "content": completion},
@@ -140,6 +144,7 @@ def critique_request(prompt: Prompt, completion: str, principle: Principle) -> t
 
 
 def revision_request(prompt: Prompt, completion: str, principle: Principle, critique: str) -> tuple[Message, ...]:
+    """The conversation that asks to revise a completion in the light of its critique."""
     return (
         *critique_request(prompt, completion, principle),
         {"role": "assistant", "content": critique},
@@ -160,10 +165,12 @@ def preference_request(prompt: Prompt, first: str, second: str, principle: Princ
 
 
 def clamped(preference: float) -> float:
+    """A preference kept within the bounds of `CLAMP`."""
     return min(max(preference, CLAMP[0]), CLAMP[1])
 
 
 def is_refusal(completion: str) -> bool:
+    """Whether a completion begins like a refusal."""
     return bool(REFUSAL.search(completion[:LOOKED_AT]))
 
 
@@ -186,5 +193,5 @@ KINDS = ("empty", "unsafe", "repeats", "complied", "evasive")
 def conduct(violated: Sequence[Sequence[str]], lengths: Sequence[int]) -> dict[str, float]:
     """Shares of completions: `clean` without any violation, then each kind; and characters per completion."""
     total = max(1, len(violated))
-    shares = {kind: sum(kind in each for each in violated) / total for kind in KINDS}
-    return {"clean": sum(not each for each in violated) / total, **shares, "characters": sum(lengths) / total}
+    shares = {kind: sum(kind in kinds for kinds in violated) / total for kind in KINDS}
+    return {"clean": sum(not kinds for kinds in violated) / total, **shares, "characters": sum(lengths) / total}

@@ -156,10 +156,12 @@ class MatchedEntry(RLEntry):
 
 
 def arithmetic_of(student: Mapping[str, Any]) -> Arithmetic:
+    """The arithmetic of a student's training, from the weight counts in its stage result."""
     return Arithmetic(student["counts"]["weights"], student["counts"]["teacher_weights"])
 
 
 def traces_operations(arithmetic: Arithmetic, traces: Mapping[str, Any], imitation: Mapping[str, Any]) -> float:
+    """Operations spent on sampling the teacher's traces and on training on them."""
     return arithmetic.of_traces(traces["cost"]["sampled_tokens"], imitation["cost"]["trained_tokens"])
 
 

@@ -146,16 +146,16 @@ class StageEntry(Section):
         return StageCost()
 
     def measures(self, composition: Composition) -> tuple[str, int] | None:
-        """Of an eval: whose metrics it measures, after which round."""
+        """Whose metrics an eval measures and after which round; None where the stage is not an eval."""
         return None
 
     def stage(self, composition: Composition) -> Stage:
         """The stage to run, its inputs found among the earlier ones; WhetError where one is missing."""
         settings, inputs = composition.settings, self.find_inputs(composition)
         if self.learns:
-            for each in inputs.values():
-                if each.source and not each.is_model:
-                    composition.trained_on.setdefault(each.source, self.name)
+            for learnt in inputs.values():
+                if learnt.source and not learnt.is_model:
+                    composition.trained_on.setdefault(learnt.source, self.name)
 
         def work(folder: Path, done: Done) -> Mapping[str, Any]:
             return self.work(StageWork(settings, inputs, folder, done))
@@ -163,9 +163,17 @@ class StageEntry(Section):
         def digests() -> Mapping[str, str]:
             from whet.training.assembly.fingerprints import data_digest, model_digest, reward_file_digests
 
-            own = [each for each in inputs.values() if each.source]
-            models = {f"model {each.source}": model_digest(each.source) for each in own if each.is_model}
-            rows = {f"rows {each.source}": data_digest(each.source) for each in own if not each.is_model}
+            own = [stage_input for stage_input in inputs.values() if stage_input.source]
+            models = {
+                f"model {stage_input.source}": model_digest(stage_input.source)
+                for stage_input in own
+                if stage_input.is_model
+            }
+            rows = {
+                f"rows {stage_input.source}": data_digest(stage_input.source)
+                for stage_input in own
+                if not stage_input.is_model
+            }
             return {**rows, **models, **reward_file_digests(list(self.rewards(settings)))}
 
         return Stage(
@@ -174,10 +182,10 @@ class StageEntry(Section):
             work,
             self.depends_on(settings, inputs),
             measures=self.measures(composition),
-            reads=tuple(dict.fromkeys(each.stage for each in inputs.values() if each.stage)),
+            reads=tuple(dict.fromkeys(stage_input.stage for stage_input in inputs.values() if stage_input.stage)),
             inputs=digests,
             plan=StagePlan(
-                {key: each.planned for key, each in inputs.items() if key not in self.unplanned},
+                {key: stage_input.planned for key, stage_input in inputs.items() if key not in self.unplanned},
                 OUTPUT_FILES.get(self.gives[0], self.gives[0]),
                 self.cost(settings, inputs),
             ),
@@ -195,15 +203,15 @@ class Composition:
 
     def model(self, entry: StageEntry, key: str, named: str) -> StageInput:
         """A model: of an earlier stage, by name or folder; empty: the pipeline's own."""
-        found = self.stage(entry, key, named, ("model",))
-        return replace(found or StageInput(source=named or self.settings.model.name), is_model=True)
+        from_stage = self.stage(entry, key, named, ("model",))
+        return replace(from_stage or StageInput(source=named or self.settings.model.name), is_model=True)
 
     def reward_model(self, entry: StageEntry, key: str, named: str) -> StageInput:
         """A reward model: of an earlier stage, or a folder."""
-        found = self.stage(entry, key, named, ("reward_model",))
-        if found is None and not Path(named).is_dir():
+        from_stage = self.stage(entry, key, named, ("reward_model",))
+        if from_stage is None and not Path(named).is_dir():
             raise self._missing(entry, key, named, "the folder of a reward model")
-        return replace(found or StageInput(source=named), is_model=True)
+        return replace(from_stage or StageInput(source=named), is_model=True)
 
     def rows(self, entry: StageEntry, key: str, named: str, wanted: tuple[Output, ...] = ("rows",)) -> StageInput:
         """Rows: of an earlier stage (or STAGE/FILE, one of its files), of a file, of a task or of the hub."""
@@ -211,12 +219,12 @@ class Composition:
             raise WhetError(
                 f"stage {entry.name!r} ({entry.kind}) has no {key}; give the name of an earlier stage or a file"
             )
-        found = self.stage(entry, key, named, wanted)
-        if found is None:
+        from_stage = self.stage(entry, key, named, wanted)
+        if from_stage is None:
             source = parse_source(named)
             if source.kind == "file" and not Path(named).expanduser().is_file():
                 raise self._missing(entry, key, named, "a file, task:NAME or hub:owner/name")
-        return found or StageInput(source=named)
+        return from_stage or StageInput(source=named)
 
     def prompts(self, entry: StageEntry, key: str, named: str) -> StageInput:
         """Prompts: rows, or those that an earlier stage was asked; empty: the pipeline's own."""
@@ -226,10 +234,10 @@ class Composition:
 
     def known_stage(self, entry: StageEntry, key: str, named: str) -> StageInput:
         """An earlier stage whose result is read, whatever it leaves."""
-        found = self.stage(entry, key, named, ("metrics", "model", "completions", "rows", "pairs"))
-        if found is None:
+        from_stage = self.stage(entry, key, named, ("metrics", "model", "completions", "rows", "pairs"))
+        if from_stage is None:
             raise self._missing(entry, key, named, "anything else that has a result")
-        return found
+        return from_stage
 
     def stage(self, entry: StageEntry, key: str, named: str, wanted: tuple[Output, ...]) -> StageInput | None:
         """What an earlier stage leaves; None where no stage is called that."""
@@ -243,7 +251,7 @@ class Composition:
         if file:
             return StageInput(stage=name, file=file)
         source = self.entries[name]
-        output = next((each for each in wanted if each in source.gives), None)
+        output = next((output_name for output_name in wanted if output_name in source.gives), None)
         if output is None:
             raise WhetError(
                 f"stage {entry.name!r}: {key}={named!r} is a stage of kind {source.kind}, which leaves "
@@ -265,8 +273,8 @@ def compose(settings: PipelineSettings, entries: Sequence[StageEntry | Stage]) -
     names = [entry.name for entry in entries]
     composition = Composition(settings)
     stages = []
-    for place, entry in enumerate(entries):
-        composition.later = frozenset(names[place:]) - composition.entries.keys()
+    for index, entry in enumerate(entries):
+        composition.later = frozenset(names[index:]) - composition.entries.keys()
         if isinstance(entry, Stage):
             stages.append(entry)
             continue

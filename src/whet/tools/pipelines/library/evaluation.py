@@ -82,7 +82,9 @@ class EvalEntry(StageEntry):
 
     def measures(self, composition: Composition) -> tuple[str, int]:
         """The policy's evals are numbered; another's has the number of the policy's before it."""
-        evals = [each for each in composition.entries.values() if isinstance(each, EvalEntry) and each.who == POLICY]
+        evals = [
+            entry for entry in composition.entries.values() if isinstance(entry, EvalEntry) and entry.who == POLICY
+        ]
         return self.who, len(evals) - (self.who != POLICY)
 
     def stage(self, composition: Composition) -> Stage:
@@ -102,12 +104,12 @@ def eval_prompts(settings: PipelineSettings, config: EvaluationConfig) -> list[P
     """The held-out prompts: at most eval.prompts of them, of a file evenly from each eval set."""
     from whet.training.assembly.prompts import load_prompts
 
-    found = load_prompts(config, evaluation=True)
-    if not found:
+    prompts = load_prompts(config, evaluation=True)
+    if not prompts:
         raise WhetError("there are no held-out prompts; give eval.source, or a task as data.source")
-    if len(found) <= settings.eval.prompts:
-        return found
-    return _first_of_each(found, settings, -(-settings.eval.prompts // len(_sets(found, settings))))
+    if len(prompts) <= settings.eval.prompts:
+        return prompts
+    return _first_of_each(prompts, settings, -(-settings.eval.prompts // len(_sets(prompts, settings))))
 
 
 def sampled_prompts(settings: PipelineSettings, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -179,7 +181,7 @@ def _summary(sets: Mapping[str, Mapping[str, tuple[float, float, float]]], count
         for name, (value, _, _) in sets[ALL].items()
         if name.startswith(("pass@", "majority@"))
     ]
-    last = [votes[place] for place in (len(votes) // 2 - 1, -1)] if len(votes) > 2 else votes
+    last = [votes[index] for index in (len(votes) // 2 - 1, -1)] if len(votes) > 2 else votes
     return f"{', '.join([*shown, *last])} on {count_of(count, 'held-out prompt')}"
 
 
@@ -237,12 +239,12 @@ def with_evals(settings: PipelineSettings, entries: Sequence[StageEntry]) -> lis
     """The entries with an eval before the first, and one behind every stage that leaves a policy."""
     if not can_evaluate(settings):
         return list(entries)
-    found: list[StageEntry] = [EvalEntry(name="eval-base")]
+    with_measures: list[StageEntry] = [EvalEntry(name="eval-base")]
     for entry in entries:
-        found.append(entry)
+        with_measures.append(entry)
         if "model" in entry.gives:
-            found.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name))
-    return found
+            with_measures.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name))
+    return with_measures
 
 
 def evals(settings: PipelineSettings, name: str, model: str = "", **more: Any) -> list[StageEntry]:

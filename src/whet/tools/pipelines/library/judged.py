@@ -130,9 +130,9 @@ class JudgedEntry(StageEntry):
                 {
                     **completion_row(prompt, samples),
                     "prompt_tokens": _prompt_tokens(samples[0]),
-                    **{name: column[place] for name, column in columns.items()},
+                    **{name: column[index] for name, column in columns.items()},
                 }
-                for place, (prompt, samples) in enumerate(zip(chunk, written, strict=True))
+                for index, (prompt, samples) in enumerate(zip(chunk, written, strict=True))
             ]
 
         return sampled_rows(run.folder / JUDGED, config, prompts, chunk_size(32), rows_of)
@@ -143,12 +143,12 @@ class JudgedEntry(StageEntry):
             start = run.rows("against")
             return judged_result(measures(rows, start, length_slope(start)), rows)
         prompt, completion = mean_sequence(rows)
-        found = measures(rows, rows, 0.0)
+        measured = measures(rows, rows, 0.0)
         return stage_result(
-            f"{number(completion)} tokens per completion, {percent(found.truncated)} cut off",
-            found.metrics(),
+            f"{number(completion)} tokens per completion, {percent(measured.truncated)} cut off",
+            measured.metrics(),
             {"truncated_completions": sum(not finished for row in rows for finished in row["finished"])},
-            measured=found.json(),
+            measured=measured.json(),
             sequence=prompt + completion,
             prompt=prompt,
             pair_tokens=pair_tokens(run) if self.pairs else None,
@@ -175,7 +175,7 @@ def pair_tokens(run: StageWork) -> float:
     families = [
         completion_family(tokenizer, row_prompt(row), (row["chosen"], row["rejected"])) for row in run.rows("pairs")
     ]
-    return fmean(sum(len(each.tokens) for each in family) for family in families)
+    return fmean(sum(len(completion.tokens) for completion in family) for family in families)
 
 
 def _prompt_tokens(sample: Sample) -> int:
@@ -215,10 +215,10 @@ class _Judges:
         """SUM_t log pi / pi_start of each completion: its mean over the policy's own completions estimates the KL."""
         if self._run.model("policy") == self._run.model("start"):
             return [[0.0] * len(samples) for samples in written]
-        samples = [sample for each in written for sample in each]
-        own, start = (self._logp(each, samples) for each in (sampler, self._start))
+        samples = [sample for group in written for sample in group]
+        own, start = (self._logp(model, samples) for model in (sampler, self._start))
         gaps = iter([one - other for one, other in zip(own, start, strict=True)])
-        return [[next(gaps) for _ in each] for each in written]
+        return [[next(gaps) for _ in group] for group in written]
 
     def _logp(self, sampler: ModelSampler, samples: Sequence[Sample]) -> list[float]:
         from whet.data.packing import token_batch
@@ -227,7 +227,7 @@ class _Judges:
         batch = token_batch([Group(Prompt("", ()), tuple(samples))])
         temperature = self._config.sampling.temperature
         logp = token_scores(sampler.runtime.policy, batch, temperature, MICRO_BATCH_TOKENS).logp
-        return [float(each) for each in (logp.double() * batch.action).sum(-1)]
+        return [float(value) for value in (logp.double() * batch.action).sum(-1)]
 
 
 class BestOfEntry(JudgedEntry):
@@ -304,10 +304,10 @@ class WaysEntry(StageEntry):
             words += optimised_words(name, result["measured"], start["measured"])
             if "n" not in result:
                 rows = read_json_lines(run.done[stage].folder / JUDGED)
-                shown += [{"way": way, **each} for each in sample_pairs(rows, start_rows, SAMPLES)]
+                shown += [{"way": way, **pair} for pair in sample_pairs(rows, start_rows, SAMPLES)]
         ranked = sorted(measured, key=lambda way: -(measured[way]["win_rate"] or {"value": 0})["value"])
         summary = f"best by the judge: {ranked[0]}, {rate_cell(measured[ranked[0]]['win_rate'])}"
-        if all(each["accuracy"] for each in measured.values()):
+        if all(values["accuracy"] for values in measured.values()):
             best = max(measured, key=lambda way: float(measured[way]["accuracy"]["value"]))
             summary += f"; by accuracy: {best}, {rate_cell(measured[best]['accuracy'])}"
         summary += f"; {count_of(len(words), 'warning')}" if words else "; no sign of over-optimisation"

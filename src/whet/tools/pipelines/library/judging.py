@@ -263,7 +263,7 @@ class PrincipledPairsEntry(JudgedPairsEntry):
         return f"{super().about(settings, inputs)}, under a principle"
 
     def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
-        principles = [vars(each) for each in principles_of(self.constitution, settings)]
+        principles = [vars(principle) for principle in principles_of(self.constitution, settings)]
         return {**super().depends_on(settings, inputs), "principles": principles}
 
     def notes(self, run: StageWork, prompt: Prompt) -> dict[str, Any]:
@@ -287,6 +287,6 @@ class PrincipledPairsEntry(JudgedPairsEntry):
                 (*messages, {"role": "assistant", "content": reason or "-"}, WHICH)
                 for messages, (reason,) in zip(requests, reasons, strict=True)
             ]
-            return [clamped(each) for each in letter_preferences(sampler.runtime, longer)]
+            return [clamped(preference) for preference in letter_preferences(sampler.runtime, longer)]
 
         return asked

@@ -66,18 +66,18 @@ def recheck_study(pairs: Sequence[tuple[int, float | None]]) -> RecheckStudy:
 
 def set_measures(rows: Sequence[EvalRow]) -> dict[str, Measured]:
     """Each metric with its interval; every interval takes a prompt as one observation."""
-    found: dict[str, Measured] = {}
+    measured: dict[str, Measured] = {}
     known = [row.right for row in rows if row.right is not None]
     is_binary = bool(known) and all(right in (0.0, 1.0) for right in known)
     if is_binary:
-        found["accuracy"] = _bounds(share_estimate(known))
-        found |= _sampled(rows)
+        measured["accuracy"] = _bounds(share_estimate(known))
+        measured |= _sampled(rows)
     else:
-        found["reward"] = _mean([row.reward for row in rows if row.reward is not None])
-    found["completion_tokens"] = _mean([float(row.tokens) for row in rows])
-    found["truncated"] = _bounds(share_estimate([float(not row.finished) for row in rows]))
-    found["rechecks"] = _mean([float(row.rechecks) for row in rows])
-    return found
+        measured["reward"] = _mean([row.reward for row in rows if row.reward is not None])
+    measured["completion_tokens"] = _mean([float(row.tokens) for row in rows])
+    measured["truncated"] = _bounds(share_estimate([float(not row.finished) for row in rows]))
+    measured["rechecks"] = _mean([float(row.rechecks) for row in rows])
+    return measured
 
 
 def _sampled(rows: Sequence[EvalRow]) -> dict[str, Measured]:
@@ -87,9 +87,9 @@ def _sampled(rows: Sequence[EvalRow]) -> dict[str, Measured]:
         return {}
     outcomes = [[right or 0.0 for right in row.sample_right] for row in drawn]
     count = len(outcomes[0])
-    found = {f"pass@{each.n}": _bounds(each) for each in pass_curve(outcomes)}
+    measured = {f"pass@{estimate.n}": _bounds(estimate) for estimate in pass_curve(outcomes)}
     (vote,) = vote_curve(outcomes, [list(row.sample_answers) for row in drawn], [count])
-    return {**found, f"majority@{count}": _bounds(vote)}
+    return {**measured, f"majority@{count}": _bounds(vote)}
 
 
 def _mean(values: Sequence[float]) -> Measured:

@@ -50,10 +50,10 @@ def best_against_worst(rows: Sequence[JSONRow]) -> tuple[list[dict[str, Any]], d
     counts = {"prompts": len(rows), "pairs": 0, "ties": 0, "cut_off": 0, "unscorable_completions": 0}
     for row in rows:
         scored = list(zip(row["scores"], row["completions"], row["finished"], strict=True))
-        known = [each for each in scored if each[0] is not None]
+        known = [completion for completion in scored if completion[0] is not None]
         counts["unscorable_completions"] += len(scored) - len(known)
-        wholes = [each for each in known if each[2]]
-        if len(known) < 2 or max(each[0] for each in known) == min(each[0] for each in known):
+        wholes = [completion for completion in known if completion[2]]
+        if len(known) < 2 or max(completion[0] for completion in known) == min(completion[0] for completion in known):
             counts["ties"] += 1
             continue
         worst = min(known, key=lambda each: float(each[0]))
@@ -124,8 +124,8 @@ def split_by_prompt(rows: Sequence[PairRow], held_out: Sequence[PairRow] | None,
     Which prompts are held out does not depend on the seed: what several seeds measure can be compared.
     """
     measured = list(held_out) if held_out is not None else [row for row in rows if _place("held out", row) < share]
-    kept = {prompt_key(row) for row in measured}
-    learnt = [row for row in rows if held_out is not None or prompt_key(row) not in kept]
+    held_out_keys = {prompt_key(row) for row in measured}
+    learnt = [row for row in rows if held_out is not None or prompt_key(row) not in held_out_keys]
     own, judge = partial(filter, partial(_is_first, seed)), partial(filter, lambda row: not _is_first(seed, row))
     return SplitPairs(list(own(learnt)), list(judge(learnt)), measured)
 

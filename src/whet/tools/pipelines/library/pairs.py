@@ -164,7 +164,7 @@ class SplitPairsEntry(StageEntry):
 
 def _prompts(pairs: list[PairRow]) -> list[PairRow]:
     """The different prompts of the pairs, in their order."""
-    found: dict[str, PairRow] = {}
+    prompts: dict[str, PairRow] = {}
     for pair in pairs:
-        found.setdefault(str(pair["id"]), {name: pair[name] for name in ("id", "prompt", "answer") if name in pair})
-    return list(found.values())
+        prompts.setdefault(str(pair["id"]), {name: pair[name] for name in ("id", "prompt", "answer") if name in pair})
+    return list(prompts.values())

@@ -79,7 +79,8 @@ class MeasuredEntry(JudgedEntry):
 
 
 def pair_wins(run: StageWork) -> list[float]:
-    """Of each held-out pair: does the policy, more than the first one did, prefer the chosen completion? Ties are 1/2.
+    """For each held-out pair, 1 where the policy prefers the chosen completion more than the first policy did, else 0;
+    1/2 for a tie.
 
     (log pi(chosen) - log pi(rejected)) - the same of the first policy > 0: the implicit reward of preference methods.
     """
@@ -151,10 +152,10 @@ class PhaseCheckEntry(StageEntry):
             table.append([name, *rates, number(result["measured"]["kl"]["value"]), task])
         first, second, *_ = self.phases
         verdicts = {name: self.verdicts(run, first, name) for name in list(self.phases)[1:]}
-        words = [f"{name}: {verdict.words}" for name, found in verdicts.items() for verdict in found]
-        summary = f"what {first} taught, after {second}: {'; '.join(each.words for each in verdicts[second])}"
+        words = [f"{name}: {verdict.words}" for name, stage_verdicts in verdicts.items() for verdict in stage_verdicts]
+        summary = f"what {first} taught, after {second}: {'; '.join(verdict.words for verdict in verdicts[second])}"
         shown = sample_pairs(self._judged(run, self.phases[second]), self._judged(run, self.start), SAMPLES)
-        samples = [{"way": second, **each} for each in shown]
+        samples = [{"way": second, **pair} for pair in shown]
         return stage_result(summary, table=table, findings=words, samples=samples)
 
     def verdicts(self, run: StageWork, first: str, phase: str) -> list[KeptVerdict]:
@@ -171,12 +172,12 @@ class PhaseCheckEntry(StageEntry):
         ]
         start = self._judged(run, self.start)
         shares = [_shares(self._judged(run, stage), start) for stage in (before, after)]
-        found = []
+        judgements = []
         for what, values in (("pair accuracy", wins), ("win rate by the judge", shares)):
-            moved, first_mean, mean = change_with_interval(*values), *(mean_with_interval(each) for each in values)
+            moved, first_mean, mean = change_with_interval(*values), *(mean_with_interval(column) for column in values)
             if moved is not None and first_mean is not None and mean is not None:
-                found.append(kept_verdict(what, first_mean.value, mean.value, moved, self.tolerance))
-        return found
+                judgements.append(kept_verdict(what, first_mean.value, mean.value, moved, self.tolerance))
+        return judgements
 
     def _judged(self, run: StageWork, stage: str) -> list[Row]:
         return read_json_lines(Path(run.done[stage].folder) / JUDGED)

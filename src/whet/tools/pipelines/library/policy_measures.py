@@ -49,11 +49,11 @@ class PolicyMeasures:
     def metrics(self) -> dict[str, float]:
         """Plain numbers, for the tables of a pipeline."""
         rates = {name: value for name, value in vars(self).items() if isinstance(value, WinRate)}
-        found = {name: rate.value for name, rate in rates.items()}
+        metrics = {name: rate.value for name, rate in rates.items()}
         for name in ("win_rate", "accuracy"):
             if name in rates:
-                found |= {f"{name}_low": rates[name].low, f"{name}_high": rates[name].high}
-        return found | {"completion_tokens": self.tokens, "truncated": self.truncated}
+                metrics |= {f"{name}_low": rates[name].low, f"{name}_high": rates[name].high}
+        return metrics | {"completion_tokens": self.tokens, "truncated": self.truncated}
 
 
 def measures(rows: Sequence[Row], start: Sequence[Row], slope: float) -> PolicyMeasures:
@@ -65,18 +65,18 @@ def measures(rows: Sequence[Row], start: Sequence[Row], slope: float) -> PolicyM
     )
     lengthless = (_without_length(rows, slope), _without_length(start, slope))
     return PolicyMeasures(
-        mean_with_interval(win_shares(_column(rows, JUDGE), _column(start, JUDGE))),
-        mean_with_interval(win_shares(_column(rows, REWARD_MODEL), _column(start, REWARD_MODEL)))
+        win_rate=mean_with_interval(win_shares(_column(rows, JUDGE), _column(start, JUDGE))),
+        win_rate_reward_model=mean_with_interval(win_shares(_column(rows, REWARD_MODEL), _column(start, REWARD_MODEL)))
         if REWARD_MODEL in rows[0]
         else None,
-        mean_with_interval(win_shares(*lengthless)),
-        mean_with_interval(by_length["shorter"]),
-        mean_with_interval(by_length["longer"]),
-        mean_with_interval([fmean(row["kl"]) for row in rows]),
-        _mean_of(rows, "tokens"),
-        _mean_of(start, "tokens"),
-        1 - _mean_of(rows, "finished"),
-        mean_with_interval([_known_mean(row[TRUTH]) for row in rows]) if TRUTH in rows[0] else None,
+        win_rate_same_length=mean_with_interval(win_shares(*lengthless)),
+        win_rate_shorter=mean_with_interval(by_length["shorter"]),
+        win_rate_longer=mean_with_interval(by_length["longer"]),
+        kl=mean_with_interval([fmean(row["kl"]) for row in rows]),
+        tokens=_mean_of(rows, "tokens"),
+        start_tokens=_mean_of(start, "tokens"),
+        truncated=1 - _mean_of(rows, "finished"),
+        accuracy=mean_with_interval([_known_mean(row[TRUTH]) for row in rows]) if TRUTH in rows[0] else None,
     )
 
 
@@ -94,21 +94,21 @@ def selected_measures(pool: Sequence[Row], start: Sequence[Row], slope: float, n
         return best_of_shares(outcomes, chosen_by, n)
 
     def rate(name: str, adjust: bool = False) -> WinRate | None:
-        ours, theirs = (_without_length(each, slope) if adjust else _column(each, name) for each in (pool, start))
-        return mean_with_interval(expected([completion_wins(*each) for each in zip(ours, theirs, strict=True)]))
+        ours, theirs = (_without_length(rows, slope) if adjust else _column(rows, name) for rows in (pool, start))
+        return mean_with_interval(expected([completion_wins(*outcomes) for outcomes in zip(ours, theirs, strict=True)]))
 
     bound = log(n) - (n - 1) / n
     return PolicyMeasures(
-        rate(JUDGE),
-        rate(REWARD_MODEL),
-        rate(JUDGE, adjust=True),
-        None,
-        None,
-        WinRate(bound, bound, bound, len(pool)),
-        fmean(_known(expected(_column(pool, "tokens")))),
-        _mean_of(start, "tokens"),
-        1 - fmean(_known(expected([[float(each) for each in row["finished"]] for row in pool]))),
-        mean_with_interval(expected(_column(pool, TRUTH))) if TRUTH in pool[0] else None,
+        win_rate=rate(JUDGE),
+        win_rate_reward_model=rate(REWARD_MODEL),
+        win_rate_same_length=rate(JUDGE, adjust=True),
+        win_rate_shorter=None,
+        win_rate_longer=None,
+        kl=WinRate(bound, bound, bound, len(pool)),
+        tokens=fmean(_known(expected(_column(pool, "tokens")))),
+        start_tokens=_mean_of(start, "tokens"),
+        truncated=1 - fmean(_known(expected([[float(finished) for finished in row["finished"]] for row in pool]))),
+        accuracy=mean_with_interval(expected(_column(pool, TRUTH))) if TRUTH in pool[0] else None,
     )
 
 
@@ -118,19 +118,19 @@ def with_known_scores(rows: Sequence[Row], start: Sequence[Row]) -> list[dict[st
     A model's score of one text depends on its batch in the last digits: without this, equal completions would not tie.
     """
     names = [name for name in (JUDGE, REWARD_MODEL) if name in rows[0] and name in start[0]]
-    found = []
+    scored = []
     for row, other in zip(rows, start, strict=True):
         known = {name: dict(zip(other["completions"], other[name], strict=True)) for name in names}
-        found.append(
+        scored.append(
             {
                 **row,
                 **{
-                    name: [known[name].get(*each) for each in zip(row["completions"], row[name], strict=True)]
+                    name: [known[name].get(*pair) for pair in zip(row["completions"], row[name], strict=True)]
                     for name in names
                 },
             }
         )
-    return found
+    return scored
 
 
 def length_slope(start: Sequence[Row]) -> float:
@@ -160,11 +160,11 @@ def sample_pairs(rows: Sequence[Row], start: Sequence[Row], count: int) -> list[
     """Completions of both to the same prompts, evenly spread from where the judge likes the policy least to most."""
 
     def gap(row: Row, other: Row, name: str) -> float | None:
-        one, two = (each.get(name, [None])[0] for each in (row, other))
+        one, two = (source.get(name, [None])[0] for source in (row, other))
         return None if one is None or two is None else one - two
 
     scored = [(gap(row, other, JUDGE), row, other) for row, other in zip(rows, start, strict=True)]
-    known = sorted([each for each in scored if each[0] is not None], key=lambda each: float(each[0] or 0.0))
+    known = sorted([pair for pair in scored if pair[0] is not None], key=lambda each: float(each[0] or 0.0))
     chosen = sorted({round(at * (len(known) - 1) / max(1, count - 1)) for at in range(count)}) if known else []
     shown = []
     for judged, row, other in (known[at] for at in chosen):
@@ -217,14 +217,16 @@ def mean_sequence(rows: Sequence[Row]) -> tuple[float, float]:
 def optimised_words(name: str, measured: Mapping[str, Any], start: Mapping[str, Any]) -> list[str]:
     """What a win rate alone would hide: over-optimisation, length, and a truth that fell."""
     judge, own, even = (measured[key] for key in ("win_rate", "win_rate_reward_model", "win_rate_same_length"))
-    found = []
+    remarks = []
     if judge and own and own["low"] > judge["high"]:
-        found.append(f"{name}: over-optimised, its reward model sees {rate_cell(own)} and the judge {rate_cell(judge)}")
+        remarks.append(
+            f"{name}: over-optimised, its reward model sees {rate_cell(own)} and the judge {rate_cell(judge)}"
+        )
     if judge and even and judge["low"] > 0.5 >= even["low"]:
-        found.append(f"{name}: at equal length its win rate is {rate_cell(even)}: length may be the gain")
+        remarks.append(f"{name}: at equal length its win rate is {rate_cell(even)}: length may be the gain")
     if judge and judge["high"] < 0.5:
-        found.append(f"{name}: worse than where it started, {rate_cell(judge)}")
+        remarks.append(f"{name}: worse than where it started, {rate_cell(judge)}")
     before, after = start.get("accuracy"), measured.get("accuracy")
     if before and after and after["high"] < before["low"]:
-        found.append(f"{name}: accuracy fell from {rate_cell(before)} to {rate_cell(after)}, whatever the judges say")
-    return found
+        remarks.append(f"{name}: accuracy fell from {rate_cell(before)} to {rate_cell(after)}, whatever the judges say")
+    return remarks

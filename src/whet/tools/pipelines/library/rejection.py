@@ -30,7 +30,7 @@ def kept_rows(rows: Sequence[Mapping[str, Any]], rule: KeepRule) -> tuple[list[d
     """Demonstrations, and how many completions went for which reason; every completion is counted once."""
     names = ("completions", "kept", "wrong", "unscorable", "cut_off", "too_short", "too_long", "other_language")
     counts = dict.fromkeys((*names, "equal", "near_equal", "over_the_limit", "of_solved_prompts", "hinted"), 0)
-    kept: list[dict[str, Any]] = []
+    chosen_rows: list[dict[str, Any]] = []
     for row in rows:
         counts["completions"] += len(row["completions"])
         chosen = _chosen(row, rule, counts)
@@ -39,11 +39,11 @@ def kept_rows(rows: Sequence[Mapping[str, Any]], rule: KeepRule) -> tuple[list[d
             counts["hinted"] += 1
             chosen = [hinted]
         counts["kept"] += len(chosen)
-        kept += [
-            {"id": f"{row['id']}#{place}" if place else row["id"], "prompt": row["prompt"], "completion": text}
-            for place, text in enumerate(chosen)
+        chosen_rows += [
+            {"id": f"{row['id']}#{index}" if index else row["id"], "prompt": row["prompt"], "completion": text}
+            for index, text in enumerate(chosen)
         ]
-    return kept, counts
+    return chosen_rows, counts
 
 
 def _chosen(row: Mapping[str, Any], rule: KeepRule, counts: dict[str, int]) -> list[str]:

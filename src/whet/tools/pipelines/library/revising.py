@@ -205,10 +205,12 @@ class RevisionsEntry(StageEntry):
                 (prompt, sample.completion, principle)
                 for prompt, sample, principle in zip(prompts, last, drawn, strict=True)
             ]
-            critiques = sampler.texts([critique_request(*each) for each in asked], 1, critic, (seed, time, chunk, 0))
+            critiques = sampler.texts(
+                [critique_request(*question) for question in asked], 1, critic, (seed, time, chunk, 0)
+            )
             again = [
-                Prompt(each[0].id, revision_request(*each, critique))
-                for each, (critique,) in zip(asked, critiques, strict=True)
+                Prompt(question[0].id, revision_request(*question, critique))
+                for question, (critique,) in zip(asked, critiques, strict=True)
             ]
             last = [sample for (sample,) in sampler.completions(again, 1, sampling, (seed, time, chunk, 1))]
             for notes, principle, (critique,), revision in zip(said, drawn, critiques, last, strict=True):

@@ -49,7 +49,9 @@ class ModelSampler:
     ) -> list[list[str]]:
         """`count` answers to each conversation."""
         prompts = [Prompt(str(number), tuple(messages)) for number, messages in enumerate(conversations)]
-        return [[sample.completion for sample in each] for each in self.completions(prompts, count, sampling, seed)]
+        return [
+            [sample.completion for sample in samples] for samples in self.completions(prompts, count, sampling, seed)
+        ]
 
     def scores(
         self, reward: RewardSection | None, prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]]

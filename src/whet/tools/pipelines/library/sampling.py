@@ -156,19 +156,19 @@ def with_hints(
     It is kept for the prompt without the hint, and only where it is right.
     """
     missed = [
-        place
-        for place, row in enumerate(rows)
+        index
+        for index, row in enumerate(rows)
         if row["answer"] is not None and not any(score is not None and score >= 1 for score in row["scores"])
     ]
     rows = [{**row, "hinted": None} for row in rows]
     if not missed:
         return rows
-    hinted = [hinted_prompt(prompts[place]) for place in missed]
+    hinted = [hinted_prompt(prompts[index]) for index in missed]
     written = sampler.completions(hinted, 1, sampling, seed)
-    scores = sampler.scores(None, [prompts[place] for place in missed], written)
-    for place, (sample,), (score,) in zip(missed, written, scores, strict=True):
+    scores = sampler.scores(None, [prompts[index] for index in missed], written)
+    for number, (sample,), (score,) in zip(missed, written, scores, strict=True):
         if score is not None and score >= 1 and not sample.stop.is_limit:
-            rows[place]["hinted"] = sample.completion
+            rows[number]["hinted"] = sample.completion
     return rows
 
 
@@ -236,8 +236,8 @@ class MixEntry(StageEntry):
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if not self.sources:
             raise WhetError(f"stage {self.name!r} (mix) has no sources; give some, each with its data")
-        found = [composition.rows(self, "data", source.data, ("rows",)) for source in self.sources]
-        return {"rows" if len(found) == 1 else f"rows {place}": rows for place, rows in enumerate(found, 1)}
+        inputs = [composition.rows(self, "data", source.data, ("rows",)) for source in self.sources]
+        return {"rows" if len(inputs) == 1 else f"rows {position}": rows for position, rows in enumerate(inputs, 1)}
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         return f"{self.of} of {' and '.join(rows.label for rows in inputs.values())} in one file"
@@ -258,10 +258,10 @@ class MixEntry(StageEntry):
     def work(self, run: StageWork) -> Mapping[str, Any]:
         mixed: list[Row] = []
         counts = {}
-        for place, (source, rows) in enumerate(zip(self.sources, run.inputs.values(), strict=True), 1):
+        for position, (source, rows) in enumerate(zip(self.sources, run.inputs.values(), strict=True), 1):
             read = self._rows(run.settings, self.data_of(run.settings, source, rows, rows.location(run.done)), source)
             counts[rows.label] = len(read)
-            mixed += [{**row, "id": f"{place}/{row['id']}"} if len(self.sources) > 1 else row for row in read]
+            mixed += [{**row, "id": f"{position}/{row['id']}"} if len(self.sources) > 1 else row for row in read]
         Random(f"mix/{run.settings.seed}").shuffle(mixed)
         write_rows(run.folder / OUTPUT_FILES["rows"], mixed)
         shares = ", ".join(f"{count} of {label}" for label, count in counts.items())
@@ -277,6 +277,9 @@ class MixEntry(StageEntry):
 
         prompts = load_prompts(sampling_config(settings, "", data), evaluation=False)
         return [
-            {**prompt_row(each), **({} if source.drop_answers or each.answer is None else {"answer": each.answer})}
-            for each in prompts
+            {
+                **prompt_row(prompt),
+                **({} if source.drop_answers or prompt.answer is None else {"answer": prompt.answer}),
+            }
+            for prompt in prompts
         ]

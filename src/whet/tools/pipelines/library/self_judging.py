@@ -159,7 +159,7 @@ class SelfJudgingEntry(StageEntry):
         sampling = Sampling(max_new_tokens=self.judge.max_new_tokens, temperature=self.judge.temperature)
         requests = [question(prompt, completion) for prompt, completion in asked]
         answers = sampler.texts(requests, self.judge.times, sampling, seed)
-        return [[score_in(answer) for answer in each] for each in answers]
+        return [[score_in(answer) for answer in row_answers] for row_answers in answers]
 
 
 class SelfJudgeEvalEntry(SelfJudgingEntry):

@@ -54,11 +54,12 @@ def score_in(answer: str) -> float | None:
 
 def mean_score(judgments: Sequence[float | None]) -> float | None:
     """The mean of those that could be read, as a share of the scale."""
-    known = [each for each in judgments if each is not None]
+    known = [score for score in judgments if score is not None]
     return (fmean(known) - LOW) / (HIGH - LOW) if known else None
 
 
 def self_scores(row: Row) -> list[float | None]:
+    """The mean score the model gave to each completion of a row; None where no judgment could be read."""
     return [mean_score(judgments) for judgments in row["judgments"]]
 
 

@@ -154,6 +154,8 @@ def true_pairs(pairs: Sequence[dict[str, Any]], candidates: Sequence[CandidatePa
         return list(pairs)
     known = [truths[pair["id"]] for pair in pairs if pair["id"] in truths and truths[pair["id"]].truth != 0.5]
     return [
-        pair_row(each.row, each.one, each.other) if each.truth == 1 else pair_row(each.row, each.other, each.one)
-        for each in known
+        pair_row(verdict.row, verdict.one, verdict.other)
+        if verdict.truth == 1
+        else pair_row(verdict.row, verdict.other, verdict.one)
+        for verdict in known
     ]

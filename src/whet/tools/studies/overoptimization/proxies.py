@@ -42,6 +42,7 @@ class GoldReward:
 
     @property
     def made_of(self) -> Mapping[str, Any]:
+        """What the reward's fingerprint depends on."""
         return {"model": self._model, "mean": self._mean, "spread": self._spread}
 
     @cached_property
@@ -73,6 +74,7 @@ class ProxyReward:
 
     @property
     def made_of(self) -> Mapping[str, Any]:
+        """What the reward's fingerprint depends on."""
         return {"members": [list(member) for member in self._members], "how": self._how, "penalty": self._penalty}
 
     @cached_property
@@ -80,25 +82,25 @@ class ProxyReward:
         from whet.reward.learned.network import Place, read_network
 
         places = [Place(folder, micro_batch_tokens=MICRO_BATCH_TOKENS) for folder, _, _ in self._members]
-        return [read_network(place, ["sequence"])[0] for place in places]
+        return [read_network(path, ["sequence"])[0] for path in places]
 
     def opinions(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[list[float]]:
         """One list per member, standardised."""
         keys = [(prompt.id, completion) for prompt, completion in zip(prompts, completions, strict=True)]
         # a policy that narrows down says the same again and again
-        places = {key: place for place, key in reversed(list(enumerate(keys)))}
-        found = []
+        places = {key: index for index, key in reversed(list(enumerate(keys)))}
+        by_member = []
         for network, (_, mean, spread) in zip(self._networks, self._members, strict=True):
-            tokens = [network.conversation_tokens(prompts[place], completions[place]) for place in places.values()]
-            groups = [prompts[place].id for place in places.values()]
-            scores = [each[0, 0] for each in network.logits(tokens, groups)]
+            tokens = [network.conversation_tokens(prompts[index], completions[index]) for index in places.values()]
+            groups = [prompts[index].id for index in places.values()]
+            scores = [logits[0, 0] for logits in network.logits(tokens, groups)]
             known = dict(zip(places, map(float, scores), strict=True))
-            found.append([(known[key] - mean) / spread for key in keys])
-        return found
+            by_member.append([(known[key] - mean) / spread for key in keys])
+        return by_member
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         opinions = self.opinions(prompts, [sample.completion for sample in samples])
-        return [combined(each, self._how, self._penalty) for each in zip(*opinions, strict=True)]
+        return [combined(scores, self._how, self._penalty) for scores in zip(*opinions, strict=True)]
 
 
 def proxy_score(
@@ -144,8 +146,8 @@ class ScoreRecorder:
         return completion_logp(self._start, self._temperature)
 
     def started(self, summary: Mapping[str, Any]) -> None:
-        for each in self._beside:
-            each.started(summary)
+        for follower in self._beside:
+            follower.started(summary)
 
     def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
         written = [sample for _, sample in samples]
@@ -159,8 +161,8 @@ class ScoreRecorder:
         }
         with self._file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
-        for each in self._beside:
-            each.stepped(report, samples)
+        for follower in self._beside:
+            follower.stepped(report, samples)
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
         pass

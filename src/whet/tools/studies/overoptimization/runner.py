@@ -35,35 +35,35 @@ class StudyRun:
 
 def study_overoptimization(*layers: Mapping[str, Any], folder: str | Path | None = None, command: str = "") -> StudyRun:
     """Run the study, or continue it where its folder is given again; later layers of settings win."""
-    place = Path(folder) if folder else next_free_folder("overoptimization")
-    settings = _settled(study_settings(*layers), layers, place)
+    study_folder = Path(folder) if folder else next_free_folder("overoptimization")
+    settings = _settled(study_settings(*layers), layers, study_folder)
     stages = study_stages(settings)
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        study_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise WhetError(f"{place}: cannot write there ({error.strerror}); give another --folder") from error
-    with locked(place):
-        write_atomically(place / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json")))
-        shown_command = command or f"whet study overoptimization --folder {place}"
+        raise WhetError(f"{study_folder}: cannot write there ({error.strerror}); give another --folder") from error
+    with locked(study_folder):
+        write_atomically(study_folder / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json")))
+        shown_command = command or f"whet study overoptimization --folder {study_folder}"
 
         def draw(finished: Mapping[str, FinishedStage]) -> list[ProxyResult]:
-            return _draw(place, settings, finished, shown_command, len(finished) == len(stages))
+            return _draw(study_folder, settings, finished, shown_command, len(finished) == len(stages))
 
-        printer = ProgressPrinter(f"whet study overoptimization: {len(stages)} stages in {place}", draw)
-        status = run_with_progress(stages, place, printer)
-        found = draw(printer.finished)
-        _print_findings(found, _base_name(settings))
+        printer = ProgressPrinter(f"whet study overoptimization: {len(stages)} stages in {study_folder}", draw)
+        status = run_with_progress(stages, study_folder, printer)
+        findings = draw(printer.finished)
+        _print_findings(findings, _base_name(settings))
         print_line(f"\n{status}")
-        print_line(f"page  {place / PAGE}")
+        print_line(f"page  {study_folder / PAGE}")
         if status != "finished":
-            print_line(f"next  whet study overoptimization --folder {place}")
-    return StudyRun(place, status, tuple(found), place / PAGE)
+            print_line(f"next  whet study overoptimization --folder {study_folder}")
+    return StudyRun(study_folder, status, tuple(findings), study_folder / PAGE)
 
 
 def _settled(given: StudySettings, layers: tuple[Mapping[str, Any], ...], place: Path) -> StudySettings:
     """The settings of the folder where it holds a study and none are given; other ones are refused."""
     if not (place / SETTINGS).exists():
-        if place.exists() and (not place.is_dir() or any(each.name != LOCK for each in place.iterdir())):
+        if place.exists() and (not place.is_dir() or any(entry.name != LOCK for entry in place.iterdir())):
             raise WhetError(f"{place} already exists and is not a study; give an empty or new --folder")
         return given
     before = study_settings(read_toml(place / SETTINGS))
@@ -88,16 +88,16 @@ def _draw(
 ) -> list[ProxyResult]:
     """The page, its numbers and its figure, from the stages finished so far."""
     fitted_from = {"best_of_n": settings.least_d_best_of, "rl": settings.least_d}
-    found = proxy_results(read_curves(finished), fitted_from)  # type: ignore[arg-type]
+    findings = proxy_results(read_curves(finished), fitted_from)  # type: ignore[arg-type]
     dumped = settings.model_dump(mode="json")
-    values = {"settings": dumped, "findings": [result_values(finding) for finding in found]}
+    values = {"settings": dumped, "findings": [result_values(finding) for finding in findings]}
     facts = {name: _shown(value) for name, value in dumped.items()}
     base = _base_name(settings)
     write_atomically(folder / VALUES, json.dumps(values, indent=1) + "\n")
-    write_atomically(folder / PAGE, study_page(found, base, facts, command, is_whole))
-    if found:
-        write_atomically(folder / FIGURE, figure_svg(found, base))
-    return found
+    write_atomically(folder / PAGE, study_page(findings, base, facts, command, is_whole))
+    if findings:
+        write_atomically(folder / FIGURE, figure_svg(findings, base))
+    return findings
 
 
 def _print_findings(found: Sequence[ProxyResult], base: str) -> None:

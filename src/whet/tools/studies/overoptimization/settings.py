@@ -68,6 +68,7 @@ class StudySettings(Section):
 
     @property
     def size(self) -> int:
+        """The number of comparisons behind the proxies of the KL and ensemble runs."""
         return self.studied_size or self.sizes[0]
 
 

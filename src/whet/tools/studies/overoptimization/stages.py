@@ -106,10 +106,10 @@ def _restrained(settings: StudySettings, seed: int, known: tuple[dict[str, Any],
         yield Stage(f"kl-{beta:g}-seed{seed}", about, work, {**run, "size": settings.size})
     if not settings.ensembles:
         return
-    for place in range(1, settings.members):
+    for member in range(1, settings.members):
         about = f"another reward model from the same {settings.size} comparisons, seed {seed}"
-        work = partial(train_proxy, settings, settings.size, seed, place)
-        yield Stage(f"member{place}-{settings.size}-seed{seed}", about, work, learnt)
+        work = partial(train_proxy, settings, settings.size, seed, member)
+        yield Stage(f"member{member}-{settings.size}-seed{seed}", about, work, learnt)
     conditions = [Condition(seed, settings.size, how=how) for how in settings.ensembles]
     own = {"members": settings.members, "size": settings.size}
     asked = {**chosen, **own, "penalty": settings.variance_penalty_best_of, "ensembles": list(settings.ensembles)}
@@ -122,6 +122,7 @@ def _restrained(settings: StudySettings, seed: int, known: tuple[dict[str, Any],
 
 
 def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+    """Train the gold model: supervised, on right workings only."""
     config = {
         "seed": PROMPT_SEED,
         "steps": settings.gold_steps,
@@ -131,9 +132,9 @@ def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, Finishe
         "eval": {"every": 0, "prompts": 100},
         "report": {"keep_checkpoints": 1, "save_every": 20},
     }
-    found = train_run(folder, SUPERVISED, config)
-    accuracy = [percent(found[when].get("accuracy")) for when in ("before", "after")]
-    return {"summary": f"greedy accuracy {accuracy[0]} to {accuracy[1]}, on right workings only", **found}
+    trained = train_run(folder, SUPERVISED, config)
+    accuracy = [percent(trained[when].get("accuracy")) for when in ("before", "after")]
+    return {"summary": f"greedy accuracy {accuracy[0]} to {accuracy[1]}, on right workings only", **trained}
 
 
 def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
@@ -155,20 +156,20 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
     # some pairs are of equal completions and are left out
     wanted = int(1.25 * (settings.sizes[-1] + NUM_HELD_OUT)) + 50
     scores: list[float] = []
-    for name, split, count, each, seed in (
+    for name, split, count, per_prompt, seed in (
         (COMPARISONS, "train", wanted, 2, PROMPT_SEED),
         (POOL, "eval", settings.pool_prompts, settings.pool_completions, POOL_SEED),
     ):
         chosen = prompts(task, split, count, seed, settings.difficulty)
-        written = sampler.completions(chosen, each, sampling, (seed,))
+        written = sampler.completions(chosen, per_prompt, sampling, (seed,))
         judged = gold([p for p, samples in zip(chosen, written, strict=True) for _ in samples], _flat(written))
-        given = iter(judged)
+        remaining = iter(judged)
         rows = [
             {
                 "id": prompt.id,
                 "messages": [dict(message) for message in prompt.messages],
                 "completions": [sample.completion for sample in samples],
-                "gold": [next(given) for _ in samples],
+                "gold": [next(remaining) for _ in samples],
             }
             for prompt, samples in zip(chosen, written, strict=True)
         ]
@@ -190,7 +191,7 @@ def gold_model(done: Mapping[str, FinishedStage]) -> str:
 def gold_labelled_pairs(rows: Sequence[Mapping[str, Any]], spread: float, how: str, seed: int) -> list[dict[str, Any]]:
     """Comparisons as gold labels them: chosen and rejected; equal or empty completions cannot be compared."""
     stream = random.Random(f"labels/{seed}")
-    found = []
+    pairs = []
     for row in rows:
         (one, other), (mine, theirs) = row["completions"], row["gold"]
         if one == other or not one.strip() or not other.strip() or mine is None or theirs is None:
@@ -199,8 +200,8 @@ def gold_labelled_pairs(rows: Sequence[Mapping[str, Any]], spread: float, how: s
         if how == "sampled":
             prefers_one = stream.random() < _sigmoid((mine - theirs) / spread)
         chosen, rejected = (one, other) if prefers_one else (other, one)
-        found.append({"prompt": row["messages"], "chosen": chosen, "rejected": rejected})
-    return found
+        pairs.append({"prompt": row["messages"], "chosen": chosen, "rejected": rejected})
+    return pairs
 
 
 def _sigmoid(value: float) -> float:
@@ -210,6 +211,7 @@ def _sigmoid(value: float) -> float:
 def train_proxy(
     settings: StudySettings, size: int, seed: int, place: int, folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
+    """Train one proxy reward model on pairs that the gold model labelled."""
     drawn = done[COMPLETIONS]
     rows = read_json_lines(drawn.folder / COMPARISONS)
     pairs = gold_labelled_pairs(rows, drawn.result["spread"], settings.labels, seed)
@@ -231,12 +233,12 @@ def train_proxy(
         "eval": {"source": str(folder / EVAL_PAIRS), "every": 0},
         "report": {"keep_checkpoints": 1, "save_every": 25},
     }
-    found = train_run(folder, "rm", config)
+    trained = train_run(folder, "rm", config)
     model = str(sorted((folder / RUN / "checkpoints").iterdir())[-1].resolve())
     prompts, completions = _standard(rows)
     scores = ProxyReward([(model, 0.0, 1.0)], "single", 0.0).opinions(prompts, completions)[0]
-    summary = f"held-out accuracy {percent(found['after'].get('accuracy'))}"
-    return {"summary": summary, "model": model, "mean": fmean(scores), "spread": pstdev(scores), **found}
+    summary = f"held-out accuracy {percent(trained['after'].get('accuracy'))}"
+    return {"summary": summary, "model": model, "mean": fmean(scores), "spread": pstdev(scores), **trained}
 
 
 def _standard(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Prompt], list[str]]:
@@ -249,9 +251,10 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
 
 
 def proxy_models(settings: StudySettings, done: Mapping[str, FinishedStage], condition: Condition) -> list[ProxyModel]:
+    """The finished proxy reward models that a condition combines."""
     names = [f"proxy-{condition.size}-seed{condition.seed}"]
     if condition.how != "single":
-        names += [f"member{place}-{condition.size}-seed{condition.seed}" for place in range(1, settings.members)]
+        names += [f"member{member}-{condition.size}-seed{condition.seed}" for member in range(1, settings.members)]
     results = [done[name].result for name in names]
     return [ProxyModel(result["model"], result["mean"], result["spread"]) for result in results]
 
@@ -266,6 +269,7 @@ def condition_name(condition: Condition) -> str:
 def choose_best(
     settings: StudySettings, conditions: Sequence[Condition], folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
+    """Best-of-n against each condition's proxy: the gold and proxy scores as n grows."""
     rows = read_json_lines(done[COMPLETIONS].folder / POOL)
     spread = done[COMPLETIONS].result["spread"]
     gold = [[score / spread for score in row["gold"]] for row in rows]
@@ -295,12 +299,13 @@ def choose_best(
 
 
 def _combine(opinions: Sequence[Sequence[float]], how: Combination, penalty: float) -> list[float]:
-    return [combined(each, how, penalty) for each in zip(*opinions, strict=True)]
+    return [combined(scores, how, penalty) for scores in zip(*opinions, strict=True)]
 
 
 def optimise(
     settings: StudySettings, condition: Condition, folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
+    """Train the policy by RL against a condition's proxy, recording gold and proxy scores."""
     members = proxy_models(settings, done, condition)
     drawn = done[COMPLETIONS].result
     proxy = {
@@ -340,8 +345,8 @@ def read_curves(done: Mapping[str, FinishedStage]) -> list[ProxyCurve]:
     """Every curve of the finished stages."""
     return [
         ProxyCurve(
-            row["name"], row["kind"], row["group"], row["seed"], tuple(ScorePoint(*each) for each in row["points"])
+            row["name"], row["kind"], row["group"], row["seed"], tuple(ScorePoint(*point) for point in row["points"])
         )
-        for each in done.values()
-        for row in each.result.get("curves", ())
+        for stage in done.values()
+        for row in stage.result.get("curves", ())
     ]
