@@ -187,7 +187,7 @@ class RunRecorder:
 
 
 class SilentRecorder(RunRecorder):
-    """Of a rank that is not the first: it writes nothing."""
+    """The recorder on every rank but the first: it writes nothing."""
 
     def started(self, summary: Mapping[str, Any]) -> None:
         pass

@@ -82,7 +82,7 @@ class Ceilings:
 
 
 def training_operations(anatomy: Anatomy, shape: RolloutShape) -> float:
-    """Of one forward and backward pass over all completions of a step, nothing computed twice."""
+    """Operations in one forward and backward pass over all completions of a step, nothing computed twice."""
     products = TRAINING * (anatomy.trunk_weights * shape.shared + anatomy.head_weights * shape.written)
     return products + attention_operations(anatomy, shape.pairs, TRAINING)
 
@@ -100,7 +100,7 @@ def attention_operations(anatomy: Anatomy, pairs: int, factor: int) -> float:
 
 
 def rollout_operations(anatomy: Anatomy, shape: RolloutShape) -> float:
-    """Of writing all completions, each prompt read once."""
+    """Operations needed to write all completions, each prompt read once."""
     heads = shape.written  # the last position of a prompt gives the first token of its completions
     products = FORWARD * (anatomy.trunk_weights * shape.shared + anatomy.head_weights * heads)
     return products + attention_operations(anatomy, shape.pairs, FORWARD)

@@ -130,7 +130,7 @@ def _not_learning(history: History) -> HealthFinding | None:
 
 
 def _with_margin(history: MetricSeries) -> MetricSeries:
-    """Of completions judged one by one: the gap between the mean rewards of good and bad ones."""
+    """Adds `margin` to steps of completions judged one by one: mean reward of the good ones less that of the bad."""
     sides = ("chosen_reward", "rejected_reward")
     return [
         {**step, "margin": step[sides[0]] - step[sides[1]]}
