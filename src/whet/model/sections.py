@@ -33,7 +33,7 @@ class LoraSection(Section):
 def _ranked(value: Any) -> Any:
     """`model.lora=16` is a rank, and so is what a further setting beside it leaves of that."""
     if isinstance(value, Mapping) and "kind" in value:
-        return {**{key: each for key, each in value.items() if key != "kind"}, "rank": value["kind"]}
+        return {**{key: part for key, part in value.items() if key != "kind"}, "rank": value["kind"]}
     if isinstance(value, bool):
         raise ValueError("give the rank of the adapters, such as 16; 0 is off")
     return value if isinstance(value, Mapping | LoraSection) else {"rank": value}

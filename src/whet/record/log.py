@@ -75,13 +75,13 @@ def log_ends(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> d
         for line, end_of_line in _lines_and_ends(path, int(wanted["lines"])):
             digest.add([line])
             end = end_of_line
-        found = digest.values()
-        if found["lines"] < wanted["lines"]:
+        actual = digest.values()
+        if actual["lines"] < wanted["lines"]:
             raise WhetError(
-                f"{path} has {found['lines']} lines but the checkpoint was saved at {wanted['lines']}: lines were"
+                f"{path} has {actual['lines']} lines but the checkpoint was saved at {wanted['lines']}: lines were"
                 " lost; restore the file, or start a new run in another folder"
             )
-        if found["sha256"] != wanted["sha256"]:
+        if actual["sha256"] != wanted["sha256"]:
             raise WhetError(
                 f"{path}: its lines are not those that this run wrote before its checkpoint; restore the file, or "
                 "start a new run in another folder"
@@ -274,7 +274,7 @@ def _turn_fields(turn: Turn) -> dict[str, Any]:
 
 
 def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[tuple[Prompt, Sample]]:
-    return [samples[place] for place in recorded_places(samples, samples_per_step)]
+    return [samples[index] for index in recorded_places(samples, samples_per_step)]
 
 
 def recorded_places(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[int]:
@@ -282,10 +282,10 @@ def recorded_places(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: 
     if samples_per_step == 0:
         return []
     first = list(dict.fromkeys(prompt.id for prompt, _ in samples))[:samples_per_step]
-    chosen = {place for place, (prompt, _) in enumerate(samples) if prompt.id in first}
+    chosen = {index for index, (prompt, _) in enumerate(samples) if prompt.id in first}
     scored = [
-        (float(sample.reward), -place)
-        for place, (_, sample) in enumerate(samples)
+        (float(sample.reward), -index)
+        for index, (_, sample) in enumerate(samples)
         if sample.reward is not None and math.isfinite(sample.reward)
     ]
     if scored:
@@ -376,7 +376,7 @@ def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
     def value(row: Mapping[str, Any]) -> Any:
         return row[name] if name in row else row["parts"].get(name)
 
-    fields = dict.fromkeys(each for row in rows for each in (*row, *row["parts"]))
+    fields = dict.fromkeys(field for row in rows for field in (*row, *row["parts"]))
     if rows and name not in fields:
         raise WhetError(f"samples have no {name!r} to sort by; give one of {', '.join(fields)}")
     known = [row for row in rows if isinstance(value(row), int | float)]
@@ -397,17 +397,17 @@ def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int =
         with path.open("rb") as log:
             log.seek(start)
             lines = log.read(size - start).split(b"\n")[:-1]  # behind the last newline is nothing, or a torn line
-        found: list[dict[str, Any]] = []
+        tail: list[dict[str, Any]] = []
         for text in reversed(lines[1:] if start else lines):
             try:
                 line = in_todays_names(json.loads(text))
             except (ValueError, AttributeError, RecursionError):
                 raise WhetError(f"{path} has a line that is not a JSON object; delete it or restore the file") from None
-            if found and key(line) != key(found[0]):
-                return found[::-1]
-            found.append(line)
+            if tail and key(line) != key(tail[0]):
+                return tail[::-1]
+            tail.append(line)
         if start == 0:
-            return found[::-1]
+            return tail[::-1]
         block *= 4
     return []
 
@@ -465,25 +465,25 @@ def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[
         raise WhetError(f"{path} is not a file; restore the run's own")
     end = 0
     with path.open("rb") as log:
-        for place, line in enumerate(log, start=1):
+        for number, line in enumerate(log, start=1):
             if not line.endswith(b"\n"):
                 return
-            value = json_object(f"{path}:{place}", line)
+            value = json_object(f"{path}:{number}", line)
             end += len(line)
             yield value, end
-            if place == most:
+            if number == most:
                 return
 
 
 def in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
     """A line that whet 0.1 wrote with the names of today; one of today comes back as it is."""
     inner = [line[name] for name in ("metrics", "result", "before", "after") if isinstance(line.get(name), dict)]
-    if all(NAMES_OF_0_1.keys().isdisjoint(each) for each in (line, *inner)):
+    if all(NAMES_OF_0_1.keys().isdisjoint(names) for names in (line, *inner)):
         return line
     renamed = {NAMES_OF_0_1.get(name, name): value for name, value in line.items()}
     for name in ("metrics", "result", "before", "after"):
         if isinstance(renamed.get(name), dict):
-            renamed[name] = {NAMES_OF_0_1.get(each, each): value for each, value in renamed[name].items()}
+            renamed[name] = {NAMES_OF_0_1.get(key, key): value for key, value in renamed[name].items()}
     return renamed
 
 

@@ -55,8 +55,8 @@ def claimed_place(
     except BaseException:
         if not (folder / config).exists():
             with contextlib.suppress(OSError):  # something stands there that is not ours
-                for place in made:
-                    place.rmdir()
+                for path in made:
+                    path.rmdir()
         raise
 
 
@@ -64,16 +64,16 @@ def _new_folder(folder: Path) -> tuple[Path, list[Path]]:
     """The folder, made where it is not there, and those of its path that are new, the innermost first."""
     made: list[Path] = []
     try:
-        for place in reversed((folder, *folder.parents)):
-            if not place.is_dir():
+        for path in reversed((folder, *folder.parents)):
+            if not path.is_dir():
                 with contextlib.suppress(FileExistsError):  # made by somebody else in the meantime
-                    place.mkdir()
-                    made.insert(0, place)
+                    path.mkdir()
+                    made.insert(0, path)
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as error:
-        for place in made:
-            place.rmdir()
+        for path in made:
+            path.rmdir()
         raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another --folder") from error
     return folder, made
 

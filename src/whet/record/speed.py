@@ -206,7 +206,7 @@ def speed_text(speed: Speed) -> str:
         _line("memory", memory_text(speed.peak), f"{memory_text(speed.bytes_per_token)} per token of a training pass"),
     ]
     advice = speed_advice(speed) or ["nothing to gain from threads, precision or micro_batch_tokens"]
-    return "\n".join([*lines, "", *(f"- {each}" for each in advice)])
+    return "\n".join([*lines, "", *(f"- {line}" for line in advice)])
 
 
 def _line(head: str, value: str, about: str) -> str:

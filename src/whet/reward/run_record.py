@@ -71,7 +71,7 @@ def run_effect(folder: str | Path) -> Effect:
     steps, evals = step_reports(lines), eval_records(lines)
     count = max(1, math.ceil(ENDS * len(steps)))
     names = dict.fromkeys(name for step in steps for name in step.reward)
-    metrics = dict.fromkeys(name for each in evals for name in each.result)
+    metrics = dict.fromkeys(name for evaluation in evals for name in evaluation.result)
     return Effect(
         run=Path(folder).name,
         steps=steps[-1].step if steps else 0,

@@ -77,7 +77,7 @@ def _holds_truth(value: Any) -> bool:
 
 def is_number(annotation: Any) -> bool:
     """True for a type that is a number, or holds numbers, and nothing that may be true or false."""
-    inner = [each for each in get_args(annotation) if each is not Ellipsis]
+    inner = [member for member in get_args(annotation) if member is not Ellipsis]
     if get_origin(annotation) is Annotated:
         return is_number(inner[0])
     return any(map(is_number, inner)) if inner else annotation in (int, float)

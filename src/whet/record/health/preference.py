@@ -60,10 +60,10 @@ def _first_drift(series: MetricSeries) -> tuple[float, float] | None:
 def _reference_mismatch(history: History) -> HealthFinding | None:
     """Before the first update policy and reference are one model, so log pi / ref is 0 for every completion."""
     series = _metrics(history)
-    found = _first_drift(series)
-    if found is None:
+    first_drift = _first_drift(series)
+    if first_drift is None:
         return None
-    drift, length = found
+    drift, length = first_drift
     first = series[0]
     size = (abs(first["chosen_logp"]) + abs(first.get("rejected_logp", first["chosen_logp"]))) / 2
     return problem(

@@ -36,7 +36,7 @@ class HealthRule:
 
     def missing(self, step: StepReport) -> tuple[str, ...]:
         """What of it a step has not."""
-        return tuple(each for each in self.reads if not _has(step, each))
+        return tuple(name for name in self.reads if not _has(step, name))
 
 
 def _has(step: StepReport, quantity: str) -> bool:
@@ -44,4 +44,4 @@ def _has(step: StepReport, quantity: str) -> bool:
     values = getattr(step, part)
     if not name:
         return bool(values)
-    return any(each.endswith(name[1:]) for each in values) if name.startswith("*") else name in values
+    return any(key.endswith(name[1:]) for key in values) if name.startswith("*") else name in values
