@@ -12,6 +12,8 @@ from whet.settings.sections import Listed, Section
 
 
 class LoraSection(Section):
+    """`[model.lora]`: adapters, and how the frozen base beneath them is stored."""
+
     rank: int = Field(0, ge=0, le=65536, description="rank of the LoRA adapters; 0 trains every weight")
     alpha: float = Field(32.0, ge=1e-6, le=MOST_WEIGHT, description="an adapter is scaled by alpha / rank")
     target_modules: Listed = Field(
@@ -40,6 +42,8 @@ def _ranked(value: Any) -> Any:
 
 
 class ModelSection(Section):
+    """`[model]`: which model is trained, where it runs, and how its weights are stored."""
+
     name: str = Field("whetstone", description="built-in name, local folder, .gguf file, smollm2 or hub id")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     precision: Literal["auto", "fp32", "bf16"] = Field(

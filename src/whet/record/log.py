@@ -49,11 +49,13 @@ class LogDigest:
         self._lines, self._hash = 0, hashlib.sha256()
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Count the lines and take them into the digest, in order, without their `seconds`."""
         for line in lines:
             self._lines += 1
             self._hash.update(_encoded({name: value for name, value in line.items() if name != "seconds"}))
 
     def values(self) -> dict[str, Any]:
+        """`lines` and `sha256`, as a checkpoint stores them."""
         return {"lines": self._lines, "sha256": self._hash.hexdigest()}
 
 
@@ -165,6 +167,7 @@ class RunRecorder:
         return None
 
     def close(self) -> None:
+        """Close the logs without forcing them to disk (`sync` does); a later write opens them again."""
         for log in self._logs.values():
             log.close()
         self._logs.clear()
@@ -220,6 +223,7 @@ def step_line(report: StepReport) -> dict[str, Any]:
 
 
 def eval_line(evaluation: EvalRecord) -> dict[str, Any]:
+    """An evaluation as written to metrics.jsonl, between the steps; its key `eval` tells it from a step."""
     return {
         "step": int(evaluation.step),
         "eval": evaluation.name,
@@ -229,6 +233,7 @@ def eval_line(evaluation: EvalRecord) -> dict[str, Any]:
 
 
 def sample_line(step: int, prompt: Prompt, sample: Sample, reward_hash: str = "") -> dict[str, Any]:
+    """A sample as written to samples.jsonl; a reward that is None or not finite becomes null."""
     return {
         "step": int(step),
         "prompt_id": prompt.id,
@@ -274,6 +279,7 @@ def _turn_fields(turn: Turn) -> dict[str, Any]:
 
 
 def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[tuple[Prompt, Sample]]:
+    """The samples of a step that go to samples.jsonl, in their own order; see `recorded_places` for which."""
     return [samples[index] for index in recorded_places(samples, samples_per_step)]
 
 
@@ -313,6 +319,7 @@ def is_finished(folder: Path | str) -> bool:
 
 
 def read_summary(folder: Path | str) -> dict[str, Any]:
+    """run.json under the names of today, also for a run of whet 0.1; raises where it is missing or damaged."""
     path = Path(folder) / SUMMARY
     try:
         summary = json.loads(path.read_bytes())
@@ -333,6 +340,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 
 
 def read_samples(folder: Path | str) -> list[dict[str, Any]]:
+    """The lines of samples.jsonl in the order written; no file, no lines."""
     return list(read_lines(Path(folder) / SAMPLES))
 
 
@@ -437,6 +445,7 @@ def json_object(place: str, text: bytes) -> dict[str, Any]:
 
 
 def parsed_line(place: str, text: bytes) -> dict[str, Any]:
+    """A log line under the names of today; `place` is where it stands, for the error message."""
     return in_todays_names(json_object(place, text))
 
 

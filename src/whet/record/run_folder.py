@@ -102,11 +102,13 @@ def was_cut_off(folder: Path, before_config: Sequence[str]) -> bool:
 
 
 def remove_all(folder: Path, names: Sequence[str]) -> None:
+    """Delete these files and folders inside `folder`; those that are missing are passed over."""
     for name in names:
         remove(folder / name)
 
 
 def remove(path: Path) -> None:
+    """Delete a file or a whole folder; of a symbolic link, only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -121,6 +123,7 @@ class FolderLock:
     is_new: bool  # its file was made by this process
 
     def mark(self, text: str) -> None:
+        """Replace the content of the lock file; the lock itself is the kernel's and does not depend on it."""
         self.file.truncate(0)
         self.file.write(text)
         self.file.flush()

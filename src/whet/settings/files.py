@@ -58,6 +58,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def reason(error: BaseException) -> str:
+    """Why an operation failed, as one line; of an OSError, without its number and path."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).partition("\n")[0]
 

@@ -58,6 +58,8 @@ ObjectiveChanges = Annotated[dict[str, Any], AfterValidator(_objective_numbers)]
 
 
 class Section(BaseModel):
+    """A part of a config: frozen, and strict: it refuses unknown keys, NaN, infinities and booleans for numbers."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")

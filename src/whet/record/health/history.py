@@ -155,10 +155,12 @@ def has_gained(scores: Sequence[float]) -> bool:
 
 
 def is_rising(values: Sequence[float]) -> bool:
+    """Whether the last values rise by more than two standard errors over any of `TREND_WINDOWS`."""
     return any(len(values) >= window and trend_in_errors(values[-window:]) > 2 for window in TREND_WINDOWS)
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
+    """The values that are numbers; None, NaN and infinities are dropped, so positions shift."""
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
@@ -187,4 +189,5 @@ def improves_truly(history: History) -> bool:
 
 
 def entropy(report: StepReport) -> float | None:
+    """The policy's entropy in that step; None where it was not measured."""
     return report.metrics.get("entropy")

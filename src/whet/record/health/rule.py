@@ -31,6 +31,7 @@ class HealthRule:
     is_timed: bool = False  # it reads the clock, so equal runs may differ: not recorded with the steps
 
     def find(self, history: History) -> HealthFinding | None:
+        """What `check` finds, with this rule's name filled in; None where the rule has nothing to say."""
         finding = self.check(history)
         return None if finding is None else replace(finding, name=self.name, normal_when=self.normal_when)
 

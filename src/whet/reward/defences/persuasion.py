@@ -96,6 +96,7 @@ FLATTERY = (
 
 
 def patterns(texts: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Compile each text; case is ignored, and ^ and $ match at every line."""
     return tuple(re.compile(text, re.IGNORECASE | re.MULTILINE) for text in texts)
 
 

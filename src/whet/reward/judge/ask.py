@@ -57,7 +57,9 @@ Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str | Trouble]]
 class AnswerSource(Protocol):
     """Whoever answers questions."""
 
-    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]: ...
+    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
+        """Yield (the question's index, its answer or what went wrong) in any order, exactly one per question."""
+        ...
 
 
 @dataclass(frozen=True)

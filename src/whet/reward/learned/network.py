@@ -170,6 +170,7 @@ class Network:
 
 
 def plain_text(prompt: Prompt) -> str:
+    """The prompt without a chat template: its text, else its messages' contents, one per line, roles left out."""
     return prompt.text if prompt.text is not None else "\n".join(message["content"] for message in prompt.messages)
 
 
