@@ -139,7 +139,7 @@ def _gathered_states(lm: CausalLM, gathering: Gathering, stack: BlockStack, batc
 
 
 def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: torch.dtype) -> Iterator[_LayerPlan]:
-    """Of each layer; `dtype` is that of the residual stream."""
+    """Yield the plan of each layer in turn; `dtype` is that of the residual stream."""
     tables, keep_wide = stack.rotation(batch.position_ids[0]), lm.recompute == "none"
     copies: Sequence[FusedBlock | None] = [None] * len(stack.blocks)
     apart = any(isinstance(layer, UnmergedLinear) for block in stack.blocks for layer in block.products)
@@ -320,7 +320,7 @@ def _product(x: Tensor, weights: Sequence[Tensor], bias: Sequence[Tensor | None]
 def _input_grad(
     grad: Tensor, weights: Sequence[Tensor], factors: GroupFactors | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Of what went into `_product`; and grad times `up`, where that comes with it."""
+    """The gradient of the input to `_product`; also grad times `up`, or None where that is not a by-product."""
     parts = grad.split([len(weight) for weight in weights], 1)
     product = torch.mm(parts[0], weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
@@ -333,7 +333,7 @@ def _input_grad(
 
 
 def _weight_grads(grad: Tensor, x: Tensor, parameters: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
-    """Of the parameters whose products lie side by side in `grad`, in their own precision."""
+    """Gradients of the parameters whose products lie side by side in `grad`, each in its own precision."""
     if not any(needed):
         return [None] * len(parameters)
     sizes = [len(parameter) for parameter in parameters]
@@ -355,7 +355,7 @@ def _summed(grad: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
 def _factor_grads(
     grad: Tensor, x: Tensor, factors: GroupFactors | None, lowered: Tensor | None, kind: torch.dtype
 ) -> list[Tensor | None]:
-    """Of down and up of each of the products that lie side by side in `grad`; `lowered` is grad times `up`."""
+    """Gradients of `down` and `up` for each product that lies side by side in `grad`; `lowered` is grad times `up`."""
     if factors is None:
         return []
     lowered = torch.mm(grad, factors.up) if lowered is None else lowered

@@ -170,7 +170,7 @@ class FusedWeights:
 
 
 def _spans(layers: Sequence[nn.Linear], ranks: Sequence[int]) -> tuple[tuple[slice, slice] | None, ...]:
-    """Of each layer: its rows and columns of the common `up`; None without an adapter."""
+    """Each layer's rows and columns in the common `up`; None for a layer without an adapter."""
     spans: list[tuple[slice, slice] | None] = []
     row = column = 0
     for layer, rank in zip(layers, ranks, strict=True):

@@ -37,7 +37,7 @@ class Tiles:
 
 
 def _tiles(size: int) -> tuple[Tiles, Tiles, Tiles]:
-    """Of the forward pass, of the gradient of queries, and of that of keys and values."""
+    """Tile sizes for the forward pass, for the gradient of queries, and for that of keys and values."""
     if size <= 64:
         return Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)
     if size <= 128:

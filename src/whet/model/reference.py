@@ -45,9 +45,9 @@ class CopiedReference:
 
     @torch.no_grad()
     def follow(self, policy: CausalLM, share: float) -> None:
-        """reference <- kept * reference + (1 - kept) * policy."""
+        """reference <- share * reference + (1 - share) * policy."""
         for mine, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
-            # at kept = 0 the copy must be exact: lerp would leave rounding
+            # at share = 0 the copy must be exact: lerp would leave rounding
             mine.copy_(theirs if share == 0 else mine * share + theirs * (1 - share))
 
     def tensors(self) -> dict[str, Tensor]:

@@ -12,6 +12,8 @@ from whet.settings.sections import Listed, Section
 
 
 class LoraSection(Section):
+    """`[model.lora]`: adapters, and how the frozen base beneath them is stored."""
+
     rank: int = Field(0, ge=0, le=65536, description="rank of the LoRA adapters; 0 trains every weight")
     alpha: float = Field(32.0, ge=1e-6, le=MOST_WEIGHT, description="an adapter is scaled by alpha / rank")
     target_modules: Listed = Field(
@@ -33,13 +35,15 @@ class LoraSection(Section):
 def _ranked(value: Any) -> Any:
     """`model.lora=16` is a rank, and so is what a further setting beside it leaves of that."""
     if isinstance(value, Mapping) and "kind" in value:
-        return {**{key: each for key, each in value.items() if key != "kind"}, "rank": value["kind"]}
+        return {**{key: part for key, part in value.items() if key != "kind"}, "rank": value["kind"]}
     if isinstance(value, bool):
         raise ValueError("give the rank of the adapters, such as 16; 0 is off")
     return value if isinstance(value, Mapping | LoraSection) else {"rank": value}
 
 
 class ModelSection(Section):
+    """`[model]`: which model is trained, where it runs, and how its weights are stored."""
+
     name: str = Field("whetstone", description="built-in name, local folder, .gguf file, smollm2 or hub id")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     precision: Literal["auto", "fp32", "bf16"] = Field(

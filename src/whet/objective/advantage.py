@@ -40,13 +40,17 @@ class Baseline(ComponentProtocol, Protocol):
     @property
     def smallest_group(self) -> int: ...
 
-    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor: ...
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        """A before scaling [N, T], 0 off the actions; `memory` holds earlier batches, not this one."""
+        ...
 
     def target(self, batch: TokenBatch) -> Tensor | None:
         """What the critic should have said [N, T]; None without a critic."""
         ...
 
-    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory: ...
+    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        """The memory after this batch, called after `centred`; the mapping passed in is left unchanged."""
+        ...
 
     def symbols(self) -> str:
         """The difference as an expression, such as `R - mean_g(R)`."""

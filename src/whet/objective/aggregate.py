@@ -35,7 +35,9 @@ class Aggregate(ComponentProtocol, Protocol):
         """The memory after a step whose objective rises by `grad` with the learned number."""
         ...
 
-    def symbols(self) -> str: ...
+    def symbols(self) -> str:
+        """The sums in front of each token's term, such as `1/M SUM_i SUM_t`."""
+        ...
 
 
 def step_totals(batch: TokenBatch, max_new_tokens: int) -> Totals:

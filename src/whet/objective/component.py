@@ -16,7 +16,9 @@ class ComponentProtocol(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
 
-    def words(self) -> str: ...
+    def words(self) -> str:
+        """The component in a sentence; empty where there is nothing to say."""
+        ...
 
 
 @dataclass(frozen=True)

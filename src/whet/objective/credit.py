@@ -118,6 +118,7 @@ class CriticBaseline(Component):
     needs: ClassVar[frozenset[str]] = frozenset({"value"})
 
     def critic_value(self, batch: TokenBatch) -> Tensor:
+        """The critic's value at each action, 0 elsewhere: [N, T]; raises where the batch has none."""
         if batch.value is None:
             raise ValueError("this baseline needs the critic's value and the batch has none")
         return torch.where(batch.action, batch.value, 0.0).to(batch.reward.dtype)

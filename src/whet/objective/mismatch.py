@@ -22,7 +22,9 @@ class Mismatch(ComponentProtocol, Protocol):
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor: ...
 
-    def symbols(self) -> str: ...
+    def symbols(self) -> str:
+        """The factor in front of the clip rule's term, a space behind it; empty for none."""
+        ...
 
 
 class _FromSampler(Component):

@@ -26,7 +26,9 @@ class Ratio(ComponentProtocol, Protocol):
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor: ...
 
-    def symbols(self) -> str: ...
+    def symbols(self) -> str:
+        """The definition of r as an equation, such as `r = pi(a_t) / pi_old(a_t)`."""
+        ...
 
 
 class _AgainstOld(Component):

@@ -21,7 +21,9 @@ class AdvantageScale(ComponentProtocol, Protocol):
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor: ...
 
-    def symbols(self, centred: str) -> str: ...
+    def symbols(self, centred: str) -> str:
+        """A as an expression around `centred`, the expression of the difference."""
+        ...
 
 
 def _divided(centred: Tensor, std: Tensor) -> Tensor:

@@ -17,7 +17,9 @@ class RewardShape(ComponentProtocol, Protocol):
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
 
-    def symbols(self) -> str: ...
+    def symbols(self) -> str:
+        """The change to R as a line of its own; empty where R stays as it was scored."""
+        ...
 
 
 class AsScored(Component):

@@ -145,7 +145,7 @@ def _segment_return(batch: TokenBatch, gamma: float) -> Tensor:
 
 
 def _turn_moments(values: Tensor, batch: TokenBatch, weight: Tensor | None) -> GroupMoments:
-    """Of each column in each group, over the entries that are no NaN: each field [N, J]."""
+    """The moments of each column within each group, NaN entries left out; every field is [N, J]."""
     column = torch.arange(values.shape[1], device=values.device)
     key = group_index(batch.group)[0][:, None] * values.shape[1] + column
     counts = None if weight is None else weight[:, None].expand_as(values).flatten()

@@ -107,7 +107,9 @@ class TeacherTerm(ComponentProtocol, Protocol):
         """What a token's divergence counts, by how far the policy has moved since the batch was written: [N, T]."""
         ...
 
-    def symbols(self) -> str: ...
+    def symbols(self) -> str:
+        """The term with its sign; empty for none."""
+        ...
 
 
 class NoTeacher(Component):

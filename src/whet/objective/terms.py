@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 class Entropy(ComponentProtocol, Protocol):
     """The coefficient of the policy's entropy in J, and how it moves from step to step."""
 
-    def coefficient(self, memory: Memory) -> float: ...
+    def coefficient(self, memory: Memory) -> float:
+        """What H is multiplied by in this step; 0 for no entropy term."""
+        ...
 
-    def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory: ...
+    def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
+        """The memory after a step, given that step's metrics."""
+        ...
 
-    def symbols(self) -> str: ...
+    def symbols(self) -> str:
+        """The term with its sign, such as ` + 0.01 H`; empty for none."""
+        ...
 
 
 class NoBonus(Component):
@@ -192,7 +198,9 @@ class Imitate(ComponentProtocol, Protocol):
         """What to remember after a step."""
         ...
 
-    def symbols(self) -> str: ...
+    def symbols(self) -> str:
+        """The term with its sign, outside the sum over tokens; empty for none."""
+        ...
 
 
 class _BesideTheRest(Component):
@@ -402,6 +410,7 @@ class TopK(Component):
         return int(self.top)
 
     def forking(self, batch: TokenBatch, extras: Extras) -> Tensor:
+        """Where the entropy exceeds the completion's own `quantile`: bool [N, T], actions only."""
         if extras.entropy is None:
             raise ValueError("top_k needs the entropy of the forward pass and got none")
         entropy = extras.entropy.detach().masked_fill(~batch.action, float("nan"))

@@ -101,10 +101,10 @@ class Console:
             self._printed_at = now
             self._write(step_text(report, self._total, self._eta()))
         for text in report.health:
-            found = recorded_finding(text)
+            finding = recorded_finding(text)
             # the same finding with the numbers of a later step is no news; what the run does about it is
-            if found.name not in self._reported or not found.is_problem:
-                self._reported.add(found.name)
+            if finding.name not in self._reported or not finding.is_problem:
+                self._reported.add(finding.name)
                 self._write(f"  health: {text}")
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
@@ -148,7 +148,9 @@ class Console:
         if self._main and self._kind is not None:
             main = self._kind.main[0]
             lines.append((main.label, metric_text(main.name, self._main[-1]), self._main))
-        lines += [(f"eval {words(name)}", metric_text(name, each[-1]), each) for name, each in self._evals.items()]
+        lines += [
+            (f"eval {words(name)}", metric_text(name, values[-1]), values) for name, values in self._evals.items()
+        ]
         return [(name, value, sparkline(values, 16, blocks)) for name, value, values in lines]
 
     def _print(self, rows: RenderableType) -> None:
@@ -183,7 +185,7 @@ def step_values(report: StepReport, with_main: bool = False) -> list[tuple[str, 
     kind = kind_of([report])
     cells: tuple[StepMetric, ...] = (*(kind.main if with_main else ()), *kind.line)
     values = ((metric, metric.measure(report)) for metric in cells)
-    return [(each.label, metric_text(each.name, value)) for each, value in values if value is not None]
+    return [(metric.label, metric_text(metric.name, value)) for metric, value in values if value is not None]
 
 
 def display(
@@ -212,7 +214,7 @@ def display(
 def header(summary: Mapping[str, Any]) -> RenderableType:
     """What is about to run: title, effective objective, facts."""
     lines = [str(line) for line in summary.get("objective") or ()]
-    rows: list[NamedCell] = [("objective" if place == 0 else "", Text(line)) for place, line in enumerate(lines)]
+    rows: list[NamedCell] = [("objective" if index == 0 else "", Text(line)) for index, line in enumerate(lines)]
     rows += [(str(name), Text(str(value))) for name, value in (summary.get("facts") or {}).items()]
     return Stack(Text(f"\nwhet  {summary.get('title') or 'run'}", style="bold"), Text(), _table(rows), Text())
 
@@ -247,8 +249,8 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
 def _time_table(seconds: Mapping[str, float], block: str, width: int = 28) -> Table:
     total, longest = sum(seconds.values()), max(seconds.values())
     table = Table.grid(padding=(0, 2, 0, 0))
-    for place, style in enumerate(("", "green", "", "dim")):
-        table.add_column(justify="right" if place >= 2 else "left", style=style, no_wrap=True)
+    for column, style in enumerate(("", "green", "", "dim")):
+        table.add_column(justify="right" if column >= 2 else "left", style=style, no_wrap=True)
     for phase, took in seconds.items():
         bar = block * max(1, round(width * took / longest))
         table.add_row(Text(label(phase)), Text(bar), Text(duration(took)), Text(f"{took / total:.0%}"))

@@ -103,18 +103,18 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
         raise WhetError(f"{folder} has no step{asked} in {METRICS} yet; there is nothing to look at")
     facts = summary.get("facts")
     dtype = str(facts.get("dtype", "float32")) if isinstance(facts, Mapping) else "float32"
-    found = summary.get("settings")
-    settings = found if isinstance(found, Mapping) else {}
+    recorded_settings = summary.get("settings")
+    settings = recorded_settings if isinstance(recorded_settings, Mapping) else {}
     held = {span.finding.name: span for span in finding_spans(steps, dtype, recorded, settings, evals)}
     now = findings(steps, dtype, settings, evals)
     problems = []
-    for each in (finding for finding in now if finding.is_problem):
-        span = held.pop(each.name, None)
-        first, count = (span.first, span.num_steps) if span else since_when(each.name, steps, dtype, settings, evals)
-        problems.append(FindingSpan(each, first, steps[-1].step, count, True))
+    for problem in (finding for finding in now if finding.is_problem):
+        span = held.pop(problem.name, None)
+        first, count = (span.first, span.num_steps) if span else since_when(problem.name, steps, dtype, settings, evals)
+        problems.append(FindingSpan(problem, first, steps[-1].step, count, True))
     # a step in which nothing differs has no correlation: what any of the last ones has was recorded
     lacking = {rule.name: [rule.missing(step) for step in steps[-RECENT:]] for rule in rules_of(steps)}
-    missing = {name: min(each, key=len) for name, each in lacking.items()}
+    missing = {name: min(absent, key=len) for name, absent in lacking.items()}
     return DoctorReport(
         folder=str(folder),
         title=str(summary.get("title") or folder.name),
@@ -140,7 +140,7 @@ def _is_action(text: str) -> bool:
 def _read(
     folder: Path, until: int | None, damage: list[str]
 ) -> tuple[list[StepReport], list[EvalRecord], list[tuple[int, tuple[str, ...]]]]:
-    kept: ThinnedLog[StepReport] = ThinnedLog(between=MOST_BETWEEN)
+    reports: ThinnedLog[StepReport] = ThinnedLog(between=MOST_BETWEEN)
     evals: list[EvalRecord] = []
     recorded: list[tuple[int, tuple[str, ...]]] = []
     broken = 0
@@ -153,19 +153,19 @@ def _read(
             evals += eval_records([line])
         else:
             (report,) = step_reports([line])
-            kept.append(report)
+            reports.append(report)
             recorded += [(report.step, report.health)] if report.health else []
     if broken:
         damage.append(f"{folder / METRICS}: {count_of(broken, 'line')} could not be read and are passed over")
-    return kept.items(), evals, recorded
+    return reports.items(), evals, recorded
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any] | None]:
     """Each complete line that is one of a step or an evaluation, None for any other."""
     try:
-        for place, text in raw_lines(path):
+        for position, text in raw_lines(path):
             try:
-                line = parsed_line(place, text)
+                line = parsed_line(position, text)
                 number = line["step"]
                 step_reports([line]) if "eval" not in line else eval_records([line])
                 yield line if isinstance(number, int) else None
@@ -180,18 +180,18 @@ def _whole(value: Any) -> int:
 
 
 def _span_values(span: FindingSpan, report: DoctorReport) -> dict[str, Any]:
-    each = span.finding
+    finding = span.finding
     return {
-        "name": each.name,
+        "name": finding.name,
         "since": span.first,
         "steps": span.num_steps,
-        "evidence": each.evidence,
-        "cause": each.cause,
-        "remedy": each.remedy,
-        "settings": [list(pair) for pair in each.settings],
-        "changes": list(each.changes),
-        "command": command(each, report),
-        "normal_when": each.normal_when,
+        "evidence": finding.evidence,
+        "cause": finding.cause,
+        "remedy": finding.remedy,
+        "settings": [list(pair) for pair in finding.settings],
+        "changes": list(finding.changes),
+        "command": command(finding, report),
+        "normal_when": finding.normal_when,
     }
 
 
@@ -209,18 +209,18 @@ def doctor_text(report: DoctorReport) -> str:
     """The report for a terminal."""
     of = f" of {report.total_steps}" if report.total_steps else ""
     lines = [f"{report.title}  {report.folder}", f"{report.status}, looked at as of step {report.step}{of}", ""]
-    lines += [f"damaged: {each}" for each in report.damage] + ([""] if report.damage else [])
+    lines += [f"damaged: {line}" for line in report.damage] + ([""] if report.damage else [])
     if report.is_healthy:
         lines.append(f"healthy: {count_of(len(report.looked_at), 'rule')} found no problem")
     else:
         lines.append(f"{count_of(len(report.problems), 'problem')}, {count_of(len(report.looked_at), 'rule')} looked")
     for span in report.problems:
-        each = span.finding
-        lines += ["", f"{each.name}  since step {span.first} ({count_of(span.num_steps, 'step')})"]
-        rows = (("evidence", each.evidence), ("cause", each.cause), ("remedy", each.remedy))
-        for label, text in (*rows, ("normal when", each.normal_when)):
+        finding = span.finding
+        lines += ["", f"{finding.name}  since step {span.first} ({count_of(span.num_steps, 'step')})"]
+        rows = (("evidence", finding.evidence), ("cause", finding.cause), ("remedy", finding.remedy))
+        for label, text in (*rows, ("normal when", finding.normal_when)):
             lines += _wrapped(label, text)
-        first = command(each, report)
+        first = command(finding, report)
         lines += [f"  {'try':12}{first}"] if first else []
     if report.over:
         lines += ["", "over by now"]
@@ -230,9 +230,11 @@ def doctor_text(report: DoctorReport) -> str:
         for note in report.notes:
             lines += textwrap.wrap(note.text, WIDTH, initial_indent="  ", subsequent_indent="    ")
     if report.actions:
-        lines += ["", "what the run did about it", *(f"  {each}" for each in report.actions)]
+        lines += ["", "what the run did about it", *(f"  {action}" for action in report.actions)]
     if report.not_seen:
-        absent = "; ".join(f"{name} ({', '.join(_short(each) for each in of)})" for name, of in report.not_seen.items())
+        absent = "; ".join(
+            f"{name} ({', '.join(_short(quantity) for quantity in of)})" for name, of in report.not_seen.items()
+        )
         lines += [
             "",
             *textwrap.wrap(f"not looked at, the run does not record it: {absent}", WIDTH, subsequent_indent="  "),
@@ -252,4 +254,4 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 def _printable(line: str) -> str:
     """Without what a terminal would take for a command: names in a record are anybody's."""
-    return "".join(each if each.isprintable() else "?" for each in line)
+    return "".join(character if character.isprintable() else "?" for character in line)

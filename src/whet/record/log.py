@@ -49,11 +49,13 @@ class LogDigest:
         self._lines, self._hash = 0, hashlib.sha256()
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Count the lines and take them into the digest, in order, without their `seconds`."""
         for line in lines:
             self._lines += 1
             self._hash.update(_encoded({name: value for name, value in line.items() if name != "seconds"}))
 
     def values(self) -> dict[str, Any]:
+        """`lines` and `sha256`, as a checkpoint stores them."""
         return {"lines": self._lines, "sha256": self._hash.hexdigest()}
 
 
@@ -75,13 +77,13 @@ def log_ends(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> d
         for line, end_of_line in _lines_and_ends(path, int(wanted["lines"])):
             digest.add([line])
             end = end_of_line
-        found = digest.values()
-        if found["lines"] < wanted["lines"]:
+        actual = digest.values()
+        if actual["lines"] < wanted["lines"]:
             raise WhetError(
-                f"{path} has {found['lines']} lines but the checkpoint was saved at {wanted['lines']}: lines were"
+                f"{path} has {actual['lines']} lines but the checkpoint was saved at {wanted['lines']}: lines were"
                 " lost; restore the file, or start a new run in another folder"
             )
-        if found["sha256"] != wanted["sha256"]:
+        if actual["sha256"] != wanted["sha256"]:
             raise WhetError(
                 f"{path}: its lines are not those that this run wrote before its checkpoint; restore the file, or "
                 "start a new run in another folder"
@@ -165,6 +167,7 @@ class RunRecorder:
         return None
 
     def close(self) -> None:
+        """Close the logs without forcing them to disk (`sync` does); a later write opens them again."""
         for log in self._logs.values():
             log.close()
         self._logs.clear()
@@ -187,7 +190,7 @@ class RunRecorder:
 
 
 class SilentRecorder(RunRecorder):
-    """Of a rank that is not the first: it writes nothing."""
+    """The recorder on every rank but the first: it writes nothing."""
 
     def started(self, summary: Mapping[str, Any]) -> None:
         pass
@@ -220,6 +223,7 @@ def step_line(report: StepReport) -> dict[str, Any]:
 
 
 def eval_line(evaluation: EvalRecord) -> dict[str, Any]:
+    """An evaluation as written to metrics.jsonl, between the steps; its key `eval` tells it from a step."""
     return {
         "step": int(evaluation.step),
         "eval": evaluation.name,
@@ -229,6 +233,7 @@ def eval_line(evaluation: EvalRecord) -> dict[str, Any]:
 
 
 def sample_line(step: int, prompt: Prompt, sample: Sample, reward_hash: str = "") -> dict[str, Any]:
+    """A sample as written to samples.jsonl; a reward that is None or not finite becomes null."""
     return {
         "step": int(step),
         "prompt_id": prompt.id,
@@ -274,7 +279,8 @@ def _turn_fields(turn: Turn) -> dict[str, Any]:
 
 
 def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[tuple[Prompt, Sample]]:
-    return [samples[place] for place in recorded_places(samples, samples_per_step)]
+    """The samples of a step that go to samples.jsonl, in their own order; see `recorded_places` for which."""
+    return [samples[index] for index in recorded_places(samples, samples_per_step)]
 
 
 def recorded_places(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[int]:
@@ -282,10 +288,10 @@ def recorded_places(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: 
     if samples_per_step == 0:
         return []
     first = list(dict.fromkeys(prompt.id for prompt, _ in samples))[:samples_per_step]
-    chosen = {place for place, (prompt, _) in enumerate(samples) if prompt.id in first}
+    chosen = {index for index, (prompt, _) in enumerate(samples) if prompt.id in first}
     scored = [
-        (float(sample.reward), -place)
-        for place, (_, sample) in enumerate(samples)
+        (float(sample.reward), -index)
+        for index, (_, sample) in enumerate(samples)
         if sample.reward is not None and math.isfinite(sample.reward)
     ]
     if scored:
@@ -313,6 +319,7 @@ def is_finished(folder: Path | str) -> bool:
 
 
 def read_summary(folder: Path | str) -> dict[str, Any]:
+    """run.json under the names of today, also for a run of whet 0.1; raises where it is missing or damaged."""
     path = Path(folder) / SUMMARY
     try:
         summary = json.loads(path.read_bytes())
@@ -333,6 +340,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 
 
 def read_samples(folder: Path | str) -> list[dict[str, Any]]:
+    """The lines of samples.jsonl in the order written; no file, no lines."""
     return list(read_lines(Path(folder) / SAMPLES))
 
 
@@ -376,7 +384,7 @@ def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
     def value(row: Mapping[str, Any]) -> Any:
         return row[name] if name in row else row["parts"].get(name)
 
-    fields = dict.fromkeys(each for row in rows for each in (*row, *row["parts"]))
+    fields = dict.fromkeys(field for row in rows for field in (*row, *row["parts"]))
     if rows and name not in fields:
         raise WhetError(f"samples have no {name!r} to sort by; give one of {', '.join(fields)}")
     known = [row for row in rows if isinstance(value(row), int | float)]
@@ -397,17 +405,17 @@ def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int =
         with path.open("rb") as log:
             log.seek(start)
             lines = log.read(size - start).split(b"\n")[:-1]  # behind the last newline is nothing, or a torn line
-        found: list[dict[str, Any]] = []
+        tail: list[dict[str, Any]] = []
         for text in reversed(lines[1:] if start else lines):
             try:
                 line = in_todays_names(json.loads(text))
             except (ValueError, AttributeError, RecursionError):
                 raise WhetError(f"{path} has a line that is not a JSON object; delete it or restore the file") from None
-            if found and key(line) != key(found[0]):
-                return found[::-1]
-            found.append(line)
+            if tail and key(line) != key(tail[0]):
+                return tail[::-1]
+            tail.append(line)
         if start == 0:
-            return found[::-1]
+            return tail[::-1]
         block *= 4
     return []
 
@@ -437,6 +445,7 @@ def json_object(place: str, text: bytes) -> dict[str, Any]:
 
 
 def parsed_line(place: str, text: bytes) -> dict[str, Any]:
+    """A log line under the names of today; `place` is where it stands, for the error message."""
     return in_todays_names(json_object(place, text))
 
 
@@ -465,25 +474,25 @@ def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[
         raise WhetError(f"{path} is not a file; restore the run's own")
     end = 0
     with path.open("rb") as log:
-        for place, line in enumerate(log, start=1):
+        for number, line in enumerate(log, start=1):
             if not line.endswith(b"\n"):
                 return
-            value = json_object(f"{path}:{place}", line)
+            value = json_object(f"{path}:{number}", line)
             end += len(line)
             yield value, end
-            if place == most:
+            if number == most:
                 return
 
 
 def in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
     """A line that whet 0.1 wrote with the names of today; one of today comes back as it is."""
     inner = [line[name] for name in ("metrics", "result", "before", "after") if isinstance(line.get(name), dict)]
-    if all(NAMES_OF_0_1.keys().isdisjoint(each) for each in (line, *inner)):
+    if all(NAMES_OF_0_1.keys().isdisjoint(names) for names in (line, *inner)):
         return line
     renamed = {NAMES_OF_0_1.get(name, name): value for name, value in line.items()}
     for name in ("metrics", "result", "before", "after"):
         if isinstance(renamed.get(name), dict):
-            renamed[name] = {NAMES_OF_0_1.get(each, each): value for each, value in renamed[name].items()}
+            renamed[name] = {NAMES_OF_0_1.get(key, key): value for key, value in renamed[name].items()}
     return renamed
 
 

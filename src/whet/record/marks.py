@@ -61,7 +61,7 @@ def checked_mark(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
     mark = NAMES_OF_MARKS.get(mark, mark) if isinstance(mark, str) else mark
     if mark is not None and mark not in ("", *MARKS):
         shown = json.dumps(mark, ensure_ascii=False)[:LONGEST_SHOWN]
-        expected = ", ".join(f'"{each}"' for each in MARKS)
+        expected = ", ".join(f'"{choice}"' for choice in MARKS)
         raise WhetError(f"{place}: mark is {shown}; write {expected} or null")
     if not isinstance(row.get("note", ""), str | None):
         shown = json.dumps(row["note"], ensure_ascii=True)[:LONGEST_SHOWN]
@@ -115,13 +115,13 @@ def _whole_size(file: int, size: int, block: int = 1 << 16) -> int:
 def read_sample_marks(folder: Path | str) -> dict[str, SampleMark]:
     """The last word about each sample that somebody marked, by its id; no file, no marks."""
     path = Path(folder) / MARKS_LOG
-    found: dict[str, SampleMark] = {}
-    for place, text in _lines(path):
-        row = checked_mark(place, json_object(place, text))
+    marks: dict[str, SampleMark] = {}
+    for position, text in _lines(path):
+        row = checked_mark(position, json_object(position, text))
         if not isinstance(row.get("id"), str):
-            raise WhetError(f'{place}: no sample is named; restore its "id", or delete the line')
-        found[row["id"]] = SampleMark(row["id"], row["mark"], row.get("note") or "")
-    return found
+            raise WhetError(f'{position}: no sample is named; restore its "id", or delete the line')
+        marks[row["id"]] = SampleMark(row["id"], row["mark"], row.get("note") or "")
+    return marks
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:

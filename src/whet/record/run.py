@@ -96,8 +96,8 @@ class RunRecord:
     @property
     def settings(self) -> Mapping[str, Any]:
         """Those that health rules look at, by name; empty for a run of an older version."""
-        found = self.summary.get("settings")
-        return found if isinstance(found, Mapping) else {}
+        settings = self.summary.get("settings")
+        return settings if isinstance(settings, Mapping) else {}
 
     def config_values(self) -> dict[str, Any]:
         """config.toml as nested values; empty where it is not TOML."""
@@ -155,20 +155,20 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
     folder = Path(folder)
     summary = read_summary(folder) if summary is None else summary
     totals, evals = StepTotals(), []
-    kept: ThinnedLog[tuple[str, bytes]] = ThinnedLog(between=MOST_BETWEEN)
-    for place, text in raw_lines(folder / METRICS):
-        if b'"eval": ' in text and "eval" in (line := parsed_line(place, text)):
+    step_lines: ThinnedLog[tuple[str, bytes]] = ThinnedLog(between=MOST_BETWEEN)
+    for position, text in raw_lines(folder / METRICS):
+        if b'"eval": ' in text and "eval" in (line := parsed_line(position, text)):
             evals.append(line)
         else:
-            totals.add(step_sums(place, text))
-            kept.append((place, text))
+            totals.add(step_sums(position, text))
+            step_lines.append((position, text))
     config = folder / "config.toml"
     first, last = _samples_at_the_ends(folder / SAMPLES)
     return RunRecord(
         folder=folder,
         summary=summary,
         config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
-        steps=tuple(step_reports([parsed_line(*line) for line in kept.items()])),
+        steps=tuple(step_reports([parsed_line(*line) for line in step_lines.items()])),
         evals=tuple(eval_records(evals)),
         first_samples=first,
         last_samples=last,

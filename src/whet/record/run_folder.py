@@ -55,8 +55,8 @@ def claimed_place(
     except BaseException:
         if not (folder / config).exists():
             with contextlib.suppress(OSError):  # something stands there that is not ours
-                for place in made:
-                    place.rmdir()
+                for path in made:
+                    path.rmdir()
         raise
 
 
@@ -64,16 +64,16 @@ def _new_folder(folder: Path) -> tuple[Path, list[Path]]:
     """The folder, made where it is not there, and those of its path that are new, the innermost first."""
     made: list[Path] = []
     try:
-        for place in reversed((folder, *folder.parents)):
-            if not place.is_dir():
+        for path in reversed((folder, *folder.parents)):
+            if not path.is_dir():
                 with contextlib.suppress(FileExistsError):  # made by somebody else in the meantime
-                    place.mkdir()
-                    made.insert(0, place)
+                    path.mkdir()
+                    made.insert(0, path)
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as error:
-        for place in made:
-            place.rmdir()
+        for path in made:
+            path.rmdir()
         raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another --folder") from error
     return folder, made
 
@@ -102,11 +102,13 @@ def was_cut_off(folder: Path, before_config: Sequence[str]) -> bool:
 
 
 def remove_all(folder: Path, names: Sequence[str]) -> None:
+    """Delete these files and folders inside `folder`; those that are missing are passed over."""
     for name in names:
         remove(folder / name)
 
 
 def remove(path: Path) -> None:
+    """Delete a file or a whole folder; of a symbolic link, only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -121,6 +123,7 @@ class FolderLock:
     is_new: bool  # its file was made by this process
 
     def mark(self, text: str) -> None:
+        """Replace the content of the lock file; the lock itself is the kernel's and does not depend on it."""
         self.file.truncate(0)
         self.file.write(text)
         self.file.flush()

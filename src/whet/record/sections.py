@@ -11,6 +11,8 @@ from whet.settings.sections import Listed, Section, Table
 
 
 class ReportSection(Section):
+    """`[report]`: checkpoints, what is recorded of each step, and the trackers."""
+
     save_every: int = Field(10, ge=1, le=MOST_STEPS, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, le=MOST_STEPS, description="checkpoints to keep; older ones are deleted")
     samples_per_step: int = Field(1, ge=0, le=MOST_ROWS, description="groups per step written to samples.jsonl")
@@ -31,6 +33,8 @@ class ReportSection(Section):
 
 
 class HealthSection(Section):
+    """`[health]`: what the run does on its own about a problem that lasts."""
+
     on_problem: dict[str, Literal["stop", "checkpoint", "lower_rate"]] = Field(
         {},
         description="what to do about a problem, by the name of its rule (docs/doctor.md): KL_runaway = lower_rate",

@@ -82,7 +82,7 @@ class Ceilings:
 
 
 def training_operations(anatomy: Anatomy, shape: RolloutShape) -> float:
-    """Of one forward and backward pass over all completions of a step, nothing computed twice."""
+    """Operations in one forward and backward pass over all completions of a step, nothing computed twice."""
     products = TRAINING * (anatomy.trunk_weights * shape.shared + anatomy.head_weights * shape.written)
     return products + attention_operations(anatomy, shape.pairs, TRAINING)
 
@@ -100,7 +100,7 @@ def attention_operations(anatomy: Anatomy, pairs: int, factor: int) -> float:
 
 
 def rollout_operations(anatomy: Anatomy, shape: RolloutShape) -> float:
-    """Of writing all completions, each prompt read once."""
+    """Operations needed to write all completions, each prompt read once."""
     heads = shape.written  # the last position of a prompt gives the first token of its completions
     products = FORWARD * (anatomy.trunk_weights * shape.shared + anatomy.head_weights * heads)
     return products + attention_operations(anatomy, shape.pairs, FORWARD)
@@ -206,7 +206,7 @@ def speed_text(speed: Speed) -> str:
         _line("memory", memory_text(speed.peak), f"{memory_text(speed.bytes_per_token)} per token of a training pass"),
     ]
     advice = speed_advice(speed) or ["nothing to gain from threads, precision or micro_batch_tokens"]
-    return "\n".join([*lines, "", *(f"- {each}" for each in advice)])
+    return "\n".join([*lines, "", *(f"- {line}" for line in advice)])
 
 
 def _line(head: str, value: str, about: str) -> str:

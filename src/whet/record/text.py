@@ -123,7 +123,7 @@ def label(phase: str) -> str:
 
 def ordered(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     """Phases in the order a run goes through them, unknown ones last; empty ones left out."""
-    position = {phase: place for place, phase in enumerate(PHASES)}
+    position = {phase: index for index, phase in enumerate(PHASES)}
     spent = [(phase, took) for phase, took in seconds.items() if took and math.isfinite(took) and took > 0]
     return sorted(spent, key=lambda item: (position.get(item[0], len(position)), item[0]))
 
@@ -160,5 +160,5 @@ def json_values(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return {str(key): json_values(each) for key, each in value.items()}
-    return [json_values(each) for each in value] if isinstance(value, list | tuple) else value
+        return {str(key): json_values(inner) for key, inner in value.items()}
+    return [json_values(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -32,13 +32,13 @@ class ThinnedLog(Generic[Item]):
         self._last.append(item)
         if len(self._last) <= self._num_last:
             return
-        place = self.num_items - 1 - self._num_last
+        index = self.num_items - 1 - self._num_last
         oldest = self._last.popleft()
-        if place % self._distance == 0:
-            self._between.append((place, oldest))
+        if index % self._distance == 0:
+            self._between.append((index, oldest))
         while len(self._between) > self._num_between:
             self._distance *= 2
-            self._between = [each for each in self._between if each[0] % self._distance == 0]
+            self._between = [pair for pair in self._between if pair[0] % self._distance == 0]
 
     def items(self) -> list[Item]:
         """What is left, in order."""

@@ -44,26 +44,26 @@ class RecordedToken:
 def token_lines(step: int, samples: Sequence[Sample], settings: TokenSettings) -> list[dict[str, Any]]:
     """A line for each recorded sample of a step, in order; none for those that say nothing of their training."""
     firsts = [_first_action(sample) if sample.trace is not None else None for sample in samples]
-    traced = [place for place, first in enumerate(firsts) if first is not None]
-    lengths = [len(samples[place].tokens) - (firsts[place] or 0) for place in traced]
+    traced = [index for index, first in enumerate(firsts) if first is not None]
+    lengths = [len(samples[index].tokens) - (firsts[index] or 0) for index in traced]
     return [
-        _token_line(step, place, samples[place], firsts[place] or 0, kept, settings)
-        for place, kept in zip(traced, equal_shares(lengths, settings.most), strict=True)
+        _token_line(step, index, samples[index], firsts[index] or 0, share, settings)
+        for index, share in zip(traced, equal_shares(lengths, settings.most), strict=True)
     ]
 
 
 def equal_shares(wanted: Sequence[int], most: int) -> list[int]:
     """As much as each wants, or as much as everybody else who does not get it: together at most `most`."""
-    given = [0] * len(wanted)
-    left, open_places = most, [place for place, want in enumerate(wanted) if want > 0]
+    shares = [0] * len(wanted)
+    left, open_places = most, [index for index, want in enumerate(wanted) if want > 0]
     while open_places and left >= len(open_places):
         share = left // len(open_places)
-        for place in open_places:
-            more = min(share, wanted[place] - given[place])
-            given[place] += more
+        for index in open_places:
+            more = min(share, wanted[index] - shares[index])
+            shares[index] += more
             left -= more
-        open_places = [place for place in open_places if given[place] < wanted[place]]
-    return given
+        open_places = [index for index in open_places if shares[index] < wanted[index]]
+    return shares
 
 
 def _first_action(sample: Sample) -> int | None:

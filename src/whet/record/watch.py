@@ -47,12 +47,12 @@ class WatchFrame:
 
 def plain(text: Any, longest: int = 400) -> str:
     """One line without terminal codes, control characters, marks that turn the direction, or runs of blanks."""
-    kept = "".join(
+    printable = "".join(
         " " if character in "\n\r\t" else character
         for character in str(text)[: 4 * longest]
         if character in "\n\r\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn")
     )
-    return " ".join(kept.split())[:longest]
+    return " ".join(printable.split())[:longest]
 
 
 def frame_lines(frame: WatchFrame, width: int = 80, height: int = 24, unicode: bool = True) -> list[Text]:
@@ -67,16 +67,16 @@ def frame_lines(frame: WatchFrame, width: int = 80, height: int = 24, unicode: b
         (3, _speed(frame.run, width)),
         (4, _samples(frame.run)),
     ]
-    kept = [(rank, lines) for rank, lines in sections if lines]
-    while sum(len(lines) for _, lines in kept) > max(1, height) and len(kept) > 1:
-        worst = max(rank for rank, _ in kept)
-        place = max(place for place, (rank, _) in enumerate(kept) if rank == worst)
-        rank, lines = kept[place]
+    shown = [(rank, lines) for rank, lines in sections if lines]
+    while sum(len(lines) for _, lines in shown) > max(1, height) and len(shown) > 1:
+        worst = max(rank for rank, _ in shown)
+        index = max(index for index, (rank, _) in enumerate(shown) if rank == worst)
+        rank, lines = shown[index]
         if len(lines) > 1:
-            kept[place] = (rank, lines[:-1])
+            shown[index] = (rank, lines[:-1])
         else:
-            del kept[place]
-    lines = [line for _, each in kept for line in each][: max(1, height)]
+            del shown[index]
+    lines = [line for _, section in shown for line in section][: max(1, height)]
     for line in lines:
         line.no_wrap = True
         line.truncate(max(1, width), overflow="ellipsis" if unicode else "crop")
@@ -154,14 +154,14 @@ def _health(run: RunRecord, width: int) -> list[Text]:
     """The problems of the last step, folded: the remedy stands at the end of each."""
     if not run.steps:
         return []
-    found = run.steps[-1].health
-    if not found:
+    problems = run.steps[-1].health
+    if not problems:
         return [Text("health fine", style="dim")]
     lines: list[Text] = []
-    for finding in found[:3]:
+    for finding in problems[:3]:
         folded = _folded(plain(finding), max(20, width - 2))
-        lines += [Text(f"{'! ' if place == 0 else '  '}{line}", style="yellow") for place, line in enumerate(folded)]
-    return [*lines, *([Text(f"  and {len(found) - 3} more", style="yellow")] if len(found) > 3 else [])]
+        lines += [Text(f"{'! ' if index == 0 else '  '}{line}", style="yellow") for index, line in enumerate(folded)]
+    return [*lines, *([Text(f"  and {len(problems) - 3} more", style="yellow")] if len(problems) > 3 else [])]
 
 
 def _named(name: str, values: Sequence[str], width: int) -> list[Text]:
@@ -197,7 +197,7 @@ def _speed(run: RunRecord, width: int) -> list[Text]:
 
 def _samples(run: RunRecord) -> list[Text]:
     """The best and the worst completion of the newest recorded step."""
-    scored = [each for each in run.last_samples if isinstance(each.get("reward"), int | float)]
+    scored = [row for row in run.last_samples if isinstance(row.get("reward"), int | float)]
     if not scored:
         return []
     best, worst = max(scored, key=_reward), min(scored, key=_reward)

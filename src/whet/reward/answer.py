@@ -34,7 +34,7 @@ def exact_answer(prompt: Prompt, completion: str, *, form: Form = "normal", any_
     changed = FORMS[form]
     gold_answer = gold_text(prompt, "exact_answer")
     alternatives = prompt.answer if any_of and isinstance(prompt.answer, list | tuple) else [gold_answer]
-    gold = {changed(each) for each in alternatives}
+    gold = {changed(alternative) for alternative in alternatives}
     answers = {changed(answer) for answer in explicit_answers(completion)}
     return float(len(answers) == 1 and answers <= gold)
 

@@ -64,11 +64,11 @@ class PerSample(RewardFunction):
         return [self._one(prompt, sample) for prompt, sample in zip(prompts, samples, strict=True)]
 
     def _one(self, prompt: Prompt, sample: Sample) -> float | None:
-        given = {**columns(prompt), "prompt": prompt.question(), "completion": sample.completion, **about(sample)}
+        arguments = {**columns(prompt), "prompt": prompt.question(), "completion": sample.completion, **about(sample)}
         for parameter in self.parameters:
             if _wants_prompt(parameter):
-                given[parameter.name] = prompt
-        positional, named = _arguments(self.parameters, given, self.name, sample_name(prompt, sample))
+                arguments[parameter.name] = prompt
+        positional, named = _arguments(self.parameters, arguments, self.name, sample_name(prompt, sample))
         return score_of(self.function(*positional, **named), self.name, prompt, sample)
 
 
@@ -93,12 +93,12 @@ class Batched(RewardFunction):
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         if not samples:
             return []
-        given = self._columns(prompts, samples)
-        given["prompts"] = [_trl_prompt(prompt) for prompt in prompts]
-        given["completions"] = [_trl_completion(*pair) for pair in zip(prompts, samples, strict=True)]
-        given["completion_ids"] = [sample.tokens[sample.action].tolist() for sample in samples]
-        given |= {name: [about(sample)[name] for sample in samples] for name in ABOUT}
-        positional, named = _arguments(self.parameters, given, self.name, call_name(prompts, samples))
+        arguments = self._columns(prompts, samples)
+        arguments["prompts"] = [_trl_prompt(prompt) for prompt in prompts]
+        arguments["completions"] = [_trl_completion(*pair) for pair in zip(prompts, samples, strict=True)]
+        arguments["completion_ids"] = [sample.tokens[sample.action].tolist() for sample in samples]
+        arguments |= {name: [about(sample)[name] for sample in samples] for name in ABOUT}
+        positional, named = _arguments(self.parameters, arguments, self.name, call_name(prompts, samples))
         return scores_of(self.function(*positional, **named), self.name, prompts, samples)
 
     def _columns(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> dict[str, Any]:

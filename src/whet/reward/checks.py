@@ -44,16 +44,18 @@ class RewardChecks:
             return
         asked, written = [prompt for prompt, _ in chosen], [sample for _, sample in chosen]
         if self.held_out is not None:
-            judged = [each for each in self._scores(self.held_out, asked, written) if each is not None]
-            self._note("held_out_disagreement", [float(each < ACCEPTED) for each in judged])
+            judged = [value for value in self._scores(self.held_out, asked, written) if value is not None]
+            self._note("held_out_disagreement", [float(value < ACCEPTED) for value in judged])
             self._note("checks_scored", [float(len(written))])
         if self.in_frames:
             moves, framed = frame_moves(asked, written, lambda a, b: self._scores(self.first, a, b))
             moved = {move.place for move in moves}
-            pays = {place: max(m.score - m.framed_score for m in moves if m.place == place) for place in moved}
+            pays = {row: max(m.score - m.framed_score for m in moves if m.place == row) for row in moved}
             self._note("frame_moves", [1.0] * len(moved) + [0.0] * (framed - len(moved)))
             self._note("frame_pays", [*pays.values(), *[0.0] * (framed - len(moved))])
-            self._note("checks_scored", [float(len(written) + sum(len(frames(each.completion)) for each in written))])
+            self._note(
+                "checks_scored", [float(len(written) + sum(len(frames(sample.completion)) for sample in written))]
+            )
 
     def is_drawn(self, prompt: Prompt, sample: Sample) -> bool:
         """Whether this sample is among the share that is checked; its text alone decides."""

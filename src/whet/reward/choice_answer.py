@@ -39,28 +39,28 @@ def choice_answer(prompt: Prompt, completion: str, *, column: str = "choices", f
     picked = (
         [_picked(answer, choices) for answer in answers] if answers else _mentioned(final_part(completion), choices)
     )
-    return float(bool(picked) and all(each == gold for each in picked))
+    return float(bool(picked) and all(letter == gold for letter in picked))
 
 
 def _choices(prompt: Prompt, column: str) -> dict[str, str]:
     """Letter -> text, the texts "" where the row gives only letters."""
-    given = prompt.meta.get(column)
-    if isinstance(given, Mapping):
-        labels, texts = given.get("label", given.get("labels")), given.get("text", given.get("texts"))
+    listed = prompt.meta.get(column)
+    if isinstance(listed, Mapping):
+        labels, texts = listed.get("label", listed.get("labels")), listed.get("text", listed.get("texts"))
         if isinstance(labels, Sequence) and isinstance(texts, Sequence) and len(labels) == len(texts):
             letters = _letters(labels)
             return dict(zip(letters, map(str, texts), strict=True))
-        return {str(letter).strip().upper(): str(text) for letter, text in given.items()}
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        if len(given) > len(string.ascii_uppercase):
-            raise WhetError(f"prompt {prompt.id!r} has {len(given)} choices; reward 'choice_answer' knows 26 letters")
+        return {str(letter).strip().upper(): str(text) for letter, text in listed.items()}
+    if isinstance(listed, Sequence) and not isinstance(listed, str):
+        if len(listed) > len(string.ascii_uppercase):
+            raise WhetError(f"prompt {prompt.id!r} has {len(listed)} choices; reward 'choice_answer' knows 26 letters")
         return {
             letter: _without_letter(str(text), letter)
-            for letter, text in zip(string.ascii_uppercase, given, strict=False)
+            for letter, text in zip(string.ascii_uppercase, listed, strict=False)
         }
-    if given is not None:
+    if listed is not None:
         raise WhetError(
-            f"column {column!r} of prompt {prompt.id!r} is a {type(given).__name__}; "
+            f"column {column!r} of prompt {prompt.id!r} is a {type(listed).__name__}; "
             "reward 'choice_answer' needs a list of choices there"
         )
     return dict(LISTED.findall(prompt.question()))
@@ -80,11 +80,11 @@ def _without_letter(text: str, letter: str) -> str:
 def _gold(prompt: Prompt, choices: Mapping[str, str], column: str, first: int) -> str | None:
     answer = prompt.answer
     if isinstance(answer, int) and not isinstance(answer, bool):
-        place = answer - first
-        return list(choices)[place] if 0 <= place < len(choices) else None
+        index = answer - first
+        return list(choices)[index] if 0 <= index < len(choices) else None
     text = gold_text(prompt, "choice_answer").strip()
-    given = prompt.meta.get(column)
-    labels = given.get("label", given.get("labels")) if isinstance(given, Mapping) else None
+    listed = prompt.meta.get(column)
+    labels = listed.get("label", listed.get("labels")) if isinstance(listed, Mapping) else None
     if isinstance(labels, Sequence) and text in map(str, labels):
         return list(choices)[[str(label) for label in labels].index(text)]
     by_text = [letter for letter, choice in choices.items() if choice and word_form(choice) == word_form(text)]

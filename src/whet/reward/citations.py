@@ -59,8 +59,8 @@ def cited(text: str) -> list[tuple[Kind, str]]:
     # a link in the list of references is a citation too, its number is not
     citations += [("link", match[0].rstrip(".,;:!?")) for match in LINK.finditer(text)]
     for match in AUTHOR_INSIDE.finditer(body):
-        each = [AUTHOR.fullmatch(piece) for piece in match[1].split(";")]
-        citations += [("author", f"{one[1]} {one[2]}") for one in each if one is not None]
+        matches = [AUTHOR.fullmatch(piece) for piece in match[1].split(";")]
+        citations += [("author", f"{one[1]} {one[2]}") for one in matches if one is not None]
     citations += [("author", f"{name} {year}") for name, year in AUTHOR_OUTSIDE.findall(body)]
     citations += [("tag", (match[3] or match[2]).strip()) for match in TAG.finditer(body)]
     return citations[:MOST]
@@ -68,17 +68,17 @@ def cited(text: str) -> list[tuple[Kind, str]]:
 
 def sources_of(prompt: Prompt) -> list[str] | None:
     """The prompt's sources, each as one text of all its fields; None where the prompt has no such column."""
-    given = next((prompt.meta[column] for column in SOURCE_COLUMNS if prompt.meta.get(column) is not None), None)
-    if given is None:
+    sources = next((prompt.meta[column] for column in SOURCE_COLUMNS if prompt.meta.get(column) is not None), None)
+    if sources is None:
         return None
-    if isinstance(given, Mapping):
-        given = [{"id": key, "text": value} for key, value in given.items()]
-    if not isinstance(given, list | tuple):
+    if isinstance(sources, Mapping):
+        sources = [{"id": key, "text": value} for key, value in sources.items()]
+    if not isinstance(sources, list | tuple):
         raise WhetError(
-            f"reward 'citations' needs a list of sources in prompt {prompt.id!r}, not a {type(given).__name__}; "
+            f"reward 'citations' needs a list of sources in prompt {prompt.id!r}, not a {type(sources).__name__}; "
             f"fix the column ({', '.join(SOURCE_COLUMNS)})"
         )
-    return [_as_text(source) for source in given]
+    return [_as_text(source) for source in sources]
 
 
 def source_cited(kind: Kind, value: str, sources: list[str] | None, text: str) -> str | None:

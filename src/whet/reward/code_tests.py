@@ -105,25 +105,29 @@ class CodeTests:
         jobs: list[Job] = []
         spans: list[slice] = []
         tests = [tests_of(prompt, self.prelude, self.tolerance) for prompt in prompts]
-        codes = [code_of(completion, each.names) for completion, each in zip(completions, tests, strict=True)]
-        for prompt, code, each in zip(prompts, codes, tests, strict=True):
+        codes = [
+            code_of(completion, prompt_tests.names) for completion, prompt_tests in zip(completions, tests, strict=True)
+        ]
+        for prompt, code, prompt_tests in zip(prompts, codes, tests, strict=True):
             first = len(jobs)
-            jobs += self._jobs(each, prompt, code)
+            jobs += self._jobs(prompt_tests, prompt, code)
             spans.append(slice(first, len(jobs)))
-        results = self._run(jobs, [each.packages for each, span in zip(tests, spans, strict=True) for _ in jobs[span]])
+        results = self._run(
+            jobs, [prompt_tests.packages for prompt_tests, span in zip(tests, spans, strict=True) for _ in jobs[span]]
+        )
         return [
-            self._score(each, prompt, code is not None, results[span])
-            for each, prompt, code, span in zip(tests, prompts, codes, spans, strict=True)
+            self._score(prompt_tests, prompt, code is not None, results[span])
+            for prompt_tests, prompt, code, span in zip(tests, prompts, codes, spans, strict=True)
         ]
 
     def _run(self, jobs: Sequence[Job], packages: Sequence[tuple[str, ...]]) -> list[JobResult]:
         """The results of all jobs; each runs where the packages its tests need are loaded, which takes longer."""
         results: dict[int, JobResult] = {}
         for wanted in sorted(set(packages)):
-            places = [place for place, each in enumerate(packages) if each == wanted]
-            ran = shared_sandbox(self.workers, wanted).run([jobs[place] for place in places])
+            places = [index for index, needed in enumerate(packages) if needed == wanted]
+            ran = shared_sandbox(self.workers, wanted).run([jobs[index] for index in places])
             results.update(zip(places, ran, strict=True))
-        return [results[place] for place in range(len(jobs))]
+        return [results[index] for index in range(len(jobs))]
 
     def _jobs(self, tests: PromptTests, prompt: Prompt, code: str | None) -> list[Job]:
         if tests.unscorable:
@@ -134,7 +138,7 @@ class CodeTests:
             return [UnitTestJob(sources, tests.test_spec, tests.prelude, self.limits)]
         if code is None:
             return []
-        return [ProgramJob(f"{tests.prelude}\n{code}", given, self.limits) for given, _ in tests.pairs]
+        return [ProgramJob(f"{tests.prelude}\n{code}", stdin, self.limits) for stdin, _ in tests.pairs]
 
     def _score(self, tests: PromptTests, prompt: Prompt, has_code: bool, results: Sequence[JobResult]) -> float | None:
         reason = tests.unscorable or next((result.unscorable for result in results if result.unscorable), "")
@@ -150,7 +154,7 @@ class CodeTests:
                 for result, (_, expected) in zip(results, tests.pairs, strict=True)
             ]
         else:
-            passed = [each for result in results for each in result.passed]
+            passed = [outcome for result in results for outcome in result.passed]
         ended_well = all(result.ended == "" for result in results)
         # how many assertions a program makes is known when it ends; before that, at least those it holds and one more
         least = 0 if tests.is_program and ended_well else max(tests.total, len(passed) + tests.is_program)
@@ -190,12 +194,12 @@ def code_of(completion: str, names: Collection[str] = ()) -> str | None:
     text = final_part(completion)
     if not text.strip():
         return None
-    found = fenced_blocks(text)
-    if not found:
+    candidates = fenced_blocks(text)
+    if not candidates:
         answers = tagged(text)
-        found = [("", answers[-1] if answers and "def " in answers[-1] else text)]
+        candidates = [("", answers[-1] if answers and "def " in answers[-1] else text)]
     for wanted in (is_python, lambda language: not language, lambda _: True):
-        blocks = [code for language, code in found if wanted(language)]
+        blocks = [code for language, code in candidates if wanted(language)]
         if blocks:
             break
     defining = [code for code in blocks if any(_defines(code, name) for name in names)]
@@ -225,9 +229,9 @@ def entry_point(prompt: Prompt) -> str:
 
     "" where neither says: the completion may then have only one function that no other one calls.
     """
-    given = prompt.meta.get("entry_point")
-    if isinstance(given, str) and given:
-        return given
+    entry = prompt.meta.get("entry_point")
+    if isinstance(entry, str) and entry:
+        return entry
     for column in ("prompt", "starter_code", "canonical_solution", "code", "solution"):
         text = prompt.meta.get(column) if column != "prompt" else prompt.question()
         names = set(DEFINITION.findall(text)) if isinstance(text, str) else set()
@@ -263,26 +267,26 @@ def _is_code(text: str) -> bool:
 
 def tests_of(prompt: Prompt, prelude: str, tolerance: float) -> PromptTests:
     """The prompt's tests, or why there are none to judge by."""
-    given = _given(prompt)
+    column_value = _given(prompt)
     if prompt.meta.get("unscorable"):
         return PromptTests(unscorable="its `unscorable` column says so")
-    if given in ([], {}) or (isinstance(given, str) and not given.strip()):
+    if column_value in ([], {}) or (isinstance(column_value, str) and not column_value.strip()):
         return PromptTests(unscorable="the tests are empty")
     prelude = "\n".join(part for part in (prelude, _imports(prompt), _opening(prompt)) if part)
     entry = entry_point(prompt)
-    if isinstance(given, Mapping) and isinstance(given.get("functional"), str):
-        given = given["functional"]
-    if isinstance(given, str):
-        _check_parses(given, prompt)
-        test_spec: dict[str, Any] = {"form": "program", "program": given, "entry_point": entry}
-        return PromptTests(test_spec, (), prelude, _num_results(given), _why_unscorable(given))
-    if isinstance(given, list) and all(isinstance(each, str) for each in given):
+    if isinstance(column_value, Mapping) and isinstance(column_value.get("functional"), str):
+        column_value = column_value["functional"]
+    if isinstance(column_value, str):
+        _check_parses(column_value, prompt)
+        test_spec: dict[str, Any] = {"form": "program", "program": column_value, "entry_point": entry}
+        return PromptTests(test_spec, (), prelude, _num_results(column_value), _why_unscorable(column_value))
+    if isinstance(column_value, list) and all(isinstance(test, str) for test in column_value):
         setup = str(prompt.meta.get("test_setup_code") or "")
-        _check_parses("\n".join([setup, *given]), prompt)
-        test_spec = {"form": "assertions", "tests": given, "setup": setup, "entry_point": entry}
-        total = sum(_holds_check(each) for each in given)
-        return PromptTests(test_spec, (), prelude, total, "" if total else _why_unscorable("\n".join(given)))
-    return _cases(given, prompt, prelude, tolerance)
+        _check_parses("\n".join([setup, *column_value]), prompt)
+        test_spec = {"form": "assertions", "tests": column_value, "setup": setup, "entry_point": entry}
+        total = sum(_holds_check(test) for test in column_value)
+        return PromptTests(test_spec, (), prelude, total, "" if total else _why_unscorable("\n".join(column_value)))
+    return _cases(column_value, prompt, prelude, tolerance)
 
 
 def _given(prompt: Prompt) -> Any:
@@ -363,10 +367,10 @@ def _cases(given: Any, prompt: Prompt, prelude: str, tolerance: float) -> Prompt
         )
     assert isinstance(inputs, list) and isinstance(outputs, list)
     if functional:
-        cases = [(_arguments(each), _json(output)) for each, output in zip(inputs, outputs, strict=True)]
+        cases = [(_arguments(text), _json(output)) for text, output in zip(inputs, outputs, strict=True)]
         test_spec = {"form": "calls", "entry_point": entry, "cases": cases, "tolerance": tolerance}
         return PromptTests(test_spec=test_spec, prelude=prelude, total=len(cases))
-    pairs = tuple((_lines(given), _lines(wanted)) for given, wanted in zip(inputs, outputs, strict=True))
+    pairs = tuple((_lines(text), _lines(wanted)) for text, wanted in zip(inputs, outputs, strict=True))
     return PromptTests(pairs=pairs, prelude=prelude, total=len(pairs))
 
 

@@ -135,7 +135,7 @@ def english() -> English:
     }
     words = content["words"].split()
     neighbours = [[(ord(code) - 75) / 10 for code in row] for row in content["pairs"]]
-    return English(letters, {word: place for place, word in enumerate(words)}, neighbours)
+    return English(letters, {word: index for index, word in enumerate(words)}, neighbours)
 
 
 def _well_spelled_share(words: Collection[str]) -> float:
@@ -166,7 +166,7 @@ def _english_signals(bare: str) -> dict[str, float]:
     table = english()
     tokens = tokens_of(bare)
     places = [table.places.get(token, -1) for token in tokens]
-    known = [place >= 0 for token, place in zip(tokens, places, strict=True) if token.isalpha()]
+    known = [index >= 0 for token, index in zip(tokens, places, strict=True) if token.isalpha()]
     pairs = [
         table.neighbours[first][second]
         for first, second in itertools.pairwise(places)

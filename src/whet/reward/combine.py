@@ -272,7 +272,7 @@ def _counted(
     groups: Sequence[Hashable] | None,
 ) -> dict[int, float]:
     """What the part counts for each scorable sample, before its weight."""
-    by_name = {each.name: each for each in parts}
+    by_name = {other.name: other for other in parts}
     values: dict[int, float] = {}
     for i, row in known.items():
         value = row[part.name]
@@ -346,7 +346,7 @@ def _check_gates(parts: Sequence[RewardPart]) -> None:
         if target not in names:
             raise WhetError(
                 f"the gate of reward {name!r} looks at {target!r}, which is no part{did_you_mean(target, names)}; "
-                f"name one of {', '.join(each for each in names if each != name) or 'its neighbours (it has none)'}"
+                f"name one of {', '.join(other for other in names if other != name) or 'its neighbours (it has none)'}"
             )
     for name in gates:
         path = [name]

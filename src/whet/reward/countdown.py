@@ -48,12 +48,12 @@ def countdown(prompt: Prompt, completion: str) -> float:
 
 
 def _numbers(prompt: Prompt) -> list[int]:
-    given = prompt.meta.get("numbers")
-    numbers = [_integer(number) for number in given] if isinstance(given, list | tuple) else []
+    listed = prompt.meta.get("numbers")
+    numbers = [_integer(number) for number in listed] if isinstance(listed, list | tuple) else []
     if not numbers or None in numbers:
         raise WhetError(
             f"reward 'countdown' needs a list of whole numbers in the column `numbers` of prompt {prompt.id!r}, "
-            f"not {given!r}; fix the row"
+            f"not {listed!r}; fix the row"
         )
     return [number for number in numbers if number is not None]
 

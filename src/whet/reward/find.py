@@ -65,8 +65,8 @@ class Builtin(MutableMapping[str, Callable[..., Any]]):
     def __getitem__(self, name: str) -> Callable[..., Any]:
         if name in self._registered:
             return self._registered[name]
-        found: Callable[..., Any] = getattr(importlib.import_module(f"{ROOM}.{self._modules[name]}"), name)
-        return found
+        function: Callable[..., Any] = getattr(importlib.import_module(f"{ROOM}.{self._modules[name]}"), name)
+        return function
 
     def __contains__(self, name: object) -> bool:
         return name in self._modules or name in self._registered
@@ -108,22 +108,22 @@ def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) ->
         from whet.reward.learned.members import reward_model_kind, run_name
 
         kind = reward_model_kind(name_or_path)
-        given = {"folder": name_or_path, "name": run_name(name_or_path), **settings}
-        return reward_with(BUILTIN[kind], given, kind, strict=True)
+        all_settings = {"folder": name_or_path, "name": run_name(name_or_path), **settings}
+        return reward_with(BUILTIN[kind], all_settings, kind, strict=True)
     source, _, attribute = name_or_path.rpartition(":")
     if not source or not attribute:
         raise WhetError(_unknown(name_or_path))
-    found = imported(name_or_path, "reward", user_code)
+    function = imported(name_or_path, "reward", user_code)
     try:
         with user_code(name_or_path):
-            return reward_with(found, settings, attribute)
+            return reward_with(function, settings, attribute)
     except (WhetError, KeyboardInterrupt):
         raise
     except BaseException as error:
         frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
         raise WhetError(
             f"reward {name_or_path!r} cannot be made: {error_text(error)} "
-            f"at {place(frames, module_file(found))}; fix that line"
+            f"at {place(frames, module_file(function))}; fix that line"
         ) from error
 
 

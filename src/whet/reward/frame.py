@@ -48,17 +48,17 @@ def frames(completion: str) -> dict[str, str]:
 def frame_moves(prompts: Sequence[Prompt], samples: Sequence[Sample], scores: Scores) -> tuple[list[FrameMove], int]:
     """Every completion whose score differs in another frame, by frame, and how many completions had an answer."""
     framed = [
-        (place, name, text) for place, each in enumerate(samples) for name, text in frames(each.completion).items()
+        (index, name, text) for index, sample in enumerate(samples) for name, text in frames(sample.completion).items()
     ]
     if not framed:
         return [], 0
-    asked = [prompts[place] for place, *_ in framed]
-    written = [replace(samples[place], completion=text) for place, _, text in framed]
-    given = scores([*prompts, *asked], [*samples, *written])
-    first, again = given[: len(samples)], given[len(samples) :]
+    asked = [prompts[index] for index, *_ in framed]
+    written = [replace(samples[index], completion=text) for index, _, text in framed]
+    every_score = scores([*prompts, *asked], [*samples, *written])
+    first, again = every_score[: len(samples)], every_score[len(samples) :]
     moves = []
-    for (place, name, _), framed_score in zip(framed, again, strict=True):
-        score = first[place]
+    for (index, name, _), framed_score in zip(framed, again, strict=True):
+        score = first[index]
         if score is not None and framed_score is not None and abs(score - framed_score) > MOVED:
-            moves.append(FrameMove(place, name, score, framed_score))
-    return moves, len({place for place, *_ in framed})
+            moves.append(FrameMove(index, name, score, framed_score))
+    return moves, len({index for index, *_ in framed})

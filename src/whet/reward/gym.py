@@ -174,7 +174,7 @@ def _bits_of_kind(node: ast.expr) -> float:
 def _magnitude(exponent: ast.expr) -> float:
     """An upper bound on the size of an exponent; one with a symbol stays as it is and makes no large number."""
     bits = _bits(exponent)
-    if any(isinstance(each, ast.Name) for each in ast.walk(exponent)):
+    if any(isinstance(node, ast.Name) for node in ast.walk(exponent)):
         return bits
     size = 2.0 ** min(bits, 64.0)
     if size > LARGEST_POWER:
@@ -218,20 +218,20 @@ def _dataset_name(entry: Mapping[str, Any]) -> str:
 def _dataset(name: str, seed: int, size: int, settings: str) -> Any:
     """The dataset as it drew the prompt: its settings may matter to its verifier."""
     factory, composite = _package()
-    given = json.loads(settings)
-    level = given.pop("level", None)
+    config = json.loads(settings)
+    level = config.pop("level", None)
     if name == "composite":
-        given["datasets"] = [
+        config["datasets"] = [
             composite.DatasetSpec(row["name"], row.get("weight", 1.0), dict(row.get("config", {})))
-            for row in given["datasets"]
+            for row in config["datasets"]
         ]
     try:
         if level is None:
-            return factory.create_dataset(name, seed=seed, size=size, **given)
+            return factory.create_dataset(name, seed=seed, size=size, **config)
         curriculum = factory.create_curriculum(name)
         curriculum.set_global_level(level)
         levelled = vars(curriculum.generate_configuration({"seed": seed, "size": size}))
-        return factory.create_dataset(name, **(levelled | given))
+        return factory.create_dataset(name, **(levelled | config))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise WhetError(

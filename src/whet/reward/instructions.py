@@ -55,38 +55,39 @@ def instructions_followed(prompt: Prompt, completion: str, reading: str = "stric
     text = final_part(completion)
     readings = [text] if reading == "strict" else _loose_readings(text)
     return [
-        any(bool(each.strip()) and check(each, settings) for each in readings) for check, settings in _checks_of(prompt)
+        any(bool(variant.strip()) and check(variant, settings) for variant in readings)
+        for check, settings in _checks_of(prompt)
     ]
 
 
 def _checks_of(prompt: Prompt) -> list[tuple[Check, Mapping[str, Any]]]:
     listed = prompt.meta.get("instructions")
-    if not isinstance(listed, list) or not listed or not all(isinstance(each, Mapping) for each in listed):
+    if not isinstance(listed, list) or not listed or not all(isinstance(entry, Mapping) for entry in listed):
         raise WhetError(
             f"reward 'instructions' needs the column `instructions`, a list of objects with a name, and prompt "
             f"{prompt.id!r} has {'none' if listed is None else repr(listed)[:40]}; read the file as ifeval:FILE"
         )
-    found = []
-    for each in listed:
-        name = str(each.get("name"))
+    checks = []
+    for entry in listed:
+        name = str(entry.get("name"))
         if name not in CHECKS:
             raise WhetError(
                 f"prompt {prompt.id!r}: no instruction is called {name!r}{did_you_mean(name, CHECKS)}; there are "
                 f"{', '.join(CHECKS)}"
             )
         check, needed = CHECKS[name]
-        missing = [key for key in needed if each.get(key) is None]
+        missing = [key for key in needed if entry.get(key) is None]
         if missing:
             raise WhetError(f"prompt {prompt.id!r}: the instruction {name!r} needs {missing[0]!r}; add it to the row")
-        found.append((check, each))
-    return found
+        checks.append((check, entry))
+    return checks
 
 
 def _loose_readings(text: str) -> list[str]:
     """The text, and the text without its first line, its last line or both; each also without asterisks."""
     lines = text.split("\n")
     cut = [text, "\n".join(lines[1:]).strip(), "\n".join(lines[:-1]).strip(), "\n".join(lines[1:-1]).strip()]
-    return [*cut, *(each.replace("*", "") for each in cut)]
+    return [*cut, *(reading.replace("*", "") for reading in cut)]
 
 
 def _compared(count: int, relation: str, bound: Any) -> bool:
@@ -188,7 +189,7 @@ def _constrained(text: str, _: Mapping[str, Any]) -> bool:
 def _highlights(text: str, given: Mapping[str, Any]) -> bool:
     """Between single or double asterisks; what is highlighted twice over counts once."""
     plain = re.sub(r"\*\*([^*\n]*)\*\*", lambda match: f"*{match[1]}*", text)
-    return sum(bool(each.strip()) for each in re.findall(r"\*([^*\n]*)\*", plain)) >= given["num_highlights"]
+    return sum(bool(highlight.strip()) for highlight in re.findall(r"\*([^*\n]*)\*", plain)) >= given["num_highlights"]
 
 
 def _sections(text: str, given: Mapping[str, Any]) -> bool:
@@ -205,7 +206,7 @@ def _json(text: str, _: Mapping[str, Any]) -> bool:
 
 
 def _title(text: str, _: Mapping[str, Any]) -> bool:
-    return any(each.strip("<> ") for each in re.findall(r"<<[^\n]+>>", text))
+    return any(title.strip("<> ") for title in re.findall(r"<<[^\n]+>>", text))
 
 
 def _two_responses(text: str, _: Mapping[str, Any]) -> bool:

@@ -87,7 +87,11 @@ def _report_threads(reward: str, before: set[threading.Thread]) -> None:
     from concurrent.futures import thread as pools
 
     pooled = getattr(pools, "_threads_queues", {})  # of an executor: they end by themselves
-    left = [each for each in threading.enumerate() if each not in before and not each.daemon and each not in pooled]
+    left = [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and not thread.daemon and thread not in pooled
+    ]
     if left and threading.current_thread() is threading.main_thread() and reward not in _threads_reported:
         _threads_reported.add(reward)
         logger.warning(

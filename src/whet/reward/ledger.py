@@ -57,11 +57,11 @@ def ledger_path(beside: Path | str) -> Path:
 def history(path: Path | str) -> list[Change]:
     """The entries, oldest first; no file, no entries."""
     changes: list[Change] = []
-    for place, line in _lines(Path(path)):
+    for position, line in _lines(Path(path)):
         try:
             changes = _with_line(changes, line)
         except (KeyError, TypeError, ValueError) as error:
-            raise WhetError(f"{place}: not a line of a reward ledger ({error!r}); restore or delete it") from None
+            raise WhetError(f"{position}: not a line of a reward ledger ({error!r}); restore or delete it") from None
     return changes
 
 
@@ -152,17 +152,17 @@ def _with_line(changes: Sequence[Change], line: Mapping[str, Any]) -> list[Chang
                 pieces=pieces,
             ),
         ]
-    place = max(at for at, change in enumerate(changes) if change.new == line["hash"])
-    change = changes[place]
+    index = max(at for at, change in enumerate(changes) if change.new == line["hash"])
+    change = changes[index]
     if kind == "reason":
-        given = {name: str(line[name]) for name in ("reason", "expected") if line[name]}
-        change = replace(change, **given)  # type: ignore[arg-type]
+        words = {name: str(line[name]) for name in ("reason", "expected") if line[name]}
+        change = replace(change, **words)  # type: ignore[arg-type]
     else:
         pairs = {name: {part: tuple(pair) for part, pair in line[name].items()} for name in ("parts", "evaluation")}
         effect = Effect(str(line["run"]), int(line["steps"]), pairs["parts"], pairs["evaluation"])
-        others = tuple(each for each in change.effects if each.run != effect.run)
+        others = tuple(earlier for earlier in change.effects if earlier.run != effect.run)
         change = replace(change, effects=(*others, effect))
-    return [*changes[:place], change, *changes[place + 1 :]]
+    return [*changes[:index], change, *changes[index + 1 :]]
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:

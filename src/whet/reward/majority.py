@@ -48,14 +48,14 @@ class MajorityAnswer:
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         groups: dict[str, list[int]] = {}
-        for place, prompt in enumerate(prompts):
-            groups.setdefault(prompt.id, []).append(place)
+        for row, prompt in enumerate(prompts):
+            groups.setdefault(prompt.id, []).append(row)
         scores: list[float | None] = [0.0] * len(samples)
         for places in groups.values():
-            answers = [voted_answer(samples[place].completion) for place in places]
+            answers = [voted_answer(samples[row].completion) for row in places]
             label, votes = winner(answers)
             if label is None or votes < self.least_share * len(places):
                 continue
-            for place, answer in zip(places, answers, strict=True):
-                scores[place] = float(answer == label)
+            for row, answer in zip(places, answers, strict=True):
+                scores[row] = float(answer == label)
         return scores

@@ -71,7 +71,7 @@ def run_effect(folder: str | Path) -> Effect:
     steps, evals = step_reports(lines), eval_records(lines)
     count = max(1, math.ceil(ENDS * len(steps)))
     names = dict.fromkeys(name for step in steps for name in step.reward)
-    metrics = dict.fromkeys(name for each in evals for name in each.result)
+    metrics = dict.fromkeys(name for evaluation in evals for name in evaluation.result)
     return Effect(
         run=Path(folder).name,
         steps=steps[-1].step if steps else 0,
@@ -92,10 +92,12 @@ def reward_table(folder: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def title_of(parts: Sequence[RewardPart]) -> str:
+    """The reward as a sum of weighted parts, such as `1 x answer + 0.1 x format`."""
     return " + ".join(f"{weight_text(part)} x {part.name}" for part in parts)
 
 
 def weight_text(part: RewardPart) -> str:
+    """The weight for display; a schedule shows all its values, joined by "to"."""
     if isinstance(part.weight, Schedule):
         return " to ".join(f"{weight:g}" for weight in part.weights)
     return f"{part.weights[0]:g}"

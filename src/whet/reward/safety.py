@@ -142,7 +142,7 @@ def _compiled(text: str, flags: int, where: str) -> re.Pattern[str]:
 def passes_luhn(text: str) -> bool:
     """Whether the digits of a card number add up: every second from the right doubled, the sum a multiple of 10."""
     digits = [int(character) for character in text if character.isdigit()]
-    doubled = [digit if place % 2 == 0 else 2 * digit - 9 * (digit > 4) for place, digit in enumerate(reversed(digits))]
+    doubled = [digit if index % 2 == 0 else 2 * digit - 9 * (digit > 4) for index, digit in enumerate(reversed(digits))]
     return len(digits) >= 13 and sum(doubled) % 10 == 0
 
 

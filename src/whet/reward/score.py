@@ -209,9 +209,9 @@ def _row_scores(
     """The scores of a part on the rows that it is for, and 0 on the others."""
     chosen = [row for row, prompt in enumerate(prompts) if part.scores_row(prompt.answer is not None)]
     theirs, written = [prompts[row] for row in chosen], [samples[row] for row in chosen]
-    found = _part_scores(part.resolved_reward, theirs, written, timeout, failures, share)
+    values = _part_scores(part.resolved_reward, theirs, written, timeout, failures, share)
     scores: list[float | None] = [0.0] * len(samples)
-    for row, value in zip(chosen, found, strict=True):
+    for row, value in zip(chosen, values, strict=True):
         scores[row] = value
     return scores
 
@@ -234,14 +234,14 @@ def _part_scores(
     # a reward that sees several samples at once may compare them, or remember them: its calls stay as they are
     families = [prompt.id for prompt in prompts] if isinstance(reward, PerSample) else None
     judged = work(list(range(len(samples)))) if share is None else share(families, len(samples), work)
-    caught = [each.failure for each in judged if each.failure]
-    failures.note(reward.name, [each.failed for each in judged], caught[-1] if caught else None)
+    caught = [verdict.failure for verdict in judged if verdict.failure]
+    failures.note(reward.name, [verdict.failed for verdict in judged], caught[-1] if caught else None)
     if caught:
-        failed = sum(each.failed for each in judged)
+        failed = sum(verdict.failed for verdict in judged)
         logger.warning(
             "reward %r failed on %d of %d samples, left out; first: %s", reward.name, failed, len(samples), caught[0]
         )
-    return [each.score for each in judged]
+    return [verdict.score for verdict in judged]
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def _judged(
     if getattr(reward, "limits_itself", False):
         timeout = LONGEST_SECONDS
     size = 1 if isinstance(reward, PerSample) else len(samples)
-    found: list[_Judged] = []
+    judged: list[_Judged] = []
     with user_code(f"reward {reward.name!r}", tell=not _is_built_in(reward)), remarks(reward.name):
         _prepare(reward)
         with watchdog(timeout) as renew_watchdog:
@@ -271,14 +271,14 @@ def _judged(
                 call = slice(start, start + size)
                 renew_watchdog()
                 try:
-                    found += map(_Judged, _call_scores(reward, prompts[call], samples[call], timeout))
+                    judged += map(_Judged, _call_scores(reward, prompts[call], samples[call], timeout))
                 except RewardFailure as failure:
                     if on_error == "stop":
                         raise
                     scores = failure.scores if isinstance(failure, PartialFailure) else [None] * size
                     failed = failure.failed if isinstance(failure, PartialFailure) else [True] * size
-                    found += map(_Judged, scores, failed, [str(failure), *[""] * (size - 1)])
-    return found
+                    judged += map(_Judged, scores, failed, [str(failure), *[""] * (size - 1)])
+    return judged
 
 
 def _is_built_in(reward: Reward) -> bool:

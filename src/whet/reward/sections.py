@@ -30,6 +30,8 @@ class RewardPartSection(Section):
 
 
 class RewardSection(Section):
+    """`[reward]`: the parts that are summed, the defences around them, and what happens when one fails."""
+
     parts: tuple[RewardPartSection, ...] = Field(
         (), description="rewards and their weights; empty: the task's own reward"
     )
@@ -62,6 +64,8 @@ class RewardSection(Section):
 
 
 class SandboxSection(Section):
+    """`[sandbox]`: the least isolation under which code written by a model may run."""
+
     require: Literal["any", "namespaces", "landlock", "none"] = Field(
         "any",
         description="isolation without which no model-written code runs: namespaces, landlock, any (the strongest this "

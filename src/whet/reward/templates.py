@@ -65,10 +65,10 @@ def template(name: str, weights: Mapping[str, float] | None = None) -> tuple[Rew
         raise WhetError(f"no reward template is called {name!r}{did_you_mean(name, TEMPLATES)}; there are {templates}")
     parts = TEMPLATES[name]
     names = [part.name for part in parts]
-    for given in weights or {}:
-        if given not in names:
+    for key in weights or {}:
+        if key not in names:
             raise WhetError(
-                f"template {name!r} has no part {given!r}{did_you_mean(given, names)}; it has {', '.join(names)}"
+                f"template {name!r} has no part {key!r}{did_you_mean(key, names)}; it has {', '.join(names)}"
             )
     changed = tuple(replace(part, weight=(weights or {}).get(part.name, part.weight)) for part in parts)
     check_sum(changed)

@@ -39,14 +39,14 @@ def tool_calls(
     if gold is None:
         return None
     tools = next((prompt.meta[column] for column in TOOL_COLUMNS if column in prompt.meta), None)
-    given = [named(call, tools) for call in calls_in(after_thinking(completion))[:MOST_CALLS]]
-    if not gold or not given:
-        return float(not gold and not given)
+    calls = [named(call, tools) for call in calls_in(after_thinking(completion))[:MOST_CALLS]]
+    if not gold or not calls:
+        return float(not gold and not calls)
     loose = text == "loose" or (text == "as_gold" and any(call.has_choices for call in gold))
     wanted = [_Wanted(named(ToolCall(call.name, call.arguments, call.positional), tools), call) for call in gold]
-    scores = [[_call_score(each, call, loose) for call in given] for each in wanted]
+    scores = [[_call_score(target, call, loose) for call in calls] for target in wanted]
     total = _in_order(scores) if ordered else _matched(scores)
-    score = total / max(len(gold), len(given))
+    score = total / max(len(gold), len(calls))
     return float(score == 1.0) if credit == "exact" else score
 
 
@@ -82,7 +82,7 @@ def _gold(prompt: Prompt) -> list[GoldCall] | None:
     if isinstance(value, str):
         value = parsed_calls(value) or calls_in(value) or [value]
     members = flattened(value) if isinstance(value, list | tuple) else [value]
-    calls = [_gold_call(each) for each in members]
+    calls = [_gold_call(member) for member in members]
     return None if None in calls else [call for call in calls if call is not None]
 
 
@@ -95,7 +95,7 @@ def _gold_call(value: Any) -> GoldCall | None:
         return GoldCall(call.name, call.arguments, call.positional) if call.name else None
     if isinstance(value, Mapping) and len(value) == 1:
         (name, arguments), *_ = value.items()
-        if isinstance(arguments, Mapping) and all(isinstance(each, list | tuple) for each in arguments.values()):
+        if isinstance(arguments, Mapping) and all(isinstance(values, list | tuple) for values in arguments.values()):
             return GoldCall(str(name), dict(arguments), has_choices=True)
     return None
 
@@ -112,7 +112,7 @@ def _call_score(wanted: _Wanted, given: ToolCall, loose: bool) -> float:
             total += not (wanted.gold.has_choices and allowed is not None and ("" in allowed or not allowed))
             continue
         total += 1
-        right += allowed is not None and any(_equal(each, given.arguments[name], loose) for each in allowed)
+        right += allowed is not None and any(_equal(value, given.arguments[name], loose) for value in allowed)
     return 0.5 + 0.5 * (right / total if total else 1.0)
 
 
@@ -141,7 +141,8 @@ def _equal_mapping(gold: Mapping[Any, Any], given: Mapping[Any, Any], loose: boo
             if not (has_choices and "" in value):
                 return False
         elif not (
-            _equal(value, given[key], loose) or (has_choices and any(_equal(each, given[key], loose) for each in value))
+            _equal(value, given[key], loose)
+            or (has_choices and any(_equal(choice, given[key], loose) for choice in value))
         ):
             return False
     return True

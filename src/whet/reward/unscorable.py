@@ -47,4 +47,4 @@ def collected_reasons() -> Iterator[list[tuple[str | None, str]]]:
         yield collection
     finally:
         with _lock:
-            _collected[:] = [each for each in _collected if each is not collection]
+            _collected[:] = [other for other in _collected if other is not collection]

@@ -206,7 +206,7 @@ def user_code(who: str, *, tell: bool = True) -> Iterator[None]:
 def _enter() -> _OwnState:
     """Note the run's state and put user code's in its place."""
     own = _OwnState(
-        [each.read() for each in _shared_states()],
+        [shared.read() for shared in _shared_states()],
         _random_states(),
         (sys.stdin, sys.stdout, sys.stderr),
         _standard_descriptors(),
@@ -216,7 +216,7 @@ def _enter() -> _OwnState:
         if state.name in _changes:
             _write(state, _changes[state.name])
     _set_random_states(_random_states_of_users(own.random))
-    sys.stdout, sys.stderr = (None if each is None else _Unclosable(each) for each in own.streams[1:])  # type: ignore[assignment]
+    sys.stdout, sys.stderr = (None if stream is None else _Unclosable(stream) for stream in own.streams[1:])  # type: ignore[assignment]
     os._exit = _exit_refusal()  # type: ignore[assignment]
     return own
 
@@ -323,15 +323,15 @@ _spares: dict[int, int] = {}  # copies of standard output and error, to put them
 
 def _standard_descriptors() -> dict[int, tuple[int, int] | None]:
     """Which files standard output and error are; a spare of each is kept."""
-    found = {number: _file_of(number) for number in (1, 2)}
-    for number, file in found.items():
+    files = {number: _file_of(number) for number in (1, 2)}
+    for number, file in files.items():
         if file is not None and (number not in _spares or _file_of(_spares[number]) != file):
             with contextlib.suppress(OSError):  # out of descriptors: then there is no spare
                 spare = os.dup(number)
                 if number in _spares:
                     os.close(_spares[number])
                 _spares[number] = spare
-    return found
+    return files
 
 
 def _restore_descriptors(wanted: dict[int, tuple[int, int] | None]) -> None:
@@ -342,7 +342,7 @@ def _restore_descriptors(wanted: dict[int, tuple[int, int] | None]) -> None:
 
 def _file_of(descriptor: int) -> tuple[int, int] | None:
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

@@ -141,7 +141,7 @@ def _content(value: Any) -> Mapping[str, Any]:
         return stated
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
     state = {name: getattr(value, name) for name in slots} | dict(getattr(value, "__dict__", {}))
-    return {name: each for name, each in state.items() if not name.startswith("_")}
+    return {name: content for name, content in state.items() if not name.startswith("_")}
 
 
 def _source(code: Any) -> dict[str, str]:
@@ -241,7 +241,7 @@ def _named_path(text: str) -> Path | None:
 
 def file_digest(path: Path) -> str:
     """The digest of a file's bytes, or of all files of a folder by their names."""
-    return files_digest(sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path], path)
+    return files_digest(sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path], path)
 
 
 def files_digest(files: Sequence[Path], path: Path) -> str:

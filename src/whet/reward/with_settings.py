@@ -33,10 +33,14 @@ def reward_with(function: Any, settings: Mapping[str, Any], name: str, strict: b
     parameters = {parameter.name: parameter for parameter in parameters_of(function, name)}
     if is_maker(function, parameters):
         return _made(function, parameters, settings, name)
-    accepted = {key: each for key, each in parameters.items() if _is_settable(each)}
+    accepted = {key: parameter for key, parameter in parameters.items() if _is_settable(parameter)}
     _refuse(settings, accepted, name)
     if strict:
-        _check_missing({key: each for key, each in accepted.items() if each.kind is each.KEYWORD_ONLY}, settings, name)
+        _check_missing(
+            {key: parameter for key, parameter in accepted.items() if parameter.kind is parameter.KEYWORD_ONLY},
+            settings,
+            name,
+        )
     if not settings:
         return as_reward(function)
     bound = functools.partial(function, **_checked(settings, accepted, name))
@@ -125,7 +129,7 @@ def expected_text(annotation: Any) -> str:
     if annotation in words:
         return words[annotation]
     if get_origin(annotation) in (tuple, list):
-        members = [each for each in get_args(annotation) if each is not Ellipsis]
-        kinds = ", ".join(dict.fromkeys(expected_text(each) for each in members))
+        members = [member for member in get_args(annotation) if member is not Ellipsis]
+        kinds = ", ".join(dict.fromkeys(expected_text(member) for member in members))
         return f"a list ({kinds})" if kinds else "a list"
     return getattr(annotation, "__name__", None) or str(annotation)

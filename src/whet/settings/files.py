@@ -58,6 +58,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def reason(error: BaseException) -> str:
+    """Why an operation failed, as one line; of an OSError, without its number and path."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).partition("\n")[0]
 
@@ -73,7 +74,7 @@ def _missing(source: str, path: Path, expected: str, missing: str) -> str:
     if missing or os.path.isdir(path.parent):
         close = None if missing else nearest(path.name, names_in(path.parent))
         fix = f"did you mean {path.parent / close}?" if close else fix
-        given = "no such file"
+        problem = "no such file"
     else:
-        given = f"no such file, nor the folder {shown_source(str(path.parent))}"
-    return f"{name}: {given}; expected {expected}; {fix}"
+        problem = f"no such file, nor the folder {shown_source(str(path.parent))}"
+    return f"{name}: {problem}; expected {expected}; {fix}"

@@ -67,4 +67,5 @@ def _refuse_text(where: str, text: Any) -> None:
 
 
 def shown_path(path: str) -> str:
+    """The path, cut to 80 characters: it may come from an untrusted file."""
     return path if len(path) <= 80 else f"{path[:77]}..."

@@ -29,8 +29,8 @@ def validated(kind: type[Validated], values: Mapping[str, Any]) -> Validated:
 def _complaint(kind: type[BaseModel], error: ValidationError) -> str:
     """The first mistake in one line; a name of 0.1 comes before all others, since it explains the rest."""
     mistakes = error.errors()
-    paths = [".".join(str(part) for part in each["loc"]) for each in mistakes]
-    unknown = [each["type"] == "extra_forbidden" for each in mistakes]
+    paths = [".".join(str(part) for part in mistake["loc"]) for mistake in mistakes]
+    unknown = [mistake["type"] == "extra_forbidden" for mistake in mistakes]
     old = [(path, new) for path, extra in zip(paths, unknown, strict=True) if extra and (new := old_name(path))]
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     if old:
@@ -84,8 +84,8 @@ def _section_at(kind: type[BaseModel], location: tuple[Any, ...]) -> type[BaseMo
         section = section.model_fields[part].annotation if part in section.model_fields else None
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             return None
-    found: type[BaseModel] = section
-    return found
+    checked: type[BaseModel] = section
+    return checked
 
 
 def _sections(kind: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
@@ -133,14 +133,14 @@ def from_settings(settings: Sequence[str]) -> dict[str, Any]:
         keys = path.strip().split(".")
         if len(keys) > DEEPEST:
             raise WhetError(f"--set {shown(setting)}: the path has {len(keys)} parts; expected one such as steps=8")
-        place = nested
+        inner = nested
         for key in keys[:-1]:
-            if not isinstance(place.setdefault(key, {}), dict):
-                place[key] = {"kind": place[key]}  # objective.kl=k2 and then objective.kl.beta=0.1
-            place = place[key]
+            if not isinstance(inner.setdefault(key, {}), dict):
+                inner[key] = {"kind": inner[key]}  # objective.kl=k2 and then objective.kl.beta=0.1
+            inner = inner[key]
         value = _value(text.strip())
-        before = place.get(keys[-1])
-        place[keys[-1]] = {**before, "kind": value} if isinstance(before, dict) else value
+        before = inner.get(keys[-1])
+        inner[keys[-1]] = {**before, "kind": value} if isinstance(before, dict) else value
     return nested
 
 

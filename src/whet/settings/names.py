@@ -154,5 +154,5 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _translated_objective(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {OLD_NUMBERS.get(key, key): _translated_objective(each) for key, each in value.items()}
+        return {OLD_NUMBERS.get(key, key): _translated_objective(inner) for key, inner in value.items()}
     return OLD_COMPONENTS.get(value, value) if isinstance(value, str) else value

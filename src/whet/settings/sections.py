@@ -58,6 +58,8 @@ ObjectiveChanges = Annotated[dict[str, Any], AfterValidator(_objective_numbers)]
 
 
 class Section(BaseModel):
+    """A part of a config: frozen, and strict: it refuses unknown keys, NaN, infinities and booleans for numbers."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -77,7 +79,7 @@ def _holds_truth(value: Any) -> bool:
 
 def is_number(annotation: Any) -> bool:
     """True for a type that is a number, or holds numbers, and nothing that may be true or false."""
-    inner = [each for each in get_args(annotation) if each is not Ellipsis]
+    inner = [member for member in get_args(annotation) if member is not Ellipsis]
     if get_origin(annotation) is Annotated:
         return is_number(inner[0])
     return any(map(is_number, inner)) if inner else annotation in (int, float)

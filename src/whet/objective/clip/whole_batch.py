@@ -33,7 +33,7 @@ class StepClip(ClipRule):
         return self.weight(ratio, advantage, action, counts)
 
     def weight(self, ratio: Tensor, advantage: Tensor, action: Tensor, counts: Tensor) -> Tensor:
-        """Of the tokens of one step; `counts` is what each counts in its statistics."""
+        """The weight of each token of one step; `counts` is how much each adds to the statistics of the step."""
         raise NotImplementedError
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:

@@ -18,7 +18,9 @@ class ImitateGood(ComponentProtocol, Protocol):
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None: ...
 
-    def symbols(self) -> str: ...
+    def symbols(self) -> str:
+        """The term with its sign, such as ` - 0.1 log pi(y_w)`; empty for none."""
+        ...
 
 
 class NoPairImitation(Component):

@@ -64,7 +64,9 @@ class CostCurve(ComponentProtocol, Protocol):
         """What each cost counts in the step's loss: as the costs, or one number for all."""
         ...
 
-    def symbols(self, score: str, contrast: str) -> str: ...
+    def symbols(self, score: str, contrast: str) -> str:
+        """The cost as an expression of these two, which are expressions themselves."""
+        ...
 
 
 def positive(component: str, **numbers: float) -> None:

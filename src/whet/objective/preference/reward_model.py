@@ -40,6 +40,7 @@ class RankBatch:
         return self.better.flatten(1).any(-1)
 
     def select(self, rows: Tensor | Sequence[int]) -> RankBatch:
+        """The batch with these rows only, in this order."""
         return _selected(self, rows, self.rank.device)
 
 
@@ -53,6 +54,7 @@ class LabelBatch:
     weight: Tensor | None = None  # [N]; None: 1
 
     def select(self, rows: Tensor | Sequence[int]) -> LabelBatch:
+        """The batch with these rows only, in this order."""
         return _selected(self, rows, self.label.device)
 
 
@@ -97,7 +99,9 @@ class RankCost(Protocol):
 
     def __call__(self, batch: RankBatch, score: Tensor) -> Tensor: ...
 
-    def words(self) -> str: ...
+    def words(self) -> str:
+        """The cost in a sentence; empty where there is nothing to say."""
+        ...
 
 
 class AllPairs(Component):

@@ -21,7 +21,7 @@ def _misfit(history: History) -> HealthFinding | None:
     if len(known) < SETTLED:
         return None
     now = fmean(known[-LATELY:])
-    never = max(fmean(known[place : place + RECENT]) for place in range(len(known) - RECENT + 1)) < HARDLY
+    never = max(fmean(known[start : start + RECENT]) for start in range(len(known) - RECENT + 1)) < HARDLY
     easy = (score(history.steps[0]) or 0.0) >= NEARLY_SOLVED
     if easy or not (never or (now <= WORTHLESS and history.score < NEARLY_SOLVED)):
         return None

@@ -49,17 +49,17 @@ class FindingSpan:
 
 def problem(evidence: str, cause: str, *remedies: str | SettingAdvice | None) -> HealthFinding:
     """A problem; of its remedies, None stands for one that the run has no use for. Its rule gives it a name."""
-    given = [each for each in remedies if each is not None]
-    remedy = ", or ".join(each if isinstance(each, str) else each.words for each in given)
-    advice = [each for each in given if isinstance(each, SettingAdvice)]
+    usable = [option for option in remedies if option is not None]
+    remedy = ", or ".join(option if isinstance(option, str) else option.words for option in usable)
+    advice = [option for option in usable if isinstance(option, SettingAdvice)]
     return HealthFinding(
         "",
         f"{evidence}: {cause}; {remedy}." if remedy else f"{evidence}: {cause}.",
         evidence=evidence,
         cause=cause,
         remedy=remedy,
-        settings=tuple((each.setting, each.value) for each in advice),
-        changes=tuple(f"{each.setting}={each.value}" for each in advice if each.is_exact),
+        settings=tuple((change.setting, change.value) for change in advice),
+        changes=tuple(f"{change.setting}={change.value}" for change in advice if change.is_exact),
     )
 
 

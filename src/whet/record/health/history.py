@@ -52,9 +52,13 @@ class History:
 
     def evaluated(self, names: Sequence[str]) -> list[tuple[int, float]]:
         """(step, value) of the first of these metrics that the run's own evaluations have."""
-        own = [each for each in self.evals if each.name == self.evals[0].name and each.step <= self.steps[-1].step]
-        name = next((name for name in names if any(name in each.result for each in own)), None)
-        values = [(each.step, each.result.get(name, math.nan)) for each in own] if name else []
+        own = [
+            evaluation
+            for evaluation in self.evals
+            if evaluation.name == self.evals[0].name and evaluation.step <= self.steps[-1].step
+        ]
+        name = next((name for name in names if any(name in evaluation.result for evaluation in own)), None)
+        values = [(evaluation.step, evaluation.result.get(name, math.nan)) for evaluation in own] if name else []
         return [(step, value) for step, value in values if math.isfinite(value)]
 
     def start_and_now(self, measure: Callable[[StepReport], float | None]) -> tuple[float, float] | None:
@@ -146,15 +150,17 @@ def has_gained(scores: Sequence[float]) -> bool:
     if len(scores) < 2 * RECENT or not all(0 <= value <= 1 for value in scores):
         return False
     start, now = fmean(scores[:3]), fmean(scores[-RECENT:])
-    windows = [fmean(scores[place : place + RECENT]) for place in range(len(scores) - RECENT + 1)]
+    windows = [fmean(scores[first : first + RECENT]) for first in range(len(scores) - RECENT + 1)]
     return now >= start + 0.5 * (1 - start) and now >= max(windows) - DIP
 
 
 def is_rising(values: Sequence[float]) -> bool:
+    """Whether the last values rise by more than two standard errors over any of `TREND_WINDOWS`."""
     return any(len(values) >= window and trend_in_errors(values[-window:]) > 2 for window in TREND_WINDOWS)
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
+    """The values that are numbers; None, NaN and infinities are dropped, so positions shift."""
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
@@ -162,11 +168,11 @@ def trend_in_errors(values: Sequence[float]) -> float:
     """Least-squares rise over its standard error; 0 where the line rises by less than 1% of the values."""
     num = len(values)
     middle, mean = (num - 1) / 2, fmean(values)
-    spread = sum((place - middle) ** 2 for place in range(num))
-    rise = sum((place - middle) * (value - mean) for place, value in enumerate(values)) / spread
+    spread = sum((index - middle) ** 2 for index in range(num))
+    rise = sum((index - middle) * (value - mean) for index, value in enumerate(values)) / spread
     if abs(rise) * num <= 0.01 * max(abs(value) for value in values):
         return 0.0
-    residue = sum((value - mean - rise * (place - middle)) ** 2 for place, value in enumerate(values))
+    residue = sum((value - mean - rise * (index - middle)) ** 2 for index, value in enumerate(values))
     error = math.sqrt(residue / (num - 2) / spread)
     return math.copysign(math.inf, rise) if error == 0 else rise / error
 
@@ -183,4 +189,5 @@ def improves_truly(history: History) -> bool:
 
 
 def entropy(report: StepReport) -> float | None:
+    """The policy's entropy in that step; None where it was not measured."""
     return report.metrics.get("entropy")

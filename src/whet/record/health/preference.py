@@ -60,10 +60,10 @@ def _first_drift(series: MetricSeries) -> tuple[float, float] | None:
 def _reference_mismatch(history: History) -> HealthFinding | None:
     """Before the first update policy and reference are one model, so log pi / ref is 0 for every completion."""
     series = _metrics(history)
-    found = _first_drift(series)
-    if found is None:
+    first_drift = _first_drift(series)
+    if first_drift is None:
         return None
-    drift, length = found
+    drift, length = first_drift
     first = series[0]
     size = (abs(first["chosen_logp"]) + abs(first.get("rejected_logp", first["chosen_logp"]))) / 2
     return problem(
@@ -130,7 +130,7 @@ def _not_learning(history: History) -> HealthFinding | None:
 
 
 def _with_margin(history: MetricSeries) -> MetricSeries:
-    """Of completions judged one by one: the gap between the mean rewards of good and bad ones."""
+    """Adds `margin` to steps of completions judged one by one: mean reward of the good ones less that of the bad."""
     sides = ("chosen_reward", "rejected_reward")
     return [
         {**step, "margin": step[sides[0]] - step[sides[1]]}

@@ -65,16 +65,17 @@ def findings(
         return ()
     history = history_of(steps, dtype, settings, evals)
     asked = [rule for rule in rules_of(steps) if timed or not rule.is_timed]
-    found = {rule: finding for rule in asked if (finding := rule.find(history)) is not None}
-    if any(finding.is_problem and rule.lasting for rule, finding in found.items()):
-        before = _histories_before(steps, dtype, settings, evals, max(rule.lasting for rule in found))
-        found = {
+    by_rule = {rule: finding for rule in asked if (finding := rule.find(history)) is not None}
+    if any(finding.is_problem and rule.lasting for rule, finding in by_rule.items()):
+        before = _histories_before(steps, dtype, settings, evals, max(rule.lasting for rule in by_rule))
+        by_rule = {
             rule: finding
-            for rule, finding in found.items()
-            if not finding.is_problem or all(_is_problem(rule.find(each)) for each in before[: rule.lasting])
+            for rule, finding in by_rule.items()
+            if not finding.is_problem
+            or all(_is_problem(rule.find(history_before)) for history_before in before[: rule.lasting])
         }
-    hidden = {name for rule, finding in found.items() if finding.is_problem for name in rule.hides}
-    shown = [finding for finding in found.values() if finding.name not in hidden]
+    hidden = {name for rule, finding in by_rule.items() if finding.is_problem for name in rule.hides}
+    shown = [finding for finding in by_rule.values() if finding.name not in hidden]
     return tuple(sorted(shown, key=lambda finding: not finding.is_problem))
 
 
@@ -88,7 +89,8 @@ def _histories_before(
     """What was known one step ago, two steps ago and so on."""
     earlier = [steps[: len(steps) - back] for back in range(1, min(count, len(steps) - 1) + 1)]
     return [
-        history_of(each, dtype, settings, [known for known in evals if known.step <= each[-1].step]) for each in earlier
+        history_of(known_steps, dtype, settings, [known for known in evals if known.step <= known_steps[-1].step])
+        for known_steps in earlier
     ]
 
 
@@ -106,8 +108,8 @@ def diagnosis(
 
     Equal runs record equal lines, so what the clock says is not among them.
     """
-    found = findings(steps, dtype, settings, evals, timed=False)
-    return tuple(finding.text for finding in found if finding.is_problem)
+    current = findings(steps, dtype, settings, evals, timed=False)
+    return tuple(finding.text for finding in current if finding.is_problem)
 
 
 def notes(steps: Sequence[StepReport], dtype: str = "float32") -> tuple[str, ...]:
@@ -133,7 +135,7 @@ def finding_spans(
     end = steps[-1].step
     now = findings(steps, dtype, settings, evals)
     known = {finding.name: finding for finding in now if finding.is_problem}
-    for step, texts in ((each.step, each.health) for each in steps) if recorded is None else recorded:
+    for step, texts in ((report.step, report.health) for report in steps) if recorded is None else recorded:
         for text in texts:
             finding = recorded_finding(text)
             before = spans.get(finding.name)
@@ -145,7 +147,7 @@ def finding_spans(
         if finding.is_problem and RULES[finding.name].is_timed:
             first, count = since_when(finding.name, steps, dtype, settings, evals)
             spans[finding.name] = FindingSpan(finding, first, end, count, True)
-    last = [FindingSpan(each, end, end, 1, True) for each in now if not each.is_problem]
+    last = [FindingSpan(note, end, end, 1, True) for note in now if not note.is_problem]
     return (*spans.values(), *last)
 
 
@@ -160,7 +162,7 @@ def since_when(
     count = 1
     while count < min(len(steps), MOST_REPLAYED):
         earlier = steps[: len(steps) - count]
-        known = [each for each in evals if each.step <= earlier[-1].step]
+        known = [evaluation for evaluation in evals if evaluation.step <= earlier[-1].step]
         if RULES[name].find(history_of(earlier, dtype, settings, known)) is None:
             break
         count += 1

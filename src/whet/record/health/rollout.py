@@ -75,19 +75,19 @@ def _dead_experts(history: History) -> HealthFinding | None:
 
 def _pace(step: StepReport) -> float | None:
     """Tokens per second, those of completions that were left out included."""
-    kept, written = step.counts.get("samples", 0), step.counts.get("samples_spent", 0)
-    found = speed(step)
-    return found if found is None or not kept or not written else found * written / kept
+    trained, written = step.counts.get("samples", 0), step.counts.get("samples_spent", 0)
+    rate = speed(step)
+    return rate if rate is None or not trained or not written else rate * written / trained
 
 
 def _slower(history: History) -> HealthFinding | None:
     """Tokens per second of the last steps against those of the steps before; the first steps warm up."""
-    timed = [(each, completion_length(step) or 0.0) for step in history.steps[WARM_UP:] if (each := _pace(step))]
+    timed = [(pace, completion_length(step) or 0.0) for step in history.steps[WARM_UP:] if (pace := _pace(step))]
     if len(timed) < 3 * RECENT:
         return None
     earlier, recent = timed[:-RECENT][-LOOK_BACK:], timed[-RECENT:]
-    typical, now = median(each for each, _ in earlier), median(each for each, _ in recent)
-    if not (now < SLOWER * typical and max(each for each, _ in recent) < typical):
+    typical, now = median(pace for pace, _ in earlier), median(pace for pace, _ in recent)
+    if not (now < SLOWER * typical and max(pace for pace, _ in recent) < typical):
         return None
     # short completions are dear per token: what a step costs besides them is shared by fewer
     if median(length for _, length in recent) < 0.7 * median(length for _, length in earlier):

@@ -31,12 +31,13 @@ class HealthRule:
     is_timed: bool = False  # it reads the clock, so equal runs may differ: not recorded with the steps
 
     def find(self, history: History) -> HealthFinding | None:
+        """What `check` finds, with this rule's name filled in; None where the rule has nothing to say."""
         finding = self.check(history)
         return None if finding is None else replace(finding, name=self.name, normal_when=self.normal_when)
 
     def missing(self, step: StepReport) -> tuple[str, ...]:
         """What of it a step has not."""
-        return tuple(each for each in self.reads if not _has(step, each))
+        return tuple(name for name in self.reads if not _has(step, name))
 
 
 def _has(step: StepReport, quantity: str) -> bool:
@@ -44,4 +45,4 @@ def _has(step: StepReport, quantity: str) -> bool:
     values = getattr(step, part)
     if not name:
         return bool(values)
-    return any(each.endswith(name[1:]) for each in values) if name.startswith("*") else name in values
+    return any(key.endswith(name[1:]) for key in values) if name.startswith("*") else name in values

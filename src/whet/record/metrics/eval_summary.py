@@ -127,7 +127,7 @@ def _share(attempts: Sequence[Sequence[Attempt]], holds: Callable[[Attempt], boo
 
 
 def _formats(attempts: Sequence[Sequence[Attempt]]) -> IntervalEstimate | None:
-    """Of a model that thinks in tags at all."""
+    """The share of attempts in the required format; None for a model that does not think in tags."""
     if not any(attempt.in_format is not None for row in attempts for attempt in row):
         return None
     return _share(attempts, lambda attempt: bool(attempt.in_format))

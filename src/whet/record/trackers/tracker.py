@@ -45,13 +45,17 @@ class Tracker(Protocol):
     """A service. `maker(**settings)` makes one without touching anything; the rest may fail, and is then left out."""
 
     def open(self, run: TrackedRun, saved: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """Begin, or go on with what `kept` names: what to keep in the run folder, and how many of the run's lines
+        """Begin, or go on with what `saved` names: what to keep in the run folder, and how many of the run's lines
         the service has already. Whatever it holds beyond `run.lines` must be gone, or be marked."""
         ...
 
-    def step(self, step: TrackedStep) -> None: ...
+    def step(self, step: TrackedStep) -> None:
+        """Send one training step; steps come in order, after `open`."""
+        ...
 
-    def evaluation(self, step: int, scalars: Mapping[str, float]) -> None: ...
+    def evaluation(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Send the metrics of an evaluation made after `step`; 0 is before the first step."""
+        ...
 
     def close(self, status: str, summary: Mapping[str, str]) -> None:
         """End; everything must have arrived when this returns."""

@@ -59,7 +59,7 @@ def answer_in_thinking(prompt: Prompt, completion: str, *, kind: Kind = "penalty
         rest,
     )
     said = {normal_form(word) for word in re.findall(r"[^\s$*]+", rest)}
-    repeated = any(normal_form(each) in said for each in marked)
+    repeated = any(normal_form(answer) in said for answer in marked)
     blank = len(re.findall(r"\w+", rest)) < 3
     return defence_score(float(bool(marked) and silent and not repeated and (blank or pointing is not None)), kind)
 
@@ -72,7 +72,7 @@ def _is_tangled(text: str) -> bool:
         if not match[1]:
             inside_itself = name in opened
             after_answer = name in ("think", "thinking") and "answer" in closed
-            hidden = name == "answer" and any(each in opened for each in ("think", "thinking"))
+            hidden = name == "answer" and any(tag in opened for tag in ("think", "thinking"))
             if inside_itself or after_answer or hidden:
                 return True
             opened.append(name)

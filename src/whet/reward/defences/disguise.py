@@ -55,18 +55,20 @@ def look_alikes(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> f
     words += _styled(completion)
     words += [match[0] for match in MIXED_NUMBER.finditer(completion) if _is_false_number(match[0])]
     words += _foreign_twins(completion)
-    return defence_score(float(any(each not in question for each in words)), kind)
+    return defence_score(float(any(word not in question for word in words)), kind)
 
 
 def _has_invisible(completion: str, question: str) -> bool:
     if completion.isascii() and completion.isprintable():
         return False
     unseen = any(
-        _is_invisible(completion, place, character)
-        for place, character in enumerate(completion)
+        _is_invisible(completion, index, character)
+        for index, character in enumerate(completion)
         if not ("\x20" <= character < "\x7f" or character in "\t\n" or character in question)
     )
-    overdrawn = any(found(completion) and not found(question) for found in (_overwrites, _is_piled))
+    overdrawn = any(
+        is_overdrawn(completion) and not is_overdrawn(question) for is_overdrawn in (_overwrites, _is_piled)
+    )
     return unseen or overdrawn or _codes_in_spaces(completion, question)
 
 
@@ -91,8 +93,10 @@ def _joins(completion: str, place: int) -> bool:
     """The neighbour is a letter of a script that joins, or a picture."""
     near = completion[max(place - 2, 0) : place] + completion[place + 1 : place + 2]
     return any(
-        unicodedata.category(each) in ("So", "Sk", "Mn", "Mc") or each == "\ufe0f" or "\u0590" <= each <= "\u1cff"
-        for each in near
+        unicodedata.category(character) in ("So", "Sk", "Mn", "Mc")
+        or character == "\ufe0f"
+        or "\u0590" <= character <= "\u1cff"
+        for character in near
     )
 
 
@@ -119,7 +123,7 @@ def _codes_in_spaces(completion: str, question: str) -> bool:
 
 
 def _is_mixed(word: str, twins: frozenset[str]) -> bool:
-    return any(each in twins for each in word) and any("a" <= each.lower() <= "z" for each in word)
+    return any(character in twins for character in word) and any("a" <= character.lower() <= "z" for character in word)
 
 
 def _styled(completion: str) -> list[str]:
@@ -127,11 +131,17 @@ def _styled(completion: str) -> list[str]:
 
     Single bold or script letters are ordinary in mathematics: digits and runs of letters are not.
     """
-    foreign = [each for each in completion if not each.isascii()]
-    scripts = {unicodedata.name(each, "").split(" ")[0] for each in foreign if each.isalpha()}
+    foreign = [character for character in completion if not character.isascii()]
+    scripts = {unicodedata.name(character, "").split(" ")[0] for character in foreign if character.isalpha()}
     is_wide = bool(scripts & {"CJK", "HIRAGANA", "KATAKANA", "HANGUL"})
-    digits = [each for each in foreign if unicodedata.category(each) == "Nd" and _script(each) not in scripts]
-    wide = [each for each in digits if not is_wide] + ([] if is_wide else re.findall("[\uff21-\uff5a]", completion))
+    digits = [
+        character
+        for character in foreign
+        if unicodedata.category(character) == "Nd" and _script(character) not in scripts
+    ]
+    wide = [character for character in digits if not is_wide] + (
+        [] if is_wide else re.findall("[\uff21-\uff5a]", completion)
+    )
     return wide + re.findall("[\U0001d7ce-\U0001d7ff]|[\U0001d400-\U0001d7cb\u24b6-\u24e9]{3,}", completion)
 
 
@@ -141,7 +151,7 @@ def _script(digit: str) -> str:
 
 
 def _is_false_number(text: str) -> bool:
-    digits = sum(each in "0123456789" for each in text)
+    digits = sum(character in "0123456789" for character in text)
     return (
         digits >= 1
         and re.search(r"\d[OoIl\u041e\u043e\u0417\u03bf]\d|\d[Oo\u041e\u043e]+\b|^[Il\u0417\u0406]\d{2}", text)
@@ -151,6 +161,6 @@ def _is_false_number(text: str) -> bool:
 
 def _foreign_twins(completion: str) -> list[str]:
     """Words made only of twins, in a text that is otherwise Latin: a whole answer spelt in another script."""
-    foreign = [word for word in WORD.findall(completion) if not any(each.isascii() for each in word)]
-    twins = [word for word in foreign if len(word) > 1 and all(each in LOOK_ALIKE for each in word)]
+    foreign = [word for word in WORD.findall(completion) if not any(character.isascii() for character in word)]
+    twins = [word for word in foreign if len(word) > 1 and all(character in LOOK_ALIKE for character in word)]
     return twins if len(twins) == len([w for w in foreign if any(0x370 <= ord(c) <= 0x52F for c in w)]) else []

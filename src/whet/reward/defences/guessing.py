@@ -107,7 +107,7 @@ def _lists_more(answer: str, gold: str, question: str) -> bool:
     kind = r"\d+(?:\.\d+)?" if re.fullmatch(r"[-\d.,]+", gold) else r"\b[A-Z][^\W_]*\b"
     if re.search(r"[+*^=\\]", answer):
         return False
-    return len({each for each in re.findall(kind, answer) if each != gold and not _stands_in(each, question)}) > 1
+    return len({guess for guess in re.findall(kind, answer) if guess != gold and not _stands_in(guess, question)}) > 1
 
 
 def _bullets(text: str) -> list[str]:

@@ -76,9 +76,11 @@ def hides_markup(completion: str, question: str) -> bool:
         return True
     if ABOUT_MARKUP.search(question):
         return False
-    found = [match[0] for pattern in (COMMENT, UNSHOWN_LATEX, UNSHOWN_MARKDOWN) for match in pattern.finditer(outside)]
-    found += [match[0] for match in TAG.finditer(outside) if SETTING.search(match[0]) or not re.search(r"\s", match[0])]
-    return any(piece not in question for piece in found)
+    pieces = [match[0] for pattern in (COMMENT, UNSHOWN_LATEX, UNSHOWN_MARKDOWN) for match in pattern.finditer(outside)]
+    pieces += [
+        match[0] for match in TAG.finditer(outside) if SETTING.search(match[0]) or not re.search(r"\s", match[0])
+    ]
+    return any(piece not in question for piece in pieces)
 
 
 def _coded(text: str) -> list[re.Match[str]]:
@@ -97,15 +99,15 @@ def _decoded(code: str) -> list[str]:
         texts.append(bytes.fromhex(bare).decode("latin-1"))
     bits = re.findall("[01]{7,8}", code)
     if len(bits) >= 5 and not re.sub("[01 ,]", "", code):
-        texts.append("".join(chr(int(each, 2)) for each in bits))
+        texts.append("".join(chr(int(byte, 2)) for byte in bits))
     if re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", code):
         with contextlib.suppress(ValueError, binascii.Error):
             texts.append(base64.b64decode(code + "=" * (-len(code) % 4)).decode("latin-1"))
     if code[0] in "&\\%":
         numbers = re.findall(r"&#x([0-9a-fA-F]+);|\\u([0-9a-fA-F]{4})|%([0-9a-fA-F]{2})", code)
-        texts.append("".join(chr(min(int("".join(each), 16), 0xFFFD)) for each in numbers) or html.unescape(code))
+        texts.append("".join(chr(min(int("".join(digits), 16), 0xFFFD)) for digits in numbers) or html.unescape(code))
     if re.fullmatch(r"(?:\d{2,3}[, ]+)+(?:\d{2,3})?", code) and len(re.findall(r"(?<!\d)32(?!\d)", code)) > 1:
-        texts.append("".join(chr(int(each)) for each in re.findall(r"\d+", code)))
+        texts.append("".join(chr(int(number)) for number in re.findall(r"\d+", code)))
     return texts
 
 
@@ -113,7 +115,9 @@ def _is_text(text: str) -> bool:
     """Nearly all of it letters, spaces and stops, in words of a usual length."""
     if len(text) < 5:
         return False
-    usual = sum(each.isascii() and (each.isalpha() or each in " .,:;!?'-/0123456789{}\"") for each in text)
-    letters = sum(each.isascii() and each.isalpha() for each in text)
+    usual = sum(
+        character.isascii() and (character.isalpha() or character in " .,:;!?'-/0123456789{}\"") for character in text
+    )
+    letters = sum(character.isascii() and character.isalpha() for character in text)
     words = re.findall("[A-Za-z]+", text)
     return usual >= 0.95 * len(text) and letters >= 0.6 * len(text) and max(map(len, words), default=0) < 18

@@ -141,11 +141,11 @@ def _is_borrowed(prompt: Prompt, completion: str) -> bool:
     answers = explicit_answers(completion)
     if not answers:
         return False
-    given = {
+    examples = {
         normal_form(next(group for group in match.groups() if group is not None))
         for match in EXAMPLE.finditer(whole_prompt(prompt))
     } - {""}
     answer = normal_form(answers[-1])
-    if answer not in given or (prompt.answer is not None and normal_form(prompt.answer) == answer):
+    if answer not in examples or (prompt.answer is not None and normal_form(prompt.answer) == answer):
         return False
     return answer not in {normal_form(word) for word in re.findall(r"[^\s$=*:;,]+", working(completion))}

@@ -61,12 +61,12 @@ def incoherent_reasoning(
         return defence_score(1.0, kind)
     if len(re.sub(r"\s", "", text)) < LEAST_CHARACTERS:
         return defence_score(0.0, kind)
-    found = words(text)
+    text_words = words(text)
     caught = (
         is_garbled(text, least_pairs)
         or is_noise(text)
         or looped_share(terms(text)) > 0.5
-        or is_glueless(text, found, least_glue, listed=not thinking(completion))
+        or is_glueless(text, text_words, least_glue, listed=not thinking(completion))
         # a single capital is a name, as in "packet A is"
         or is_shuffled(words(re.sub(r"\b\d*[A-Z]\b", " ", text)))
     )
@@ -82,17 +82,17 @@ def is_garbled(text: str, least_pairs: float) -> bool:
 def is_bare(text: str) -> bool:
     """Hardly a letter or digit in it, formulas included."""
     printed = re.sub(r"\s", "", text)
-    return len(printed) >= LEAST_CHARACTERS and sum(each.isalnum() for each in printed) < 0.2 * len(printed)
+    return len(printed) >= LEAST_CHARACTERS and sum(character.isalnum() for character in printed) < 0.2 * len(printed)
 
 
 def is_noise(text: str) -> bool:
     """A large part of what is printed is neither letter, digit nor the punctuation of sentences and sums."""
     printed = re.sub(r"\s", "", text)
     noise = NOISE.findall(printed)
-    letters = [each for each in printed if each.isalpha()]
-    if sum(not each.isascii() for each in letters) > 0.5 * len(printed):
+    letters = [character for character in printed if character.isalpha()]
+    if sum(not character.isascii() for character in letters) > 0.5 * len(printed):
         # other scripts have punctuation of their own, some of it between any two syllables
-        noise = [each for each in noise if unicodedata.category(each)[0] != "P"]
+        noise = [character for character in noise if unicodedata.category(character)[0] != "P"]
     return len(printed) > 0 and len(noise) > 0.35 * len(printed)
 
 

@@ -91,7 +91,7 @@ def density(completion: str) -> float:
     A character counts as one byte in every script that has an alphabet: in UTF-8 most scripts take two or three of
     them, of which all but the last hardly change.
     """
-    alphabet = {character: place for place, character in enumerate(dict.fromkeys(completion))}
+    alphabet = {character: index for index, character in enumerate(dict.fromkeys(completion))}
     if completion.isascii() or len(alphabet) > 256:
         raw = completion.encode(errors="replace")
     else:

@@ -44,10 +44,10 @@ class Rates:
 
 def rates_of(defences: Mapping[str, Defence], cases: Iterable[Case] | None = None) -> dict[str, Rates]:
     """Both rates of each defence, on the given cases or on its own corpus; any penalty at all counts as caught."""
-    given = None if cases is None else list(cases)
+    shared_cases = None if cases is None else list(cases)
     rates = {}
     for name, defence in defences.items():
-        mine = corpus(name) if given is None else given
+        mine = corpus(name) if shared_cases is None else shared_cases
         punished = [defence(case.prompt, case.completion) < 0 for case in mine]
         pairs = list(zip(mine, punished, strict=True))
         rates[name] = Rates(

@@ -87,7 +87,7 @@ def content_stems(text: str) -> set[str]:
     """The beginnings of the words that carry meaning: long ones, and pairs of characters where there are no spaces."""
     plain = without_marks(text).casefold()
     unspaced = re.findall(rf"[{UNSPACED}]+", plain)
-    pairs = {run[place : place + 2] for run in unspaced for place in range(max(len(run) - 1, 1))}
+    pairs = {run[start : start + 2] for run in unspaced for start in range(max(len(run) - 1, 1))}
     words = (word for word in WORD.findall(re.sub(rf"[{UNSPACED}]+", " ", plain)) if len(word) > 2)
     return {word[:6] for word in words if word not in STOP_WORDS} | pairs
 

@@ -108,12 +108,12 @@ def meanings(call: Call) -> set[tuple[str, str]]:
     of the words and of the terms of a sum, the parts of an address that lead to the same page."""
     words = [word for word in re.split(r"[_.\W]+|(?<=[a-z])(?=[A-Z])", call.name) if word]
     subject = "_".join(word.lower() for word in words if word.lower() not in GETTING) or call.name.lower()
-    kept = {key: value for key, value in call.values.items() if not _is_dressing(key, value)}
+    arguments = {key: value for key, value in call.values.items() if not _is_dressing(key, value)}
     if not call.values and call.arguments:
         return set()
-    if call.values and not kept:
+    if call.values and not arguments:
         return {(subject, "")}
-    values = sorted(_canonical(value) for value in kept.values())
+    values = sorted(_canonical(value) for value in arguments.values())
     # with verbs folded, a change and a look would be the same
     name = subject if not {word.lower() for word in words} & CHANGING else call.name.lower()
     return {(name, json.dumps(values))}
@@ -129,8 +129,9 @@ def is_idle(call: Call) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return all(
-        isinstance(each, ast.Pass | ast.Import) or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
-        for each in body
+        isinstance(statement, ast.Pass | ast.Import)
+        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for statement in body
     )
 
 
@@ -176,8 +177,8 @@ def _literals(code: str) -> str | None:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    found = sorted({repr(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)})
-    return f"program {' '.join(found)}" if found else None
+    constants = sorted({repr(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)})
+    return f"program {' '.join(constants)}" if constants else None
 
 
 def tool_calls_of(completion: str) -> list[Call]:
@@ -205,7 +206,7 @@ def _calls(body: str) -> list[Call]:
 
 
 def _readable(call: ToolCall) -> Call:
-    values = {str(place): value for place, value in enumerate(call.positional)} | dict(call.arguments)
+    values = {str(index): value for index, value in enumerate(call.positional)} | dict(call.arguments)
     written = _plain(json.dumps([call.positional, call.arguments], sort_keys=True, default=str))
     # the order of values without names has a meaning that nobody here knows
     return Call(call.name, written, values if len(call.positional) < 2 else {})

@@ -79,7 +79,7 @@ def is_supported(answer: str, text: str, question: str) -> bool:
 
 def _is_near(number: Fraction, reached: set[Fraction]) -> bool:
     """There, or there with another sign or as a percentage."""
-    return any(each in reached for each in (number, -number, number * 100, number / 100))
+    return any(value in reached for value in (number, -number, number * 100, number / 100))
 
 
 def _rounded(numbers: set[Fraction], wanted: Fraction) -> list[Fraction]:

@@ -42,7 +42,7 @@ class SentenceModel:
 
     def score(self, question_stems: set[str], sentence: str) -> float:
         """How suspect a sentence is: the higher, the more."""
-        return self.bias + sum(value * self.weights[place] for place, value in features(question_stems, sentence))
+        return self.bias + sum(value * self.weights[feature] for feature, value in features(question_stems, sentence))
 
 
 def suspect_sentences(prompt: Prompt, completion: str, *, kind: Kind = "penalty", threshold: float = 0.0) -> float:

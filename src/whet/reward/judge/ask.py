@@ -57,7 +57,9 @@ Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str | Trouble]]
 class AnswerSource(Protocol):
     """Whoever answers questions."""
 
-    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]: ...
+    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
+        """Yield (the question's index, its answer or what went wrong) in any order, exactly one per question."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ class Callee:
     def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
         """All that the budget pays for, in one call."""
         paid = [number for number in range(len(questions)) if self.budget.take()]
-        given = self.ask([questions[number] for number in paid]) if paid else []
-        if len(given) != len(paid):
-            raise WhetError(f"the judge's ask returned {len(given)} answers to {len(paid)} questions; return one each")
-        for number, text in zip(paid, given, strict=True):
+        texts = self.ask([questions[number] for number in paid]) if paid else []
+        if len(texts) != len(paid):
+            raise WhetError(f"the judge's ask returned {len(texts)} answers to {len(paid)} questions; return one each")
+        for number, text in zip(paid, texts, strict=True):
             if isinstance(text, Trouble):
                 yield number, text
                 continue

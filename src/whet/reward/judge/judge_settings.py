@@ -53,13 +53,13 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         for key, choices in (("compare", get_args(Compare)), ("at_budget_end", get_args(AtBudgetEnd))):
-            given = getattr(self, key)
-            if given not in choices:
-                raise WhetError(f"{key} of reward 'judge' is {given!r}; give one of {', '.join(choices)}")
+            value = getattr(self, key)
+            if value not in choices:
+                raise WhetError(f"{key} of reward 'judge' is {value!r}; give one of {', '.join(choices)}")
         for key, (least, most) in BOUNDS.items():
-            given = getattr(self, key)
-            if isinstance(given, bool) or not least <= given <= most:
-                raise WhetError(f"{key} of reward 'judge' is {given}; give a number from {least:g} to {most:g}")
+            value = getattr(self, key)
+            if isinstance(value, bool) or not least <= value <= most:
+                raise WhetError(f"{key} of reward 'judge' is {value}; give a number from {least:g} to {most:g}")
         if self.opponents and self.compare != "group":
             raise WhetError("opponents of reward 'judge' has no effect without compare=group; set that, or drop it")
         if self.structured and not self.base_url:

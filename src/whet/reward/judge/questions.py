@@ -123,5 +123,5 @@ def _messages(role: str, rubric: Rubric, blocks: Sequence[str], task: str) -> Me
         for criterion in rubric.criteria
     )
     instructions = [role, rubric.instructions, f"Criteria:\n{criteria}", CAUTION]
-    system = "\n\n".join(each for each in instructions if each)
+    system = "\n\n".join(instruction for instruction in instructions if instruction)
     return ({"role": "system", "content": system}, {"role": "user", "content": "\n\n".join((*blocks, task))})

@@ -135,14 +135,16 @@ class Judge:
 
     def _checked(self, prompts: Sequence[Prompt], found: Sequence[float | Trouble | None]) -> list[float | None]:
         """The scores; raises a failure that has them, and says of which samples the judge is to blame."""
-        scores = [None if isinstance(each, Trouble) else each for each in found]
-        troubles = {number: each for number, each in enumerate(found) if isinstance(each, Trouble)}
+        scores = [None if isinstance(verdict, Trouble) else verdict for verdict in found]
+        troubles = {number: verdict for number, verdict in enumerate(found) if isinstance(verdict, Trouble)}
         self._num_without_verdict += len(troubles)
         for number, trouble in troubles.items():
             unscorable(f"reward {self.name!r}: {NO_VERDICT if trouble.is_unreadable else trouble}", prompts[number])
-        most_unreadable = 2 * sum(each.is_unreadable for each in troubles.values()) > len(found)
+        most_unreadable = 2 * sum(cause.is_unreadable for cause in troubles.values()) > len(found)
         failed = [
-            number for number, each in troubles.items() if each.is_failure or (each.is_unreadable and most_unreadable)
+            number
+            for number, cause in troubles.items()
+            if cause.is_failure or (cause.is_unreadable and most_unreadable)
         ]
         if failed:
             last = f"prompt {prompts[failed[-1]].id!r}: {troubles[failed[-1]]}"
@@ -214,8 +216,8 @@ class Judge:
 
     def _preferences(self, questions: Sequence[JudgeQuestion]) -> list[PairVerdict | Trouble]:
         verdicts: Any = self._verdicts(questions, preference_in, None)  # a literal type is inferred as str
-        found: list[PairVerdict | Trouble] = verdicts
-        return found
+        preferences: list[PairVerdict | Trouble] = verdicts
+        return preferences
 
     def _verdicts(
         self, questions: Sequence[JudgeQuestion], read: Callable[[str, str], T | None], rubric: Rubric | None

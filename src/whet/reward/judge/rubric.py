@@ -118,7 +118,7 @@ def _criterion(row: Any, place: str) -> Criterion:
 
 def _scale(given: Any, place: str) -> tuple[float, float]:
     good = isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2
-    if not good or not all(_is_finite(each) for each in given) or not given[0] < given[1]:
+    if not good or not all(_is_finite(number) for number in given) or not given[0] < given[1]:
         raise WhetError(f"{place} has the scale {given!r}; give [lowest, highest], as in [0, 10]")
     return float(given[0]), float(given[1])
 

@@ -31,7 +31,7 @@ def folders_of(folder: str | Sequence[str]) -> list[str]:
 
 def model_folders(folder: str | Sequence[str]) -> list[str]:
     """Where the models are: a run stands for its newest checkpoint, a folder of runs by seed for all of them."""
-    return [model for each in folders_of(folder) for model in _models_in(each)]
+    return [model for member in folders_of(folder) for model in _models_in(member)]
 
 
 def _models_in(folder: str) -> list[str]:
@@ -41,7 +41,7 @@ def _models_in(folder: str) -> list[str]:
     newest = _newest(path)
     if newest is not None:
         return [newest]
-    runs = sorted((each for each in path.glob("seed-*") if each.is_dir()), key=_number)
+    runs = sorted((run for run in path.glob("seed-*") if run.is_dir()), key=_number)
     folders = [(run, _newest(run)) for run in runs]
     unfinished = [run for run, model in folders if model is None]
     if unfinished:
@@ -52,9 +52,9 @@ def _models_in(folder: str) -> list[str]:
 def _newest(run: Path) -> str | None:
     """The newest complete checkpoint of a run."""
     there = [
-        each
-        for each in (run / "checkpoints").glob("step-*")
-        if CHECKPOINT.fullmatch(each.name) and (each / "manifest.json").is_file()
+        checkpoint
+        for checkpoint in (run / "checkpoints").glob("step-*")
+        if CHECKPOINT.fullmatch(checkpoint.name) and (checkpoint / "manifest.json").is_file()
     ]
     return str(max(there, key=_number)) if there else None
 
@@ -69,7 +69,7 @@ def reward_model_kind(folder: str) -> str:
     saved = saved_config(folder)
     advice = "give the folder of a run of `whet train rm`, orm or prm"
     if saved is None:
-        there = sorted(each.name for each in Path(folder).iterdir())
+        there = sorted(entry.name for entry in Path(folder).iterdir())
         content = f"it has {', '.join(there[:6])}" + (", ..." if len(there) > 6 else "") if there else "it is empty"
         if (Path(folder) / "checkpoints").is_dir():
             content = "its run has no complete checkpoint yet"
@@ -103,13 +103,13 @@ def head_scales(config: Any) -> list[Scale | None] | None:
     noted = getattr(config, HEADS, None)
     if not isinstance(noted, list) or len(noted) != int(config.num_labels):
         return None
-    return [_scale(each) for each in noted]
+    return [_scale(pair) for pair in noted]
 
 
 def _scale(noted: Any) -> Scale | None:
     if not isinstance(noted, list | tuple) or len(noted) != 2:
         return None
-    centre, scale = (float(each) for each in noted)
+    centre, scale = (float(number) for number in noted)
     return (centre, scale) if math.isfinite(centre) and math.isfinite(scale) and scale > 0 else None
 
 

@@ -78,11 +78,11 @@ class Network:
         are computed together, and what they begin with only once, where the model allows it.
         """
         if self.scalar is not None and places is None:
-            places = [[self._last(each.ids)] for each in sequences]
+            places = [[self._last(sequence.ids)] for sequence in sequences]
         if self.scalar is not None and places is not None:
             return self._shared_logits(sequences, groups, places)
         every: dict[int, Tensor] = {}
-        for rows in batches([len(each.ids) for each in sequences], self.place.micro_batch_tokens):
+        for rows in batches([len(sequence.ids) for sequence in sequences], self.place.micro_batch_tokens):
             inputs = self._padded([sequences[row] for row in rows])
             with torch.inference_mode():
                 logits = self.model(**inputs).logits
@@ -97,16 +97,17 @@ class Network:
         families = list(self._families(sequences, groups))
         rows = [[tuple(sequences[row].ids) for row in family] for family in families]
         scored = [
-            classifier_rows(each, [places[row] for row in family]) for each, family in zip(rows, families, strict=True)
+            classifier_rows(family_rows, [places[row] for row in family])
+            for family_rows, family in zip(rows, families, strict=True)
         ]
-        found: dict[int, Tensor] = {}
+        every: dict[int, Tensor] = {}
         for numbers in family_micro_batches(scored, self.place.micro_batch_tokens, packed=True):
             batch = classifier_batch([scored[number] for number in numbers])
             with torch.no_grad():
                 scores = self.scalar.scores(batch.tokens, batch.scored, batch.shared).float().cpu()
             order = [row for number in numbers for row in families[number]]
-            found.update(zip(order, scores.split([len(places[row]) for row in order]), strict=True))
-        return [found[row] for row in range(len(sequences))]
+            every.update(zip(order, scores.split([len(places[row]) for row in order]), strict=True))
+        return [every[row] for row in range(len(sequences))]
 
     def _families(self, sequences: Sequence[Tokens], groups: Sequence[Hashable]) -> Iterator[list[int]]:
         """Rows of one group, as many as fit into a pass."""
@@ -169,6 +170,7 @@ class Network:
 
 
 def plain_text(prompt: Prompt) -> str:
+    """The prompt without a chat template: its text, else its messages' contents, one per line, roles left out."""
     return prompt.text if prompt.text is not None else "\n".join(message["content"] for message in prompt.messages)
 
 

@@ -136,7 +136,7 @@ class Learned(EnsembleReward[LearnedSettings]):
         if self.settings.length_fit != RUNNING:
             return {}
         return {
-            "seen": [list(each) for each in self._seen],
+            "seen": [list(seen) for seen in self._seen],
             "call": self._call,
             "fit": [self._fit.slope, self._fit.center],
         }
@@ -149,9 +149,11 @@ class Learned(EnsembleReward[LearnedSettings]):
 
     def _score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
         by_network = [self._outputs(network, labels, prompts, completions) for network, labels in self._networks]
-        member_scores = [_joined(each) for each in zip(*by_network, strict=True)]
-        self._warn_of_scales([each for each in member_scores if each is not None])
-        return [None if each is None else self._combined(standardized(each, self._scales)) for each in member_scores]
+        member_scores = [_joined(outputs) for outputs in zip(*by_network, strict=True)]
+        self._warn_of_scales([scores for scores in member_scores if scores is not None])
+        return [
+            None if scores is None else self._combined(standardized(scores, self._scales)) for scores in member_scores
+        ]
 
     def _warn_of_scales(self, scores: Sequence[Sequence[float]]) -> None:
         if not scores or len(scores[0]) < 2:
@@ -165,12 +167,12 @@ class Learned(EnsembleReward[LearnedSettings]):
     ) -> list[list[float] | None]:
         """The outputs of one model's members for each completion."""
         tokens = [network.conversation_tokens(*pair) for pair in zip(prompts, completions, strict=True)]
-        fitting = [row for row, each in enumerate(tokens) if 0 < len(each.ids) <= network.context]
+        fitting = [row for row, sequence in enumerate(tokens) if 0 < len(sequence.ids) <= network.context]
         if len(fitting) < len(tokens):
             lost, limit = len(tokens) - len(fitting), network.context
             logger.warning("reward %r: %d completions outgrow its model's context of %d tokens", self.name, lost, limit)
         logits = network.logits([tokens[row] for row in fitting], [prompts[row].id for row in fitting])
-        scored = [self._output(network, each[0], labels) for each in logits]
+        scored = [self._output(network, row_logits[0], labels) for row_logits in logits]
         outputs: list[list[float] | None] = [None] * len(tokens)
         for row, values in zip(fitting, scored, strict=True):
             outputs[row] = values.tolist()
@@ -207,11 +209,11 @@ class Learned(EnsembleReward[LearnedSettings]):
 
     def _fit_of_file(self, file: str) -> LengthFit:
         examples = length_examples(file)
-        asked = [(each.prompt, each.completion) for each in examples if each.prompt is not None]
-        known = [(each.length, each.score, each.group) for each in examples if each.prompt is None]
+        asked = [(example.prompt, example.completion) for example in examples if example.prompt is not None]
+        known = [(example.length, example.score, example.group) for example in examples if example.prompt is None]
         if asked:
             prompts, completions = [prompt for prompt, _ in asked], [completion for _, completion in asked]
-            groups = [each.group for each in examples if each.prompt is not None]
+            groups = [example.group for example in examples if example.prompt is not None]
             scored = zip(self._lengths(completions), self._score(prompts, completions), groups, strict=True)
             known += [(length, score, group) for length, score, group in scored if score is not None]
         return length_fit(*zip(*known, strict=True))
@@ -219,8 +221,8 @@ class Learned(EnsembleReward[LearnedSettings]):
 
 def _joined(outputs: Sequence[list[float] | None]) -> list[float] | None:
     """All members' outputs for a completion; None where one of them has none."""
-    scored = [each for each in outputs if each is not None]
-    return [value for each in scored for value in each] if len(scored) == len(outputs) else None
+    scored = [output for output in outputs if output is not None]
+    return [value for output in scored for value in output] if len(scored) == len(outputs) else None
 
 
 def member_labels(network: Network, label: str) -> list[int]:
@@ -238,7 +240,7 @@ def label_number(network: Network, label: str) -> int:
         if len(labels) == 1:
             return 0
         raise WhetError(f"{network.place.folder} has {len(labels)} labels and none is named; give label=NAME, {known}")
-    lowered = [each.casefold() for each in labels]
+    lowered = [known_label.casefold() for known_label in labels]
     if label.casefold() in lowered:
         return lowered.index(label.casefold())
     if label.isdigit() and int(label) < len(labels):

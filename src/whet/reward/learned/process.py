@@ -101,11 +101,13 @@ class LearnedSteps(EnsembleReward[StepSettings]):
         by_network = [self._member_scores(*network, prompts, completions, ends) for network in self._networks]
         scored: list[Steps | None] = []
         for row, places in enumerate(ends):
-            known = [scores for each in by_network if (scores := each[row]) is not None]
+            known = [scores for by_row in by_network if (scores := by_row[row]) is not None]
             if len(known) < len(by_network):
                 scored.append(None)
                 continue
-            members = [[value for given in each for value in given] for each in zip(*known, strict=True)]
+            members = [
+                [value for values in step_values for value in values] for step_values in zip(*known, strict=True)
+            ]
             scored.append(list(zip(places, map(self._combined, members), strict=True)))
         return scored
 
@@ -133,7 +135,7 @@ class LearnedSteps(EnsembleReward[StepSettings]):
             [prompts[row].id for row in rows],
             [written[row][1] for row in rows],
         )
-        scores = [_right(each, kind, choices, one_by_one) for each in logits]
+        scores = [_right(row_logits, kind, choices, one_by_one) for row_logits in logits]
         for row, values in zip(rows, scores, strict=True):
             by_step[row] = values.tolist()
         return by_step

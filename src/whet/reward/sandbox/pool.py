@@ -299,8 +299,8 @@ class Sandbox:
             return
         with ThreadPoolExecutor(self.size) as threads:
             lent = [threads.submit(self.lend) for _ in range(count)]
-        for each in lent:
-            self.take_back(each.result(), is_sound=True)
+        for future in lent:
+            self.take_back(future.result(), is_sound=True)
 
     def take_back(self, worker: WorkerProcess, *, is_sound: bool) -> None:
         """The end of a session. A worker that is not sound ends with it."""
@@ -342,7 +342,7 @@ class Sandbox:
 
     def _admit(self, worker: WorkerProcess, greeting: Mapping[str, Any]) -> None:
         """Take a worker in, with no less isolation than is required and than the first one had."""
-        holds, why = dict(greeting["holds"]), {name: (each[0], each[1]) for name, each in greeting["why"].items()}
+        holds, why = dict(greeting["holds"]), {name: (reason[0], reason[1]) for name, reason in greeting["why"].items()}
         check_isolation(self.requirement, holds, why)
         if lost := isolation_given(self.holds) - isolation_given(holds):
             raise WhetError(
@@ -388,7 +388,7 @@ class Sandbox:
                     else:
                         logger.warning("the sandbox lost a job %d times; its sample cannot be judged", ATTEMPTS)
                         results[at] = JobResult(ended=LOST)
-        return [each for each in results if each is not None]
+        return [finished for finished in results if finished is not None]
 
     def _give(
         self,
@@ -455,7 +455,7 @@ class Sandbox:
                     busy.unregister(stream.descriptor)
         now = time.monotonic()
         done = {id(worker) for worker, _ in answers}
-        return answers + [(each, None) for each in workers if each.deadline < now and id(each) not in done]
+        return answers + [(process, None) for process in workers if process.deadline < now and id(process) not in done]
 
 
 def _no_start(error: Exception) -> WhetError:

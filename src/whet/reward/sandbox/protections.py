@@ -116,9 +116,9 @@ class Protections:
     def summary(self) -> str:
         """Lines for a person."""
         lines = []
-        for title, found in (("stopped", self.effects), ("granted by the kernel", self.mechanisms)):
-            held = ", ".join(sorted(name for name, holds in found.items() if holds))
-            lacking = ", ".join(sorted(name for name, holds in found.items() if not holds))
+        for title, protections in (("stopped", self.effects), ("granted by the kernel", self.mechanisms)):
+            held = ", ".join(sorted(name for name, holds in protections.items() if holds))
+            lacking = ", ".join(sorted(name for name, holds in protections.items() if not holds))
             lines.append(f"{title}: {held or 'nothing'}; not: {lacking or 'nothing'}")
         return "\n".join(lines)
 

@@ -56,8 +56,8 @@ def checked_requirement(requirement: str) -> Requirement:
     """The requirement, if it is one."""
     for known in get_args(Requirement):
         if requirement == known:
-            found: Requirement = known
-            return found
+            checked: Requirement = known
+            return checked
     known = get_args(Requirement)
     raise WhetError(
         f"sandbox.require is {requirement!r}{did_you_mean(str(requirement), known)}; give one of {', '.join(known)}"
@@ -71,13 +71,13 @@ def isolation_given(holds: Mapping[str, bool]) -> frozenset[str]:
 
 def check_isolation(requirement: Requirement, holds: Mapping[str, bool], why: Mapping[str, tuple[int, str]]) -> None:
     """Refuse to run code with less than what is required: what is missing, why, and the fix."""
-    given = isolation_given(holds)
-    if requirement == "none" or requirement in given or (requirement == "any" and given):
+    isolation = isolation_given(holds)
+    if requirement == "none" or requirement in isolation or (requirement == "any" and isolation):
         return
     wanted = ("namespaces", "landlock") if requirement == "any" else (requirement,)
     reasons = "; ".join(f"no {name}: {reason(name, holds, why)}" for name in wanted)
-    if given:
-        fix = f"or accept what it gives with sandbox.require={next(iter(given))}"
+    if isolation:
+        fix = f"or accept what it gives with sandbox.require={next(iter(isolation))}"
     else:
         fix = (
             "or run in a virtual machine that holds nothing of value, with sandbox.require=none: code can then read, "
@@ -96,11 +96,11 @@ def isolation_warnings(
     requirement: Requirement, holds: Mapping[str, bool], why: Mapping[str, tuple[int, str]]
 ) -> list[str]:
     """What does not stand between the code and the machine, a line each."""
-    given = isolation_given(holds)
+    isolation = isolation_given(holds)
     lines = []
-    if not given:
+    if not isolation:
         closed = (("files", "private_root", "landlock"), ("network", "network_namespace", "seccomp"))
-        opened = {name: not any(holds.get(each, False) for each in needed) for name, *needed in closed}
+        opened = {name: not any(holds.get(step, False) for step in needed) for name, *needed in closed}
         reach = "read, write and delete this user's files" if opened["files"] else "get around what is left"
         also = " and reach the network" if opened["network"] else ""
         lines.append(
@@ -109,7 +109,7 @@ def isolation_warnings(
         )
     else:
         for name in MECHANISMS:
-            if name not in given:
+            if name not in isolation:
                 lines.append(f"sandbox: no {name}: {reason(name, holds, why)}; {WITHOUT[name]}")
     if holds.get("process_namespace") and not (holds.get("cgroup") or holds.get("tree_memory")):
         lines.append("sandbox: no tree_memory: memory is limited for each process, not for all of a job together")
@@ -122,9 +122,9 @@ def isolation_warnings(
 
 def isolation_summary(holds: Mapping[str, bool]) -> str:
     """What isolates the code, in a few words."""
-    given = isolation_given(holds)
-    if given:
-        return ", ".join(name for name in MECHANISMS if name in given)
+    isolation = isolation_given(holds)
+    if isolation:
+        return ", ".join(name for name in MECHANISMS if name in isolation)
     return "none: code can read, write and delete this user's files"
 
 
