@@ -184,12 +184,12 @@ def calling(shape: ConversationShape) -> Callable[[], Environment]:
         """Look something up.
 
         Args:
-            place: Where.
+            number: Which entry.
         """
         return say()
 
     def read(completion: Completion, schemas: Any) -> Calls:
-        return Calls((ToolCall("look_up", {"place": len(completion)}),), (), "")
+        return Calls((ToolCall("look_up", {"number": len(completion)}),), (), "")
 
     pools = {True: CallPool(), False: CallPool()}
     sources = [find_tools(look_up)]

@@ -11,6 +11,8 @@ from tests.support.collection import note_collected
 from tests.support.shared_runs import made_once, train_imitator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background shell starts its commands so; ours must end by it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before markers deselect anything

@@ -548,8 +548,7 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
         (run, "run_training", begin),
         (evaluation, "run_evaluator", begin),
         (EnvironmentRunner, "play", begin),
-        (label, "open_output", begin),
-        (completions, "open_output", begin),
+        (label, "_open_output", begin),
         (workbench, "score", begin),
         (bench, "matrix_rate", begin),
         (reward_model, "build_reward_model", begin),  # it would change the model that the cases share

@@ -14,7 +14,8 @@ from whet.types import Prompt, WhetError
 try:
     NAMES = gym_datasets()
 except WhetError:
-    pytest.skip("needs reasoning-gym: pip install 'whet[tasks]'", allow_module_level=True)
+    NAMES = []
+pytestmark = pytest.mark.skipif(not NAMES, reason="needs reasoning-gym: pip install 'whet[tasks]'")
 
 WITHOUT_GOLD = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # only a verifier
 SLOW = {"futoshiki", "knight_swap", "arc_agi", "zebra_puzzles", "puzzle24"}  # seconds for a handful of questions

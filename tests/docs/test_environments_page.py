@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from test_adapters_gym import ONE_PLAYER
 from typer.testing import CliRunner
 
+from tests.envs.test_adapters_gym import ONE_PLAYER
 from whet.cli import app
 from whet.envs.find import BUILT_IN
 from whet.envs.sections import OWN_TASKS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.packages import needs
-from whet.envs.adapters.retries import Attempts
+from whet.envs.adapters.attempts import Attempts
 from whet.types import Completion, Prompt, WhetError
 
 SUM = Prompt("row", ({"role": "user", "content": "2 + 3?"},), answer="5")

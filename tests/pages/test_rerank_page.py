@@ -51,7 +51,7 @@ def test_a_search_is_compared_with_what_its_tokens_pay_for():
     dear = search_result(POOLS, RIGHT, [1.0, 0.0], (500.0, 100.0), (2, 3))
     assert dear.best_of_n.n == 4
     text = reranking_text(found(searches=(result, dear)))
-    assert "Search over steps by right, 2 x 3 (beams x branches): 50.0 (0-100), 21.0 tokens" in text
+    assert "Search over steps by right, 2 x 3 (beams x branches): 50.0 (9-91), 21.0 tokens" in text
     assert text.count("than 4 would cost more") == 1
 
 
@@ -62,14 +62,14 @@ def test_the_page_has_a_figure_a_scorer_and_every_number():
     assert "tiny <model>" not in page and "Content-Security-Policy" in page and "<script" not in page
     for line in found().lines:
         assert f"<th>{line.name}</th>" in page
-    assert "wrong min: weighted vote" in page and "66.7 (50-83)" in page
+    assert "wrong min: weighted vote" in page and "66.7 (2-99)" in page
 
 
 def test_a_reward_is_shown_as_a_number_and_the_record_is_complete():
-    assert "0.375 (0.250 to 0.500)" in reranking_text(found(measure="reward"))
+    assert "0.375 (0.0068 to 0.981)" in reranking_text(found(measure="reward"))
     record = asdict(found())
     assert record["lines"][1]["values_by_n"][2] == {
-        **{"n": 4, "value": 1.0, "low": 1.0, "high": 1.0},
+        **{"n": 4, "value": 1.0, "low": pytest.approx(0.342, abs=1e-3), "high": 1.0},  # two prompts say little
         **{"written": 27.0, "read": 134.0},
     }
 

@@ -74,7 +74,7 @@ def labels():
 
 
 def trainer(objective, rows, **changes):
-    batch = RowsSection(**{"rows_per_step": len(rows), "micro_batch_tokens": 60, **changes})
+    batch = RowsSection(**{"rows_per_step": max(1, len(rows)), "micro_batch_tokens": 60, **changes})
     judge = scalar_model(causal_lm(tiny()), "sequence", 7)
     return RewardModelTrainer(
         judge, None, objective, RewardModelDataset(rows, rows), batch=batch, optimizer=RATES, steps=4, seed=3

@@ -855,7 +855,7 @@ def test_a_zero_gradient_is_right_where_there_is_nothing_to_learn(model, batch, 
 @pytest.mark.parametrize("states", ["float32", "int8"])
 def test_an_update_without_any_signal_touches_neither_weights_nor_moments(model, batch, states, monkeypatch):
     """AdamW would go on by its momentum, and by weight decay."""
-    optimizer = adamw(model, OptimizerSection(0.1, weight_decay=0.5, states=states))
+    optimizer = adamw(model, OptimizerSection(learning_rate=0.1, weight_decay=0.5, states=states))
     state = TrainState(causal_lm(model), optimizer, 1.0, 12, 1.0)
     objective, fine = with_changes(PRESETS["grpo"].objective, {"kl": "none"}), with_advantage(batch)
     idle = replace(fine, advantage=torch.zeros_like(fine.advantage))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, Literal, cast, get_args
 
 from whet import registry
@@ -76,6 +75,9 @@ SFT = Method(
 )
 
 
+_DESCRIPTIONS: dict[int, tuple[Preset[Any], Method]] = {}
+
+
 def methods(kind: MethodKind | None = None) -> dict[str, Method]:
     """Every method by name, or those of one kind."""
     registry.load_plugins()
@@ -131,20 +133,20 @@ def _presets() -> dict[str, tuple[MethodKind, Preset[Any]]]:
 
 
 def _described(preset: Preset[Any], kind: MethodKind) -> Method:
+    """The method of a preset, described once: by identity, since a preset's hash costs more than its description."""
+    known, described = _DESCRIPTIONS.get(id(preset), (None, None))
+    if described is None or known is not preset:
+        described = _description(preset, kind)
+        _DESCRIPTIONS[id(preset)] = preset, described
+    return described
+
+
+def _description(preset: Preset[Any], kind: MethodKind) -> Method:
     objective = preset.objective
     shared = {part.name: getattr(preset, part.name) for part in fields(preset) if part.name != "objective"}
     if kind == "reward_model":
         return Method(
             objective.name, kind, **shared, learns=objective.learns, words=objective.words, columns=objective.columns
         )
-    return Method(objective.name, kind, **shared, components=_components(objective), needs=_needs(objective))
-
-
-@cache
-def _components(objective: Any) -> dict[str, ComponentChoice]:
-    return {axis: component_choice(getattr(objective, axis)) for axis in family_of(objective).axes}
-
-
-@cache
-def _needs(objective: Any) -> tuple[str, ...]:
-    return tuple(sorted(objective.needs()))
+    components = {axis: component_choice(getattr(objective, axis)) for axis in family_of(objective).axes}
+    return Method(objective.name, kind, **shared, components=components, needs=tuple(sorted(objective.needs())))

@@ -152,7 +152,7 @@ def test_every_run_is_told(caplog, monkeypatch):
     def weak_pool(workers: int = 0) -> Sandbox:
         return pools.setdefault(workers, Sandbox(1, without=("namespaces", "landlock")))
 
-    monkeypatch.setattr(rewards, "shared_sandbox", weak_pool)
+    monkeypatch.setattr("whet.reward.sandbox.shared_sandbox", weak_pool)
     parts = [RewardPart(find_reward("cosine_length", {"accuracy": "code_tests", "max_tokens": 9}))]
     with pytest.raises(WhetError, match=r"sandbox\.require=none"):
         rewards.start_sandbox(parts, "any")
