@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from whet import registry
+from whet.envs.adapters.attempts import Attempts
 from whet.envs.adapters.bfcl import FunctionCalling
 from whet.envs.adapters.calling import Calling
 from whet.envs.adapters.gem import gem_environment
 from whet.envs.adapters.gym import gym_environment
 from whet.envs.adapters.kinds import as_environment, refusal
-from whet.envs.adapters.attempts import Attempts
 from whet.envs.adapters.skyrl import skyrl_environment
 from whet.envs.adapters.textarena import TextArenaGame
 from whet.protocols import Environment
