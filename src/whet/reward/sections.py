@@ -12,7 +12,7 @@ from whet.settings.sections import Listed, Section, Table, Weight
 
 
 class RewardPartSection(Section):
-    """`whet.reward.combine.RewardPart` as a config file writes it: a gate's and a schedule's own settings stand beside them."""
+    """`whet.reward.combine.RewardPart` as a config file writes it: settings of gate and schedule stand beside them."""
 
     reward: str = Field(description=part_description("reward"))
     weight: Weight | tuple[tuple[Annotated[float, Field(ge=0, le=MOST_STEPS)], Weight], ...] = Field(
