@@ -4,6 +4,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 from whet.objective.catalogue import methods
 from whet.pages.methods import axes_table
 
@@ -21,6 +23,7 @@ def test_the_table_of_axes_is_the_real_one():
     assert axes_table("policy") in page, "refresh it: python -m whet.pages.methods"
 
 
+@pytest.mark.slow
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
     assert len([line for line in block.splitlines() if line.strip()]) <= 10

@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from whet.cli import app
@@ -17,6 +18,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_environment_of_the_page_trains_and_is_sampled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (source,) = blocks("python")

@@ -42,6 +42,7 @@ def run(command: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_commands_train_the_example(tmp_path):
     shutil.copy(ROOT / "examples" / "agent.py", tmp_path)
     commands = [line for line in SHELL[0].splitlines() if line]

@@ -56,6 +56,7 @@ def test_it_is_short_and_stands_alone():
     assert imported - {"torch", "transformers"} <= sys.stdlib_module_names
 
 
+@pytest.mark.slow
 def test_a_few_steps_raise_the_held_out_accuracy():
     command = [sys.executable, str(FILE), "--steps", "4", "--seed", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -35,6 +35,7 @@ def test_the_best_and_the_worst_are_a_pair():
     assert best_and_worst(Group(Prompt("p", ()), (sample([1, 2], None),))) is None
 
 
+@pytest.mark.slow
 def test_it_learns_the_task(tmp_path):
     run = whet.train("dpo", config=SMALL, steps=12, folder=str(tmp_path / "run"), console=False)
     steps = [line for line in read_metrics(run.folder) if "eval" not in line]

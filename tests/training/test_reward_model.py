@@ -200,6 +200,7 @@ def completion(text):
     return Sample(none.long(), none.bool(), none, (0, 0), StopReason.END, text)
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_a_task_and_its_folder_is_a_reward(tmp_path):
     rows = task_preferences(ARITHMETIC, "train", 320, 0, 1)
     held_out = task_preferences(ARITHMETIC, "eval", 60, 0, 1)

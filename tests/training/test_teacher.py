@@ -81,6 +81,7 @@ def test_a_run_needs_no_reward_and_comes_nearer_to_its_teacher(teacher, tmp_path
         )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_in_the_same_bytes(teacher, tmp_path):
     def words(folder, steps):
         settings = [

@@ -148,6 +148,7 @@ def test_every_proxy_has_a_seed_of_its_own() -> None:
     assert [places[f"member{at}-32-seed0"] for at in (1, 2, 3)] == [(32, 0, 1), (32, 0, 2), (32, 0, 3)]
 
 
+@pytest.mark.slow
 def test_a_tiny_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import whet.tools.studies.overoptimization.stages as study
 

@@ -100,6 +100,7 @@ def test_ranks_agree_or_raise_the_same_line_everywhere(tmp_path):
     assert said(tmp_path, 0).splitlines() == [*both, "raised rank 1: the tape is torn"]
 
 
+@pytest.mark.slow
 def test_a_process_that_nothing_interrupts_is_ended_with_its_last_words(tmp_path):
     ranks = start_ranks(2, [sys.executable, SCENES, "standing_still"], tmp_path)
     try:

@@ -83,6 +83,7 @@ def copied(folder: Path, name: str) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_two_ranks_write_what_one_writes_and_each_goes_on_with_the_others_run(tmp_path):
     case = "moved reference"
     whole, broken = tmp_path / "whole", tmp_path / "broken"

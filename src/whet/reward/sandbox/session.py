@@ -156,8 +156,8 @@ class SandboxSession:
         if len(answer) < wire.LENGTH.size + length:
             return None
         try:
-            reply = json.loads(answer[wire.LENGTH.size :])
-            return CallResult(str(reply["text"]), int(reply["length"]), str(reply["error"]))
+            result = json.loads(answer[wire.LENGTH.size :])
+            return CallResult(str(result["text"]), int(result["length"]), str(result["error"]))
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             self._end(is_sound=True)
             raise SessionOver("its answer cannot be read") from None
