@@ -177,8 +177,10 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
     import gguf
     import numpy
 
-    class PlainReader(gguf.GGUFReader):
+    class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
         """Reads through a plain array: each of a million slices of a memory map costs several times as much."""
+
+        data: Any
 
         def _get(self, *arguments: Any, **options: Any) -> Any:
             if type(self.data) is not numpy.ndarray:

@@ -14,6 +14,17 @@ from torch import Tensor, nn
 from whet.model.lora import unmerged_layers
 
 
+def stochastically_rounded(values: Tensor, noise: Tensor) -> Tensor:
+    """float32 to bfloat16, up or down so that the mean is right; `noise` is int32, uniform from 0 to 65535.
+
+    The lower 16 bits of a float32 are what bfloat16 has not: adding the noise carries into the upper ones as often as
+    they say. Sign and size are apart in a float, so that this rounds away from zero or towards it.
+    """
+    bits = values.view(torch.int32)
+    rounded = ((bits + noise) & -65536).view(torch.float32)
+    return torch.where(torch.isfinite(values), rounded, values).to(torch.bfloat16)
+
+
 class WideEmbedding(nn.Embedding):
     """An embedding of 16 bits whose rows come out in float32."""
 
