@@ -11,6 +11,7 @@ splitting of the SmolLM2 family, whether a text begins with BOS, and the end-of-
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import io
@@ -191,7 +192,7 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
         reader = PlainReader(str(file))
     except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
         raise WhetError(f"{file}: not a GGUF file ({first_line(error)}); copy or download it again") from error
-    plain_reader, plain_dequantize = gguf.GGUFReader, gguf.dequantize
+    plain_reader, plain_dequantize, plain_map = gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         pending = {
             tensor.data.ctypes.data: pool.submit(plain_dequantize, tensor.data, tensor.tensor_type)
@@ -206,10 +207,11 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
             return plain_dequantize(blocks, kind) if weights is None else weights.result()
 
         gguf.GGUFReader, gguf.dequantize = open_reader, dequantize
+        gguf.get_tensor_name_map = functools.cache(plain_map)  # asked for once a module, the same each time
         try:
             yield reader
         finally:
-            gguf.GGUFReader, gguf.dequantize = plain_reader, plain_dequantize
+            gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map = plain_reader, plain_dequantize, plain_map
             pool.shutdown(cancel_futures=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,10 @@ from whet.types import Prompt, Sampling, WhetError
 
 if TYPE_CHECKING:
     from whet.training.distributed.ray_cluster import RayCluster
+
+
+# of results/gpu_step_135m.json and a machine where nothing was compiled before
+FIRST_STEP = "compiles kernels and captures CUDA graphs: some seconds, up to 20 on a machine where it never ran"
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,10 @@ def cluster_of(config: Config) -> RayCluster | None:
 
 def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None, ranks: Ranks) -> Runtime:
     device = device_choice(config.model.device)
+    if device.type == "cuda" and config.sampling.engine == "torch":
+        # passes of ever new shapes leave gaps that the next ones do not fit into: segments that grow have none. Read by
+        # torch at its first allocation; vLLM's own memory pool refuses it.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     dtype, why = dtype_choice(config.model.precision, device)
     weights_dtype, kept_as = weights_choice(config, device, dtype, ranks)
     loaded = load_model(config.model.name, weights_dtype, str(device))
@@ -135,6 +144,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         **({"context": f"{loaded.context} tokens ({loaded.context_reason})"} if loaded.context_reason else {}),
         **({"training noise": noise} if noise else {}),
         "training path": str(fast_path(policy)),
+        **({"first step": FIRST_STEP} if device.type == "cuda" else {}),
         **({} if shards is None else rank_facts(policy, ranks, shards)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         **elsewhere,
