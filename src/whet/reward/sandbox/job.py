@@ -93,6 +93,11 @@ class JobResult:
         """True when the sandbox failed, not the code."""
         return self.ended == LOST
 
+    @property
+    def is_out_of_time(self) -> bool:
+        """True when it was stopped at its limit of processor time, or by the wall clock."""
+        return self.ended == REASONS["time"]
+
 
 def job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflowed: Collection[str]) -> JobResult:
     """A worker's answer and what the job wrote, as a `JobResult`."""

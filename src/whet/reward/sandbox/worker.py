@@ -29,6 +29,8 @@ from whet.reward.sandbox.isolation import MEGABYTE, Confinement
 
 MOST_DESCRIPTORS = 2  # that come with a job
 TICK = 0.05  # seconds between two looks at the memory of a job
+CPU_SIGNALS = (signal.SIGXCPU, signal.SIGKILL)  # what the kernel sends at the limit
+NEARLY = 0.8  # of the limit: the kernel counts in ticks, the usage of an ended process is exact
 CONFINE_SECONDS = 10.0  # that a process of a session may take until all its protections are in place
 # not threading: its work after every fork would double what a fork costs
 PRELOAD = (
@@ -123,6 +125,8 @@ class SandboxWorker:
             ended = "memory"
         self.end_all((leader, *others))
         code = others[0] if others else leader
+        if not ended and any(self._was_out_of_time(process, limits["cpu_seconds"]) for process in {code, leader}):
+            ended = "time"
         if not self._were_confined({0: code, 1: leader} if others else {0: code}):
             return None
         status, processor = self.usage.get(code, (0, 0.0))
@@ -131,6 +135,11 @@ class SandboxWorker:
             **{"ended": ended, "status": status, "processor_seconds": processor, "seconds": took},
             "leader_status": self.usage.get(leader, (0, 0.0))[0],
         }
+
+    def _was_out_of_time(self, process: int, seconds: int) -> bool:
+        """True where the kernel ended the process at its limit of processor time, as exactly as the kernel counts."""
+        status, spent = self.usage.get(process, (0, 0.0))
+        return os.WIFSIGNALED(status) and os.WTERMSIG(status) in CPU_SIGNALS and spent > NEARLY * seconds
 
     def _were_confined(self, processes: dict[int, int]) -> bool:
         """False where a process, by its role, ended by itself before all its protections were in place."""
