@@ -91,7 +91,7 @@ class PromptTests:
 
 
 @dataclass(eq=False)
-class Program:
+class CandidateProgram:
     """The code of one completion, or of several that are equal, with the tests of its prompt and what came of them."""
 
     prompt: Prompt
@@ -149,14 +149,14 @@ class CodeTests:
     def scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
         """k of n tests passed, or 1 for all and 0 otherwise; None for a prompt whose data gives no usable test."""
         tests: dict[int, PromptTests] = {}
-        programs: dict[tuple[int, str | None], Program] = {}  # equal programs of one prompt are run once
-        written: list[Program] = []
+        programs: dict[tuple[int, str | None], CandidateProgram] = {}  # equal programs of one prompt are run once
+        written: list[CandidateProgram] = []
         for prompt, completion in zip(prompts, completions, strict=True):
             if id(prompt) not in tests:
                 tests[id(prompt)] = tests_of(prompt, self.prelude, self.tolerance)
             prompt_tests = tests[id(prompt)]
             code = code_of(completion, prompt_tests.names)
-            written.append(programs.setdefault((id(prompt), code), Program(prompt, prompt_tests, code)))
+            written.append(programs.setdefault((id(prompt), code), CandidateProgram(prompt, prompt_tests, code)))
         self._run(list(programs.values()))
         self._memory.last_seconds = [program.seconds for program in written]
         return [self._score(program) for program in written]
@@ -172,7 +172,7 @@ class CodeTests:
         """What the program of each completion of the last call took; equal programs were run once and took the same."""
         return self._memory.last_seconds
 
-    def _run(self, programs: Sequence[Program]) -> None:
+    def _run(self, programs: Sequence[CandidateProgram]) -> None:
         """Run all programs; those whose prompts were slow before go first, so that nobody waits for them at the end.
 
         A gold solution is run only where it matters: when a program used up the least time that all have.
@@ -185,7 +185,7 @@ class CodeTests:
         self._run_within(again, [self._seconds(program) for program in again])
         self._note(programs)
 
-    def _run_within(self, programs: Sequence[Program], seconds: Sequence[int]) -> None:
+    def _run_within(self, programs: Sequence[CandidateProgram], seconds: Sequence[int]) -> None:
         """Run programs with so much processor time each, where the packages their tests need are loaded."""
         jobs = [self._jobs(program, allowed) for program, allowed in zip(programs, seconds, strict=True)]
         for wanted in sorted({program.tests.packages for program in programs}):
@@ -194,7 +194,7 @@ class CodeTests:
             for number in chosen:
                 programs[number].results = tuple(next(results) for _ in jobs[number])
 
-    def _jobs(self, program: Program, seconds: int) -> list[Job]:
+    def _jobs(self, program: CandidateProgram, seconds: int) -> list[Job]:
         tests, code = program.tests, program.code
         limits = replace(self.limits, cpu_seconds=seconds, wall_seconds=min(self.limits.wall_seconds, WALL * seconds))
         if tests.unscorable:
@@ -207,24 +207,24 @@ class CodeTests:
             return []
         return [ProgramJob(f"{tests.prelude}\n{code}", stdin, limits) for stdin, _ in tests.pairs]
 
-    def _seconds(self, program: Program) -> int:
+    def _seconds(self, program: CandidateProgram) -> int:
         """The processor time of a run: as the gold solution says, the least where it is not known yet."""
         measured = self._seconds_of_gold(program)
         return min(self.limits.cpu_seconds, FLOOR_SECONDS if measured is None else measured)
 
-    def _seconds_of_gold(self, program: Program) -> int | None:
+    def _seconds_of_gold(self, program: CandidateProgram) -> int | None:
         """The limit that the gold solution sets; the configured one without a gold solution; None: not yet known."""
         gold = gold_solution(program.prompt)
         return self.limits.cpu_seconds if gold is None else self._memory.limits.get((program.prompt.id, gold))
 
-    def _measure_golds(self, late: Sequence[Program]) -> None:
+    def _measure_golds(self, late: Sequence[CandidateProgram]) -> None:
         """Run the gold solutions of these programs' prompts, once each; one that fails its tests sets no limit."""
-        golds: dict[tuple[str, str], Program] = {}
+        golds: dict[tuple[str, str], CandidateProgram] = {}
         for program in late:
             gold = gold_solution(program.prompt)
             assert gold is not None
             code = code_of(gold, program.tests.names)
-            golds.setdefault((program.prompt.id, gold), Program(program.prompt, program.tests, code))
+            golds.setdefault((program.prompt.id, gold), CandidateProgram(program.prompt, program.tests, code))
         self._run_within(list(golds.values()), [self.limits.cpu_seconds] * len(golds))
         for key, program in golds.items():
             spent = max((result.processor_seconds for result in program.results), default=0.0)
@@ -233,7 +233,7 @@ class CodeTests:
             is_right = self._passed_all(program)
             self._memory.limits[key] = min(allowed, self.limits.cpu_seconds) if is_right else self.limits.cpu_seconds
 
-    def _note(self, programs: Sequence[Program]) -> None:
+    def _note(self, programs: Sequence[CandidateProgram]) -> None:
         """Remember who was slow, and count the programs that met a time limit."""
         memory, before = self._memory, self._memory.num_timeouts
         memory.seconds.update(dict.fromkeys((program.prompt.id for program in programs), 0.0))
@@ -254,7 +254,7 @@ class CodeTests:
                 *(memory.num_timeouts, memory.num_programs, worst),
             )
 
-    def _lost(self, program: Program, result: JobResult) -> float:
+    def _lost(self, program: CandidateProgram, result: JobResult) -> float:
         """The seconds that a run was allowed, by the limit it met: equal runs count the same."""
         if not result.is_out_of_time:
             return 0.0
@@ -262,7 +262,7 @@ class CodeTests:
         is_busy = 2 * result.processor_seconds > seconds
         return float(seconds if is_busy else min(self.limits.wall_seconds, WALL * seconds))
 
-    def _score(self, program: Program) -> float | None:
+    def _score(self, program: CandidateProgram) -> float | None:
         tests, results = program.tests, program.results
         reason = tests.unscorable or next((result.unscorable for result in results if result.unscorable), "")
         if reason:
@@ -274,11 +274,11 @@ class CodeTests:
         passed, total = self._passed(program)
         return passed / total if self.partial else float(self._passed_all(program))
 
-    def _passed_all(self, program: Program) -> bool:
+    def _passed_all(self, program: CandidateProgram) -> bool:
         passed, total = self._passed(program)
         return 0 < total == passed and all(result.ended == "" for result in program.results)
 
-    def _passed(self, program: Program) -> tuple[int, int]:
+    def _passed(self, program: CandidateProgram) -> tuple[int, int]:
         """How many tests it passed, of how many."""
         tests, results = program.tests, program.results
         if tests.test_spec is None:
