@@ -263,6 +263,16 @@ def prepare_rules(confinement: Confinement) -> None:
         tried(confinement, "landlock", prepare)
     if confinement.holds.get("process_namespace") and kernel.MACHINE in seccomp.ARCHITECTURE:
         confinement.filter = call_filter(confinement)
+        if confinement.holds.get("private_root") and "seccomp" not in confinement.without:
+            with contextlib.suppress(OSError):  # then every job installs the whole one
+                _filter_worker()
+                confinement.filter = seccomp.rest_program(kernel.MACHINE, confinement.counts_processes)
+
+
+def _filter_worker() -> None:
+    """Refuse to the worker, and so to all its jobs, what neither needs."""
+    kernel.control(kernel.SET_NO_NEW_PRIVILEGES, 1)
+    kernel.apply_filter(seccomp.filter_program(kernel.MACHINE, None, may_fork=True, spared=seccomp.WORKER_CALLS))
 
 
 def renew_folder(confinement: Confinement, megabytes: int) -> None:
@@ -465,7 +475,8 @@ def observed(confinement: Confinement, held: dict[str, bool]) -> dict[str, bool]
     """What a confined process finds when it tries: each filter by an act it must refuse."""
     protections = dict(held)
     if protections.get("seccomp"):
-        protections["seccomp"] = _is_refused(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close())
+        acts = (lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close(), lambda: os.memfd_create("refused"))
+        protections["seccomp"] = all(map(_is_refused, acts))
     if protections.get("landlock"):
         protections["landlock"] = _is_refused(lambda: os.listdir("/"))
     if protections.get("separate_user"):

@@ -392,12 +392,23 @@ def address_space() -> int:
         return 512 * MEGABYTE
 
 
+def load_modules(names: Iterable[str]) -> None:
+    """Import what jobs use, once for all of them. All jobs draw the same random numbers."""
+    # random would be seeded anew in every fork, which costs as much as the fork
+    register, os.register_at_fork = os.register_at_fork, lambda **_: None
+    import random
+
+    os.register_at_fork = register
+    random.seed(0)
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
 def main(control: int) -> None:
     """A worker's whole run: it receives its setup, reports what holds, then takes jobs until the trainer hangs up."""
     setup = wire.receive(control)
-    for name in (*PRELOAD, *setup["preload"]):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    load_modules((*PRELOAD, *setup["preload"]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     confinement = Confinement(
         os.path.join(setup["scratch"], "now"), frozenset(setup["without"]), address_space=address_space()
