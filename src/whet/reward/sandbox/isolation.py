@@ -384,7 +384,7 @@ def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int
     if confinement.group is not None:
         group = confinement.group
         step("cgroup", lambda: group.join(limits))
-    step("resource_limits", lambda: _limit(confinement, limits))
+    step("resource_limits", lambda: _limit(resource_limits(confinement, limits)))
     if confinement.users:
         step("separate_user", lambda: _become(confinement.users[role]))
     if not kernel.IS_LINUX:
@@ -450,7 +450,8 @@ def _become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def _limit(confinement: Confinement, limits: dict[str, int]) -> None:
+def resource_limits(confinement: Confinement, limits: dict[str, int]) -> list[tuple[int, int]]:
+    """The kernel's limits on a process of a job, none above what this one has."""
     wanted = {
         **{resource.RLIMIT_CPU: limits["cpu_seconds"], resource.RLIMIT_FSIZE: limits["file_mb"] * MEGABYTE},
         **{resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits["open_files"], resource.RLIMIT_STACK: STACK},
@@ -459,10 +460,16 @@ def _limit(confinement: Confinement, limits: dict[str, int]) -> None:
     if confinement.counts_processes:
         # in a user namespace the worker, its parent and the test runner count too
         wanted[resource.RLIMIT_NPROC] = limits["processes"] + (0 if confinement.users else 3)
+    hard = {kind: resource.getrlimit(kind)[1] for kind in wanted}
+    return [
+        (kind, value if hard[kind] == resource.RLIM_INFINITY else min(value, hard[kind]))
+        for kind, value in wanted.items()
+    ]
+
+
+def _limit(values: Iterable[tuple[int, int]]) -> None:
     refused = []
-    for kind, value in wanted.items():
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    for kind, value in values:
         try:
             resource.setrlimit(kind, (value, value))
         except (OSError, ValueError):
