@@ -137,6 +137,24 @@ def test_code_that_does_nothing_is_tried(here):
     assert found["controls"]["kinds"] == {"empty": [0, 2], "pass": [0, 2], "return None": [0, 1], "print()": [0, 1]}
 
 
+def test_the_slowest_row_is_the_one_whose_program_is_slow(here):
+    """One call scores all rows; each has the time of its own program, not a share of the call's."""
+    slow = "from time import sleep\ndef add(a, b):\n    sleep(0.5)\n    return a + b"
+    rows = [
+        {
+            "id": f"row {n}",
+            "prompt": "Write add.",
+            "tests": ["assert add(1, 2) == 3"],
+            "solution": f"```python\n{code}\n```",
+        }
+        for n, code in enumerate(["def add(a, b): return a + b"] * 3 + [slow] + ["def add(a, b): return b + a"] * 3)
+    ]
+    (here / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = json.loads(called("test", "code_tests", "--data", "code.jsonl", "--json", "--once", "--no-controls"))
+    seconds = [each["seconds"] for each in found["slowest"]]
+    assert found["slowest"][0]["where"] == "code.jsonl:4" and seconds[0] > 0.5 > 2 * seconds[1] > 0
+
+
 def test_a_reward_that_pays_anything_is_not_sound(here):
     (here / "all.py").write_text("def all_right(completion):\n    return 1.0\n")
     text = called("test", "all.py:all_right", "--data", "data.jsonl", "--html", "page.html", code=1)

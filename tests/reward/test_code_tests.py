@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import torch
 
 from whet.protocols import Reward
-from whet.reward.code_tests import code_of, code_tests, same_output, tests_of
+from whet.reward.code_tests import CodeTests, code_of, code_tests, same_output, tests_of
+from whet.reward.sandbox import Sandbox
 from whet.reward.unscorable import collected_reasons
+from whet.reward.version import reward_hash
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 tests_of.__test__ = False  # pytest would take it for a test
@@ -234,3 +237,59 @@ def test_every_mbpp_solution_passes_and_no_empty_one_does(name):
     # one task of the full set searches for some seconds
     assert misses(prompts, [f"```python\n{row['code']}\n```" for row in found], seconds=30) == []
     assert len(misses(prompts, ["```python\npass\n```"] * len(found))) == len(found)
+
+
+ENDLESS = "def add(a, b):\n    while True: pass\n"
+SLEEPER = "import time\ndef add(a, b):\n    time.sleep(60)\n"
+# so many seconds of processor time, whatever the machine
+SLOW = (
+    "import time\ndef add(a, b):\n    start = time.process_time()\n    while time.process_time() < start + {}: pass\n"
+)
+
+
+def test_a_gold_solution_sets_the_time_limit(monkeypatch):
+    """A row with a quick gold solution stops an endless program after a second; a slow one gives its programs more."""
+    reward = code_tests(workers=2, seconds=4)
+    allowed: list[int] = []
+    usual = CodeTests._jobs
+    monkeypatch.setattr(
+        CodeTests, "_jobs", lambda self, program, seconds: allowed.append(seconds) or usual(self, program, seconds)
+    )
+    quick = prompt(id="quick", tests=ASSERTIONS[:1], code=RIGHT)
+    slow = prompt(id="slow", tests=ASSERTIONS[:1], solution=f"```python\n{SLOW.format(0.15)}    return a + b\n```")
+    wrong = prompt(id="wrong", tests=ASSERTIONS[:1], code="def add(a, b): return 0")
+    bare = prompt(id="bare", tests=ASSERTIONS[:1])
+    late = f"{SLOW.format(1.4)}    return a + b\n"
+    # no program of `quick` is late here, so its gold solution is not run
+    assert reward.scores([quick, slow, bare], [RIGHT, late, RIGHT]) == [1.0, 1.0, 1.0]
+    assert allowed == [1, 1, 4, 4, 2] and reward.take_notes() == {}
+    allowed.clear()
+    # known by now: 2 seconds from the first run on, and the slow prompt goes first
+    assert reward.scores([quick, slow], [ENDLESS, late]) == [0.0, 1.0]
+    assert allowed == [2, 1, 4] and reward.take_notes() == {"code_timeouts": 1.0, "code_timeout_seconds": 1.0}
+    allowed.clear()
+    # a gold solution that fails says nothing
+    assert reward.scores([wrong], [late]) == [1.0] and allowed == [1, 4, 4]
+
+
+def test_equal_programs_of_a_prompt_run_once_and_time_limits_are_counted(monkeypatch, caplog):
+    ran: list[int] = []
+    usual = Sandbox.run
+    monkeypatch.setattr(Sandbox, "run", lambda self, jobs: ran.append(len(jobs)) or usual(self, jobs))
+    reward = code_tests(workers=2, seconds=1)
+    given, other = prompt(tests=ASSERTIONS, id="given"), prompt(tests=ASSERTIONS, id="other")
+    completions = [RIGHT, f"Here:\n```python\n{RIGHT}```", SLEEPER, HALF, SLEEPER, "", RIGHT]
+    with caplog.at_level("WARNING"):
+        scores = reward.scores([given] * 6 + [other], completions)
+    assert scores == [1.0, 1.0, 0.0, 0.5, 0.0, 0.0, 1.0] and ran == [5]
+    assert reward.take_notes() == {"code_timeouts": 1.0, "code_timeout_seconds": 3.0} and reward.take_notes() == {}
+    assert "1 of 5 programs so far ran into their time limit" in caplog.text and "given (3 s)" in caplog.text
+    seconds = reward.take_seconds()
+    assert len(seconds) == 7 and seconds[2] == seconds[4] == max(seconds) > 2 and max(seconds[:2]) < 2
+
+
+def test_the_time_limit_is_no_part_of_what_a_reward_is():
+    reward = code_tests(workers=2)
+    before = reward_hash(reward)
+    reward.scores([prompt(tests=ASSERTIONS, code=RIGHT)], [ENDLESS])
+    assert reward_hash(reward) == before and pickle.loads(pickle.dumps(reward)) == reward

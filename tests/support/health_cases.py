@@ -211,6 +211,10 @@ CASES: dict[str, Case] = {
         Course(FLAT, {"failed_rewards": 0.03}),
         {"one in a thousand": Course(FLAT, {"failed_rewards": 0.001}), "none": Course(FLAT)},
     ),
+    "programs out of time": Case(
+        Course(FLAT, {"code_timeouts": 5.0, "code_timeout_seconds": 5.0}),
+        {"one in a hundred": Course(FLAT, {"code_timeouts": 1.0, "code_timeout_seconds": 1.0}), "none": Course(FLAT)},
+    ),
     "unscorable completions": Case(Course(counts={"unscorable": 20}), {"a few": Course(counts={"unscorable": 5})}),
     "truncated completions": Case(
         Course(FLAT, counts={"truncated": 60}),

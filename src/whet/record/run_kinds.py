@@ -114,6 +114,7 @@ RUN_KINDS: dict[str, RunKind] = {
             StepMetric("turns", per_sample("turns"), "turns"),
             StepMetric("tool_calls", per_sample("tool_calls"), "calls"),
             StepMetric("critic_explains", metric("critic_explains"), "critic explains"),
+            StepMetric("code_timeouts", metric("code_timeouts"), "out of time"),
             StepMetric("samples_spent", spent, "completions spent"),
         ),
         (
@@ -125,6 +126,7 @@ RUN_KINDS: dict[str, RunKind] = {
                 "malformed_calls", per_sample("malformed_calls"), "malformed", "Malformed calls", "in an episode"
             ),
             StepMetric("tool_errors", per_sample("tool_errors"), "tool errors", "Tool errors", "in an episode"),
+            StepMetric("code_timeouts", metric("code_timeouts"), "out of time", "Programs out of time", "in a step"),
             StepMetric("uniform_groups", metric("uniform_groups"), "uniform", "Groups that agree", "share"),
             StepMetric("entropy", metric("entropy"), "entropy", "Entropy", "nats per token"),
             StepMetric("kl", metric("kl"), "KL", "KL", "nats per token"),

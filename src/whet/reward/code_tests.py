@@ -23,11 +23,13 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import logging
 import math
 import re
 import textwrap
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from whet.reward.answer import final_part, tagged
@@ -42,6 +44,15 @@ DEFINITION = re.compile(r"^(?:async )?def (\w+)\(", re.MULTILINE)  # of a functi
 LONGEST_CODE = 200_000  # characters; longer code is wrong without a run
 TEST_PACKAGES = ("asyncio", "pytest", "unittest")
 COLUMNS = ("tests", "test_list", "test", "input_output")
+SOLUTION_COLUMNS = ("canonical_solution", "code", "solution", "solutions")
+# Of the 3,312 gold solutions of HumanEval, MBPP and LeetCode that pass their tests, all but 5 need less than a tenth
+# of a second of processor time; a program may take ten times as long as the gold one, and a second in any case.
+FLOOR_SECONDS = 1
+MULTIPLE = 10
+WALL = 3  # seconds on the clock for a second of processor time: the machine has other things to do
+MOST_ROWS = 3  # that the log names
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,11 +90,45 @@ class PromptTests:
         return self.test_spec is not None and self.test_spec["form"] == "program"
 
 
+@dataclass(eq=False)
+class CandidateProgram:
+    """The code of one completion, or of several that are equal, with the tests of its prompt and what came of them."""
+
+    prompt: Prompt
+    tests: PromptTests
+    code: str | None  # None: the completion has none
+    results: tuple[JobResult, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """What its runs took, on the clock."""
+        return sum(result.seconds for result in self.results)
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """True where one of its runs met its time limit."""
+        return any(result.is_out_of_time for result in self.results)
+
+
+@dataclass
+class RunMemory:
+    """What is known of a run's prompts from earlier calls. It changes the order and the time limits, no verdict."""
+
+    limits: dict[tuple[str, str], int] = field(default_factory=dict)  # (prompt, gold code): processor seconds
+    seconds: dict[str, float] = field(default_factory=dict)  # prompt: its slowest program of the last call
+    timeouts: deque[tuple[str, float]] = field(default_factory=deque)  # (prompt, seconds), not yet noted
+    rows: Counter[str] = field(default_factory=Counter)  # prompt: seconds lost to time limits since the start
+    num_programs: int = 0
+    num_timeouts: int = 0
+    last_seconds: list[float] = field(default_factory=list)  # of each completion of the last call
+
+
 @dataclass(frozen=True)
 class CodeTests:
     """Runs the completions' code against the tests of their prompts."""
 
     limits_itself: ClassVar[bool] = True  # every job has limits of its own
+    notes_add_up: ClassVar[bool] = True  # those of several processes
 
     name: str
     partial: bool
@@ -92,6 +137,7 @@ class CodeTests:
     tolerance: float
     prelude: str
     deterministic: bool = True
+    _memory: RunMemory = field(default_factory=RunMemory, compare=False, repr=False)
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         return self.scores(prompts, [sample.completion for sample in samples])
@@ -102,52 +148,139 @@ class CodeTests:
 
     def scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
         """k of n tests passed, or 1 for all and 0 otherwise; None for a prompt whose data gives no usable test."""
-        jobs: list[Job] = []
-        spans: list[slice] = []
-        tests = [tests_of(prompt, self.prelude, self.tolerance) for prompt in prompts]
-        codes = [
-            code_of(completion, prompt_tests.names) for completion, prompt_tests in zip(completions, tests, strict=True)
-        ]
-        for prompt, code, prompt_tests in zip(prompts, codes, tests, strict=True):
-            first = len(jobs)
-            jobs += self._jobs(prompt_tests, prompt, code)
-            spans.append(slice(first, len(jobs)))
-        results = self._run(
-            jobs, [prompt_tests.packages for prompt_tests, span in zip(tests, spans, strict=True) for _ in jobs[span]]
-        )
-        return [
-            self._score(prompt_tests, prompt, code is not None, results[span])
-            for prompt_tests, prompt, code, span in zip(tests, prompts, codes, spans, strict=True)
-        ]
+        tests: dict[int, PromptTests] = {}
+        programs: dict[tuple[int, str | None], CandidateProgram] = {}  # equal programs of one prompt are run once
+        written: list[CandidateProgram] = []
+        for prompt, completion in zip(prompts, completions, strict=True):
+            if id(prompt) not in tests:
+                tests[id(prompt)] = tests_of(prompt, self.prelude, self.tolerance)
+            prompt_tests = tests[id(prompt)]
+            code = code_of(completion, prompt_tests.names)
+            written.append(programs.setdefault((id(prompt), code), CandidateProgram(prompt, prompt_tests, code)))
+        self._run(list(programs.values()))
+        self._memory.last_seconds = [program.seconds for program in written]
+        return [self._score(program) for program in written]
 
-    def _run(self, jobs: Sequence[Job], packages: Sequence[tuple[str, ...]]) -> list[JobResult]:
-        """The results of all jobs; each runs where the packages its tests need are loaded, which takes longer."""
-        results: dict[int, JobResult] = {}
-        for wanted in sorted(set(packages)):
-            places = [index for index, needed in enumerate(packages) if needed == wanted]
-            ran = shared_sandbox(self.workers, wanted).run([jobs[index] for index in places])
-            results.update(zip(places, ran, strict=True))
-        return [results[index] for index in range(len(jobs))]
+    def take_notes(self) -> dict[str, float]:
+        """How many programs ran into a time limit since the last call, and the seconds they were allowed."""
+        taken = [self._memory.timeouts.popleft() for _ in range(len(self._memory.timeouts))]
+        if not taken:
+            return {}
+        return {"code_timeouts": float(len(taken)), "code_timeout_seconds": sum(seconds for _, seconds in taken)}
 
-    def _jobs(self, tests: PromptTests, prompt: Prompt, code: str | None) -> list[Job]:
+    def take_seconds(self) -> list[float]:
+        """What the program of each completion of the last call took; equal programs were run once and took the same."""
+        return self._memory.last_seconds
+
+    def _run(self, programs: Sequence[CandidateProgram]) -> None:
+        """Run all programs; those whose prompts were slow before go first, so that nobody waits for them at the end.
+
+        A gold solution is run only where it matters: when a program used up the least time that all have.
+        """
+        slow_first = sorted(programs, key=lambda program: -self._memory.seconds.get(program.prompt.id, 0.0))
+        self._run_within(slow_first, [self._seconds(program) for program in slow_first])
+        late = [program for program in slow_first if program.is_out_of_time and self._seconds_of_gold(program) is None]
+        self._measure_golds(late)
+        again = [program for program in late if self._seconds(program) > FLOOR_SECONDS]
+        self._run_within(again, [self._seconds(program) for program in again])
+        self._note(programs)
+
+    def _run_within(self, programs: Sequence[CandidateProgram], seconds: Sequence[int]) -> None:
+        """Run programs with so much processor time each, where the packages their tests need are loaded."""
+        jobs = [self._jobs(program, allowed) for program, allowed in zip(programs, seconds, strict=True)]
+        for wanted in sorted({program.tests.packages for program in programs}):
+            chosen = [number for number, program in enumerate(programs) if program.tests.packages == wanted]
+            results = iter(shared_sandbox(self.workers, wanted).run([job for number in chosen for job in jobs[number]]))
+            for number in chosen:
+                programs[number].results = tuple(next(results) for _ in jobs[number])
+
+    def _jobs(self, program: CandidateProgram, seconds: int) -> list[Job]:
+        tests, code = program.tests, program.code
+        limits = replace(self.limits, cpu_seconds=seconds, wall_seconds=min(self.limits.wall_seconds, WALL * seconds))
         if tests.unscorable:
             return []
         if tests.test_spec is not None:
             # without code, only to see whether the tests can judge at all
-            sources = ("",) if code is None else sources_of(code, prompt)
-            return [UnitTestJob(sources, tests.test_spec, tests.prelude, self.limits)]
+            sources = ("",) if code is None else sources_of(code, program.prompt)
+            return [UnitTestJob(sources, tests.test_spec, tests.prelude, limits)]
         if code is None:
             return []
-        return [ProgramJob(f"{tests.prelude}\n{code}", stdin, self.limits) for stdin, _ in tests.pairs]
+        return [ProgramJob(f"{tests.prelude}\n{code}", stdin, limits) for stdin, _ in tests.pairs]
 
-    def _score(self, tests: PromptTests, prompt: Prompt, has_code: bool, results: Sequence[JobResult]) -> float | None:
+    def _seconds(self, program: CandidateProgram) -> int:
+        """The processor time of a run: as the gold solution says, the least where it is not known yet."""
+        measured = self._seconds_of_gold(program)
+        return min(self.limits.cpu_seconds, FLOOR_SECONDS if measured is None else measured)
+
+    def _seconds_of_gold(self, program: CandidateProgram) -> int | None:
+        """The limit that the gold solution sets; the configured one without a gold solution; None: not yet known."""
+        gold = gold_solution(program.prompt)
+        return self.limits.cpu_seconds if gold is None else self._memory.limits.get((program.prompt.id, gold))
+
+    def _measure_golds(self, late: Sequence[CandidateProgram]) -> None:
+        """Run the gold solutions of these programs' prompts, once each; one that fails its tests sets no limit."""
+        golds: dict[tuple[str, str], CandidateProgram] = {}
+        for program in late:
+            gold = gold_solution(program.prompt)
+            assert gold is not None
+            code = code_of(gold, program.tests.names)
+            golds.setdefault((program.prompt.id, gold), CandidateProgram(program.prompt, program.tests, code))
+        self._run_within(list(golds.values()), [self.limits.cpu_seconds] * len(golds))
+        for key, program in golds.items():
+            spent = max((result.processor_seconds for result in program.results), default=0.0)
+            # in steps of two: equal runs measure nearly the same, and should allow the same
+            allowed = 2 ** math.ceil(math.log2(max(FLOOR_SECONDS, MULTIPLE * spent)))
+            is_right = self._passed_all(program)
+            self._memory.limits[key] = min(allowed, self.limits.cpu_seconds) if is_right else self.limits.cpu_seconds
+
+    def _note(self, programs: Sequence[CandidateProgram]) -> None:
+        """Remember who was slow, and count the programs that met a time limit."""
+        memory, before = self._memory, self._memory.num_timeouts
+        memory.seconds.update(dict.fromkeys((program.prompt.id for program in programs), 0.0))
+        for program in programs:
+            memory.num_programs += 1
+            name = program.prompt.id
+            memory.seconds[name] = max(memory.seconds[name], program.seconds)
+            if program.is_out_of_time:
+                memory.num_timeouts += 1
+                lost = sum(self._lost(program, result) for result in program.results)
+                memory.timeouts.append((name, lost))
+                memory.rows[name] += lost
+        if len(str(memory.num_timeouts)) > len(str(before)) or (memory.num_timeouts and not before):
+            worst = ", ".join(f"{name} ({seconds:g} s)" for name, seconds in memory.rows.most_common(MOST_ROWS))
+            logger.warning(
+                "%d of %d programs so far ran into their time limit, and count as wrong from there on; the rows that "
+                "cost most: %s",
+                *(memory.num_timeouts, memory.num_programs, worst),
+            )
+
+    def _lost(self, program: CandidateProgram, result: JobResult) -> float:
+        """The seconds that a run was allowed, by the limit it met: equal runs count the same."""
+        if not result.is_out_of_time:
+            return 0.0
+        seconds = self._seconds(program)
+        is_busy = 2 * result.processor_seconds > seconds
+        return float(seconds if is_busy else min(self.limits.wall_seconds, WALL * seconds))
+
+    def _score(self, program: CandidateProgram) -> float | None:
+        tests, results = program.tests, program.results
         reason = tests.unscorable or next((result.unscorable for result in results if result.unscorable), "")
         if reason:
-            return unscorable(reason, prompt)
+            return unscorable(reason, program.prompt)
         if any(result.is_lost for result in results):
-            return unscorable("the sandbox lost the job", prompt)
-        if not has_code or any(result.ended == NOT_REACHED for result in results):
+            return unscorable("the sandbox lost the job", program.prompt)
+        if program.code is None or any(result.ended == NOT_REACHED for result in results):
             return 0.0
+        passed, total = self._passed(program)
+        return passed / total if self.partial else float(self._passed_all(program))
+
+    def _passed_all(self, program: CandidateProgram) -> bool:
+        passed, total = self._passed(program)
+        return 0 < total == passed and all(result.ended == "" for result in program.results)
+
+    def _passed(self, program: CandidateProgram) -> tuple[int, int]:
+        """How many tests it passed, of how many."""
+        tests, results = program.tests, program.results
         if tests.test_spec is None:
             passed = [
                 result.ended == "" and result.exit_code == 0 and same_output(result.stdout, expected, self.tolerance)
@@ -158,8 +291,7 @@ class CodeTests:
         ended_well = all(result.ended == "" for result in results)
         # how many assertions a program makes is known when it ends; before that, at least those it holds and one more
         least = 0 if tests.is_program and ended_well else max(tests.total, len(passed) + tests.is_program)
-        total = max(len(passed), least, *(result.planned for result in results))
-        return sum(passed) / total if self.partial else float(ended_well and sum(passed) == total)
+        return sum(passed), max(len(passed), least, *(result.planned for result in results))
 
 
 def code_tests(
@@ -173,16 +305,17 @@ def code_tests(
 ) -> CodeTests:
     """The share of tests the completion's code passes, in [0, 1]; with `partial=False` 1 for all of them, else 0.
 
-    `seconds` is processor time, whole seconds, of one run (all tests of one prompt; with standard input, of one
-    test); the wall clock allows three times as much. After a hang or a crash the tests that were left count as
-    failed. `tolerance` is for floats where data gives JSON or printed numbers; assertions compare as they are
-    written. `prelude` is code every completion may rely on, such as `from typing import *`. `workers` 0 is one a core.
+    `seconds` is the most processor time, in whole seconds, of one run (all tests of one prompt; with standard input,
+    of one test); the wall clock allows three times as much. Where the row has a gold solution that passes, a run gets
+    ten times the gold one's time, at least a second. After a hang or a crash the tests that were left count as failed.
+    `tolerance` is for floats where data gives JSON or printed numbers; assertions compare as they are written.
+    `prelude` is code every completion may rely on, such as `from typing import *`. `workers` 0 is one a core.
     """
     if seconds <= 0 or not math.isfinite(seconds):
         raise WhetError(f"reward 'code_tests' has seconds = {seconds}; give a number above 0")
     if not 0 <= tolerance < 1:
         raise WhetError(f"reward 'code_tests' has tolerance = {tolerance}; give a share in [0, 1)")
-    limits = Limits(cpu_seconds=math.ceil(seconds), wall_seconds=3 * seconds, memory_mb=memory_mb)
+    limits = Limits(cpu_seconds=math.ceil(seconds), wall_seconds=WALL * seconds, memory_mb=memory_mb)
     return CodeTests("code_tests", partial, limits, workers, tolerance, prelude)
 
 
@@ -222,6 +355,16 @@ def sources_of(code: str, prompt: Prompt) -> tuple[str, ...]:
     if not start:
         return (textwrap.dedent(code),)
     return (start + "\n" + code,) if _continues(code) else (start, code)
+
+
+def gold_solution(prompt: Prompt) -> str | None:
+    """The row's own solution, where it has one."""
+    for column in SOLUTION_COLUMNS:
+        value = prompt.meta.get(column)
+        value = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(value, str) and value.strip():
+            return value
+    return None
 
 
 def entry_point(prompt: Prompt) -> str:

@@ -45,6 +45,8 @@ def answer(program: bytes, architecture: int, number: int, *arguments: int) -> i
             (loaded,) = struct.unpack_from("=I", call, value)
         elif operation == seccomp.MASK:
             loaded &= value
+        elif operation == seccomp.JUMP:
+            at += value
         elif operation == seccomp.RETURN:
             if value == seccomp.KILL:
                 return "killed"
@@ -133,6 +135,30 @@ def test_every_call_is_answered_as_its_table_says(machine, own, may_fork, has_ow
     assert answer(program, 0x40000003, 0) == "killed"
     if machine == "x86_64":
         assert answer(program, architecture, 0x40000000 | 41) == errno.ENOSYS
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURE)
+@pytest.mark.parametrize("may_fork", [True, False])
+def test_the_filters_of_worker_and_job_together_refuse_what_the_whole_one_does(machine, may_fork):
+    """The kernel asks both and takes the stricter answer; what the worker itself calls is left to the second."""
+    column, architecture = list(ARCHITECTURE).index(machine), ARCHITECTURE[machine]
+    whole = filter_program(machine, None, may_fork)
+    worker = filter_program(machine, None, True, spared=seccomp.WORKER_CALLS)
+    job = seccomp.rest_program(machine, may_fork)
+    needed = ("mount", "umount2", "memfd_create", "listxattr", "clone", "prlimit64", "kill", "socketpair", "fcntl")
+    different = []
+    for name, pair in {**TABLES, **EVERYDAY}.items():
+        for arguments in ((), (1, 1), (1, 2), (0, 1031), (0x01200011,), (0x10000011,), (0, 4096, 3, 0x21)):
+            if pair[column] is None:
+                continue
+            answers = [answer(program, architecture, pair[column], *arguments) for program in (whole, worker, job)]
+            different += [(name, arguments, answers)] if answers[0] != (answers[2] or answers[1]) else []
+            if name in needed and not arguments and name != "clone":
+                assert answers[1] == ALLOWED or name == "socketpair", name
+    assert not different and len(job) < len(whole) / 3
+    assert answer(worker, architecture, 56 if column == 0 else 220, 0x01200011) == ALLOWED  # a fork
+    for program in (worker, job):
+        assert answer(program, 0x40000003, 0) == "killed"
 
 
 def test_an_unknown_machine_has_no_filter():

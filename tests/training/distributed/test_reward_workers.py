@@ -131,5 +131,24 @@ def test_who_can_score_elsewhere():
         def take_notes(self):
             return {}
 
-    assert stays_here(Remembers()) and not stays_here(as_reward(length))
+    class Counts(Remembers):
+        notes_add_up = True
+
+    assert stays_here(Remembers()) and not stays_here(as_reward(length)) and not stays_here(Counts())
     assert wants_all(Remembers()) and not wants_all(as_reward(length))
+
+
+def test_notes_that_add_up_come_back_from_all_workers():
+    class Counts(type(as_reward(length))):
+        notes_add_up = True
+
+        def take_notes(self):
+            return {"code_timeouts": 1.0}
+
+    plain = as_reward(length)
+    reward = Counts(plain.name, plain.function, plain.parameters)
+    found, pool = workers(2, {"length": reward})
+    (part,) = parts_on(found, reward)
+    score(PROMPTS, SAMPLES, [part], 5.0, "exclude")
+    pieces = sum(method == "score" for _, method, _ in pool.calls)
+    assert pieces > 1 and part.reward.take_notes() == {"code_timeouts": pieces} and part.reward.take_notes() == {}

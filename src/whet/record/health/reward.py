@@ -12,6 +12,7 @@ from whet.record.text import ACCURACY_NAMES, number, percent
 FEW = 3  # steps after which a share of completions is one
 LOST = 0.2  # of the reward: less is noise
 MANY_FAILURES = 0.01  # of the completions
+MANY_TIMEOUTS = 0.02  # of the programs
 NEAR_TOP = 0.8  # of a score that ends at 1
 
 
@@ -36,6 +37,21 @@ def _failing(history: History) -> HealthFinding | None:
         "its code fails on some completions, which are left out of training",
         "the warnings of the run name them; fix the reward",
         history.higher("reward.timeout"),
+    )
+
+
+def _timeouts(history: History) -> HealthFinding | None:
+    recent = history.steps[-RECENT:]
+    late = sum(step.metrics.get("code_timeouts", 0.0) for step in recent)
+    programs = sum(step.counts.get("samples", 0) for step in recent)
+    if len(recent) < RECENT or not programs or late / programs < MANY_TIMEOUTS:
+        return None
+    seconds = sum(step.metrics.get("code_timeout_seconds", 0.0) for step in recent)
+    return problem(
+        f"{late:.0f} of {programs} programs of the last {RECENT} steps ran into the time limit, {seconds:.0f} s in all",
+        "they loop or sleep, count as wrong, and hold a core each until then",
+        "the warnings of the run name the rows that cost most; give rows a gold solution, from which fitting limits "
+        "are measured, or lower `seconds` of code_tests",
     )
 
 
@@ -123,6 +139,14 @@ REWARD_RULES = (
         "the reward raises, or runs out of time, on one completion in a hundred or more",
         "a single one in a thousand: it is left out and counted",
         ("counts.unscorable",),
+        earliest=RECENT,
+    ),
+    HealthRule(
+        "programs out of time",
+        _timeouts,
+        "one program in fifty or more runs into the time limit",
+        "a few endless loops: a model that explores writes some",
+        ("counts.samples",),
         earliest=RECENT,
     ),
     HealthRule(

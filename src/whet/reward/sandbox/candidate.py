@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import random
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ LONGEST_ITERATION = 100_000
 
 def load_module(name: str, sources: Sequence[str]) -> types.ModuleType:
     """Run the sources one after the other in one new module."""
-    random.seed(0)
     module = types.ModuleType(name)
     # dataclasses and pickle look a class's module up by name
     sys.modules[name] = module

@@ -263,6 +263,16 @@ def prepare_rules(confinement: Confinement) -> None:
         tried(confinement, "landlock", prepare)
     if confinement.holds.get("process_namespace") and kernel.MACHINE in seccomp.ARCHITECTURE:
         confinement.filter = call_filter(confinement)
+        if confinement.holds.get("private_root") and "seccomp" not in confinement.without:
+            with contextlib.suppress(OSError):  # then every job installs the whole one
+                _filter_worker()
+                confinement.filter = seccomp.rest_program(kernel.MACHINE, confinement.counts_processes)
+
+
+def _filter_worker() -> None:
+    """Refuse to the worker, and so to all its jobs, what neither needs."""
+    kernel.control(kernel.SET_NO_NEW_PRIVILEGES, 1)
+    kernel.apply_filter(seccomp.filter_program(kernel.MACHINE, None, may_fork=True, spared=seccomp.WORKER_CALLS))
 
 
 def renew_folder(confinement: Confinement, megabytes: int) -> None:
@@ -374,7 +384,7 @@ def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int
     if confinement.group is not None:
         group = confinement.group
         step("cgroup", lambda: group.join(limits))
-    step("resource_limits", lambda: _limit(confinement, limits))
+    step("resource_limits", lambda: _limit(resource_limits(confinement, limits)))
     if confinement.users:
         step("separate_user", lambda: _become(confinement.users[role]))
     if not kernel.IS_LINUX:
@@ -440,7 +450,8 @@ def _become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def _limit(confinement: Confinement, limits: dict[str, int]) -> None:
+def resource_limits(confinement: Confinement, limits: dict[str, int]) -> list[tuple[int, int]]:
+    """The kernel's limits on a process of a job, none above what this one has."""
     wanted = {
         **{resource.RLIMIT_CPU: limits["cpu_seconds"], resource.RLIMIT_FSIZE: limits["file_mb"] * MEGABYTE},
         **{resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits["open_files"], resource.RLIMIT_STACK: STACK},
@@ -449,10 +460,16 @@ def _limit(confinement: Confinement, limits: dict[str, int]) -> None:
     if confinement.counts_processes:
         # in a user namespace the worker, its parent and the test runner count too
         wanted[resource.RLIMIT_NPROC] = limits["processes"] + (0 if confinement.users else 3)
+    hard = {kind: resource.getrlimit(kind)[1] for kind in wanted}
+    return [
+        (kind, value if hard[kind] == resource.RLIM_INFINITY else min(value, hard[kind]))
+        for kind, value in wanted.items()
+    ]
+
+
+def _limit(values: Iterable[tuple[int, int]]) -> None:
     refused = []
-    for kind, value in wanted.items():
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    for kind, value in values:
         try:
             resource.setrlimit(kind, (value, value))
         except (OSError, ValueError):
@@ -465,7 +482,8 @@ def observed(confinement: Confinement, held: dict[str, bool]) -> dict[str, bool]
     """What a confined process finds when it tries: each filter by an act it must refuse."""
     protections = dict(held)
     if protections.get("seccomp"):
-        protections["seccomp"] = _is_refused(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close())
+        acts = (lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close(), lambda: os.memfd_create("refused"))
+        protections["seccomp"] = all(map(_is_refused, acts))
     if protections.get("landlock"):
         protections["landlock"] = _is_refused(lambda: os.listdir("/"))
     if protections.get("separate_user"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import binascii
+import functools
 import json
+import marshal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from whet.reward.sandbox import suite
 from whet.reward.sandbox.limits import Limits
 from whet.reward.sandbox.wire import LENGTH, packed
 
@@ -62,7 +66,8 @@ class UnitTestJob:
     def files(self) -> list[bytes]:
         """What goes to one of the job's processes alone."""
         tests = {"setup": "", "entry_point": "", "tolerance": 0.0, "prelude": self.prelude, **self.test_spec}
-        return [packed(tests)]
+        known = _prepared_tests(tests["setup"], tuple(tests.get("tests", ())), tests.get("program", ""))
+        return [packed({**tests, **known})]
 
     def streams(self) -> dict[str, int]:
         """The pipe the tests write their results to."""
@@ -93,6 +98,11 @@ class JobResult:
         """True when the sandbox failed, not the code."""
         return self.ended == LOST
 
+    @property
+    def is_out_of_time(self) -> bool:
+        """True when it was stopped at its limit of processor time, or by the wall clock."""
+        return self.ended == REASONS["time"]
+
 
 def job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflowed: Collection[str]) -> JobResult:
     """A worker's answer and what the job wrote, as a `JobResult`."""
@@ -117,6 +127,16 @@ def job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflow
         unscorable="" if closing is None else str(closing.get("unscorable", "")),
         details={} if closing is None or not closing.get("note") else {"note": closing["note"]},
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepared_tests(setup: str, tests: tuple[str, ...], program: str) -> dict[str, Any]:
+    """What the tests' side would work out of its tests in every job, worked out once: many jobs have the same tests."""
+    compiled = marshal.dumps(suite.compiled_checks(tests))
+    return {
+        "outline": suite.outline(program or "\n".join([setup, *tests])),
+        "compiled": binascii.b2a_base64(compiled).decode(),
+    }
 
 
 def _header(kind: str, limits: Limits) -> dict[str, Any]:

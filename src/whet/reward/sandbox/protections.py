@@ -154,8 +154,8 @@ def _is_stopped(result: JobResult) -> bool:
 
 
 JUDGED: Mapping[str, Callable[[JobResult], bool]] = {
-    "processor time limit": lambda result: result.ended == "" and result.exit_code < 0,
-    "wall clock limit": lambda result: result.ended == REASONS["time"],
+    "processor time limit": lambda result: result.is_out_of_time and result.exit_code < 0,
+    "wall clock limit": lambda result: result.is_out_of_time,
     "output limit": lambda result: result.ended == REASONS["output"],
 }
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 FIRST_X32 = 0x40000000  # the x32 calls of an x86-64 kernel have numbers of their own
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, MASK, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+LOAD, EQUAL, AT_LEAST, ANY_BIT, MASK, JUMP, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x05, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCH = 0, 4  # offsets of the fields of a call
 ARGUMENTS = (16, 24, 32, 40)  # their low halves, little-endian
@@ -78,20 +78,27 @@ SIGNALS: Calls = {
 SIGNALS_BY_DESCRIPTOR: Calls = {"pidfd_send_signal": (424, 424)}
 FORKS: Calls = {"fork": (57, None), "vfork": (58, None)}
 CLONE, MMAP, SOCKETPAIR, FCNTL, IOCTL = (56, 220), (9, 222), (53, 199), (72, 25), (16, 29)
+# what a worker itself does for its jobs: a fresh working directory, its look at what is in there, a file for a program
+WORKER_CALLS = frozenset(("mount", "umount2", "memfd_create", *ATTRIBUTES))
 LARGER_PIPE = 1031  # F_SETPIPE_SZ
 OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would send signals for the process
 OWNER_REQUESTS = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
 TYPED = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: input for the terminal
 
 
-def filter_program(machine: str, own: int | None, may_fork: bool, has_own_root: bool = True) -> bytes:
-    """The filter's code. `own`: signals reach only this process and its group (None: any it may reach)."""
-    if machine not in ARCHITECTURE:
-        raise OSError(0, f"no system call numbers for {machine}")
-    column = list(ARCHITECTURE).index(machine)
+def filter_program(
+    machine: str, own: int | None, may_fork: bool, has_own_root: bool = True, spared: Collection[str] = ()
+) -> bytes:
+    """The filter's code. `own`: signals reach only this process and its group (None: any it may reach).
+
+    Calls that are `spared` are left to another filter (`rest_program`).
+    """
+    column, code = _opening(machine)
 
     def numbers(*tables: Calls) -> list[int]:
-        return [number for table in tables for pair in table.values() if (number := pair[column]) is not None]
+        return _numbers(
+            column, *({name: pair for name, pair in table.items() if name not in spared} for table in tables)
+        )
 
     refused = [REFUSED]
     if not may_fork:
@@ -100,9 +107,6 @@ def filter_program(machine: str, own: int | None, may_fork: bool, has_own_root: 
         refused.append(CHANGES)
     if own is not None:
         refused.append(SIGNALS_BY_DESCRIPTOR)
-    code = [_step(LOAD, ARCH), _step(EQUAL, ARCHITECTURE[machine], 1, 0), _step(RETURN, KILL), _step(LOAD, NUMBER)]
-    if machine == "x86_64":
-        code += [_step(AT_LEAST, FIRST_X32, 0, 1), _step(RETURN, REFUSE | errno.ENOSYS)]
     code += _returns(numbers(*refused), errno.EPERM)
     code += _returns(numbers(ATTRIBUTES), errno.EOPNOTSUPP)
     code += _returns(numbers(UNKNOWN), errno.ENOSYS)
@@ -115,6 +119,35 @@ def filter_program(machine: str, own: int | None, may_fork: bool, has_own_root: 
     code += _call(FCNTL[column], _any_of(1, (LARGER_PIPE, *(OWNERS if own is not None else ()))))
     code += _call(IOCTL[column], _any_of(1, TYPED + (OWNER_REQUESTS if own is not None else ())))
     return b"".join([*code, _step(RETURN, ALLOW)])
+
+
+def rest_program(machine: str, may_fork: bool) -> bytes:
+    """The filter of a job whose worker has one without `WORKER_CALLS`, and may fork: what is left to refuse.
+
+    The kernel translates a filter anew for every process that installs it, and gives a child that of its parent for
+    nothing: the long one is the worker's.
+    """
+    column, code = _opening(machine)
+    refused = {name: pair for name, pair in REFUSED.items() if name in WORKER_CALLS}
+    code += _returns(_numbers(column, refused, *(() if may_fork else (FORKS,))), errno.EPERM)
+    code += _returns(_numbers(column, ATTRIBUTES), errno.EOPNOTSUPP)
+    if not may_fork:
+        code += _clone(CLONE[column], may_fork)
+    return b"".join([*code, _step(RETURN, ALLOW)])
+
+
+def _opening(machine: str) -> tuple[int, list[bytes]]:
+    """The column of a machine's numbers, and the code that refuses the numbers of any other."""
+    if machine not in ARCHITECTURE:
+        raise OSError(0, f"no system call numbers for {machine}")
+    code = [_step(LOAD, ARCH), _step(EQUAL, ARCHITECTURE[machine], 1, 0), _step(RETURN, KILL), _step(LOAD, NUMBER)]
+    if machine == "x86_64":
+        code += [_step(AT_LEAST, FIRST_X32, 0, 1), _step(RETURN, REFUSE | errno.ENOSYS)]
+    return list(ARCHITECTURE).index(machine), code
+
+
+def _numbers(column: int, *tables: Calls) -> list[int]:
+    return [number for table in tables for pair in table.values() if (number := pair[column]) is not None]
 
 
 def _step(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -130,7 +163,9 @@ def _call(call: int, body: list[bytes]) -> list[bytes]:
 
 
 def _returns(calls: Iterable[int], error: int) -> list[bytes]:
-    return [step for call in calls for step in _call(call, [_step(RETURN, REFUSE | error)])]
+    numbers = list(calls)
+    checks = [_step(EQUAL, call, len(numbers) - at, 0) for at, call in enumerate(numbers)]
+    return [*checks, _step(JUMP, 1), _step(RETURN, REFUSE | error)] if numbers else []
 
 
 def _guarded(calls: Iterable[int], allowed: tuple[int, ...]) -> list[bytes]:

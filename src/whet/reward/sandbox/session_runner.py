@@ -7,7 +7,6 @@ trusted: the code it runs may replace all of it, and gains no more than the righ
 from __future__ import annotations
 
 import ast
-import asyncio
 import inspect
 import io
 import json
@@ -81,7 +80,11 @@ class SessionServer:
 
     def call(self, message: dict[str, Any]) -> Any:
         value = self.tools[message["name"]](**message["arguments"])
-        return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+        if not inspect.isawaitable(value):
+            return value
+        import asyncio  # not above: it brings threads along, whose work after every fork costs more than the fork
+
+        return asyncio.run(_awaited(value))
 
 
 OPERATIONS: dict[str, Callable[[SessionServer, dict[str, Any]], Any]] = {

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Collection, Iterable, Iterator
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 # calls that can end in a failure without an `assert` of their own
 CHECKING_CALL = re.compile(r"assert|raises|warns|fail|exit|expect|check|verify", re.IGNORECASE)
@@ -190,8 +192,21 @@ def imported_modules(tree: ast.AST) -> set[str]:
 
 def expected_names(tests: str, known: set[str]) -> set[str]:
     """The names that tests use and nobody defines; where all are built in, the first one each statement calls."""
+    return names_expected(outline(tests), known)
+
+
+def names_expected(tests_outline: Mapping[str, Any], known: set[str]) -> set[str]:
+    """The same, from the outline of the tests."""
+    free = set(tests_outline["free"]) - known
+    return free if free or tests_outline["called"] is None else set(tests_outline["called"])
+
+
+def outline(tests: str) -> dict[str, Any]:
+    """What is to be known of a suite before it runs: names it uses and does not define, names that its statements
+    call (None where it defines something), modules it imports.
+    """
     tree = ast.parse(tests)
-    bound = set(known)
+    bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             bound.add(node.id)
@@ -205,10 +220,16 @@ def expected_names(tests: str, known: set[str]) -> set[str]:
             bound.add(node.name)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     free = {name for name in used - bound if not hasattr(builtins, name) and name not in MODULE_NAMES}
-    if free or any(isinstance(node, Function | ast.ClassDef) for node in tree.body):
-        return free
-    called = [_called_names(statement)[:1] for statement in tree.body]
-    return {name for names in called for name in names}
+    called = {name for statement in tree.body for name in _called_names(statement)[:1]}
+    defines = any(isinstance(node, Function | ast.ClassDef) for node in tree.body)
+    imports = imported_modules(tree)
+    return {"free": sorted(free), "called": None if defines else sorted(called), "imports": sorted(imports)}
+
+
+def compiled_checks(tests: Iterable[str]) -> list[types.CodeType | None]:
+    """The code of each test that is assertions and nothing else; None for others."""
+    trees = [ast.parse(test) for test in tests]
+    return [compile(tree, "<test>", "exec", dont_inherit=True) if is_plain(tree) else None for tree in trees]
 
 
 MODULE_NAMES = frozenset(("__file__", "__name__", "__doc__"))

@@ -9,10 +9,12 @@ assertions and the verdict are all on this side. What comes back from the other 
 from __future__ import annotations
 
 import ast
+import binascii
 import contextlib
 import functools
 import importlib
 import inspect
+import marshal
 import math
 import os
 import sys
@@ -279,20 +281,21 @@ def _load_error(channel: int) -> str | None:
     return str(answer.get("text", "")) if isinstance(answer, dict) else ""
 
 
-def _namespace(connection: CandidateConnection, test_spec: dict[str, Any], tests: str) -> dict[str, Any]:
+def _namespace(connection: CandidateConnection, test_spec: dict[str, Any]) -> dict[str, Any]:
     """A module with the data's own code, and a `RemoteObject` for every name the tests expect of the completion."""
     module = load_module(MODULE, [test_spec["prelude"]])
     connection.shared = shared_classes(module)
     space = vars(module)
     entry = test_spec.get("entry_point") or ""
-    names = suite.expected_names(tests, set(space)) | ({entry} if entry else set())
+    outline = test_spec["outline"]
+    names = suite.names_expected(outline, set(space)) | ({entry} if entry else set())
     for name in names:
         space[name] = RemoteObject(connection, name)
     # the tests are the main program
     space["__name__"] = "__main__"
     space["__file__"] = f"/{MODULE}.py"
     sys.modules["__main__"] = module
-    for name in suite.imported_modules(ast.parse(tests)) & {*suite.CODE_MODULES, entry}:
+    for name in {*outline["imports"]} & {*suite.CODE_MODULES, entry}:
         sys.modules[name] = RemoteModule(name, connection, sorted(names))
     return space
 
@@ -313,16 +316,15 @@ class RemoteModule(types.ModuleType):
 def _assertions(connection: CandidateConnection, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """A list of tests, one result each. What can fail in no way is run for those that follow, and not counted."""
     tests: list[str] = test_spec["tests"]
-    space = _namespace(connection, test_spec, "\n".join([test_spec["setup"], *tests]))
+    space = _namespace(connection, test_spec)
     if isinstance(space.get("candidate"), RemoteObject):
         space["candidate"] = RemoteObject(connection, test_spec.get("entry_point") or "")
     exec(compile(test_spec["setup"], "<setup>", "exec", dont_inherit=True), space)
-    for test in tests:
-        tree = ast.parse(test)
-        if suite.is_plain(tree):  # what nearly all are
+    for test, code in zip(tests, marshal.loads(binascii.a2b_base64(test_spec["compiled"])), strict=True):
+        if code is not None:  # what nearly all are
             with log:
-                exec(compile(tree, "<test>", "exec", dont_inherit=True), space)
-        elif suite.holds_check(tree):
+                exec(code, space)
+        elif suite.holds_check(ast.parse(test)):
             with log:
                 SuiteRun(connection, log, space, test_spec).run(test)
         else:
@@ -333,7 +335,7 @@ def _assertions(connection: CandidateConnection, log: ResultLog, test_spec: dict
 def _program(connection: CandidateConnection, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """A test program: pytest functions, unittest classes, `check(candidate)`, or assertions as they come."""
     text: str = test_spec["program"]
-    SuiteRun(connection, log, _namespace(connection, test_spec, text), test_spec).run(text)
+    SuiteRun(connection, log, _namespace(connection, test_spec), test_spec).run(text)
 
 
 class AssertionRecorder(ast.NodeTransformer):
@@ -715,7 +717,7 @@ def _run_unittests(kind: Any, log: ResultLog) -> None:
 
 def _calls(connection: CandidateConnection, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """Function calls with given arguments, their results compared here."""
-    _namespace(connection, test_spec, "")
+    _namespace(connection, test_spec)
     for arguments, expected in test_spec["cases"]:
         with log:
             result = connection.ask("call", test_spec["entry_point"], arguments, {})

@@ -16,6 +16,7 @@ from typing import Any
 Read = Callable[[int], bytes]
 LENGTH = struct.Struct(">I")
 LARGEST = 1 << 28  # bytes of one message between trusted sides
+_encoder = json.JSONEncoder(separators=(",", ":"))
 
 
 class ConnectionClosed(Exception):
@@ -24,7 +25,7 @@ class ConnectionClosed(Exception):
 
 def packed(message: Any) -> bytes:
     """A message as bytes."""
-    text = json.dumps(message, separators=(",", ":")).encode()
+    text = _encoder.encode(message).encode()
     return LENGTH.pack(len(text)) + text
 
 

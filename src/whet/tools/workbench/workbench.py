@@ -232,14 +232,20 @@ def _short_name(path: str) -> str:
 
 
 def _call_notes(parts: Sequence[RewardPart]) -> list[str]:
-    shared = [part.name for part in parts if not isinstance(part.reward, PerSample)]
+    shared = [
+        part.name
+        for part in parts
+        if not isinstance(part.reward, PerSample) and not hasattr(part.resolved_reward, "take_seconds")
+    ]
     return [f"{name} scores {CALL} samples per call, and its time is shared among them" for name in shared]
 
 
 def _part_scores(
     part: RewardPart, answers: Sequence[TrialCompletion], timeout: float
 ) -> list[tuple[float | None, float, str]]:
-    """(score, seconds, failure) of each answer. Of a call on many, every answer took the same share of its time."""
+    """(score, seconds, failure) of each answer. Of a call on many, every answer took the same share of its time,
+    unless the reward itself knows what each one took.
+    """
     size = 1 if isinstance(part.reward, PerSample) else CALL
     mistakes: list[WhetError] = []
     if answers:
@@ -277,8 +283,10 @@ def _call(
             return str(failure)
         mistakes.append(failure)
         return [(None, time.perf_counter() - start, str(failure))]
-    took = (time.perf_counter() - start) / len(answers)
-    return [(sample.parts.get(part.name), took, "") for sample in scored]
+    took = [(time.perf_counter() - start) / len(answers)] * len(answers)
+    if hasattr(part.resolved_reward, "take_seconds"):
+        took = part.resolved_reward.take_seconds()
+    return [(sample.parts.get(part.name), seconds, "") for sample, seconds in zip(scored, took, strict=True)]
 
 
 def _totals(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,11 +32,12 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class PieceScores:
-    """The raw scores of one reward, which of them failed, and the latest failure in words."""
+    """The raw scores of one reward, which of them failed, the latest failure in words, and what the reward noted."""
 
     scores: list[float | None]
     failed: list[bool]
     latest: str
+    notes: Mapping[str, float] = field(default_factory=dict)
 
 
 class RewardHost:
@@ -48,11 +49,13 @@ class RewardHost:
     def score(self, name: str, prompts: Sequence[Prompt], samples: Sequence[Any], timeout: float) -> PieceScores:
         """Score the samples with the reward of this name, noting which of them failed."""
         failures = Failures("exclude", least_samples=1, window=len(samples))
-        part = RewardPart(self._rewards[name])
+        reward = self._rewards[name]
+        part = RewardPart(reward)
         scored = score(prompts, unpacked_samples(samples), [part], timeout, failures)
         scores = [sample.parts.get(part.name) for sample in scored]
         failed = list(failures.recent[name])
-        return PieceScores(scores, failed, failures.latest(name) if any(failed) else "")
+        take_notes: Callable[[], dict[str, float]] = getattr(reward, "take_notes", dict)
+        return PieceScores(scores, failed, failures.latest(name) if any(failed) else "", take_notes())
 
 
 @dataclass
@@ -104,6 +107,7 @@ class RewardWorkers:
         scores: list[float | None] = [None] * len(samples)
         failed = [False] * len(samples)
         latest, done = "", 0
+        notes: Counter[str] = Counter()
         packed = packed_samples(samples)
         while done < len(samples):
             for worker in self._workers:
@@ -133,8 +137,9 @@ class RewardWorkers:
                     for index, row in enumerate(piece):
                         scores[row], failed[row] = result.scores[index], result.failed[index]
                     latest, done = result.latest or latest, done + len(piece)
+                    notes.update(result.notes)
                     worker.counts.samples += len(piece)
-        return PieceScores(scores, failed, latest)
+        return PieceScores(scores, failed, latest, notes)
 
     def _next(self) -> list[tuple[_ScoringWorker, list[int] | None, PieceScores | None, str]]:
         """Wait for calls: (worker, its rows, their scores, why it was lost)."""
@@ -197,19 +202,28 @@ class RemoteReward:
     whole: bool
     deterministic: bool = True
     limits_itself: bool = True
+    _noted: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         if self.workers is None:
             raise RuntimeError("only the first rank may ask the reward workers")
         result = self.workers.score(self.name, prompts, samples, self.timeout, self.whole)
+        self._noted.update(result.notes)
         if any(result.failed):
             raise PartialFailure(result.latest, result.scores, result.failed)
         return result.scores
 
+    def take_notes(self) -> dict[str, float]:
+        """What the reward noted in all its processes since the last call."""
+        notes = dict(self._noted)
+        self._noted.clear()
+        return notes
+
 
 def stays_here(reward: Reward) -> bool:
     """True for a reward that cannot score elsewhere: it asks the policy's engine, or remembers from call to call."""
-    return any(hasattr(reward, name) for name in ("asking", "take_notes", "restore"))
+    keeps_notes = hasattr(reward, "take_notes") and not getattr(reward, "notes_add_up", False)
+    return keeps_notes or any(hasattr(reward, name) for name in ("asking", "restore"))
 
 
 def wants_all(reward: Reward) -> bool:
