@@ -15,8 +15,6 @@ from safetensors.torch import save as save_bytes
 
 from whet.model import tensor_files
 from whet.model.checkpoint import (
-    checkpoint_step,
-    complete_checkpoints,
     load_checkpoint,
     prune_checkpoints,
     remove_leftovers,
@@ -24,6 +22,7 @@ from whet.model.checkpoint import (
     weights_digest,
 )
 from whet.model.pretrained import weight_files
+from whet.model.run_models import checkpoint_step, complete_checkpoints
 from whet.model.snapshot import save_checkpoint
 from whet.types import WhetError
 
@@ -306,7 +305,7 @@ from pathlib import Path
 from tests.model.conftest import tiny_llama
 from transformers import AutoTokenizer
 import torch
-from whet.model.checkpoint import complete_checkpoints
+from whet.model.run_models import complete_checkpoints
 from whet.model.snapshot import save_checkpoint
 
 torch.set_num_threads(1)

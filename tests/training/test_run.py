@@ -17,7 +17,8 @@ import torch
 import whet
 from tests.support.commands import started
 from whet import cli
-from whet.model.checkpoint import complete_checkpoints, load_checkpoint, verify_checkpoint
+from whet.model.checkpoint import load_checkpoint, verify_checkpoint
+from whet.model.run_models import complete_checkpoints
 from whet.record.log import RunRecorder, read_metrics, read_samples, read_summary
 from whet.record.sections import ReportSection
 from whet.training.run import RunFailed, run_training

@@ -26,31 +26,15 @@ from torch import Tensor, nn
 from whet.model.adapter_files import load_adapter
 from whet.model.lora import adapter_factors, unmerged_layers
 from whet.model.pretrained import first_line, listed, quiet_transformers, read_model
+from whet.model.run_models import CHECKPOINTS, MANIFEST, MODELS, complete_checkpoints
 from whet.model.tensor_files import Written
 from whet.types import WhetError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MANIFEST = "manifest.json"
 STATE = "state.json"
-NAME = re.compile(r"step-(\d{6,})")
-BEST, FINAL = MODELS = ("best", "final")  # folders of a run with a plain model: the best by evaluation, and the last
-ABOUT = "saved.json"  # in them: the step, and what was measured there
 HIDDEN = re.compile(r"\.(step-\d{6,}|best|final)\.(partial|removed)")
-
-
-def checkpoint_name(step: int) -> str:
-    """The folder's name, such as step-000040."""
-    return f"step-{step:06d}"
-
-
-def checkpoint_step(path: Path) -> int:
-    """The step in a checkpoint folder's name."""
-    match = NAME.fullmatch(path.name)
-    if match is None:
-        raise WhetError(f"{path}: not a checkpoint; expected a folder named like {checkpoint_name(40)}")
-    return int(match[1])
 
 
 def tensors_file(name: str) -> str:
@@ -141,14 +125,6 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first; nothing that was only half written."""
-    if not folder.is_dir():
-        return []
-    checkpoints = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
-    return sorted(checkpoints, key=checkpoint_step)
-
-
 def remove_leftovers(folder: Path) -> list[Path]:
     """Delete what interrupted saves and deletions left behind. Only for the process that writes the run.
 
@@ -165,17 +141,6 @@ def remove_leftovers(folder: Path) -> list[Path]:
             remove_folder(path)
             leftovers.append(path)
     return leftovers
-
-
-def about_model(path: Path) -> dict[str, Any] | None:
-    """What is said of the plain model in a folder (`step`, `evaluation`, ...); None where there is no whole one."""
-    if not (path / MANIFEST).is_file():
-        return None
-    try:
-        about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
-        return about if isinstance(about["step"], int) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def remove_model(path: Path) -> None:
@@ -245,11 +210,11 @@ def damage(path: Path) -> str | None:
 
 def damage_fix(path: Path) -> str:
     """What to do about a damaged checkpoint: the command that goes on from the newest whole one."""
-    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
-    others = [other for other in complete_checkpoints(path.parent) if other.name != path.name]
-    for other in reversed(others):
+    run = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
+    others = complete_checkpoints(run / CHECKPOINTS) or complete_checkpoints(path.parent)
+    for other in reversed([other for other in others if other.name != path.name]):
         if damage(other) is None:
-            return f"whet resume {run} --from {other.name}"
+            return f"give {other}" if path.name in MODELS else f"whet resume {run} --from {other.name}"
     return "no other checkpoint is whole: start the run again"
 
 

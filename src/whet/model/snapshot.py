@@ -25,9 +25,7 @@ from whet.model.adapter_files import FOLDER as ADAPTER
 from whet.model.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
 from whet.model.adapter_files import adapter_config, adapter_tensors
 from whet.model.checkpoint import (
-    ABOUT,
     STATE,
-    checkpoint_name,
     empty_partial,
     files_written,
     publish,
@@ -37,6 +35,7 @@ from whet.model.checkpoint import (
 from whet.model.host_memory import HostMemory
 from whet.model.low_precision import saved_weights
 from whet.model.pretrained import first_line, saved_texts, weight_files
+from whet.model.run_models import ABOUT, checkpoint_name
 from whet.model.tensor_files import Written, always, hash_file, tensor_bytes, write_file
 from whet.types import WhetError
 
@@ -152,7 +151,7 @@ def write_snapshot(
                 write_manifest(folder, snapshot.step, sorted(snapshot.tensors), written)
                 there = (folder, written)
             if about and dtype is not None:
-                texts, files, there = *_model_files(_cast(snapshot, dtype)), None
+                texts, files, there = *_model_files(_in_dtype(snapshot, dtype)), None
             for path, said in about.items():
                 folder = empty_partial(path)
                 text = (json.dumps({"step": snapshot.step, **said}, indent=1) + "\n").encode()
@@ -176,14 +175,14 @@ def _model_files(snapshot: Snapshot) -> tuple[dict[str, bytes], dict[str, list[m
     return {**snapshot.texts, **index}, files
 
 
-def _cast(snapshot: Snapshot, dtype: torch.dtype) -> Snapshot:
+def _in_dtype(snapshot: Snapshot, dtype: torch.dtype) -> Snapshot:
     """The same in another number type, which its config states."""
-    cast: dict[int, Tensor] = {}  # by memory: tied weights stay tied
+    converted: dict[int, Tensor] = {}  # by memory: tied weights stay tied
     weights = {}
     for name, value in snapshot.weights.items():
-        if value.data_ptr() not in cast or not value.numel():
-            cast[value.data_ptr()] = value.to(dtype) if value.is_floating_point() else value
-        weights[name] = cast[value.data_ptr()]
+        if value.data_ptr() not in converted or not value.numel():
+            converted[value.data_ptr()] = value.to(dtype) if value.is_floating_point() else value
+        weights[name] = converted[value.data_ptr()]
     config = json.loads(snapshot.texts["config.json"])
     text = json.dumps({**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2, sort_keys=True) + "\n"
     texts = {**snapshot.texts, "config.json": text.encode()}

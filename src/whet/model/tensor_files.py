@@ -57,7 +57,7 @@ def tensor_bytes(values: Mapping[str, Tensor], metadata: Mapping[str, str] | Non
     end = 0
     for name, value in sorted(values.items(), key=lambda item: (ORDER[item[1].dtype], item[0])):
         plain = value.detach().contiguous()
-        part = memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+        part: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
         header[name] = {
             "dtype": KINDS[plain.dtype],
             "shape": list(plain.shape),

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from whet.model.checkpoint import checkpoint_step, complete_checkpoints, hide, load_checkpoint
+from whet.model.checkpoint import hide, load_checkpoint
 from whet.model.finite import non_finite_weight
+from whet.model.run_models import checkpoint_step, complete_checkpoints
 from whet.record.health import diagnosis
 from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, read_metrics, step_reports
 from whet.record.metrics.timer import PhaseTimer

@@ -19,19 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.model.checkpoint import (
-    BEST,
-    FINAL,
-    MODELS,
-    about_model,
-    checkpoint_name,
-    complete_checkpoints,
-    empty_partial,
-    prune_checkpoints,
-    remove_leftovers,
-    remove_model,
-)
+from whet.model.checkpoint import empty_partial, prune_checkpoints, remove_leftovers, remove_model
 from whet.model.host_memory import HostMemory
+from whet.model.run_models import BEST, CHECKPOINTS, FINAL, MODELS, about_model, checkpoint_name, complete_checkpoints
 from whet.model.snapshot import SaveFailed, naming, take_snapshot, tokenizer_texts, write_snapshot
 from whet.model.tensor_files import Abandoned
 from whet.record.run_kinds import kind_of
@@ -85,7 +75,7 @@ class Saver:
         """`step`: of the checkpoint that the run goes on from; 0: from none. `saved` and `failed` hear of each save."""
         self._folder, self._settings, self._ranks = folder, settings, ranks
         self._saved, self._failed = saved, failed
-        self._checkpoints = folder / "checkpoints"
+        self._checkpoints = folder / CHECKPOINTS
         self._memory = HostMemory()
         self._tokenizer: dict[str, bytes] = {}
         self._writing: _Writing | None = None

@@ -24,8 +24,6 @@ from torch.distributed.tensor import DTensor
 from whet.model.adapter_files import adapter_tensors, stored_factors
 from whet.model.checkpoint import (
     checkpoint_state,
-    checkpoint_step,
-    complete_checkpoints,
     empty_partial,
     load_tensors,
     stored_weights,
@@ -33,6 +31,7 @@ from whet.model.checkpoint import (
 )
 from whet.model.placement import fill
 from whet.model.pretrained import first_line
+from whet.model.run_models import CHECKPOINTS, checkpoint_step, complete_checkpoints
 from whet.model.snapshot import Snapshot, model_texts, state_text, write_snapshot
 from whet.training.distributed.ranks import Ranks
 from whet.types import WhetError
@@ -81,7 +80,7 @@ def save_sharded(
         write_snapshot(snapshot, checkpoint, models, dtype, same)
 
     final = checkpoint or next(iter(models or {}))
-    partial, folder = final.with_name(f".{final.name}.partial"), final.parent / "checkpoints"
+    partial, folder = final.with_name(f".{final.name}.partial"), final.parent / CHECKPOINTS
     with _in_words(ranks, partial, final):
         _first_does(ranks, prepare)
         weights = gathered(model.state_dict(), keep=ranks.is_first)
