@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from whet.model.block import blocks_of
 from whet.model.causal_lm import CausalLM, causal_lm
-from whet.model.checkpoint import load_checkpoint, save_checkpoint, weights_digest
+from whet.model.checkpoint import load_checkpoint, weights_digest
 from whet.model.fused_trunk import fused_refusal, fused_states, fused_works
 from whet.model.fused_weights import NO_FACTORS, MergedWeights, decode_weights, fused_weights
 from whet.model.lora import LowRank, adapted_layers, adapter_factors, add_adapters, unmerged_layers
@@ -21,6 +21,7 @@ from whet.model.low_precision import widen_vectors
 from whet.model.reference import AdapterFreeReference
 from whet.model.shared_prefix import shared_prefix_batch
 from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
+from whet.model.snapshot import save_checkpoint
 from whet.model.token_logp import token_logp
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling, WhetError

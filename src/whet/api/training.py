@@ -500,5 +500,6 @@ def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
         "after": dict(outcome.after),
         "seconds": {"start_up": start_up, **outcome.seconds},
         "tokens": outcome.tokens,
+        "saving": dict(outcome.saving),
     }
     return {**ending, "ended": outcome.ended} if outcome.ended else ending

@@ -38,6 +38,7 @@ from whet.record.text import (
     ordered,
     plain_metrics,
     quantity,
+    saving_text,
     sparkline,
     words,
 )
@@ -118,6 +119,14 @@ class Console:
             values = "  ".join(f"{words(key)} {metric_text(key, value)}" for key, value in metrics.items())
             which = "eval" if name == "eval" else f"eval {name}"
             self._write(f"{which} at step {step}  {values}  ({duration(seconds)})")
+
+    def save_failed(self, step: int, reason: str) -> None:
+        """Tell of a save that the disk refused, at once: the next may be as unlucky."""
+        line = f"checkpoint of step {step} {reason}"
+        if self._live is None:
+            self._write(line)
+        else:
+            self._terminal.print(Text(line, style="yellow"))
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Print what the run came to."""
@@ -239,6 +248,8 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
         rows.append(("tokens", Text(f"{quantity(tokens)}, {number(tokens / total)} per second{burst}")))
     if summary.get("memory"):
         rows.append(("peak memory", Text(memory_text(summary["memory"]))))
+    if summary.get("saving"):
+        rows.append(("checkpoints", Text(saving_text(summary["saving"]))))
     endings = [name for name in ("ended", "trackers", "report", "next") if summary.get(name)]
     rows += [(name, Text(str(summary[name]), style="bold")) for name in endings]
     status = str(summary.get("status") or "finished")

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from whet.data.sections import DataSection, DemonstrationSection, PromptSection
 from whet.envs.sections import EnvSection, env_defaults, evaluated_env
+from whet.model.run_models import run_of
 from whet.model.sections import ModelSection
 from whet.objective import catalogue
 from whet.objective.catalogue import MethodKind
@@ -388,7 +389,7 @@ def origin_of(name: str) -> str:
     """The model that a run, or a checkpoint of one, began with: a trained built-in model is still as small."""
     for _ in range(20):  # runs on runs on runs
         folder = Path(name)
-        files = (parent / "config.toml" for parent in (folder, folder.parent.parent))
+        files = (parent / "config.toml" for parent in (folder, run_of(folder)))
         configs = [file for file in files if os.path.isfile(file)]  # False for a name that is too long, too
         model = read_toml(configs[0]).get("model") if configs else None
         before = model.get("name") if isinstance(model, Mapping) else None

@@ -137,7 +137,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         runner = FirstRankRunner(runner, ranks) if elsewhere else SharedRunner(runner, ranks)
         shards = sharding(ranks, device, not isinstance(config, EvaluationConfig) and config.scale.offload)
     facts = {
-        "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
+        "model": f"{loaded.shown(config.model.name)} ({size / 1e6:.1f}M weights)",
         **adapters,
         "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} ({threads_why})",
         **({} if policy.recompute == "none" else {"recompute": policy.recompute}),
