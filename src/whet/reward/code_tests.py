@@ -84,6 +84,7 @@ class CodeTests:
     """Runs the completions' code against the tests of their prompts."""
 
     limits_itself: ClassVar[bool] = True  # every job has limits of its own
+    ahead: ClassVar[bool] = True  # each completion alone, in processes of their own
 
     name: str
     partial: bool

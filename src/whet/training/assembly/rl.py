@@ -146,13 +146,14 @@ def build_reward_at(
     checks = build_checks(config, parts)
 
     def reward_at(progress: float) -> RewardContext:
-        score = scorer_at(progress)
+        scorer = scorer_at(progress)
+        score: Score = scorer
         if checks is not None:
             score = partial(score_and_check, score=score, checks=checks, ranks=ranks)
         if steps_scorer is not None and "step_reward" in objective.needs():
             score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer, ranks=ranks)
         noted = partial(take_notes, parts, checks, ranks, failures)
-        return RewardContext(score, part_weights_at(config, parts, progress), noted)
+        return RewardContext(score, part_weights_at(config, parts, progress), noted, scorer.ahead)
 
     return reward_at
 
