@@ -26,7 +26,7 @@ from whet.rollout.window import GroupWindow
 from whet.settings.layers import flattened
 from whet.training.assembly.adapters import first_policy
 from whet.training.assembly.demonstrations import build_demonstrations, check_demonstrations
-from whet.training.assembly.engines import async_session
+from whet.training.assembly.engines import async_writer
 from whet.training.assembly.episode_runner import most_actions
 from whet.training.assembly.prompts import data_summary
 from whet.training.assembly.rewards import (
@@ -283,10 +283,10 @@ def build_collector(
             "for itself, and they must train on the same ones; start one process, or give scale.max_staleness=0"
         )
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
-    session = async_session(config, engine, policy, spec.sampling, dataset.prompt_tokens, window.capacity)
-    watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
+    writer = async_writer(config, runtime, policy, dataset, spec, window.capacity)
+    watch = PolicyWatch(policy, writer, temperature, name, scale.max_staleness)
     return AsyncCollector(
-        session,
+        writer,
         dataset,
         reward_at,
         spec,
