@@ -129,6 +129,7 @@ class CodeTests:
 
     limits_itself: ClassVar[bool] = True  # every job has limits of its own
     notes_add_up: ClassVar[bool] = True  # those of several processes
+    ahead: ClassVar[bool] = True  # each completion alone, in processes of their own
 
     name: str
     partial: bool

@@ -30,7 +30,6 @@ from whet.model.token_logp import token_logp
 from whet.rollout.sampling import Draw
 from whet.rollout.scheduler import (
     LARGEST_SUPPORT,
-    Completions,
     DecodeJob,
     DecodeScheduler,
     KeptTokens,
@@ -132,16 +131,18 @@ class GraphBackend:
             return f"the kernels read every key, and {longest} tokens exceed a layer's sliding window"
         return ""
 
-    @torch.no_grad()
-    def generate(self, requests: Sequence[Request], sampling: Sampling, rows_per_batch: int) -> Completions:
-        """Write all requests with the policy's present weights; large caches are freed afterwards."""
-        self._weights.refresh()
-        rows = min(max(rows_per_batch, SMALLEST), _rounded(len(requests)))
-        job = decode_job(requests, sampling, self._stop, min(rows, MOST_MEMBERS))
-        self._prepare(sampling, self._room_for(job, rows))
-        completions = DecodeScheduler(self, job).run()
-        self._release_large()
-        return completions
+    @contextmanager
+    def prepared(
+        self, requests: Sequence[Request], sampling: Sampling, rows_per_batch: int
+    ) -> Iterator[DecodeScheduler]:
+        """Who writes all requests with the policy's present weights; large caches are freed afterwards."""
+        with torch.no_grad():
+            self._weights.refresh()
+            rows = min(max(rows_per_batch, SMALLEST), _rounded(len(requests)))
+            job = decode_job(requests, sampling, self._stop, min(rows, MOST_MEMBERS))
+            self._prepare(sampling, self._room_for(job, rows))
+            yield DecodeScheduler(self, job)
+            self._release_large()
 
     def _room_for(self, job: DecodeJob, rows: int) -> _Room:
         budget, most = job.sampling.max_new_tokens, max(map(len, job.members))
@@ -459,7 +460,8 @@ def _logp_gap(backend: GraphBackend, lm: CausalLM, context: int) -> float:
     prompts = [tuple(token % lm.vocabulary for token in range(first, first + size)) for first, size in spans]
     requests = [Request(prompt, seed) for prompt in prompts for seed in (1, 2)]
     sampling = Sampling(max_new_tokens=min(12, context - 9))
-    completions = backend.generate(requests, sampling, SMALLEST)
+    with backend.prepared(requests, sampling, SMALLEST) as scheduler:
+        completions = scheduler.run()
     gaps = []
     for number, request in enumerate(requests):
         count = completions.count[number]

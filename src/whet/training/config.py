@@ -197,10 +197,10 @@ class PolicyConfig(RunConfig):
                 f"batch.staleness={self.batch.staleness} makes every step that far behind, and "
                 f"scale.max_staleness={scale.max_staleness} at most that far; give one of the two"
             )
-        if not self.env.is_single:
+        if not self.env.is_single and (scale.engines or self.sampling.engine != "torch"):
             raise WhetError(
-                "scale.max_staleness: the turns of an episode wait for its environment, which answers in the trainer's "
-                "process while it collects; give scale.max_staleness=0 with env, or env=single"
+                "scale.max_staleness: episodes are played ahead of the trainer by a thread of its own process, on a "
+                "copy of the policy; give scale.engines=0 and sampling.engine=torch, or scale.max_staleness=0"
             )
         if self.batch.routing_replay == "sampler":
             raise WhetError(

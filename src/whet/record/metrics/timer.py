@@ -1,10 +1,13 @@
-"""Seconds of a step by phase."""
+"""Seconds of a step by phase, and when each phase ran."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+
+Span = tuple[str, float, float]
+"""(phase, start, end), in seconds of `time.perf_counter`."""
 
 
 class PhaseTimer:
@@ -12,6 +15,7 @@ class PhaseTimer:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.spans: list[Span] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -20,9 +24,11 @@ class PhaseTimer:
         try:
             yield
         finally:
-            self.add({name: time.perf_counter() - start})
+            end = time.perf_counter()
+            self.add({name: end - start}, [(name, start, end)])
 
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Count what was measured elsewhere."""
+    def add(self, seconds: Mapping[str, float], spans: Iterable[Span] = ()) -> None:
+        """Count what was measured elsewhere, and when it was; spans of what ran behind a phase add no seconds."""
         for name, number in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + number
+        self.spans += spans
