@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whet.data import check_context, prompt_tokens
+from whet.data import check_context, tokens_of_prompts
 from whet.data.sections import DataSection
 from whet.data.usable import Usable, without
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
@@ -243,7 +243,7 @@ def decode_facts(runtime: Runtime, sampling: Sampling, prompts: Sequence[Sequenc
 
 def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:
     """Tokens of each prompt; one that cannot fit with its completion is an error."""
-    tokens = [prompt_tokens(runtime.loaded.tokenizer, prompt) for prompt in prompts]
+    tokens = tokens_of_prompts(runtime.loaded.tokenizer, prompts)
     require_room(runtime, prompts, tokens, sampling)
     return tokens
 
@@ -266,8 +266,7 @@ def fitting_prompts(
     runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, data: DataSection
 ) -> tuple[Usable[Prompt], list[tuple[int, ...]]]:
     """Prompts and their tokens. One that leaves no room for a completion is an error, or is left out and counted."""
-    encode = partial(prompt_tokens, runtime.loaded.tokenizer)
-    prompts, tokens = encodable(prompts, lambda some: [encode(prompt) for prompt in some], data)
+    prompts, tokens = encodable(prompts, partial(tokens_of_prompts, runtime.loaded.tokenizer), data)
     if data.unusable == "stop" or not data.parsed_source.is_stored:
         require_room(runtime, prompts, tokens, sampling)
         return Usable(prompts), tokens
