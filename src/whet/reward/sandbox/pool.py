@@ -117,6 +117,8 @@ class JobBatch:
         self.error: BaseException | None = None
         self.is_cancelled = False
         self.is_over = threading.Event()
+        if not jobs:
+            self.is_over.set()
 
     def settle(self, number: int, result: JobResult) -> None:
         """Take the result of one job."""
@@ -271,29 +273,38 @@ class Sandbox:
 
     def run(self, jobs: Sequence[Job]) -> list[JobResult]:
         """The result of every job, in order; all workers are kept busy."""
+        return self.results(self.submit(jobs))
+
+    def submit(self, jobs: Sequence[Job]) -> JobBatch:
+        """Hand in jobs without waiting for them."""
         self._notice_fork()
-        if not jobs:
-            return []
         batch = JobBatch(jobs)
-        try:
+        if jobs:
             with self._lock:
                 self._start(1)
                 self._waiting += batch.waiting
-                if self._bell is None:
-                    self._bell = os.pipe()
-                    threading.Thread(target=self._dispatch, name="whet-sandbox", daemon=True).start()
-                else:
-                    os.write(self._bell[1], b".")
+                self._wake_dispatcher()
+        return batch
+
+    def results(self, batch: JobBatch) -> list[JobResult]:
+        """Wait for the result of every job of a batch, in order."""
+        try:
             batch.is_over.wait()
         except BaseException:  # an alarm or Ctrl-C
             batch.is_cancelled = True
             with self._lock:
-                if self._bell is not None:
-                    os.write(self._bell[1], b".")
+                self._wake_dispatcher()
             raise
         if batch.error is not None:
             raise batch.error
         return [result for result in batch.results if result is not None]
+
+    def _wake_dispatcher(self) -> None:
+        if self._bell is not None:
+            os.write(self._bell[1], b".")
+        elif self._waiting:
+            self._bell = os.pipe()
+            threading.Thread(target=self._dispatch, name="whet-sandbox", daemon=True).start()
 
     @property
     def requirement(self) -> Requirement:
