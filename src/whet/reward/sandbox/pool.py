@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.reward.sandbox import isolation, wire
-from whet.reward.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult, job_result
+from whet.reward.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult
 from whet.reward.sandbox.requirement import (
     Requirement,
     check_isolation,
@@ -75,7 +75,7 @@ class Stream:
         self.is_open = True
         os.set_blocking(descriptor, False)
         # what the pipe itself holds is read at the end: many small results would be as many interruptions
-        self.is_watched = name != "record" or not _has_room(descriptor, most)
+        self.is_watched = name not in ("record", "answers") or not _has_room(descriptor, most)
 
     def read(self) -> bool:
         """Take what is there; False when that was nothing. Closes where nothing more will be taken."""
@@ -536,8 +536,10 @@ class Sandbox:
         # one that was killed is the doing of the code, which may share its user: no way out of a bad score
         if not is_taken and not os.WIFSIGNALED(int(str(answer["leader_status"]))):
             return None
+        assert worker.at is not None
+        job = worker.at.job
         self._release(worker, busy)
-        return job_result(answer, streams, overflowed)
+        return job.result(answer, streams, overflowed)
 
     def _answers(self, busy: selectors.BaseSelector) -> list[tuple[WorkerProcess, dict[str, object] | None]]:
         """Every worker that has something to say, with None for one that is gone or far too late."""
