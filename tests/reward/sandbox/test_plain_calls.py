@@ -70,17 +70,6 @@ def test_the_verdict_is_that_of_a_process_with_the_tests(sandbox):
     assert not different
 
 
-def test_the_code_finds_the_arguments_and_nothing_that_is_expected(sandbox):
-    """It searches everything it can reach in its process for the expected value, which is in no argument."""
-    source = """
-import gc
-def f(number):
-    seen = repr([each for each in gc.get_objects() if type(each) in (list, dict, tuple)][-3000:])
-    return 4217 if "42" + "17" in seen.replace("42\" + \"17", "") else 0
-"""
-    assert both_ways(sandbox, source, ["assert f(1) == 4217"])[0].passed == (False,)
-
-
 MORE = (
     *("assert f(1) == g(1)", "assert f(x) == 1", "assert f(1) != 1", "assert f(1)", "assert f(f(1)) == 1"),
     *("assert f(1) == 1 == 1", "assert f(*[1]) == 1", "assert f(**{'a': 1}) == 1", "x = 1", "assert f.a(1) == 1"),
