@@ -274,8 +274,8 @@ def test_a_gold_solution_sets_the_time_limit(monkeypatch):
 
 def test_equal_programs_of_a_prompt_run_once_and_time_limits_are_counted(monkeypatch, caplog):
     ran: list[int] = []
-    usual = Sandbox.run
-    monkeypatch.setattr(Sandbox, "run", lambda self, jobs: ran.append(len(jobs)) or usual(self, jobs))
+    usual = Sandbox.submit
+    monkeypatch.setattr(Sandbox, "submit", lambda self, jobs: ran.append(len(jobs)) or usual(self, jobs))
     reward = code_tests(workers=2, seconds=1)
     given, other = prompt(tests=ASSERTIONS, id="given"), prompt(tests=ASSERTIONS, id="other")
     completions = [RIGHT, f"Here:\n```python\n{RIGHT}```", SLEEPER, HALF, SLEEPER, "", RIGHT]

@@ -189,9 +189,13 @@ class CodeTests:
     def _run_within(self, programs: Sequence[CandidateProgram], seconds: Sequence[int]) -> None:
         """Run programs with so much processor time each, where the packages their tests need are loaded."""
         jobs = [self._jobs(program, allowed) for program, allowed in zip(programs, seconds, strict=True)]
+        under_way = []
         for wanted in sorted({program.tests.packages for program in programs}):
             chosen = [number for number, program in enumerate(programs) if program.tests.packages == wanted]
-            results = iter(shared_sandbox(self.workers, wanted).run([job for number in chosen for job in jobs[number]]))
+            sandbox = shared_sandbox(self.workers, wanted)
+            under_way.append((chosen, sandbox, sandbox.submit([job for number in chosen for job in jobs[number]])))
+        for chosen, sandbox, batch in under_way:
+            results = iter(sandbox.results(batch))
             for number in chosen:
                 programs[number].results = tuple(next(results) for _ in jobs[number])
 

@@ -438,3 +438,38 @@ def test_shared_memory_without_a_file_is_refused(sandbox):
     """
     assert ran(sandbox, of_a_file).stdout == "4096\n"
     assert ran(sandbox, "import mmap\nprint(len(mmap.mmap(-1, 4096, mmap.MAP_PRIVATE)))").stdout == "4096\n"
+
+
+def test_a_straggler_keeps_one_worker_busy_and_no_other_batch_waiting():
+    """Batches of several threads share the workers job by job: the quick ones are done long before the slow one is."""
+    order: list[str] = []
+    with Sandbox(2) as pool:
+        pool.start()
+
+        def ask(name: str, source: str, count: int) -> None:
+            results = pool.run([ProgramJob(source, limits=SMALL)] * count)
+            assert all(result.stdout == f"{name}\n" or name == "slow" for result in results)
+            order.append(name)
+
+        slow = threading.Thread(target=ask, args=("slow", "import time\ntime.sleep(60)", 1))
+        slow.start()
+        quick = [threading.Thread(target=ask, args=(str(number), f"print({number})", 6)) for number in range(4)]
+        for thread in (*quick, slow):
+            if thread is not slow:
+                thread.start()
+        for thread in (*quick, slow):
+            thread.join()
+    assert len(order) == 5 and order[-1] == "slow"
+
+
+def test_a_pool_that_is_closed_under_a_batch_still_gives_its_results():
+    with Sandbox(2) as pool:
+        pool.start()
+        found: list[str] = []
+        batch = [ProgramJob(f"import time\ntime.sleep(0.4)\nprint({number})") for number in range(4)]
+        thread = threading.Thread(target=lambda: found.extend(result.stdout for result in pool.run(batch)))
+        thread.start()
+        time.sleep(0.2)
+        pool.close()
+        thread.join()
+    assert found == ["0\n", "1\n", "2\n", "3\n"]

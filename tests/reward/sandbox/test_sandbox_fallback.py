@@ -105,9 +105,14 @@ def test_the_tests_are_nowhere_in_the_memory_of_the_code():
         "assert f('kept-[b]y-the-tests') == False",
         "'kept-by-the-tests'",
     ]
-    job = UnitTestJob((textwrap.dedent(code),), {"form": "assertions", "tests": tests}, limits=SMALL)
+    expected = [*tests[:2], "assert f('x') == 'kept-by-the-tests'"]  # judged without a process for the tests
+    jobs = [
+        UnitTestJob((textwrap.dedent(code),), {"form": "assertions", "tests": each}, limits=SMALL)
+        for each in (tests, expected)
+    ]
+    assert [list(job.streams()) for job in jobs] == [["record"], ["answers"]]
     with Sandbox(1, without=("namespaces", "landlock"), require="none") as pool:
-        assert [result.passed[:2] for result in pool.run([job] * 3)] == [(True, True)] * 3
+        assert [result.passed[:2] for result in pool.run(jobs * 3)] == [(True, True)] * 6
 
 
 def test_workers_load_only_the_standard_library():

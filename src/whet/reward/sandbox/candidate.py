@@ -64,8 +64,10 @@ class CandidateServer:
             named = {name: self.value(each) for name, each in message["named"].items()}
             result = OPERATIONS[message["operation"]](target, *given, **named)
             # only a call can be about a value of the other side that must change there too
+            if message["operation"] != "call":
+                return {"value": self.nodes(result)}
             changed = [self.nodes(each) if isinstance(each, list | dict | set) else None for each in given]
-            return {"value": self.nodes(result), "changed": changed if message["operation"] == "call" else []}
+            return {"value": self.nodes(result), "changed": changed}
         except BaseException as error:
             return {"error": _kinds(error), "text": _described(error)[-500:]}
 
@@ -152,6 +154,7 @@ def _assigned(target: Any, name: str, value: Any) -> None:
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda target, /, *given, **named: target(*given, **named),
+    "value": lambda target, /, *given, **named: target(*given, **named),
     "attribute": lambda target, name: getattr(target, name),
     "assign": _assigned,
     "item": lambda target, key: target[key],
@@ -197,6 +200,26 @@ def _is_own(kind: type, module: types.ModuleType) -> bool:
 
 def serve(channel: int, prelude: str, sources: Sequence[str]) -> None:
     """Load the code, then answer until the other side is done."""
+    server = _loaded(channel, prelude, sources)
+    while True:
+        try:
+            message = wire.receive(channel)
+        except wire.ConnectionClosed:
+            os._exit(0)
+        wire.send(channel, server.answer(message))
+
+
+def answer_calls(output: int, sources: Sequence[str], calls: Sequence[dict[str, Any]]) -> None:
+    """Load the code, then make these calls and write down what each returns; who knows what is expected reads it."""
+    server = _loaded(output, "", sources)
+    for call in calls:
+        data = wire.packed(server.answer(call))
+        wire.send_bytes(output, data if len(data) <= wire.LARGEST_PLAIN else wire.packed({"error": ["OverflowError"]}))
+    os._exit(0)
+
+
+def _loaded(channel: int, prelude: str, sources: Sequence[str]) -> CandidateServer:
+    """The code, ready to be called; the other side is told, and also where it does not load."""
     try:
         module = load_module(MODULE, [prelude])
         shared = shared_classes(module)
@@ -206,11 +229,5 @@ def serve(channel: int, prelude: str, sources: Sequence[str]) -> None:
         wire.send(channel, {"error": _kinds(error), "text": _described(error)[-500:]})
         os._exit(1)
     kept = {name: kind for name, kind in shared.items() if vars(module).get(name) is kind}
-    server = CandidateServer(channel, module, kept)
     wire.send(channel, {"loaded": True})
-    while True:
-        try:
-            message = wire.receive(channel)
-        except wire.ConnectionClosed:
-            os._exit(0)
-        wire.send(channel, server.answer(message))
+    return CandidateServer(channel, module, kept)

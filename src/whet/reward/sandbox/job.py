@@ -7,10 +7,10 @@ import functools
 import json
 import marshal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from whet.reward.sandbox import suite
+from whet.reward.sandbox import plain, suite
 from whet.reward.sandbox.limits import Limits
 from whet.reward.sandbox.wire import LENGTH, packed
 
@@ -44,10 +44,15 @@ class ProgramJob:
         """The pipes the job writes to, and how many bytes are taken from each."""
         return {"stdout": self.limits.output_kb * 1024, "stderr": ERRORS}
 
+    def result(self, answer: Mapping[str, Any], streams: Mapping[str, bytes], overflowed: Collection[str]) -> JobResult:
+        """What came of it, from the worker's answer and what the job wrote."""
+        return _job_result(answer, streams, overflowed)
+
 
 @dataclass(frozen=True)
 class UnitTestJob:
-    """Code to call and tests that call it, in two processes.
+    """Code to call and tests that call it, in two processes; tests that are but calls with an expected result are
+    judged by the trainer, from what a process with the code alone returns (`plain`).
 
     `test_spec` goes to the tests' side alone: {"form": "assertions", "tests": [...], "setup": ...}, {"form": "program",
     "program": ..., "entry_point": ...} or {"form": "calls", "cases": [(arguments, expected), ...], ...}. `prelude`,
@@ -61,17 +66,38 @@ class UnitTestJob:
 
     def messages(self) -> list[dict[str, Any]]:
         """The header for the worker, and what the process of the code takes itself."""
+        if (calls := self._calls()) is not None:
+            return [_header("calls", self.limits), {"sources": list(self.sources), "calls": calls.messages}]
         return [_header("unit_tests", self.limits), {"sources": list(self.sources), "prelude": self.prelude}]
 
     def files(self) -> list[bytes]:
         """What goes to one of the job's processes alone."""
+        if self._calls() is not None:
+            return []
         tests = {"setup": "", "entry_point": "", "tolerance": 0.0, "prelude": self.prelude, **self.test_spec}
         known = _prepared_tests(tests["setup"], tuple(tests.get("tests", ())), tests.get("program", ""))
         return [packed({**tests, **known})]
 
     def streams(self) -> dict[str, int]:
-        """The pipe the tests write their results to."""
-        return {"record": RECORD}
+        """The pipe the tests write their results to, or the code what it returns."""
+        return {"record" if self._calls() is None else "answers": RECORD}
+
+    def result(self, answer: Mapping[str, Any], streams: Mapping[str, bytes], overflowed: Collection[str]) -> JobResult:
+        """What came of it, from the worker's answer and what the job wrote."""
+        result, calls = _job_result(answer, streams, overflowed), self._calls()
+        if calls is None:
+            return result
+        verdict = plain.judged(calls, streams["answers"])
+        details = {"note": verdict.note} if verdict.note else {}
+        ended = result.ended or verdict.ended
+        return replace(result, ended=ended, passed=verdict.passed, notes=verdict.notes, details=details)
+
+    def _calls(self) -> plain.PlainCalls | None:
+        """The tests as calls with an expected result, where they are nothing else."""
+        spec = self.test_spec
+        if self.prelude or spec["form"] != "assertions" or spec.get("setup"):
+            return None
+        return plain.calls_of(tuple(spec["tests"]), spec.get("entry_point") or "")
 
 
 Job = ProgramJob | UnitTestJob
@@ -104,7 +130,7 @@ class JobResult:
         return self.ended == REASONS["time"]
 
 
-def job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflowed: Collection[str]) -> JobResult:
+def _job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflowed: Collection[str]) -> JobResult:
     """A worker's answer and what the job wrote, as a `JobResult`."""
     record = _record(streams.get("record", b""))
     tests = [entry for entry in record if "passed" in entry]

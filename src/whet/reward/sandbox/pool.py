@@ -1,7 +1,9 @@
 """The trainer's side: warm workers, one per core, and the jobs dealt out to them.
 
 Workers are fresh interpreters, started by exec and never by a fork of the trainer: threads, CUDA and open files of
-the trainer do not exist in them. A pool works from any thread, one batch at a time, and starts anew after a fork.
+the trainer do not exist in them. A pool takes batches from any number of threads at once: one thread of its own deals
+the jobs of all of them out, so a job that takes long keeps one worker busy and nobody else waiting. A pool starts anew
+after a fork.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whet.reward.sandbox import isolation, wire
-from whet.reward.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult, job_result
+from whet.reward.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult
 from whet.reward.sandbox.requirement import (
     Requirement,
     check_isolation,
@@ -72,7 +75,7 @@ class Stream:
         self.is_open = True
         os.set_blocking(descriptor, False)
         # what the pipe itself holds is read at the end: many small results would be as many interruptions
-        self.is_watched = name != "record" or not _has_room(descriptor, most)
+        self.is_watched = name not in ("record", "answers") or not _has_room(descriptor, most)
 
     def read(self) -> bool:
         """Take what is there; False when that was nothing. Closes where nothing more will be taken."""
@@ -104,6 +107,42 @@ def _has_room(descriptor: int, most: int) -> bool:
         return False
 
 
+class JobBatch:
+    """The jobs of one call of `Sandbox.run`, and what came of them."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.results: list[JobResult | None] = [None] * len(jobs)
+        self.waiting = [WaitingJob(self, number, job) for number, job in enumerate(jobs)]
+        self.left = len(jobs)
+        self.error: BaseException | None = None
+        self.is_cancelled = False
+        self.is_over = threading.Event()
+        if not jobs:
+            self.is_over.set()
+
+    def settle(self, number: int, result: JobResult) -> None:
+        """Take the result of one job."""
+        self.results[number] = result
+        self.left -= 1
+        if not self.left:
+            self.is_over.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End the batch without its results."""
+        self.error = error
+        self.is_over.set()
+
+
+@dataclass(eq=False)
+class WaitingJob:
+    """One job of a batch, on its way."""
+
+    batch: JobBatch
+    number: int
+    job: Job
+    attempts: int = 0
+
+
 class WorkerProcess:
     """One worker process as the trainer sees it."""
 
@@ -125,7 +164,7 @@ class WorkerProcess:
                 start_new_session=True,
             )
         self.connection.settimeout(START_SECONDS)
-        self.at: int | None = None  # the job it works on
+        self.at: WaitingJob | None = None  # the job it works on
         self.streams: list[Stream] = []  # what that job writes
         self.deadline = 0.0
         wanted = {"preload": list(preload), "without": list(without)}
@@ -219,7 +258,10 @@ class Sandbox:
         self._spare: list[WorkerProcess] = []  # came back from a session
         self.cores = threading.BoundedSemaphore(self.size)  # calls of sessions that run at once
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # of what follows and of `workers`
+        self._waiting: deque[WaitingJob] = deque()
+        self._bell: tuple[int, int] | None = None  # a pipe that wakes the dispatcher; None: there is none
+        self._has_ended_some = False  # workers that the dispatcher still listens to
         self._lending = threading.Lock()
         _open_pools.add(self)
 
@@ -231,17 +273,38 @@ class Sandbox:
 
     def run(self, jobs: Sequence[Job]) -> list[JobResult]:
         """The result of every job, in order; all workers are kept busy."""
+        return self.results(self.submit(jobs))
+
+    def submit(self, jobs: Sequence[Job]) -> JobBatch:
+        """Hand in jobs without waiting for them."""
         self._notice_fork()
-        if not jobs:
-            return []
-        with self._lock:
-            try:
+        batch = JobBatch(jobs)
+        if jobs:
+            with self._lock:
                 self._start(1)
-                return self._run_jobs(jobs)
-            except BaseException:
-                # an alarm or Ctrl-C may strike anywhere: a worker in the middle of a job cannot be spoken to
-                self._end(self.workers)
-                raise
+                self._waiting += batch.waiting
+                self._wake_dispatcher()
+        return batch
+
+    def results(self, batch: JobBatch) -> list[JobResult]:
+        """Wait for the result of every job of a batch, in order."""
+        try:
+            batch.is_over.wait()
+        except BaseException:  # an alarm or Ctrl-C
+            batch.is_cancelled = True
+            with self._lock:
+                self._wake_dispatcher()
+            raise
+        if batch.error is not None:
+            raise batch.error
+        return [result for result in batch.results if result is not None]
+
+    def _wake_dispatcher(self) -> None:
+        if self._bell is not None:
+            os.write(self._bell[1], b".")
+        elif self._waiting:
+            self._bell = os.pipe()
+            threading.Thread(target=self._dispatch, name="whet-sandbox", daemon=True).start()
 
     @property
     def requirement(self) -> Requirement:
@@ -257,7 +320,8 @@ class Sandbox:
     def close(self) -> None:
         """End all workers."""
         if self._owner == os.getpid():
-            self._end(self.workers)
+            with self._lock:
+                self._end(self.workers)
             with self._lending:
                 lent = [*self._lent, *self._spare]
                 self._lent, self._spare = set(), []
@@ -317,8 +381,11 @@ class Sandbox:
         if self._owner != os.getpid():
             for worker in (*self.workers, *self._lent, *self._spare):
                 worker.forget()
+            for end in self._bell or ():
+                os.close(end)
             self.workers, self._lent, self._spare = [], set(), []
-            self._owner, self._lock, self._lending = os.getpid(), threading.Lock(), threading.Lock()
+            self._waiting, self._bell = deque(), None
+            self._owner, self._lock, self._lending = os.getpid(), threading.RLock(), threading.Lock()
             self.cores = threading.BoundedSemaphore(self.size)
 
     def _start(self, count: int) -> None:
@@ -362,48 +429,83 @@ class Sandbox:
         for worker in ended:
             self.workers.remove(worker)
             worker.end()
+            if worker.at is not None:  # another one will do it
+                self._waiting.appendleft(worker.at)
+                worker.at = None
+        self._has_ended_some = True
 
-    def _run_jobs(self, jobs: Sequence[Job]) -> list[JobResult]:
-        results: list[JobResult | None] = [None] * len(jobs)
-        waiting = deque(range(len(jobs)))
-        attempts = [0] * len(jobs)
-        with selectors.DefaultSelector() as busy:
-            while waiting or busy.get_map():
-                if len(self.workers) < self.size:
-                    self._start(len(waiting) + sum(worker.at is not None for worker in self.workers))
-                for worker in self.workers:
-                    if worker.at is None and waiting:
-                        self._give(worker, waiting.popleft(), jobs, attempts, busy)
-                for worker, answer in self._answers(busy):
-                    at = worker.at
-                    assert at is not None
-                    result = None if answer is None else self._result(worker, answer, busy)
-                    if result is not None:
-                        results[at] = result
-                        continue
-                    self._release(worker, busy)
-                    self._end([worker])
-                    if attempts[at] < ATTEMPTS:
-                        waiting.appendleft(at)
-                    else:
-                        logger.warning("the sandbox lost a job %d times; its sample cannot be judged", ATTEMPTS)
-                        results[at] = JobResult(ended=LOST)
-        return [finished for finished in results if finished is not None]
+    def _dispatch(self) -> None:
+        """Deal out jobs and collect their results until there are none; what goes wrong ends all batches."""
+        try:
+            with selectors.DefaultSelector() as busy:
+                assert self._bell is not None
+                busy.register(self._bell[0], selectors.EVENT_READ, (None, None))
+                while self._deal(busy):
+                    for worker, answer in self._answers(busy):
+                        self._settle(worker, answer, busy)
+        except BaseException as error:
+            with self._lock:
+                self._end(self.workers)
+                batches = {waiting.batch for waiting in self._waiting}
+                self._waiting.clear()
+                self._close_bell()
+            for batch in batches:
+                batch.fail(error)
 
-    def _give(
-        self,
-        worker: WorkerProcess,
-        at: int,
-        jobs: Sequence[Job],
-        attempts: list[int],
-        busy: selectors.BaseSelector,
-    ) -> None:
-        attempts[at] += 1
-        worker.at = at
-        worker.deadline = time.monotonic() + jobs[at].limits.wall_seconds + GRACE_SECONDS
+    def _deal(self, busy: selectors.BaseSelector) -> bool:
+        """Give every idle worker a job; False where nothing is left to wait for."""
+        with self._lock:
+            for worker in [worker for worker in self.workers if worker.at is not None and worker.at.batch.is_cancelled]:
+                # one in the middle of a job cannot be spoken to
+                self._release(worker, busy)
+                self._end([worker])
+            if any(waiting.batch.is_cancelled for waiting in self._waiting):
+                self._waiting = deque(waiting for waiting in self._waiting if not waiting.batch.is_cancelled)
+            if self._has_ended_some:
+                self._has_ended_some = False
+                for key in list(busy.get_map().values()):
+                    if key.data[0] is not None and key.data[0] not in self.workers:
+                        busy.unregister(key.fd)
+            num_busy = sum(worker.at is not None for worker in self.workers)
+            if not self._waiting and not num_busy:
+                self._close_bell()
+                return False
+            if self._waiting and len(self.workers) < self.size:
+                self._start(len(self._waiting) + num_busy)
+            for worker in self.workers:
+                if worker.at is None and self._waiting:
+                    self._give(worker, self._waiting.popleft(), busy)
+            return True
+
+    def _close_bell(self) -> None:
+        for end in self._bell or ():
+            os.close(end)
+        self._bell = None
+
+    def _settle(self, worker: WorkerProcess, answer: dict[str, object] | None, busy: selectors.BaseSelector) -> None:
+        """Take a worker's answer; one that is gone is replaced, and its job is done by another."""
+        with self._lock:
+            waiting = worker.at
+            if waiting is None or worker not in self.workers:  # ended meanwhile
+                return
+            result = None if answer is None else self._result(worker, answer, busy)
+            if result is None:
+                self._release(worker, busy)
+                self._end([worker])
+                if waiting.attempts < ATTEMPTS:
+                    self._waiting.appendleft(waiting)
+                    return
+                logger.warning("the sandbox lost a job %d times; its sample cannot be judged", ATTEMPTS)
+                result = JobResult(ended=LOST)
+        waiting.batch.settle(waiting.number, result)
+
+    def _give(self, worker: WorkerProcess, waiting: WaitingJob, busy: selectors.BaseSelector) -> None:
+        waiting.attempts += 1
+        worker.at = waiting
+        worker.deadline = time.monotonic() + waiting.job.limits.wall_seconds + GRACE_SECONDS
         worker.connection.settimeout(GRACE_SECONDS)
         with contextlib.suppress(wire.ConnectionClosed):  # its end will be noticed
-            worker.give(jobs[at])
+            worker.give(waiting.job)
         busy.register(worker.connection, selectors.EVENT_READ, (worker, None))
         for stream in worker.streams:
             if stream.is_watched:
@@ -434,17 +536,21 @@ class Sandbox:
         # one that was killed is the doing of the code, which may share its user: no way out of a bad score
         if not is_taken and not os.WIFSIGNALED(int(str(answer["leader_status"]))):
             return None
+        assert worker.at is not None
+        job = worker.at.job
         self._release(worker, busy)
-        return job_result(answer, streams, overflowed)
+        return job.result(answer, streams, overflowed)
 
     def _answers(self, busy: selectors.BaseSelector) -> list[tuple[WorkerProcess, dict[str, object] | None]]:
         """Every worker that has something to say, with None for one that is gone or far too late."""
         answers: list[tuple[WorkerProcess, dict[str, object] | None]] = []
         workers = [worker for worker in self.workers if worker.at is not None]
-        earliest = min(worker.deadline for worker in workers)
+        earliest = min((worker.deadline for worker in workers), default=0.0)
         for key, _ in busy.select(max(0.0, earliest - time.monotonic())):
             worker, stream = key.data
-            if stream is None:
+            if worker is None:
+                os.read(key.fd, 4096)  # the bell: more jobs, or fewer
+            elif stream is None:
                 try:
                     answers.append((worker, worker.receive()))
                 except wire.ConnectionClosed:

@@ -226,6 +226,35 @@ def outline(tests: str) -> dict[str, Any]:
     return {"free": sorted(free), "called": None if defines else sorted(called), "imports": sorted(imports)}
 
 
+def plain_calls(
+    tests: Iterable[str], names: Collection[str]
+) -> list[tuple[str, list[Any], dict[str, Any], Any]] | None:
+    """(function, arguments, named arguments, expected value) of tests that are all `assert f(1, key="a") == [2]`: one
+    of these names, called with literals, compared with a literal. None where one of them is more than that.
+    """
+    calls = []
+    for test in tests:
+        body = ast.parse(test).body
+        comparison = body[0].test if len(body) == 1 and isinstance(body[0], ast.Assert) else None
+        if not isinstance(comparison, ast.Compare) or len(comparison.ops) != 1:
+            return None
+        call = comparison.left
+        if not isinstance(comparison.ops[0], ast.Eq) or not isinstance(call, ast.Call):
+            return None
+        if not isinstance(call.func, ast.Name) or call.func.id not in names:
+            return None
+        try:
+            arguments = [ast.literal_eval(argument) for argument in call.args]
+            named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+            expected = ast.literal_eval(comparison.comparators[0])
+        except (ValueError, TypeError, SyntaxError):
+            return None
+        if len(named) < len(call.keywords):
+            return None
+        calls.append((call.func.id, arguments, named, expected))
+    return calls
+
+
 def compiled_checks(tests: Iterable[str]) -> list[types.CodeType | None]:
     """The code of each test that is assertions and nothing else; None for others."""
     trees = [ast.parse(test) for test in tests]

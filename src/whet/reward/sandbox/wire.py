@@ -16,6 +16,7 @@ from typing import Any
 Read = Callable[[int], bytes]
 LENGTH = struct.Struct(">I")
 LARGEST = 1 << 28  # bytes of one message between trusted sides
+LARGEST_PLAIN = 1 << 16  # of one value that the trainer itself reads
 _encoder = json.JSONEncoder(separators=(",", ":"))
 
 

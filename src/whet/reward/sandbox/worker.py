@@ -6,8 +6,9 @@ and the memory, and says how the processes ended. The forked processes take thei
 from a file that came with it, and what they write goes to the trainer by pipes of its own. So code under test is
 forked from a state that has seen nothing of another job or of the expected side. A job is a program (source and
 standard input in, output back) or unit tests: two processes, one with the code under test, one with the tests
-(`candidate`, `suite_runner`), or a session: one process that answers calls and keeps its state from one to the next
-(`session_runner`). After a job everything it started is killed, and the working directory is new.
+(`candidate`, `suite_runner`); of tests that are but calls with an expected result, the first alone (`plain`); or a
+session: one process that answers calls and keeps its state from one to the next (`session_runner`). After a job
+everything it started is killed, and the working directory is new.
 """
 
 from __future__ import annotations
@@ -110,11 +111,8 @@ class SandboxWorker:
         isolation.renew_folder(self.confinement, limits["file_mb"])
         killed = isolation.num_killed(self.confinement)
         started = time.monotonic()
-        leader, *others = (
-            self.unit_tests(limits, *descriptors)
-            if header["kind"] == "unit_tests"
-            else self.program(limits, *descriptors)
-        )
+        start = {"unit_tests": self.unit_tests, "calls": self.calls, "program": self.program}[header["kind"]]
+        leader, *others = start(limits, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         ended = self.watch(started + header["wall_seconds"], limits, leader)
@@ -165,6 +163,15 @@ class SandboxWorker:
         tests = start_job(self.confinement, limits, 1, prepare_tests, self.ready_end)
         os.close(here)
         return tests, code
+
+    def calls(self, limits: dict[str, int], answers: int) -> tuple[int]:
+        """The process of code that is called; what it returns is judged by the trainer."""
+
+        def prepare() -> tuple[tuple[int, ...], Body]:
+            job = wire.receive(self.control)
+            return (answers,), lambda: candidate.answer_calls(answers, job["sources"], job["calls"])
+
+        return (start_job(self.confinement, limits, 0, prepare, self.ready_end),)
 
     def program(self, limits: dict[str, int], output: int, errors: int) -> tuple[int]:
         """The process of a program."""
