@@ -96,6 +96,9 @@ def run_values(
     wanted = {column for plan in plans for column in plan.columns} | {f"{plan.key}/flat" for plan in charts.parts}
     values = points(sorted(wanted))
     facts = {str(name)[:80]: str(value)[:LONGEST_TEXT] for name, value in (summary.get("facts") or {}).items()}
+    facts |= {name: str(summary[name])[:LONGEST_TEXT] for name in ("checkpoints", "models") if summary.get(name)}
+    if failures := summary.get("save_failures"):
+        facts["not saved"] = str(failures[-1] if isinstance(failures, list) else failures)[:LONGEST_TEXT]
     if summary.get("seed") is not None:
         facts.setdefault("seed", str(summary["seed"]))
     listed = [Figure(plan.title, plan.unit, {}, key=plan.key) for plan in charts.others]

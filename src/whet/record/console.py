@@ -38,7 +38,6 @@ from whet.record.text import (
     ordered,
     plain_metrics,
     quantity,
-    saving_text,
     sparkline,
     words,
 )
@@ -248,9 +247,7 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
         rows.append(("tokens", Text(f"{quantity(tokens)}, {number(tokens / total)} per second{burst}")))
     if summary.get("memory"):
         rows.append(("peak memory", Text(memory_text(summary["memory"]))))
-    if summary.get("saving"):
-        rows.append(("checkpoints", Text(saving_text(summary["saving"]))))
-    endings = [name for name in ("ended", "trackers", "report", "next") if summary.get(name)]
+    endings = [name for name in ("ended", "checkpoints", "models", "trackers", "report", "next") if summary.get(name)]
     rows += [(name, Text(str(summary[name]), style="bold")) for name in endings]
     status = str(summary.get("status") or "finished")
     style = "bold" if status == "finished" else "bold yellow"
