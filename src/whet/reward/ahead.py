@@ -168,10 +168,13 @@ class _Lane(Generic[V]):
                     self._say_waiting()
             places = [row for row, sample in enumerate(samples) if id(sample) in self._known]
             known = {row: self._known.pop(id(samples[row]))[1] for row in places}
-        for verdict in known.values():
+        verdicts: dict[int, V] = {}
+        for row, verdict in known.items():
             if isinstance(verdict, BaseException):
                 raise verdict
-        return {row: verdict for row, verdict in known.items() if verdict is not None and self._prefetch is None}
+            if verdict is not None:
+                verdicts[row] = verdict
+        return verdicts
 
     def _say_waiting(self) -> None:
         if self._judging:
