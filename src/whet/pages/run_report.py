@@ -12,7 +12,7 @@ from typing import Any
 from whet.pages.chart_specs import reliability
 from whet.pages.envelopes import SeriesPoints
 from whet.pages.render import Figure, LegendEntry, PageTable, TextCard, Tile, render_live, write_page
-from whet.pages.run_charts import PHASE_TONES, columns_of, drawn_charts, planned_charts
+from whet.pages.run_charts import PHASE_TONES, columns_of, drawn_charts, planned_charts, typical_step
 from whet.pages.trajectory import turn_cards
 from whet.record.health import ACTIONS, FindingSpan
 from whet.record.run import RunRecord, StepTotals, read_run, started_on, verdict
@@ -111,7 +111,7 @@ def run_values(
         "has_steps": bool(run.steps),
         "figures": drawn_charts(charts.curves, values, run.evals),
         "parts": drawn_charts(charts.parts, values),
-        "times": drawn_charts(charts.times, values),
+        "times": [*drawn_charts(charts.times, values), *typical_step(run.steps)],
         "others": drawn_charts(charts.others, values) if draws_others else listed,
         "evaluation": evaluation_section(run),
         "phases": phases(run) if is_complete or summary.get("seconds") else [],

@@ -227,6 +227,7 @@ def step_line(report: StepReport) -> dict[str, Any]:
         "metrics": _floats(report.metrics),
         "health": list(report.health),
         "spread": {name: _floats(values) for name, values in sorted(report.spread.items())},
+        **({"timeline": [list(span) for span in report.timeline]} if report.timeline else {}),
         "seconds": _floats(report.seconds),
     }
 
@@ -517,6 +518,7 @@ def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
             health=tuple(line["health"]),
             seconds=_with_nan(line["seconds"]),
             spread={name: _with_nan(values) for name, values in line.get("spread", {}).items()},
+            timeline=tuple((phase, start, end) for phase, start, end in line.get("timeline", ())),
         )
         for line in lines
         if "eval" not in line

@@ -37,6 +37,7 @@ Judge = Callable[[Reward, Sequence[Prompt], Sequence[Sample]], list[V]]
 
 WAITING_SECONDS = 1e-3  # of a call: quicker ones are not worth a thread
 WAITING_SHARE = 0.5  # of a call's time that is no computing: from here on a function waits
+AT_ONCE = 8  # completions that a function judges before its verdicts are handed on
 PATIENCE = 60.0  # seconds after which it is said which reward is waited for
 
 
@@ -131,7 +132,7 @@ class _Lane(Generic[V]):
     def _run(self) -> None:
         while True:
             with self._changed:
-                count = 1 if self._one_by_one else len(self._pending)
+                count = AT_ONCE if self._one_by_one else len(self._pending)
                 self._judging, self._pending = self._pending[:count], self._pending[count:]
                 if not self._judging:
                     self._is_running = False
@@ -167,10 +168,13 @@ class _Lane(Generic[V]):
                     self._say_waiting()
             places = [row for row, sample in enumerate(samples) if id(sample) in self._known]
             known = {row: self._known.pop(id(samples[row]))[1] for row in places}
-        for verdict in known.values():
+        verdicts: dict[int, V] = {}
+        for row, verdict in known.items():
             if isinstance(verdict, BaseException):
                 raise verdict
-        return {row: verdict for row, verdict in known.items() if verdict is not None and self._prefetch is None}
+            if verdict is not None:
+                verdicts[row] = verdict
+        return verdicts
 
     def _say_waiting(self) -> None:
         if self._judging:

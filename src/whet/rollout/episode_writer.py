@@ -44,7 +44,7 @@ class EpisodeWriter:
         device: torch.device,
     ) -> None:
         self._runner, self._engine, self._dataset, self._spec, self._seed = runner, engine, dataset, spec, seed
-        self._device = device
+        self._device, self._num_threads = device, torch.get_num_threads()
         self._changed = threading.Condition()
         self._asked: list[tuple[int, int]] = []  # numbers and rows of groups
         self._weights: tuple[Mapping[str, Any], int] | None = None  # the newest that the engine does not have yet
@@ -103,6 +103,7 @@ class EpisodeWriter:
             close()
 
     def _run(self) -> None:
+        torch.set_num_threads(self._num_threads)  # a new thread has its own number
         stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         try:
             with nullcontext() if stream is None else torch.cuda.stream(stream):

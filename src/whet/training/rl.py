@@ -230,7 +230,7 @@ class RLTrainer:
             },
         )
         self._publish(number)
-        return report, traces.on(samples)
+        return replace(report, timeline=timer.timeline()), traces.on(samples)
 
     def _select(self, rollout: RolloutBatch, number: int) -> list[Group]:
         """The groups to train on; an error where nothing can be learned from them."""

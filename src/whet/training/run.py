@@ -140,7 +140,7 @@ def notify(callbacks: Sequence[object], event: str, *arguments: Any) -> None:
 
 def _for_checks(report: StepReport) -> StepReport:
     """What health checks read of a step: all steps are kept, and the rest would be most of their memory."""
-    return replace(report, spread={}, seconds={}, health=())
+    return replace(report, spread={}, seconds={}, timeline=(), health=())
 
 
 def run_training(

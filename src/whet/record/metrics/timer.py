@@ -10,6 +10,9 @@ Span = tuple[str, float, float]
 """(phase, start, end), in seconds of `time.perf_counter`."""
 
 
+NEARLY = 0.02  # of a step: spans of a phase that are no further apart are one
+
+
 class PhaseTimer:
     """Adds up the seconds of named phases; a phase may run more than once."""
 
@@ -32,3 +35,21 @@ class PhaseTimer:
         for name, number in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + number
         self.spans += spans
+
+    def timeline(self) -> tuple[Span, ...]:
+        """The spans from the first phase on, those of a phase that nearly touch as one, to the millisecond."""
+        began = min((start for name, start, _ in self.spans if name in self.seconds), default=0.0)
+        last = max((end for _, _, end in self.spans), default=0.0)
+        joined: dict[str, list[tuple[float, float]]] = {}
+        for name, start, end in sorted(self.spans, key=lambda span: span[1]):
+            spans = joined.setdefault(name, [])
+            if spans and start - spans[-1][1] < NEARLY * (last - began):
+                spans[-1] = (spans[-1][0], max(spans[-1][1], end))
+            else:
+                spans.append((start, end))
+        rounded = [
+            (name, round(start - began, 3), round(end - began, 3))
+            for name, spans in joined.items()
+            for start, end in spans
+        ]
+        return tuple((name, start, end) for name, start, end in rounded if end > start)

@@ -140,9 +140,9 @@ def async_writer(
     if not config.env.is_single:
         from whet.training.assembly.episode_runner import build_episode_runner
 
-        engine = WholeCopyEngine(policy, lambda whole: config_engine(config, whole, runtime.loaded))
-        runner, _ = build_episode_runner(config, engine, runtime.loaded)
-        return EpisodeWriter(runner, engine, dataset, spec, config.seed, device)
+        copied = WholeCopyEngine(policy, lambda whole: config_engine(config, whole, runtime.loaded))
+        runner, _ = build_episode_runner(config, copied, runtime.loaded)
+        return EpisodeWriter(runner, copied, dataset, spec, config.seed, device)
     shape = SessionShape(
         conversations=groups * config.batch.group_size,
         prompt_tokens=max(map(len, dataset.prompt_tokens)),
