@@ -196,3 +196,23 @@ def test_a_reward_that_does_not_return_is_named_with_its_row(
     finally:
         ahead_module.logger.removeHandler(handler)
     assert "waiting for reward 'own'" in caplog.text and "prompt 'p5', completion 'abc'" in caplog.text
+
+
+def test_with_calls_at_once_a_straggler_holds_up_nobody() -> None:
+    """The first completion is judged only when the last one was."""
+    last = threading.Event()
+
+    def waits(completion: str) -> float:
+        if completion == "first":
+            assert last.wait(SECONDS)
+        elif completion == "last":
+            last.set()
+        return float(len(completion))
+
+    waits.ahead = 2  # type: ignore[attr-defined]
+    parts, written = [RewardPart(as_reward(waits))], [sample(text) for text in ("first", "second", "last")]
+    hear = (ahead := judged_ahead(parts, 60.0, "stop")).begin(PROMPTS[:3])
+    for number, one in enumerate(written):
+        hear(number, [one])
+    scored = score(PROMPTS[:3], written, parts, 60.0, "stop", ahead=ahead)
+    assert [one.reward for one in scored] == [5.0, 6.0, 4.0]
