@@ -23,7 +23,8 @@ class Engine(Protocol):
     An engine may say more about itself: `shares_weights = True` where it computes with the policy's own tensors;
     else its completions are checked (`whet.rollout.weight_sync_check`) by the `dtype` it computes in, and by
     `arrived`, the `whet.rollout.weight_sync_check.fingerprint` of what it received last. `updates = False` where it
-    takes no weights at all.
+    takes no weights at all. `stream(requests, sampling, ended)` is `generate`, and calls `ended(number, sample)` as
+    each completion ends: rewards need not wait for the last.
     """
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,17 @@ from whet.types import Request, Sample, Sampling, SessionShape
 
 Ended = Callable[[int, Sample], None]
 """(number of the request, its sample): told when it has ended, while others are still written."""
+
+
+def stream_of(engine: Engine) -> Callable[[Sequence[Request], Sampling, Ended], list[Sample]] | None:
+    """The engine's `stream`: `generate`, which tells of each completion as it ends. None where it has none of its own.
+
+    A class that changes the `generate` that it inherits, and not `stream`, is asked by `generate`.
+    """
+    places = [getattr(engine, "__dict__", {}), *map(vars, type(engine).__mro__)]
+    changed = next((names for names in places if "stream" in names or "generate" in names), {})
+    stream: Callable[[Sequence[Request], Sampling, Ended], list[Sample]] | None = getattr(engine, "stream", None)
+    return stream if "stream" in changed else None
 
 
 class BatchSession:
@@ -37,7 +48,7 @@ class BatchSession:
         self._waiting = [entry for entry in self._waiting if self._budget(entry[1]) != budget]
         sampling = replace(self._sampling, max_new_tokens=budget)
         requests = [request for _, request in chosen]
-        stream, ended = getattr(self._engine, "stream", None), self._ended
+        stream, ended = stream_of(self._engine), self._ended
         if stream is None or ended is None:
             samples = self._engine.generate(requests, sampling)
         else:

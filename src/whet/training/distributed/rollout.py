@@ -18,6 +18,7 @@ from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.lora import FACTORS, adapted_layers
 from whet.protocols import Engine
 from whet.rollout.episode_runner import EpisodeEnded, EpisodeRunner, PlayNotes
+from whet.rollout.session import stream_of
 from whet.training.distributed.ranks import Ranks
 from whet.training.distributed.shard import gathered_dtype, layers_of, whole
 from whet.types import Prompt, Request, Sample, Sampling
@@ -64,6 +65,11 @@ class WholeCopyEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
         return self._engine.generate(requests, sampling)
+
+    @property
+    def stream(self) -> Any:
+        """The engine's own; None where it has none."""
+        return stream_of(self._engine)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any], version: int) -> None:
