@@ -27,7 +27,7 @@ import logging
 import math
 import re
 import textwrap
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -117,7 +117,7 @@ class RunMemory:
     limits: dict[tuple[str, str], int] = field(default_factory=dict)  # (prompt, gold code): processor seconds
     seconds: dict[str, float] = field(default_factory=dict)  # prompt: its slowest program of the last call
     timeouts: deque[tuple[str, float]] = field(default_factory=deque)  # (prompt, seconds), not yet noted
-    rows: Counter[str] = field(default_factory=Counter)  # prompt: seconds lost to time limits since the start
+    rows: dict[str, float] = field(default_factory=dict)  # prompt: seconds lost to time limits since the start
     num_programs: int = 0
     num_timeouts: int = 0
     last_seconds: list[float] = field(default_factory=list)  # of each completion of the last call
@@ -249,9 +249,10 @@ class CodeTests:
                 memory.num_timeouts += 1
                 lost = sum(self._lost(program, result) for result in program.results)
                 memory.timeouts.append((name, lost))
-                memory.rows[name] += lost
+                memory.rows[name] = memory.rows.get(name, 0.0) + lost
         if len(str(memory.num_timeouts)) > len(str(before)) or (memory.num_timeouts and not before):
-            worst = ", ".join(f"{name} ({seconds:g} s)" for name, seconds in memory.rows.most_common(MOST_ROWS))
+            costly = sorted(memory.rows.items(), key=lambda row: -row[1])[:MOST_ROWS]
+            worst = ", ".join(f"{name} ({seconds:g} s)" for name, seconds in costly)
             logger.warning(
                 "%d of %d programs so far ran into their time limit, and count as wrong from there on; the rows that "
                 "cost most: %s",
