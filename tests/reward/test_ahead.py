@@ -196,3 +196,26 @@ def test_a_reward_that_does_not_return_is_named_with_its_row(
     finally:
         ahead_module.logger.removeHandler(handler)
     assert "waiting for reward 'own'" in caplog.text and "prompt 'p5', completion 'abc'" in caplog.text
+
+
+def test_a_straggler_holds_up_no_other_call_where_calls_go_side_by_side() -> None:
+    """The second completion is judged while the call of the first one still waits."""
+    release, judged = threading.Event(), threading.Event()
+
+    def patient(completions: Sequence[str]) -> list[float]:
+        if completions[0] == "slow":
+            assert release.wait(SECONDS)
+        else:
+            judged.set()
+        return [float(len(one)) for one in completions]
+
+    patient.side_by_side = True
+    written = [sample("slow"), sample("quick")]
+    parts = [RewardPart(as_reward(early(patient)))]
+    ahead = judged_ahead(parts, 5.0, "stop")
+    hear = ahead.begin(PROMPTS[:2])
+    for number, one in enumerate(written):
+        hear(number, [one])
+    assert judged.wait(SECONDS)
+    release.set()
+    assert [one.reward for one in score(PROMPTS[:2], written, parts, 5.0, "stop", ahead=ahead)] == [4.0, 5.0]

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from whet.protocols import Reward
 from whet.reward.call import PerSample, RewardFunction, Together
@@ -38,6 +38,7 @@ Judge = Callable[[Reward, Sequence[Prompt], Sequence[Sample]], list[V]]
 WAITING_SECONDS = 1e-3  # of a call: quicker ones are not worth a thread
 WAITING_SHARE = 0.5  # of a call's time that is no computing: from here on a function waits
 AT_ONCE = 8  # completions that a function judges before its verdicts are handed on
+MOST_THREADS = 16  # that judge for one reward side by side
 PATIENCE = 60.0  # seconds after which it is said which reward is waited for
 
 
@@ -95,13 +96,20 @@ def may_go_ahead(reward: Reward) -> bool:
 
 
 def _wanted(reward: Reward) -> bool | None:
-    function = reward.function if isinstance(reward, RewardFunction) else reward
-    wanted = getattr(function, "ahead", None)
+    wanted = _stated(reward, "ahead")
     return None if wanted is None else bool(wanted)
 
 
+def _stated(reward: Reward, name: str) -> Any:
+    """An attribute of a reward, or of the function that it is."""
+    return getattr(reward.function if isinstance(reward, RewardFunction) else reward, name, None)
+
+
 class _Lane(Generic[V]):
-    """One part and the thread that judges for it; the thread lives while there is something to judge."""
+    """One part and the threads that judge for it, which live while there is something to judge.
+
+    One thread, unless the reward says `side_by_side`: then a call that waits for a straggler holds up no other.
+    """
 
     def __init__(self, part: RewardPart, judge: Judge[V]) -> None:
         self._part, self._reward, self._judge = part, part.resolved_reward, judge
@@ -112,8 +120,8 @@ class _Lane(Generic[V]):
         self._is_open = not self._one_by_one or _wanted(self._reward) is True  # else: when it was seen to wait
         self._changed = threading.Condition()
         self._pending: list[tuple[Prompt, Sample]] = []
-        self._judging: Rows = ()
-        self._is_running = False
+        self._judging: list[Rows] = []  # by the threads that run
+        self._most_threads = MOST_THREADS if _stated(self._reward, "side_by_side") else 1
         # by the identity of the sample, which is held on to: its verdict, or what was raised; None: asked early
         self._known: dict[int, tuple[Sample, V | BaseException | None]] = {}
         self._spans: list[tuple[float, float]] = []
@@ -125,25 +133,29 @@ class _Lane(Generic[V]):
             return
         with self._changed:
             self._pending += chosen
-            if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, name=f"whet reward {self._part.name}", daemon=True).start()
+            if len(self._judging) < self._most_threads:
+                rows = self._next_rows()
+                name = f"whet reward {self._part.name}"
+                threading.Thread(target=self._run, args=(rows,), name=name, daemon=True).start()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                count = AT_ONCE if self._one_by_one else len(self._pending)
-                self._judging, self._pending = self._pending[:count], self._pending[count:]
-                if not self._judging:
-                    self._is_running = False
-                    return
+    def _next_rows(self) -> Rows:
+        """What a thread takes to judge; none where nothing is left. Only under the lock."""
+        count = AT_ONCE if self._one_by_one else len(self._pending)
+        rows, self._pending = self._pending[:count], self._pending[count:]
+        if rows:
+            self._judging.append(rows)
+        return rows
+
+    def _run(self, rows: Rows) -> None:
+        while rows:
             began = time.perf_counter()
-            verdicts = self._judged(self._judging)
+            verdicts = self._judged(rows)
             with self._changed:
                 self._spans.append((began, time.perf_counter()))
-                for (_, sample), verdict in zip(self._judging, verdicts, strict=True):
+                for (_, sample), verdict in zip(rows, verdicts, strict=True):
                     self._known[id(sample)] = (sample, verdict)
-                self._judging = ()
+                self._judging = [others for others in self._judging if others is not rows]
+                rows = self._next_rows()
                 self._changed.notify_all()
 
     def _judged(self, rows: Rows) -> Sequence[V | BaseException | None]:
@@ -161,7 +173,7 @@ class _Lane(Generic[V]):
         wanted = {id(sample) for sample in samples}
         since, said = time.monotonic(), False
         with self._changed:
-            while not wanted.isdisjoint(id(sample) for _, sample in (*self._judging, *self._pending)):
+            while not wanted.isdisjoint(id(sample) for rows in (*self._judging, self._pending) for _, sample in rows):
                 self._changed.wait(1.0)
                 if not said and time.monotonic() - since > PATIENCE:
                     said = True
@@ -177,8 +189,8 @@ class _Lane(Generic[V]):
         return verdicts
 
     def _say_waiting(self) -> None:
-        if self._judging:
-            where = call_name([prompt for prompt, _ in self._judging], [sample for _, sample in self._judging])
+        for rows in self._judging[:1]:
+            where = call_name([prompt for prompt, _ in rows], [sample for _, sample in rows])
             logger.warning(
                 "waiting for reward %r for more than %g s, which judges %s; if it never returns, end the run and give "
                 "it a time limit of its own",
