@@ -198,24 +198,21 @@ def test_a_reward_that_does_not_return_is_named_with_its_row(
     assert "waiting for reward 'own'" in caplog.text and "prompt 'p5', completion 'abc'" in caplog.text
 
 
-def test_a_straggler_holds_up_no_other_call_where_calls_go_side_by_side() -> None:
-    """The second completion is judged while the call of the first one still waits."""
-    release, judged = threading.Event(), threading.Event()
+def test_with_calls_at_once_a_straggler_holds_up_nobody() -> None:
+    """The first completion is judged only when the last one was."""
+    last = threading.Event()
 
-    def patient(completions: Sequence[str]) -> list[float]:
-        if completions[0] == "slow":
-            assert release.wait(SECONDS)
-        else:
-            judged.set()
-        return [float(len(one)) for one in completions]
+    def waits(completion: str) -> float:
+        if completion == "first":
+            assert last.wait(SECONDS)
+        elif completion == "last":
+            last.set()
+        return float(len(completion))
 
-    patient.side_by_side = True
-    written = [sample("slow"), sample("quick")]
-    parts = [RewardPart(as_reward(early(patient)))]
-    ahead = judged_ahead(parts, 5.0, "stop")
-    hear = ahead.begin(PROMPTS[:2])
+    waits.ahead = 2  # type: ignore[attr-defined]
+    parts, written = [RewardPart(as_reward(waits))], [sample(text) for text in ("first", "second", "last")]
+    hear = (ahead := judged_ahead(parts, 60.0, "stop")).begin(PROMPTS[:3])
     for number, one in enumerate(written):
         hear(number, [one])
-    assert judged.wait(SECONDS)
-    release.set()
-    assert [one.reward for one in score(PROMPTS[:2], written, parts, 5.0, "stop", ahead=ahead)] == [4.0, 5.0]
+    scored = score(PROMPTS[:3], written, parts, 60.0, "stop", ahead=ahead)
+    assert [one.reward for one in scored] == [5.0, 6.0, 4.0]

@@ -10,7 +10,7 @@ came first. It only finds the work of some parts done. Each such part has a lane
 
 Everything else is judged by `score` itself: a function that computes would take the interpreter from the decode loop,
 and a time limit can interrupt it on the main thread only. An attribute `ahead` of a reward or its function decides
-instead: True lets parts of a batch be judged early, False none.
+instead: True lets parts of a batch be judged early, False none, and a number so many parts at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from whet.protocols import Reward
 from whet.reward.call import PerSample, RewardFunction, Together
@@ -37,8 +37,7 @@ Judge = Callable[[Reward, Sequence[Prompt], Sequence[Sample]], list[V]]
 
 WAITING_SECONDS = 1e-3  # of a call: quicker ones are not worth a thread
 WAITING_SHARE = 0.5  # of a call's time that is no computing: from here on a function waits
-AT_ONCE = 8  # completions that a function judges before its verdicts are handed on
-MOST_THREADS = 16  # that judge for one reward side by side
+AT_ONCE = 8  # completions that a function judges, one by one, before its verdicts are handed on
 PATIENCE = 60.0  # seconds after which it is said which reward is waited for
 
 
@@ -91,25 +90,19 @@ def may_go_ahead(reward: Reward) -> bool:
     """Whether completions of a batch may be judged one by one, before the others are there."""
     wanted = _wanted(reward)
     if wanted is not None:
-        return wanted
+        return wanted > 0
     return isinstance(reward, PerSample | Together) or callable(getattr(reward, "prefetch", None))
 
 
-def _wanted(reward: Reward) -> bool | None:
-    wanted = _stated(reward, "ahead")
-    return None if wanted is None else bool(wanted)
-
-
-def _stated(reward: Reward, name: str) -> Any:
-    """An attribute of a reward, or of the function that it is."""
-    return getattr(reward.function if isinstance(reward, RewardFunction) else reward, name, None)
+def _wanted(reward: Reward) -> int | None:
+    """Calls that may be under way at once, as the reward says itself."""
+    function = reward.function if isinstance(reward, RewardFunction) else reward
+    wanted = getattr(function, "ahead", None)
+    return None if wanted is None else max(0, int(wanted))
 
 
 class _Lane(Generic[V]):
-    """One part and the threads that judge for it, which live while there is something to judge.
-
-    One thread, unless the reward says `side_by_side`: then a call that waits for a straggler holds up no other.
-    """
+    """One part and the threads that judge for it, which live while there is something to judge."""
 
     def __init__(self, part: RewardPart, judge: Judge[V]) -> None:
         self._part, self._reward, self._judge = part, part.resolved_reward, judge
@@ -117,11 +110,13 @@ class _Lane(Generic[V]):
         self._prefetch = getattr(self._reward, "prefetch", None)
         self._one_by_one = isinstance(self._reward, PerSample)
         self.takes_groups = bool(getattr(self._reward, "prefetches_groups", False))
-        self._is_open = not self._one_by_one or _wanted(self._reward) is True  # else: when it was seen to wait
+        wanted = _wanted(self._reward)
+        self._is_open = not self._one_by_one or wanted is not None  # else: when it was seen to wait
+        self._most_calls = wanted or 1
         self._changed = threading.Condition()
         self._pending: list[tuple[Prompt, Sample]] = []
-        self._judging: list[Rows] = []  # by the threads that run
-        self._most_threads = MOST_THREADS if _stated(self._reward, "side_by_side") else 1
+        self._judging: list[Rows] = []  # of each call that is under way
+        self._num_threads = 0
         # by the identity of the sample, which is held on to: its verdict, or what was raised; None: asked early
         self._known: dict[int, tuple[Sample, V | BaseException | None]] = {}
         self._spans: list[tuple[float, float]] = []
@@ -133,29 +128,27 @@ class _Lane(Generic[V]):
             return
         with self._changed:
             self._pending += chosen
-            if len(self._judging) < self._most_threads:
-                rows = self._next_rows()
-                name = f"whet reward {self._part.name}"
-                threading.Thread(target=self._run, args=(rows,), name=name, daemon=True).start()
+            if self._num_threads < self._most_calls:
+                self._num_threads += 1
+                threading.Thread(target=self._run, name=f"whet reward {self._part.name}", daemon=True).start()
 
-    def _next_rows(self) -> Rows:
-        """What a thread takes to judge; none where nothing is left. Only under the lock."""
-        count = AT_ONCE if self._one_by_one else len(self._pending)
-        rows, self._pending = self._pending[:count], self._pending[count:]
-        if rows:
-            self._judging.append(rows)
-        return rows
-
-    def _run(self, rows: Rows) -> None:
-        while rows:
+    def _run(self) -> None:
+        size = AT_ONCE if self._most_calls == 1 else 1
+        while True:
+            with self._changed:
+                count = size if self._one_by_one else len(self._pending)
+                rows, self._pending = self._pending[:count], self._pending[count:]
+                if not rows:
+                    self._num_threads -= 1
+                    return
+                self._judging.append(rows)
             began = time.perf_counter()
             verdicts = self._judged(rows)
             with self._changed:
                 self._spans.append((began, time.perf_counter()))
                 for (_, sample), verdict in zip(rows, verdicts, strict=True):
                     self._known[id(sample)] = (sample, verdict)
-                self._judging = [others for others in self._judging if others is not rows]
-                rows = self._next_rows()
+                self._judging = [other for other in self._judging if other is not rows]
                 self._changed.notify_all()
 
     def _judged(self, rows: Rows) -> Sequence[V | BaseException | None]:
@@ -189,7 +182,8 @@ class _Lane(Generic[V]):
         return verdicts
 
     def _say_waiting(self) -> None:
-        for rows in self._judging[:1]:
+        if self._judging:
+            rows = self._judging[0]
             where = call_name([prompt for prompt, _ in rows], [sample for _, sample in rows])
             logger.warning(
                 "waiting for reward %r for more than %g s, which judges %s; if it never returns, end the run and give "
