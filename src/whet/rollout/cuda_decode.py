@@ -399,7 +399,8 @@ class GraphBackend:
                 self._warm.add((active, parts, how, self._room))
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # on a stream of its own, and minding this thread alone: another one may train, or write an evaluation
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 self._step(active, work)
             for value, before in zip(self.log.moving, saved, strict=True):
                 value.copy_(before)

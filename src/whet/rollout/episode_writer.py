@@ -52,6 +52,8 @@ class EpisodeWriter:
         self._idle = 0.0
         self._results: queue.SimpleQueue[tuple[int, list[Sample]] | BaseException] = queue.SimpleQueue()
         self.ended: EpisodeHeard | None = None
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the engine's weights were copied on another stream
         self._thread = threading.Thread(target=self._run, name="whet episodes", daemon=True)
         self._thread.start()
 

@@ -146,6 +146,8 @@ class ThreadSession(_Front):
         super().__init__(queue.Queue(), _ThreadIdle())
         self._session = session
         self._device = device if device is not None and device.type == "cuda" else None
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)  # the session was opened on another stream
         self._thread = threading.Thread(target=self._run, name="whet rollouts", daemon=True)
         self._thread.start()
 
