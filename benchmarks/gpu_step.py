@@ -100,6 +100,8 @@ SMALL = Sizes(
 class RandomWriter:
     """An engine that writes random tokens at once: what is left of a step is training."""
 
+    shares_weights = True  # nothing to check: its tokens are no policy's
+
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
 

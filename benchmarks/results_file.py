@@ -4,11 +4,14 @@
     write_results("gpu_step_135m", {"step_s": 1.2})  # results/gpu_step_135m.json
 
 A page names a value as {gpu_step_135m/step_s:.2f} (tests/docs/quoted_results.py). Where the tree is not a git checkout,
-the environment variable WHET_COMMIT says which commit it is.
+the environment variable WHET_COMMIT says which commit it is. A file also holds a digest of each room of the package
+that was measured: where one of them has changed since, the pages say so beside the number.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import os
 import platform
@@ -17,12 +20,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
+PACKAGE = ROOT / "src" / "whet"
+CORE = ("data", "model", "objective", "record", "reward", "rollout", "settings", "training")
 # a change of these does not change what was measured
 PAGES = (":!results", ":!docs", ":!*.md")
 
@@ -36,12 +42,15 @@ def add_results_flag(parser: Any, name: str) -> None:
 
 def write_results(name: str, values: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     """Write FOLDER/NAME.json from values of this run, measured just now; the file that was there is replaced."""
+    loaded = {module.split(".")[1] for module in sys.modules if module.startswith("whet.")}
+    rooms = loaded if "training" in loaded else {*loaded, *CORE}  # what runs in processes of its own is not seen here
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "command": command_line(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         **commit_of(ROOT),
+        "code": {room: room_digest(room) for room in sorted(rooms) if (PACKAGE / room).is_dir()},
         "machine": machine(),
         "values": shortened(values),
     }
@@ -50,6 +59,30 @@ def write_results(name: str, values: Mapping[str, Any], folder: Path = RESULTS) 
     beside.replace(path)
     print(f"wrote {path.name}", file=sys.stderr)
     return path
+
+
+@cache
+def room_digest(room: str) -> str:
+    """Of what a folder of the package does: its lines without comments and docstrings, on every Python alike."""
+    total = hashlib.sha256()
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        text = path.read_text("utf-8")
+        said = {
+            line
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        code = [line.strip() for number, line in enumerate(text.splitlines(), 1) if number not in said]
+        code = [line for line in code if line and not line.startswith("#")]
+        total.update("\n".join([path.relative_to(PACKAGE).as_posix(), *code, ""]).encode())
+    return total.hexdigest()[:16]
+
+
+def has_changed(record: Mapping[str, Any]) -> bool:
+    """Whether the code that a results file measured is another one by now; True for a file that does not say."""
+    code = record.get("code")
+    return not code or any(room_digest(room) != digest for room, digest in code.items())
 
 
 def command_line() -> str:

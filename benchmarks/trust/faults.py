@@ -258,7 +258,8 @@ def survives(one: Forker, fault: Fault, folder: Path) -> Outcome | None:
 
 def _folder_complaints(folder: Path, fault: Fault) -> list[str]:
     from whet.api.run import Run
-    from whet.model.checkpoint import complete_checkpoints, damage
+    from whet.model.checkpoint import damage
+    from whet.model.run_models import complete_checkpoints
 
     run = folder / "run"
     status = Run(run).status if (run / "run.json").exists() else ""

@@ -136,6 +136,10 @@ class Callback(Protocol):
         """After each checkpoint, when it is complete."""
         return
 
+    def save_failed(self, step: int, reason: str) -> None:
+        """After a save that the disk refused: the run goes on, and `reason` names the last whole checkpoint."""
+        return
+
     def finished(self, summary: Mapping[str, Any]) -> None:
         """After the last step, with the status, the report and what to do next."""
         return

@@ -432,7 +432,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One training step as it is recorded. `seconds` holds the only fields that differ between equal runs."""
+    """One training step as it is recorded. Only `seconds` and `timeline` differ between equal runs."""
 
     step: int  # 1 is the first
     policy_version: int  # of the weights that wrote the samples
@@ -442,3 +442,5 @@ class StepReport:
     health: tuple[str, ...] = ()  # findings of this step, one sentence each
     seconds: Mapping[str, float] = field(default_factory=dict)  # rollout, reward, train, save, ...
     spread: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of each part: how it is distributed
+    # (phase, start, end) in seconds from the beginning of the step; `reward_behind`: rewards beside another phase
+    timeline: tuple[tuple[str, float, float], ...] = ()

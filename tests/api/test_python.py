@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import whet
-from whet.model.checkpoint import complete_checkpoints
 from whet.model.load import BUILTIN
+from whet.model.run_models import complete_checkpoints
 from whet.record.log import read_metrics, read_summary
 from whet.training.run import RunFailed
 from whet.types import WhetError
@@ -105,7 +105,7 @@ def test_a_run_keeps_its_rows_and_samples(run):
 def test_the_model_is_a_folder_transformers_loads(run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    assert run.model == run.folder / "checkpoints" / "step-000002"
+    assert run.model == run.folder / "final"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
     first = AutoModelForCausalLM.from_pretrained(BUILTIN / "whetstone")
     moved = [not torch.equal(one, two) for one, two in zip(model.parameters(), first.parameters(), strict=True)]

@@ -8,7 +8,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from whet.data import check_context, demonstration_tokens, prompt_tokens
+from whet.data import check_context, demonstration_tokens, prompt_tokens, tokens_of_prompts
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
 CHATML = (
@@ -76,6 +76,21 @@ def test_plain_prompt_has_the_default_special_tokens() -> None:
     prompt = Prompt("p", (), "it is")
     assert text(bare, prompt_tokens(bare, prompt)) == "it is"
     assert text(marked, prompt_tokens(marked, prompt)) == "<s>it is"
+
+
+def test_many_prompts_have_the_tokens_of_each() -> None:
+    class OwnWriter(transformers.PreTrainedTokenizerFast):
+        def apply_chat_template(self, *arguments: Any, **options: Any) -> Any:
+            return [5, 6] if options["tokenize"] else None
+
+    prompts = [Prompt("p", (USER, FIVE, AGAIN)), Prompt("q", (), "it is"), Prompt("r", (USER,)), Prompt("s", (AGAIN,))]
+    for tokenizer in (built(), built(bos=True, close=True)):
+        rows = tokens_of_prompts(tokenizer, prompts)
+        assert rows == [prompt_tokens(tokenizer, prompt) for prompt in prompts]
+        assert len(set(rows)) == 4
+        assert tokens_of_prompts(tokenizer, prompts[:1]) == rows[:1]
+    own = OwnWriter(tokenizer_object=built().backend_tokenizer, chat_template=CHATML)
+    assert tokens_of_prompts(own, prompts[2:]) == [(5, 6), (5, 6)]
 
 
 def test_plain_prompt_stays_open() -> None:

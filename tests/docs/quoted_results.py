@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_file import has_changed
 from tests.docs.result_tables import RESULT_TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +119,8 @@ def origin(name: str, load: Load) -> str:
     where = machine["gpu"] or f"{machine['cores']} cores of an {machine['processor']}"
     commit = f"{record['commit']}{' and changes' if record.get('dirty') else ''}"
     busy = "; others used the machine at the same time" if any(contended(record["values"])) else ""
-    return f"`results/{name}.json`: {record['date']}, commit {commit}, {where}, torch {machine['torch']}{busy}"
+    since = "; the code has changed since" if has_changed(record) else ""
+    return f"`results/{name}.json`: {record['date']}, commit {commit}, {where}, torch {machine['torch']}{busy}{since}"
 
 
 def contended(values: Any) -> Iterator[bool]:

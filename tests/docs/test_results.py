@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.results_file import room_digest
 from tests.docs.generated_tables import REFRESH
 from tests.docs.quoted_results import MARKED, TABLE, UnknownResult, expanded, pages, with_results
 from tests.docs.result_tables import RESULT_TABLES
@@ -125,6 +126,7 @@ RECORD = {
     "command": "python benchmarks/a.py --results",
     "date": "2026-11-16",
     "commit": "abc1234",
+    "code": {"settings": room_digest("settings")},
     "machine": {"gpu": None, "cores": 2, "processor": "X", "torch": "2.13"},
     "values": {"step": 1.25, "sides": {"whet": {"s": 1.0}, "trl": {"s": 2.0}}, "note": "fast", "contended": True},
 }
@@ -190,6 +192,24 @@ def test_changed_code_and_a_gpu_are_named():
     record = {**RECORD, "dirty": True, "machine": machine, "values": {"step": 1.0}}
     shown = with_results(marked("speed/@"), lambda name: record)
     assert "2026-11-16, commit abc1234 and changes, NVIDIA H200, torch 2.13<" in shown
+
+
+def test_a_number_older_than_the_code_it_measures_says_so(tmp_path, monkeypatch):
+    def shown(code):
+        return with_results(marked("speed/@"), lambda name: {**RECORD, "code": code})
+
+    assert "changed since" not in shown({"settings": room_digest("settings")})
+    for older in ({"settings": "0" * 16}, {"settings": room_digest("settings"), "gone": "0" * 16}, {}, None):
+        assert "; the code has changed since<" in shown(older)
+    monkeypatch.setattr("benchmarks.results_file.PACKAGE", tmp_path)
+    digests = []
+    for text in ("a = 1\n", '"""Words."""\n\n# more\na = 1\n', "a = 2\n"):
+        (tmp_path / "room").mkdir(exist_ok=True)
+        (tmp_path / "room" / "a.py").write_text(text)
+        room_digest.cache_clear()
+        digests.append(room_digest("room"))
+    room_digest.cache_clear()
+    assert digests[0] == digests[1] != digests[2]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import transformers
 from torch.func import functional_call
 
 from whet.model.causal_lm import causal_lm
-from whet.model.checkpoint import load_checkpoint, save_checkpoint, weights_digest
+from whet.model.checkpoint import load_checkpoint, weights_digest
 from whet.model.critic import critic_on
 from whet.model.fused_decode import fused_decoder
 from whet.model.fused_trunk import fused_states, fused_works
@@ -30,6 +30,7 @@ from whet.model.reference import AdapterFreeReference
 from whet.model.scalar_head import scalar_model
 from whet.model.shared_prefix import shared_prefix_batch
 from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
+from whet.model.snapshot import save_checkpoint
 from whet.model.token_logp import token_logp
 from whet.types import WhetError
 

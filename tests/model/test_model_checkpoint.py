@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,18 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save as save_bytes
 
-from whet.model import checkpoint as room
+from whet.model import tensor_files
 from whet.model.checkpoint import (
-    checkpoint_step,
-    complete_checkpoints,
     load_checkpoint,
     prune_checkpoints,
     remove_leftovers,
-    save_checkpoint,
     verify_checkpoint,
     weights_digest,
 )
+from whet.model.pretrained import weight_files
+from whet.model.run_models import checkpoint_step, complete_checkpoints
+from whet.model.snapshot import save_checkpoint
 from whet.types import WhetError
 
 STATE = {"cursor": {"epoch": 2, "row": 17}, "seed": 5, "rate": 0.1}
@@ -90,7 +93,7 @@ def test_tied_weights_stay_tied(tmp_path: Path, llama: Any, tokenizer: Any, toke
     assert torch.equal(llama(tokens).logits, logits)
 
 
-def test_architecture_saved_under_other_names(tmp_path: Path, tokenizer: Any) -> None:
+def mixtral() -> Any:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     torch.manual_seed(3)
@@ -104,7 +107,11 @@ def test_architecture_saved_under_other_names(tmp_path: Path, tokenizer: Any) ->
         num_local_experts=2,
         eos_token_id=1,
     )
-    model = MixtralForCausalLM(config).eval()
+    return MixtralForCausalLM(config).eval()
+
+
+def test_architecture_saved_under_other_names(tmp_path: Path, tokenizer: Any) -> None:
+    model = mixtral()
     path = save(tmp_path, 1, model, tokenizer)
     before = weights_digest(model)
     change(model)
@@ -208,21 +215,9 @@ def test_order_and_pruning(tmp_path: Path, llama: Any, tokenizer: Any) -> None:
     assert complete_checkpoints(tmp_path / "absent") == []
 
 
-def test_leftovers_are_ignored_and_removed(
-    tmp_path: Path, llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path, 1, llama, tokenizer)
-
-    class Stop(BaseException):
-        pass
-
-    def stop(*_: Any) -> None:
-        raise Stop
-
-    with monkeypatch.context() as patched:
-        patched.setattr(room.os, "replace", stop)
-        with pytest.raises(Stop):
-            save(tmp_path, 2, llama, tokenizer)
+def test_leftovers_are_ignored_and_removed(tmp_path: Path, llama: Any, tokenizer: Any) -> None:
+    whole = save(tmp_path, 1, llama, tokenizer)
+    shutil.copytree(whole, tmp_path / ".step-000002.partial")  # every byte of it is there, but not its name
     (tmp_path / ".step-000000.removed").mkdir()
     (tmp_path / ".unrelated").mkdir()
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-000001"]
@@ -231,20 +226,42 @@ def test_leftovers_are_ignored_and_removed(
     verify_checkpoint(save(tmp_path, 2, llama, tokenizer))
 
 
-@pytest.mark.parametrize("saver", ["safetensors", "files"])
 def test_full_disk_is_an_error_and_leaves_nothing(
-    saver: str, tmp_path: Path, llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from safetensors import SafetensorError
+    def full(parts: Any, file: Path, wanted: Any) -> int:
+        if file.name == "optimizer.safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(parts, file, wanted)
 
-    def full(*_: Any) -> None:
-        kind = SafetensorError if saver == "safetensors" else OSError
-        raise kind("No space left on device")
-
-    monkeypatch.setattr(room, "save_tensors", full)
+    write = tensor_files._write
+    monkeypatch.setattr(tensor_files, "_write", full)
     with pytest.raises(WhetError, match="No space left"):
         save(tmp_path, 2, llama, tokenizer)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bytes_are_those_of_the_libraries(tmp_path: Path, llama: Any, gpt2: Any, tokenizer: Any) -> None:
+    """What transformers and safetensors would have written, file by file, in one file or several."""
+    kinds = [dtype for dtype in tensor_files.KINDS if dtype is not torch.bool]
+    values = {f"{index}/\u00e9": torch.arange(6).reshape(2, 3).to(dtype) for index, dtype in enumerate(kinds)}
+    values |= {"flag": torch.tensor([True, False]), "scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4)}
+    for metadata in (None, {"format": "pt"}):
+        assert b"".join(tensor_files.tensor_bytes(values, metadata)) == save_bytes(values, metadata)
+    for model in (llama, gpt2, mixtral()):
+        theirs, path = tmp_path / type(model).__name__, save(tmp_path, 1, model, tokenizer)
+        model.save_pretrained(theirs)
+        tokenizer.save_pretrained(theirs)
+        ours = every_byte(path)
+        own = {"optimizer.safetensors", "state.json", "manifest.json"}
+        assert {name: ours[name] for name in ours if name not in own} == every_byte(theirs)
+        model.save_pretrained(theirs / "parts", max_shard_size="8KB")
+        files, index = weight_files(model, model.state_dict(), "8KB")
+        written = {name: b"".join(tensor_files.tensor_bytes(part, {"format": "pt"})) for name, part in files.items()}
+        expected = every_byte(theirs / "parts")
+        assert len(files) > 1 and {**written, **index} == {
+            name: content for name, content in expected.items() if name.startswith("model")
+        }
 
 
 def test_another_model_is_refused_untouched(
@@ -288,7 +305,8 @@ from pathlib import Path
 from tests.model.conftest import tiny_llama
 from transformers import AutoTokenizer
 import torch
-from whet.model.checkpoint import complete_checkpoints, save_checkpoint
+from whet.model.run_models import complete_checkpoints
+from whet.model.snapshot import save_checkpoint
 
 torch.set_num_threads(1)
 folder, model = Path(sys.argv[1]), tiny_llama()
@@ -335,19 +353,20 @@ def test_files_reach_the_disk_before_the_name_does(
     tmp_path: Path, llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    real_flush, real_replace = room.flush, room.os.replace
+    real_flush, real_replace = os.fsync, os.replace
 
-    def flushed(path: Path) -> None:
-        events.append(path.name)
-        real_flush(path)
+    def flushed(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real_flush(descriptor)
 
     def replaced(source: Path, target: Path) -> None:
-        if Path(target).parent == tmp_path:  # safetensors may rename within the partial folder
+        if Path(target).parent == tmp_path:
             events.append("renamed")
         real_replace(source, target)
 
-    monkeypatch.setattr(room, "flush", flushed)
-    monkeypatch.setattr(room.os, "replace", replaced)
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", replaced)
     path = save(tmp_path, 3, llama, tokenizer)
-    files = sorted(file.name for file in path.iterdir())
-    assert events == [*files, ".step-000003.partial", "renamed", tmp_path.name]
+    files = sorted(file.name for file in path.iterdir() if file.name != "manifest.json")
+    assert sorted(events[: len(files)]) == files
+    assert events[len(files) :] == [".manifest.json", ".step-000003.partial", "renamed", tmp_path.name]

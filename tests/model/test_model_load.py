@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from whet.model import load as room
-from whet.model.checkpoint import save_checkpoint, weights_digest
+from whet.model.checkpoint import weights_digest
 from whet.model.load import builtin_models, device_choice, dtype_choice, load_model
+from whet.model.snapshot import save_checkpoint
 from whet.types import WhetError
 
 

@@ -13,14 +13,15 @@ from torch.func import functional_call
 
 from whet.model.block import blocks_of
 from whet.model.causal_lm import CausalLM, causal_lm
-from whet.model.checkpoint import load_checkpoint, save_checkpoint, weights_digest
+from whet.model.checkpoint import load_checkpoint, weights_digest
 from whet.model.fused_trunk import fused_refusal, fused_states, fused_works
-from whet.model.fused_weights import fused_weights
+from whet.model.fused_weights import NO_FACTORS, MergedWeights, decode_weights, fused_weights
 from whet.model.lora import LowRank, adapted_layers, adapter_factors, add_adapters, unmerged_layers
 from whet.model.low_precision import widen_vectors
 from whet.model.reference import AdapterFreeReference
 from whet.model.shared_prefix import shared_prefix_batch
 from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
+from whet.model.snapshot import save_checkpoint
 from whet.model.token_logp import token_logp
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling, WhetError
@@ -165,6 +166,37 @@ def test_a_step_that_16_bits_would_lose_is_kept() -> None:
     assert span is not None
     found = x @ factors.down.double()[span[1]].T @ factors.up.double()[span].T
     assert (found - exact).norm() <= 1e-2 * exact.norm()
+
+
+def test_the_sampler_reads_copies_that_are_right_on_average() -> None:
+    """A step far below half a unit in the last place: rounded to the nearest, the copies would be the base."""
+    model = adapted(model_of("llama"), up=2e-6)
+    lm = causal_lm(model, BF16)
+    weights = fused_weights(blocks_of(lm), BF16)
+    assert decode_weights(weights, 0.0) is weights  # no memory for copies
+    copies = decode_weights(weights, 1e9)
+    assert isinstance(copies, MergedWeights)
+    steps, seen = [], []
+    for block, copy in zip(weights.blocks, copies.blocks, strict=True):
+        assert copy.factors == NO_FACTORS
+        for name, factors in zip(("qkv", "output", "gate_up", "down"), block.factors, strict=True):
+            assert factors is not None
+            base = getattr(block, name)[:, : factors.down.shape[1]].double()
+            steps.append((factors.up.double() @ factors.down.double()).flatten())
+            seen.append((getattr(copy, name).double() - base).flatten())
+    step, change = torch.cat(steps), torch.cat(seen)
+    # the part of the change that lies along the step is the whole step; the noise around it is what is left
+    along = float(step @ change / (step @ step))
+    noise = float((change - step).norm() / step.norm() / len(step) ** 0.5) * 4
+    assert noise < 0.5 and abs(along - 1) < noise, (along, noise)
+    again = [block.qkv.clone() for block in copies.blocks]
+    copies.refresh()
+    assert all(torch.equal(block.qkv, before) for block, before in zip(copies.blocks, again, strict=True))
+    for layer in unmerged_layers(model).values():
+        layer.unmerge()
+    copies.refresh()
+    for block, copy in zip(weights.blocks, copies.blocks, strict=True):
+        assert torch.equal(copy.gate_up, block.gate_up[:, : copy.gate_up.shape[1]])
 
 
 def test_the_reference_is_the_base_bit_for_bit() -> None:

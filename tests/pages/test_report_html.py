@@ -281,3 +281,22 @@ def test_smoothing_keeps_the_ends_and_drops_a_spike() -> None:
     values = [1.0] * 20 + [50.0] + [1.0] * 20
     assert smoothed(values) == [1.0] * 41
     assert smoothed([float(value) for value in range(40)]) == pytest.approx(list(range(40)))
+
+
+def test_the_median_step_is_drawn_with_what_ran_beside_it(tmp_path: Path) -> None:
+    record = RunRecorder(tmp_path)
+    record.started(SUMMARY)
+    for step, scale in ((1, 10.0), (2, 1.0), (3, 2.0)):
+        spans = (("reward_behind", -scale, 0.0), ("reward_behind", scale / 2, scale), ("rollout", 0.0, scale))
+        seconds = {"rollout": scale, "train": 0.0}
+        report = StepReport(step, step - 1, {"tokens": 1}, {"total": 0.5}, {}, seconds=seconds, timeline=spans)
+        record.stepped(report, [])
+    assert [step.timeline[2] for step in read_run(tmp_path).steps] == [("rollout", 0.0, s) for s in (10.0, 1.0, 2.0)]
+    page = html_report(tmp_path)
+    assert "seconds of step 3, the median" in page
+    svg = page[page.index("A typical step") :]
+    bars = re.findall(r'<rect class="column (s\d)" x="([\d.]+)" y="(\d+)" width="([\d.]+)"', svg[: svg.index("</svg>")])
+    assert [(tone, y) for tone, _, y, _ in bars] == [("s1", "8"), ("s1", "8"), ("s0", "34")]
+    (early, late, whole) = [(float(x), float(width)) for _, x, _, width in bars]
+    assert early[1] == pytest.approx(2 * late[1], abs=0.3) and whole[1] == pytest.approx(early[1], abs=0.3)
+    assert early[0] + early[1] == pytest.approx(whole[0], abs=0.3) and whole[0] < late[0]

@@ -701,3 +701,34 @@ def test_an_answer_is_on_disk_before_the_next_one_arrives(serve, tmp_path):
 
     made(serve(slow), cache=str(file), concurrency=1)([QUESTION] * 3, samples("a", "bb", "ccc"))
     assert [tokens for _, tokens in known] == [0, 10, 20]
+
+
+@pytest.mark.parametrize("compare", ["none", "reference", "group"])
+def test_what_was_asked_early_is_asked_once_and_scores_the_same(serve, compare):
+    unreadable = set()
+
+    def respond(messages):
+        content = messages[1]["content"]
+        if "second" in content and content not in unreadable:
+            unreadable.add(content)
+            return "no verdict"
+        if compare == "none":
+            return by_length(messages)
+        texts = judged_texts(messages)
+        return verdict(messages, better="A" if len(texts["ANSWER A"]) > len(texts["ANSWER B"]) else "B")
+
+    server = serve(respond)
+    prompts = [Prompt(name, QUESTION.messages, answer="4") for name in ("q1", "q1", "q2", "q2")]
+    written = samples("4", "the second", "it is four", "five")
+    expected = made(server, compare=compare)(prompts, written)
+    asked, unread = len(server.requests), unreadable.copy()
+    assert len(set(expected)) > 1 and unread
+    reward = made(server, compare=compare)
+    unreadable.clear()
+    assert reward.prefetches_groups == (compare == "group")
+    for rows in ([2, 3], [0, 1]):
+        reward.prefetch([prompts[row] for row in rows], [written[row] for row in rows])
+    assert reward(prompts, written) == expected
+    assert len(server.requests) == 2 * asked
+    assert reward(prompts, written) == expected  # nothing is remembered
+    assert len(server.requests) == 3 * asked - len(unread)

@@ -13,7 +13,7 @@ from tests.rollout.test_session import Letters, model_of
 from whet.model.causal_lm import causal_lm
 from whet.model.token_logp import token_logp
 from whet.objective.keep import Balanced, Everything, MixedOutcome
-from whet.rollout.async_rollout import AsyncCollector
+from whet.rollout.async_rollout import AsyncCollector, SessionWriter
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.torch_engine import TorchEngine
@@ -83,7 +83,7 @@ def scored(prompts, samples):
 def collector_of(session, per_step=3, staleness=2, share=0.5, keep=None, group_size=2, greedy=False):
     spec = RolloutSpec(per_step, group_size, HOW, greedy, keep or Everything())
     return AsyncCollector(
-        session,
+        SessionWriter(session, DATASET, spec, 11),
         DATASET,
         lambda progress: RewardContext(scored, {"right": 1.0}),
         spec,
@@ -208,7 +208,8 @@ def test_with_weights_that_stay_the_samples_are_those_of_a_run_that_waits():
     trained = model_of("llama")
     session = ThreadSession(engine_of(model_of("llama"), owns_weights=True).session(HOW, shape))
     window = GroupWindow(3, 2, 0.0)
-    ahead = AsyncCollector(session, DATASET, reward_at, spec, PromptOrder(50, 11), window, trained.state_dict)
+    writer = SessionWriter(session, DATASET, spec, 11)
+    ahead = AsyncCollector(writer, DATASET, reward_at, spec, PromptOrder(50, 11), window, trained.state_dict)
     found = []
     try:
         for version in range(4):

@@ -1,6 +1,7 @@
 """Groups worth training on: refilling, growing, the greedy completion, the queue, the order of prompts."""
 
 import json
+import threading
 from collections import Counter
 from dataclasses import replace
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 from whet.objective.keep import Balanced, Everything, Fresh, MixedOutcome
+from whet.reward.combine import RewardPart
+from whet.reward.score import Failures, Scorer, judged_ahead
 from whet.rollout.collect import (
     PromptDataset,
     RewardContext,
@@ -337,3 +340,54 @@ def test_visit_shares():
 def test_fresh_groups_are_those_of_a_recent_policy():
     assert Fresh(1)([1.0, 1.0], 1) and not Fresh(1)([0.0, 1.0], 2)
     assert not Fresh(0).refills and MixedOutcome(3).most_rounds == 3
+
+
+class Streaming:
+    """An engine whose last completion ends only when `may_end` is set, and which tells the others at once."""
+
+    def __init__(self, may_end):
+        self.may_end, self.told = may_end, []
+
+    def load(self, weights, version):
+        pass
+
+    def stream(self, requests, sampling, ended):
+        samples = [sample(None, mark) for mark in range(len(requests))]
+        for number in reversed(range(len(requests))):
+            if number == 0:
+                assert self.may_end.wait(10)
+            self.told.append(number)
+            ended(number, samples[number])
+        return samples
+
+
+def test_completions_are_judged_while_others_are_written_and_work_goes_on_until_they_are():
+    """The engine cannot end before a completion is judged, and the last one is judged only during `meanwhile`."""
+    judged, goes_on, marks = threading.Event(), threading.Event(), []
+
+    def slow(prompts, samples):
+        marks.extend(int(one.completion[-1]) for one in samples)
+        judged.set()
+        assert 0 not in marks or goes_on.wait(10)
+        return [float(one.completion[-1]) for one in samples]
+
+    parts = [RewardPart(type("Slow", (), {"name": "slow", "ahead": True, "__call__": staticmethod(slow)})())]
+    scorer = Scorer(parts, 60.0, Failures("stop"), ahead=judged_ahead(parts, 60.0, "stop"))
+    context = RewardContext(scorer, ahead=scorer.ahead)
+    shown = []
+
+    def meanwhile(groups):
+        shown.append(groups)
+        assert all(one.reward is None for group in groups for one in group.samples)
+        goes_on.set()
+
+    batch = collector_of(Streaming(judged), lambda progress: context).collect(0.0, meanwhile)
+    assert [one.reward for _, group in batch.groups for one in group.samples] == [0.0, 1.0, 2.0, 3.0]
+    assert [group.prompt for group in shown[0]] == [group.prompt for _, group in batch.groups] and len(shown) == 1
+    assert sorted(marks) == [0, 1, 2, 3]
+    phases = Counter(name for name, _, _ in batch.spans)
+    assert phases["reward_behind"] >= 2 and phases["rollout"] == phases["reward"] == 1
+    refill = RolloutSpec(2, 2, HOW, False, MixedOutcome())  # groups are not settled before their scores are
+    marks.clear()
+    collector_of(Streaming(judged), lambda progress: context, refill).collect(0.0, meanwhile)
+    assert len(shown) == 1

@@ -156,8 +156,14 @@ def test_completions_are_those_of_the_plain_engine(no_device, settings, adapters
         for copy in range(6)
     ]
     sampling = Sampling(18, **settings)
-    for one, two in zip(fast.generate(requests, sampling), plain.generate(requests, sampling), strict=True):
+    told = {}
+    streamed = fast.stream(requests, sampling, told.setdefault)
+    assert [told[number] for number in range(len(requests))] == streamed
+    for one, two, three in zip(
+        fast.generate(requests, sampling), plain.generate(requests, sampling), streamed, strict=True
+    ):
         assert torch.equal(one.tokens, two.tokens) and one.stop == two.stop
+        assert torch.equal(one.tokens, three.tokens) and torch.equal(one.behavior_logp, three.behavior_logp)
         torch.testing.assert_close(one.behavior_logp, two.behavior_logp, rtol=0, atol=1e-4)
         if one.support is not None:
             assert torch.equal(one.support.ids, two.support.ids) and torch.equal(one.support.counts, two.support.counts)

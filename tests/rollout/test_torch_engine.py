@@ -492,3 +492,24 @@ def test_an_engine_that_is_dropped_is_gone_at_once():
 def test_a_stop_that_single_tokens_do_not_show_is_found(alone, together, stop):
     rule = StopRule(torch.tensor([90]), lambda tokens: alone[tokens[0]] if len(tokens) == 1 else together)
     assert rule.stopped_at([1, 2], 0, Sampling(stop=(stop,))) == 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "qwen3_moe"])
+def test_a_completion_is_told_when_it_has_ended_and_is_the_same(family):
+    """On each backend, with rows that change hands, stops and supports."""
+    engine = engine_of(model_of(family), end_tokens=range(0, 97, 24), rows_per_batch=5)
+    requests = [Request(tokens, 7 * n + row) for row, tokens in enumerate(PROMPTS * 2) for n in range(1 + row % 4)]
+    sampling = Sampling(16, temperature=2.0, top_k=30, keeps_support=True)
+    expected = engine.generate(requests, sampling)
+    told = []
+    assert engine.stream([], sampling, None) == []
+    streamed = engine.stream(requests, sampling, lambda number, sample: told.append((number, sample)))
+    assert sorted(number for number, _ in told) == list(range(len(requests))) != [number for number, _ in told]
+    assert all(streamed[number] is sample for number, sample in told)
+    for one, two in zip(streamed, expected, strict=True):
+        assert torch.equal(one.tokens, two.tokens) and torch.equal(one.behavior_logp, two.behavior_logp)
+        assert (one.stop, one.completion) == (two.stop, two.completion)
+        assert torch.equal(one.support.ids, two.support.ids) and torch.equal(one.support.counts, two.support.counts)
+        assert (one.routed_experts is None) == (family != "qwen3_moe")
+        assert one.routed_experts is None or torch.equal(one.routed_experts, two.routed_experts)
+        assert not one.tokens.is_inference() and not one.behavior_logp.is_inference()

@@ -11,7 +11,10 @@ from whet.types import WhetError
     ("layer", "words"),
     [
         ({"batch": {"staleness": 1}, "scale": {"max_staleness": 1}}, "give one of the two"),
-        ({"env": {"tools": ["calculator"]}, "scale": {"max_staleness": 1}}, "turns of an episode"),
+        (
+            {"env": {"tools": ["calculator"]}, "scale": {"max_staleness": 1, "engines": 1}},
+            r"give scale\.engines=0 and sampling\.engine=torch",
+        ),
         ({"scale": {"max_staleness": 1, "workers": 2}}, r"give scale\.workers=1"),
         ({"batch": {"routing_replay": "sampler"}, "scale": {"max_staleness": 1}}, "routed by several policies"),
         ({"scale": {"max_staleness": 1, "window": 0.3}}, "no group may be passed"),

@@ -50,7 +50,9 @@ def left_behind(folder: Path) -> dict[str, object]:
     }
     for name in ("samples.jsonl", "tokens.jsonl", "metrics.jsonl"):
         lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-        found[name] = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+        found[name] = [
+            {key: value for key, value in line.items() if key not in ("seconds", "timeline")} for line in lines
+        ]
     return found
 
 

@@ -45,7 +45,9 @@ def content(folder):
     files = sorted((*last.glob("*.safetensors"), *(last / "adapter").iterdir()))
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found["metrics"] = json.dumps([{key: value for key, value in line.items() if key != "seconds"} for line in lines])
+    found["metrics"] = json.dumps(
+        [{key: value for key, value in line.items() if key not in ("seconds", "timeline")} for line in lines]
+    )
     return found
 
 

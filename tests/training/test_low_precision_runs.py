@@ -41,7 +41,9 @@ def content(folder):
         for path in sorted(last.rglob("*.safetensors"))
     }
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found["metrics"] = json.dumps([{key: value for key, value in line.items() if key != "seconds"} for line in lines])
+    found["metrics"] = json.dumps(
+        [{key: value for key, value in line.items() if key not in ("seconds", "timeline")} for line in lines]
+    )
     return found
 
 

@@ -62,7 +62,9 @@ def content(folder):
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(last.glob("*.safetensors"))}
     found["trainer"] = json.dumps(json.loads((last / "state.json").read_text())["state"]["trainer"], sort_keys=True)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found["metrics"] = json.dumps([{key: value for key, value in line.items() if key != "seconds"} for line in lines])
+    found["metrics"] = json.dumps(
+        [{key: value for key, value in line.items() if key not in ("seconds", "timeline")} for line in lines]
+    )
     found["samples"] = (folder / "samples.jsonl").read_text()
     found["tokens"] = (folder / "tokens.jsonl").read_text()
     return found

@@ -70,12 +70,14 @@ def write_traceback(path: Path, error: BaseException) -> bool:
 
 def going_on(folder: Path) -> str:
     """How to go on, with the last checkpoint by name."""
-    from whet.model.checkpoint import complete_checkpoints
+    from whet.model.run_models import FINAL, about_model, complete_checkpoints
 
     try:
         checkpoints = complete_checkpoints(folder / "checkpoints")
     except OSError:
         checkpoints = []
+    if not checkpoints and about_model(folder / FINAL) is not None:
+        return f"its last weights are in {folder / FINAL} (report.save=weights: there is nothing to resume)"
     if not checkpoints:
         return f"`whet resume {folder}` begins again: no checkpoint was saved yet"
     return f"`whet resume {folder}` goes on from {checkpoints[-1].name}"

@@ -19,6 +19,7 @@ from whet.api.inputs import (
     save_object,
 )
 from whet.data.source import parse_source
+from whet.model.run_models import ABOUT, run_of
 from whet.registry import refuse_while_importing
 from whet.settings.layers import merged
 from whet.training.config import EvaluationConfig, resolved_evaluation
@@ -83,9 +84,9 @@ def evaluate(
 
 
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:
-    """The run's own config where `model` is a run folder, the defaults otherwise."""
+    """The run's own config where `model` is a run folder or its best or final model, the defaults otherwise."""
     folder = Path(model)
-    base = read_values(folder)
+    base = read_values(run_of(folder) if (folder / ABOUT).is_file() else folder)
     layer: dict[str, Any] = {"model": {"name": model}}
     if data is not None:
         base.pop("data", None)

@@ -101,16 +101,25 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """The newest checkpoint, a folder that transformers loads."""
-        from whet.model.checkpoint import complete_checkpoints
+        """Its newest weights, a folder that transformers loads: the final model, or a checkpoint that is newer."""
+        from whet.model.run_models import run_model
 
-        checkpoints = complete_checkpoints(self.folder / "checkpoints")
-        if not checkpoints:
+        model = run_model(self.folder)
+        if model is None:
             raise WhetError(f"{self.folder} has no complete checkpoint yet; wait for its first save")
-        return checkpoints[-1]
+        return model
+
+    @property
+    def best(self) -> Path:
+        """The model with the best evaluation so far, a folder that transformers loads."""
+        from whet.model.run_models import BEST, about_model
+
+        if about_model(self.folder / BEST) is None:
+            raise WhetError(f"{self.folder} has no best model: nothing was evaluated after a step")
+        return self.folder / BEST
 
     def load(self, device: str = "cpu") -> tuple[Any, Any]:
-        """The newest checkpoint as a transformers model and its tokenizer."""
+        """Its newest weights as a transformers model and its tokenizer."""
         from whet.model.load import load_model
 
         loaded = load_model(str(self.model), device=device)

@@ -85,7 +85,7 @@ class TrainingSession:
 
         `is_longer`: another number of steps was asked for.
         """
-        from whet.model.checkpoint import checkpoint_step
+        from whet.model.run_models import checkpoint_step
 
         if not self.is_first:
             assert self.group is not None
@@ -125,7 +125,8 @@ def shared_folder(name: str) -> Path:
 
 def _checkpoint_to_resume(folder: Path, config: Config, name: str | None, is_longer: bool) -> Path | None:
     """The newest complete checkpoint, or the one of that name; None where there is none, an error where all is done."""
-    from whet.model.checkpoint import checkpoint_step, complete_checkpoints, verify_checkpoint
+    from whet.model.checkpoint import verify_checkpoint
+    from whet.model.run_models import FINAL, checkpoint_step, complete_checkpoints
     from whet.record.log import is_finished
 
     complete = complete_checkpoints(folder / "checkpoints")
@@ -134,6 +135,11 @@ def _checkpoint_to_resume(folder: Path, config: Config, name: str | None, is_lon
         chosen = folder / "checkpoints" / name
         if chosen not in complete:
             raise WhetError(f"{chosen}: no complete checkpoint; there are {', '.join(path.name for path in complete)}")
+    if chosen is None and config.report.save == "weights":
+        raise WhetError(
+            f"{folder} cannot be resumed: with report.save=weights it kept no training state; start a new run from its "
+            f"weights, --model {folder / FINAL}"
+        )
     if chosen is None:
         return None
     verify_checkpoint(chosen)

@@ -259,7 +259,12 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         opened.close()  # before the report: processes elsewhere have nothing left to do
     with defer_signals(), _finishing(folder):
         assert assembly is not None
-        ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model), **processes}
+        ending = {
+            **_ending(outcome, start_up),
+            "models": _models(folder),
+            "memory": _peak_memory(assembly.trainer.model),
+            **processes,
+        }
         if trackers is not None:  # before the report: it says where each service has the run, or why not
             trackers.close(outcome.status, {**summary, **ending})
             ending |= {"trackers": trackers.fact, "facts": {**summary["facts"], "trackers": trackers.fact}}
@@ -492,7 +497,25 @@ def _close_trackers(trackers: Trackers | None, error: BaseException, summary: Ma
         trackers.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", summary)
 
 
+def _models(folder: Path) -> str:
+    """The plain models that a run leaves, and which of them its folder stands for."""
+    from whet.model.run_models import MODELS, about_model, run_model
+    from whet.record.text import metric_text, words
+
+    texts = []
+    for name in MODELS:
+        about = about_model(folder / name)
+        if about is not None:
+            metric = about.get("metric")
+            measured = f", {words(metric)} {metric_text(metric, about['value'])}" if metric else ""
+            texts.append(f"{name} (step {about['step']}{measured})")
+    loaded = run_model(folder)
+    return ", ".join(texts) + (f"; --model {folder} loads {loaded.name}" if loaded is not None else "")
+
+
 def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
+    from whet.record.text import saving_text
+
     ending = {
         "status": outcome.status,
         "finished": time.time(),
@@ -500,5 +523,7 @@ def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
         "after": dict(outcome.after),
         "seconds": {"start_up": start_up, **outcome.seconds},
         "tokens": outcome.tokens,
+        "saving": dict(outcome.saving),
+        "checkpoints": saving_text(outcome.saving),
     }
     return {**ending, "ended": outcome.ended} if outcome.ended else ending

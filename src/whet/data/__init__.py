@@ -5,7 +5,7 @@ and labelled completions, `chat` writes them as tokens, and a `Cursor` says whic
 `WhetError` that names the file, the line, the field and the fix.
 """
 
-from whet.data.chat import check_context, demonstration_tokens, prompt_tokens
+from whet.data.chat import check_context, demonstration_tokens, prompt_tokens, tokens_of_prompts
 from whet.data.cursor import Cursor
 from whet.data.prompts import (
     LabelledCompletion,
@@ -31,4 +31,5 @@ __all__ = [
     "prompt_tokens",
     "prompts_from",
     "read_rows",
+    "tokens_of_prompts",
 ]

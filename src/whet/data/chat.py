@@ -33,15 +33,34 @@ class _WrittenTurn(NamedTuple):
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...]:
     """[prompt length]: what the model sees before its completion."""
     if prompt.text is None:
-        if prompt.tools or any(message["role"] == "tool" or message.get("tool_calls") for message in prompt.messages):
-            _require_tool_support(tokenizer, prompt.messages, prompt)
-        write = partial(templated, tokenizer, prompt.messages, prompt.id, tools=prompt.tools)
-        return _known(tokenizer, tuple(write(open_completion=True, tokenize=True)), prompt)
+        return _known(tokenizer, tuple(_opened(tokenizer, prompt, tokenize=True)), prompt)
     tokens = tuple(tokenizer(prompt.text)["input_ids"])
     tokens = _known(tokenizer, tokens, prompt) if prompt.text else tokens
     # some tokenizers close every text; a prompt has to stay open
     closed = (*text_tokens(tokenizer, prompt.text), tokenizer.eos_token_id)
     return tokens[:-1] if tokens[-len(closed) :] == closed else tokens
+
+
+def tokens_of_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+    """`prompt_tokens` of each. Conversations are written one by one and tokenized together, on all cores."""
+    conversations = [prompt for prompt in prompts if prompt.text is None]
+    # a tokenizer with a way of its own to write conversations may have no text for them
+    writer = next((kind for kind in type(tokenizer).__mro__ if "apply_chat_template" in vars(kind)), object)
+    if writer.__name__ != "PreTrainedTokenizerBase" or len(conversations) < 2:
+        return [prompt_tokens(tokenizer, prompt) for prompt in prompts]
+    texts = [_opened(tokenizer, prompt, tokenize=False) for prompt in conversations]
+    rows = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
+    return [
+        prompt_tokens(tokenizer, prompt) if prompt.text is not None else _known(tokenizer, tuple(next(rows)), prompt)
+        for prompt in prompts
+    ]
+
+
+def _opened(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, tokenize: bool) -> Any:
+    """A conversation up to where the completion begins, as text or tokens."""
+    if prompt.tools or any(message["role"] == "tool" or message.get("tool_calls") for message in prompt.messages):
+        _require_tool_support(tokenizer, prompt.messages, prompt)
+    return templated(tokenizer, prompt.messages, prompt.id, open_completion=True, tokenize=tokenize, tools=prompt.tools)
 
 
 def demonstration_tokens(

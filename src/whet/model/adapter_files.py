@@ -40,18 +40,12 @@ def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     return tensors
 
 
-def save_adapter(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
-    """Write the adapter; nothing for a model without. `tensors` are its own, gathered where they lie in shards."""
-    from safetensors.torch import save_file
-
+def adapter_config(model: PreTrainedModel) -> bytes | None:
+    """The text that describes an adapted model's adapter; None for a model without."""
     layers = adapted_layers(model)
     if not layers:
-        return
-    tensors = adapter_tensors(model) if tensors is None else tensors
-    folder.mkdir()
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, str(folder / WEIGHTS))
-    text = json.dumps(_description(model, layers), indent=1, sort_keys=True)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+        return None
+    return (json.dumps(_description(model, layers), indent=1, sort_keys=True) + "\n").encode()
 
 
 def _description(model: PreTrainedModel, layers: dict[str, AdaptedLinear]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ A checkpoint is a folder `step-000040`: the model and tokenizer as transformers 
 folder), the adapter of a model that has one, a safetensors file for each named set of tensors (the optimizer's, ...),
 `state.json`, and `manifest.json` with the size and sha256 of every file. It is written beside its final place under a
 hidden name and moved there in one step, so a folder of that name is complete however the process died. Equal weights
-and states give equal bytes: nothing here writes a time or a path.
+and states give equal bytes: nothing here writes a time or a path. `whet.model.snapshot` writes them.
+
+Beside its checkpoints a run has plain models, `best` and `final`: the same without the training's state.
 """
 
 from __future__ import annotations
@@ -14,76 +16,25 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from whet.model.adapter_files import FOLDER as ADAPTER
-from whet.model.adapter_files import load_adapter, save_adapter
+from whet.model.adapter_files import load_adapter
 from whet.model.lora import adapter_factors, unmerged_layers
-from whet.model.low_precision import saved_weights
 from whet.model.pretrained import first_line, listed, quiet_transformers, read_model
+from whet.model.run_models import CHECKPOINTS, MANIFEST, MODELS, complete_checkpoints
+from whet.model.tensor_files import Written
 from whet.types import WhetError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
-MANIFEST = "manifest.json"
 STATE = "state.json"
-NAME = re.compile(r"step-(\d{6,})")
-HIDDEN = re.compile(r"\.step-\d{6,}\.(partial|removed)")
-
-
-def checkpoint_name(step: int) -> str:
-    """The folder's name, such as step-000040."""
-    return f"step-{step:06d}"
-
-
-def checkpoint_step(path: Path) -> int:
-    """The step in a checkpoint folder's name."""
-    match = NAME.fullmatch(path.name)
-    if match is None:
-        raise WhetError(f"{path}: not a checkpoint; expected a folder named like {checkpoint_name(40)}")
-    return int(match[1])
-
-
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
-) -> Path:
-    """Write `folder/step-000040` in one atomic step; an older folder of that name is replaced. `state` is JSON."""
-    from safetensors import SafetensorError
-
-    final = folder / checkpoint_name(step)
-    partial = folder / f".{final.name}.partial"
-    # unsorted: a resumed run goes on with the order that it left off with
-    state_text = json.dumps({"step": step, "state": dict(state)}, indent=1)
-    try:
-        remove_folder(partial)
-        partial.mkdir(parents=True)
-        with quiet_transformers():
-            model.save_pretrained(partial, state_dict=saved_weights(model))
-            tokenizer.save_pretrained(partial)
-        save_adapter(model, partial / ADAPTER)
-        for name, values in tensors.items():
-            save_tensors(values, partial / tensors_file(name))
-        (partial / STATE).write_text(state_text + "\n", encoding="utf-8")
-        write_manifest(partial, step, sorted(tensors))
-        move_durably(partial, final)
-    except (OSError, SafetensorError) as error:  # a full disk comes as either
-        shutil.rmtree(partial, ignore_errors=True)
-        raise WhetError(
-            f"cannot write checkpoint {final} ({first_line(error)}); earlier checkpoints are untouched: "
-            f"free space or fix the folder, then resume the run"
-        ) from error
-    return final
+HIDDEN = re.compile(r"\.(step-\d{6,}|best|final)\.(partial|removed)")
 
 
 def tensors_file(name: str) -> str:
@@ -94,27 +45,26 @@ def tensors_file(name: str) -> str:
     return f"{name}.safetensors"
 
 
-def save_tensors(values: Mapping[str, Tensor], file: Path) -> None:
-    """Write copies of the tensors to a safetensors file."""
-    from safetensors.torch import save_file
-
-    # the format refuses tensors that share memory; a set such as an optimizer's may hold views of one buffer
-    plain = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in values.items()}
-    save_file(plain, str(file))
-
-
-def write_manifest(folder: Path, step: int, tensors: list[str]) -> None:
+def write_manifest(folder: Path, step: int, tensors: Sequence[str], files: Mapping[str, Written]) -> None:
     """Write the size and sha256 of every file, and a digest of that list itself."""
-    files = {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": file_digest(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in (MANIFEST, f".{MANIFEST}")
-    }
-    content = {"step": step, "tensors": tensors, "files": files}
+    listed_files = {name: {"size": size, "sha256": digest} for name, (size, digest) in files.items()}
+    content = {"step": step, "tensors": list(tensors), "files": listed_files}
     manifest = {**content, "sha256": content_digest(content)}
     partial = folder / f".{MANIFEST}"
     partial.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    flush(partial)
     os.replace(partial, folder / MANIFEST)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder that was verified, or written just now."""
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    return manifest
+
+
+def files_written(folder: Path) -> dict[str, Written]:
+    """Size and sha256 of each file, by name, as the manifest has them."""
+    return {name: (entry["size"], entry["sha256"]) for name, entry in read_manifest(folder)["files"].items()}
 
 
 def file_digest(file: Path) -> str:
@@ -128,10 +78,19 @@ def content_digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def move_durably(partial: Path, final: Path) -> None:
-    """Everything on the disk first, then the new name: a power cut cannot leave a named folder with empty files."""
+def empty_partial(final: Path) -> Path:
+    """The empty folder in which a checkpoint or model is written before it takes its place."""
+    partial = final.with_name(f".{final.name}.partial")
+    remove_folder(partial)
+    partial.mkdir()
+    return partial
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Move what was written, and is on the disk, to its place: whoever finds it finds it whole."""
     for path in sorted(partial.rglob("*")):
-        flush(path)
+        if path.is_dir():
+            flush(path)
     flush(partial)
     if final.exists():
         hide(final)
@@ -166,22 +125,29 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first; nothing that was only half written."""
-    if not folder.is_dir():
-        return []
-    checkpoints = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
-    return sorted(checkpoints, key=checkpoint_step)
-
-
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Delete what interrupted saves and deletions left behind. Only for the process that writes the run."""
+    """Delete what interrupted saves and deletions left behind. Only for the process that writes the run.
+
+    A model that was to be replaced when the process died is put back.
+    """
     if not folder.is_dir():
         return []
-    leftovers = sorted(path for path in folder.iterdir() if HIDDEN.fullmatch(path.name))
-    for path in leftovers:
-        remove_folder(path)
+    leftovers = []
+    for path in sorted(path for path in folder.iterdir() if HIDDEN.fullmatch(path.name)):
+        name, _, state = path.name[1:].rpartition(".")
+        if state == "removed" and name in MODELS and not (folder / name).exists():
+            os.replace(path, folder / name)
+        else:
+            remove_folder(path)
+            leftovers.append(path)
     return leftovers
+
+
+def remove_model(path: Path) -> None:
+    """Delete a plain model, in one step as it is seen from outside."""
+    if path.exists():
+        hide(path)
+        remove_folder(hidden_name(path))
 
 
 def prune_checkpoints(folder: Path, keep: int) -> list[Path]:
@@ -200,12 +166,13 @@ def drop_training_state(path: Path) -> None:
 
     A kill at any point leaves a folder that loads as a model, and doing it again comes to the same bytes.
     """
-    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    manifest, files = read_manifest(path), files_written(path)
     if not manifest["tensors"]:
         return
     for name in manifest["tensors"]:
         (path / tensors_file(name)).unlink(missing_ok=True)
-    write_manifest(path, manifest["step"], [])
+        files.pop(tensors_file(name), None)
+    write_manifest(path, manifest["step"], [], files)
 
 
 def verify_checkpoint(path: Path) -> None:
@@ -243,11 +210,11 @@ def damage(path: Path) -> str | None:
 
 def damage_fix(path: Path) -> str:
     """What to do about a damaged checkpoint: the command that goes on from the newest whole one."""
-    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
-    others = [other for other in complete_checkpoints(path.parent) if other.name != path.name]
-    for other in reversed(others):
+    run = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
+    others = complete_checkpoints(run / CHECKPOINTS) or complete_checkpoints(path.parent)
+    for other in reversed([other for other in others if other.name != path.name]):
         if damage(other) is None:
-            return f"whet resume {run} --from {other.name}"
+            return f"give {other}" if path.name in MODELS else f"whet resume {run} --from {other.name}"
     return "no other checkpoint is whole: start the run again"
 
 
@@ -265,7 +232,7 @@ def load_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
     """The named sets of tensors in a checkpoint that was verified."""
     from safetensors.torch import load_file
 
-    names = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["tensors"]
+    names = read_manifest(path)["tensors"]
     return {name: load_file(str(path / tensors_file(name))) for name in names}
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whet.model.cuda_step import Caches
-from whet.model.fused_weights import FusedBlock, FusedWeights, continued
+from whet.model.fused_weights import DecodeWeights, FusedBlock, continued
 from whet.model.layer_ops import gated, kernels_for, rotated
 from whet.model.norms import entered, heads_normed, left
 from whet.model.shared_prefix import long_tensor, to_device
@@ -60,7 +60,7 @@ def chunk_of(
     return Chunk(int(sizes.max()), *moved)
 
 
-def chunk_step(weights: FusedWeights, caches: Caches, chunk: Chunk) -> Tensor:
+def chunk_step(weights: DecodeWeights, caches: Caches, chunk: Chunk) -> Tensor:
     """Logits [R, V] behind each row's last token; keys and values of all go into the rows' own caches."""
     sizes, how = weights.sizes, (weights.sizes.epsilon, weights.dtype)
     position = caches.lengths[chunk.slots][chunk.owner] + chunk.position
@@ -87,7 +87,7 @@ def chunk_step(weights: FusedWeights, caches: Caches, chunk: Chunk) -> Tensor:
     return final @ weights.head.t()
 
 
-def _heads(normed: Tensor, block: FusedBlock, weights: FusedWeights) -> Tensor:
+def _heads(normed: Tensor, block: FusedBlock, weights: DecodeWeights) -> Tensor:
     """Queries, keys and values [T, H + 2 K, D], not yet rotated."""
     sizes = weights.sizes
     normed = continued(normed, block.factors[0])

@@ -53,7 +53,7 @@ class Critic:
         """The critic's own weights by name, for a checkpoint."""
         modules = self.modules()
         values = {**modules.state_dict(), **adapter_factors(modules)}
-        return {name: value.detach().cpu().contiguous() for name, value in values.items()}
+        return {name: value.detach() for name, value in values.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's tensors back."""

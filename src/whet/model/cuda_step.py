@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.model.fused_weights import FusedWeights, GroupFactors
+from whet.model.fused_weights import DecodeWeights, GroupFactors
 from whet.model.norms import enter_in_place, leave_in_place, norm_whole_heads
 
 LONG_PROMPT = 256  # tokens from which a prompt is read once for all its rows, in a pass of its own
@@ -50,7 +50,7 @@ class Workspace:
     shares: tuple[Tensor, Tensor, Tensor] | None  # of long prompts: largest scores, masses, mixtures by part
 
 
-def prompt_parts(weights: FusedWeights, longest: int, prompts_at_once: int) -> int:
+def prompt_parts(weights: DecodeWeights, longest: int, prompts_at_once: int) -> int:
     """Into how many parts a pass over prompts cuts each of them; 0: every row reads its prompt itself."""
     if longest <= LONG_PROMPT:
         return 0
@@ -58,7 +58,7 @@ def prompt_parts(weights: FusedWeights, longest: int, prompts_at_once: int) -> i
     return max(1, min(enough, longest // PART))
 
 
-def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
+def workspace(weights: DecodeWeights, rows: int, parts: int) -> Workspace:
     """Buffers for steps of so many rows; `parts` as `prompt_parts` gives them."""
     sizes, dtype, device = weights.sizes, weights.dtype, weights.embedding.device
 
@@ -90,7 +90,12 @@ def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
 
 
 def decode_step(
-    weights: FusedWeights, caches: Caches, work: Workspace, token: Tensor, position: Tensor, written: Tensor
+    weights: DecodeWeights,
+    caches: Caches,
+    work: Workspace,
+    token: Tensor,
+    position: Tensor,
+    written: Tensor,
 ) -> Tensor:
     """Logits [B, V] behind `token` [B]; its keys and values go to slot `written` [B] of each row's own cache.
 

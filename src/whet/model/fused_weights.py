@@ -7,6 +7,9 @@ An adapter that is kept apart from its base lies beside it. Its `up` (times its 
 so that one product gives both; what goes in is continued by what `down` makes of it:
 
     y = [x, x down'] [weight, scale up]'
+
+A decode step is many small products, and four more in each layer cost it a quarter of its time: where there is memory
+for a second copy of the matrices, it reads one with the adapters in it (`MergedWeights`).
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from whet.model.block import Block, BlockStack, norm_weight
 from whet.model.lora import AdaptedLinear, UnmergedLinear
+from whet.model.low_precision import stochastically_rounded
 
 ALIGNED = 8  # numbers of two bytes: rows that begin at a multiple of 16 bytes are read faster
 
@@ -167,6 +171,65 @@ class FusedWeights:
             after_mlp=self._norm(block.after_mlp),
             factors=(enter, leave, widen, narrow),
         )
+
+
+class MergedWeights:
+    """The same weights with adapters that were kept apart merged into copies of the matrices. `refresh` merges anew.
+
+    A step of an adapter is mostly smaller than half a unit in the last place of the base: rounded to the nearest, the
+    copies would stay the base. They are rounded at random, which is right on average, and always with the same random
+    numbers: the copies hang on the weights alone, whoever makes them and when.
+    """
+
+    def __init__(self, apart: FusedWeights) -> None:
+        self._apart = apart
+        self.sizes, self.dtype = apart.sizes, apart.dtype
+        self.embedding, self.head, self.last_norm = apart.embedding, apart.head, apart.last_norm
+        self._merged: list[tuple[Tensor, Tensor, GroupFactors]] = []  # (copy, matrix and `up` side by side, adapters)
+        self.blocks = [self._block(block) for block in apart.blocks]
+        self.refresh()
+
+    def _block(self, block: FusedBlock) -> FusedBlock:
+        matrices = (block.qkv, block.output, block.gate_up, block.down)
+        qkv, output, gate_up, down = map(self._matrix, matrices, block.factors)
+        return replace(block, qkv=qkv, output=output, gate_up=gate_up, down=down, factors=NO_FACTORS)
+
+    def _matrix(self, whole: Tensor, factors: GroupFactors | None) -> Tensor:
+        if factors is None:
+            return whole
+        copy = torch.empty(len(whole), factors.down.shape[1], dtype=self.dtype, device=whole.device)
+        self._merged.append((copy, whole, factors))
+        return copy
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the policy's weights and adapters as they are now, in place."""
+        self._apart.refresh()
+        stream = torch.Generator(self.embedding.device).manual_seed(0)
+        for copy, whole, factors in self._merged:
+            exact = whole[:, : copy.shape[1]].float().addmm_(factors.up.float(), factors.down.float())
+            noise = torch.randint(1 << 16, copy.shape, generator=stream, dtype=torch.int32, device=copy.device)
+            copy.copy_(stochastically_rounded(exact, noise))
+
+
+DecodeWeights = FusedWeights | MergedWeights
+
+
+def decode_weights(weights: FusedWeights, most_bytes: float) -> DecodeWeights:
+    """What a decode step reads: with adapters merged where copies of their matrices take at most so much."""
+    return MergedWeights(weights) if 0 < _merged_bytes(weights) <= most_bytes else weights
+
+
+def _merged_bytes(weights: FusedWeights) -> int:
+    """What copies with the adapters in them would take; 0 where none is kept apart from a matrix of bfloat16."""
+    if weights.dtype != torch.bfloat16:
+        return 0
+    return sum(
+        len(whole) * factors.down.shape[1] * weights.dtype.itemsize
+        for block in weights.blocks
+        for whole, factors in zip((block.qkv, block.output, block.gate_up, block.down), block.factors, strict=True)
+        if factors is not None
+    )
 
 
 def _spans(layers: Sequence[nn.Linear], ranks: Sequence[int]) -> tuple[tuple[slice, slice] | None, ...]:

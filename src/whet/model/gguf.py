@@ -1,6 +1,6 @@
 """GGUF files, turned once into an ordinary model folder and kept in the cache.
 
-The only file that knows about GGUF. Reading one takes tens of seconds, the folder a moment, so the folder is
+The only file that knows about GGUF. Reading one takes many seconds, the folder a moment, so the folder is
 kept under `cache_folder()`, named by the file's content. Weights are dequantised to float32: they can be trained, and
 they are what the file holds, which is not what the model's makers published.
 
@@ -11,6 +11,7 @@ splitting of the SmolLM2 family, whether a text begins with BOS, and the end-of-
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import io
@@ -22,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ from whet.model.pretrained import first_line, quiet_transformers, read_model
 from whet.types import WhetError
 
 if TYPE_CHECKING:
+    from gguf import GGUFReader
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -136,11 +139,14 @@ def move_into_place(partial: Path, folder: Path) -> None:
 def convert(file: Path, folder: Path) -> None:
     """Write the model of a GGUF file into a folder, as transformers would have saved it."""
     require_packages(file)
-    facts = metadata(file)
+    size = file.stat().st_size / 1e6
+    print(f"converting {file.name} ({size:,.0f} MB) into an ordinary model, once", file=sys.stderr, flush=True)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
-            model = dequantised_model(file)
-            tokenizer = fixed_tokenizer(file, facts)
+        with opened_once(file) as reader:
+            facts = metadata(file, reader)
+            with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
+                model = dequantised_model(file)
+                tokenizer = fixed_tokenizer(file, facts)
     except (ValueError, KeyError, RuntimeError, OSError, ImportError) as error:
         raise WhetError(
             f"{file}: transformers cannot read this GGUF ({first_line(error)}); "
@@ -162,14 +168,56 @@ def require_packages(file: Path) -> None:
         raise WhetError(f"{file}: reading a GGUF needs {' and '.join(absent)}; pip install 'whet[gguf]'")
 
 
-def metadata(file: Path) -> Mapping[str, Any]:
-    """The scalars of the file's header that decide about its tokenizer, by their GGUF names."""
-    from gguf import GGUFReader
+@contextlib.contextmanager
+def opened_once(file: Path) -> Iterator[GGUFReader]:
+    """The file's reader, which transformers gets as well wherever it would open the file again.
+
+    transformers opens a GGUF anew for the config, the tokenizer and the weights, and a vocabulary of 150,000 tokens
+    takes a quarter of a minute to read each time. Meanwhile the weights are dequantised on all cores.
+    """
+    import gguf
+    import numpy
+
+    class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
+        """Reads through a plain array: each of a million slices of a memory map costs several times as much."""
+
+        data: Any
+
+        def _get(self, *arguments: Any, **options: Any) -> Any:
+            if type(self.data) is not numpy.ndarray:
+                self.data = self.data.view(numpy.ndarray)
+            return super()._get(*arguments, **options)
 
     try:
-        fields = GGUFReader(str(file)).fields
+        reader = PlainReader(str(file))
     except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
         raise WhetError(f"{file}: not a GGUF file ({first_line(error)}); copy or download it again") from error
+    plain_reader, plain_dequantize, plain_map = gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pending = {
+            tensor.data.ctypes.data: pool.submit(plain_dequantize, tensor.data, tensor.tensor_type)
+            for tensor in reader.tensors
+        }
+
+        def open_reader(path: Any, mode: Any = "r") -> GGUFReader:
+            return reader if mode == "r" and Path(path) == file else plain_reader(path, mode)
+
+        def dequantize(blocks: Any, kind: Any) -> Any:
+            weights = pending.pop(blocks.ctypes.data, None)
+            return plain_dequantize(blocks, kind) if weights is None else weights.result()
+
+        gguf.GGUFReader, gguf.dequantize = open_reader, dequantize
+        gguf.get_tensor_name_map = functools.cache(plain_map)  # asked for once a module, the same each time
+        try:
+            yield reader
+        finally:
+            gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map = plain_reader, plain_dequantize, plain_map
+            pool.shutdown(cancel_futures=True)
+
+
+def metadata(file: Path, reader: GGUFReader) -> Mapping[str, Any]:
+    """The scalars of the file's header that decide about its tokenizer, by their GGUF names."""
+    fields = reader.fields
     wanted = re.compile(SCALARS)
     facts = {name: field.contents() for name, field in fields.items() if wanted.fullmatch(name)}
     for name in ("tokenizer.ggml.tokens", "tokenizer.chat_template"):

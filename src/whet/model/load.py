@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from whet.model.checkpoint import MANIFEST, complete_checkpoints, verify_checkpoint
+from whet.model.checkpoint import verify_checkpoint
 from whet.model.gguf import converted_folder, smollm2_file
 from whet.model.hub import hub_reachable
 from whet.model.pretrained import first_line, quiet_transformers, read_model
+from whet.model.run_models import CHECKPOINTS, MANIFEST, MODELS, run_model
 from whet.types import WhetError, nearest
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ class LoadedModel:
     end_tokens: tuple[int, ...]  # any of them ends a completion
     context: int  # the most tokens of prompt and completion together
     context_reason: str = ""  # why it is shorter than the config's; empty where it is not
+
+    def shown(self, name: str) -> str:
+        """The name that was asked for, and which of a run's models was loaded for it."""
+        folder = Path(self.source)
+        if os.path.isdir(name) and folder != Path(os.path.expanduser(name)):
+            return f"{name}: {folder.name}"
+        return name
 
 
 def load_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoadedModel:
@@ -88,11 +96,16 @@ def local_folder(name: str) -> Path | None:
     path = Path(os.path.expanduser(name))
     # os.path says no where pathlib raises: a name that is too long, a null byte
     if name and os.path.isdir(path):
-        return newest_checkpoint(path) or path
+        return model_of_folder(path)
     if name and os.path.isfile(path):
         if path.suffix != ".gguf":
             raise WhetError(f"model {name} is a file; give a folder with config.json, or a .gguf file")
         return converted_folder(path)
+    if path.name in MODELS and run_model(path.parent) is not None:
+        raise WhetError(
+            f"run {path.parent} has no {path.name} model: the best is saved after an evaluation that follows a step, "
+            f"the final one at the end; give {path.parent}, which loads its newest weights"
+        )
     if HUB_ID.fullmatch(name) and path.suffix != ".gguf" and not name.startswith("."):
         return None
     raise WhetError(f"no model called {shown_name(name)}; {nearest_fix(name)}")
@@ -103,15 +116,14 @@ def shown_name(name: str) -> str:
     return repr(name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}...")
 
 
-def newest_checkpoint(path: Path) -> Path | None:
-    """The last complete checkpoint of a run folder, or of its checkpoints folder; None for any other folder."""
-    for parent in (path / "checkpoints", path):
-        checkpoints = complete_checkpoints(parent)
-        if checkpoints:
-            return checkpoints[-1]
-    if (path / "checkpoints").is_dir() and not (path / "config.json").is_file():
+def model_of_folder(path: Path) -> Path:
+    """The model that a folder stands for: that of a run, or the folder itself."""
+    model = run_model(path)
+    if model is not None:
+        return model
+    if (path / CHECKPOINTS).is_dir() and not (path / "config.json").is_file():
         raise WhetError(f"run {path} has no complete checkpoint yet; wait for its first save, or give another model")
-    return None
+    return path
 
 
 def nearest_fix(name: str) -> str:

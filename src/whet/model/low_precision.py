@@ -6,12 +6,24 @@ which would otherwise take the type of the embedding and lose eight bits in ever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whet.model.lora import unmerged_layers
+
+
+def stochastically_rounded(values: Tensor, noise: Tensor) -> Tensor:
+    """float32 to bfloat16, up or down so that the mean is right; `noise` is int32, uniform from 0 to 65535.
+
+    The lower 16 bits of a float32 are what bfloat16 has not: adding the noise carries into the upper ones as often as
+    they say. Sign and size are apart in a float, so that this rounds away from zero or towards it.
+    """
+    bits = values.view(torch.int32)
+    rounded = ((bits + noise) & -65536).view(torch.float32)
+    return torch.where(torch.isfinite(values), rounded, values).to(torch.bfloat16)
 
 
 class WideEmbedding(nn.Embedding):
@@ -44,22 +56,17 @@ def _widened(_: nn.Module, __: Any, output: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def saved_weights(model: nn.Module) -> dict[str, Tensor] | None:
-    """What a checkpoint holds, on the CPU: adapters merged, and no two weights in one memory unless they are tied.
-
-    None where the model's own state is just that.
-    """
+def saved_weights(model: nn.Module, copy: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
+    """What a checkpoint holds, as copies: adapters merged, and no two weights in one memory unless they are tied."""
     apart = {f"{name}.weight": layer for name, layer in unmerged_layers(model).items()}
-    if not apart and not is_narrow(model):
-        return None
     held: dict[tuple[int, torch.Size], Tensor] = {}
     saved = {}
     for name, value in model.state_dict().items():
         if name in apart:
-            saved[name] = apart[name].merged().cpu().contiguous()
+            saved[name] = copy(name, apart[name].merged())
             continue
         memory = (value.data_ptr(), value.shape)
         if memory not in held:
-            held[memory] = value.detach().to("cpu", copy=True).contiguous()
+            held[memory] = copy(name, value)
         saved[name] = held[memory]
     return saved

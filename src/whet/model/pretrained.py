@@ -1,4 +1,4 @@
-"""The one door to transformers' loader: quiet, and strict about weights.
+"""The one door to transformers' loader and its file layout: quiet, and strict about weights.
 
 transformers fills a weight that the file lacks with random numbers and only warns. Here that is an error, for
 whatever is loaded: folders, hub models and GGUF files all come through `read_model`.
@@ -6,11 +6,15 @@ whatever is loaded: folders, hub models and GGUF files all come through `read_mo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import json
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from whet.types import WhetError
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MOST_SHOWN = 300  # characters of another package's error
+MOST_BYTES = "50GB"  # of a file of weights: transformers' own choice
 MOST_NAMES = 3  # of missing weights in a message: enough to see the pattern, short enough for a line
 
 
@@ -88,6 +93,42 @@ def refuse_incomplete(model: PreTrainedModel, loading: Mapping[str, Any], shown:
             f"{shown}: the file holds {listed(unexpected)}, which {kind} does not know and would drop; "
             f"check the architecture in config.json"
         )
+
+
+def saved_texts(save: Callable[[str], object]) -> dict[str, bytes]:
+    """The small files that something writes into a folder, by name: a config, a tokenizer."""
+    with tempfile.TemporaryDirectory() as folder, quiet_transformers():
+        save(folder)
+        files = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def weight_files(
+    model: Any, weights: Mapping[str, Tensor], most_bytes: int | str = MOST_BYTES
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, bytes]]:
+    """The weights as `save_pretrained` lays them out in files: tied ones once, under the names of the published model.
+
+    Besides the tensors by file: the index, where there are several files. The model's own weights are not read.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from transformers import PreTrainedModel
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    ignored = getattr(model, "_keys_to_ignore_on_save", None) or ()
+    stored = {name: value for name, value in weights.items() if name not in ignored}
+    if isinstance(model, PreTrainedModel):
+        stored = remove_tied_weights_from_state_dict(stored, model)
+        stored = revert_weight_conversion(model, stored)
+    split = split_torch_state_dict_into_shards(
+        stored, filename_pattern="model{suffix}.safetensors", max_shard_size=most_bytes
+    )
+    files = {file: {name: stored[name] for name in names} for file, names in split.filename_to_tensors.items()}
+    if not split.is_sharded:
+        return files, {}
+    metadata = {"total_parameters": model.num_parameters(), **split.metadata}
+    index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
+    return files, {"model.safetensors.index.json": (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()}
 
 
 def listed(names: Collection[str]) -> str:

@@ -52,7 +52,7 @@ class CopiedReference:
 
     def tensors(self) -> dict[str, Tensor]:
         """Its weights by name; a weight shared by two layers is there once."""
-        return {name: value.detach().cpu().contiguous() for name, value in self._copy.model.named_parameters()}
+        return {name: value.detach() for name, value in self._copy.model.named_parameters()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

@@ -6,6 +6,7 @@ SVG for readers without scripts, for print, for notebooks and for the pictures o
     series      lines, bands and dots on one pair of axes: see `line` and `chart`
     columns     a histogram: [low, high, count] of each column
     intervals   [name, value, low, high, words] of each row, one below the other
+    spans       [name, tone, [[start, end], ...]] of each row: who was busy when
 """
 
 from __future__ import annotations
@@ -105,6 +106,11 @@ def cost_chart(series: Sequence[ChartSeries], is_share: bool, marked: bool = Fal
         across["ticks"] = sorted({x for trace in series for x in trace["x"]})
     unit = is_share and max(values) > 0.5
     return chart(series, x=across, unit=unit, smooth=False, named=True, size=(460, 250))
+
+
+def spans_chart(rows: Iterable[tuple[str, int, Sequence[tuple[float, float]]]], unit: str) -> ChartSpec:
+    """Who was busy when: a row per name, with a bar for each (start, end)."""
+    return {"spans": [[name, tone, [[start, end] for start, end in spans]] for name, tone, spans in rows], "unit": unit}
 
 
 def scatter(points: Sequence[Point], tone: int, most: int = 600) -> ChartSpec:

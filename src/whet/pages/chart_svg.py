@@ -119,6 +119,9 @@ def chart_svg(spec: Mapping[str, Any], label: str, size: tuple[int, int] = SMALL
     if "intervals" in spec:
         height = 40 + 40 * len(spec["intervals"])
         return _svg(label, _intervals(spec, 460, height), (460, height))
+    if "spans" in spec:
+        height = 30 + 26 * len(spec["spans"])
+        return _svg(label, _spans(spec, WIDE[0], height), (WIDE[0], height))
     series = [_thinned(trace) if spec["x"].get("steps") else trace for trace in spec["series"] if _stretches(trace)]
     if not series:
         return ""
@@ -245,6 +248,29 @@ def _intervals(spec: Mapping[str, Any], width: int, height: int) -> list[str]:
                 f'M{right:.1f} {y - 4}V{y + 4}"/>'
             )
         parts.append(Plot(across, AxisScale(0, 1, 0, 1, ())).dot((value, y), f"dot {tone}", 4, words))
+    return parts
+
+
+def _spans(spec: Mapping[str, Any], width: int, height: int) -> list[str]:
+    """A row of bars per name, one below the other; each says when it was pointed at."""
+    rows, unit = spec["spans"], spec["unit"]
+    ends = [end for _, _, spans in rows for span in spans for end in span]
+    left = 16 + 6.4 * max(len(name) for name, *_ in rows)
+    low, high = min(ends), max(ends)
+    across = AxisScale(low, high, left, width - 12, ticks=ticks(low, high, 6) if high > low else (low,))
+    parts = []
+    for tick, text in zip(across.ticks, _texts(across, {}), strict=True):
+        parts.append(f'<path class="grid" d="M{across(tick):.1f} 6V{height - 20}"/>')
+        parts.append(f'<text class="tick middle" x="{across(tick):.1f}" y="{height - 6}">{text}</text>')
+    for index, (name, tone, spans) in enumerate(rows):
+        y = 8 + 26 * index
+        parts.append(f'<text class="tick" x="8" y="{y + 13}">{escape(name)}</text>')
+        for start, end in spans:
+            title = f"{name}: {number(start)} to {number(end)} {unit}"
+            parts.append(
+                f'<rect class="column s{tone}" x="{across(start):.1f}" y="{y}" '
+                f'width="{max(across(end) - across(start), 1):.1f}" height="18"><title>{escape(title)}</title></rect>'
+            )
     return parts
 
 

@@ -17,13 +17,22 @@ from typing import Any
 from whet.pages.chart_specs import Point
 from whet.record.metrics.intervals import share_interval
 from whet.record.metrics.significance import corrected, shares_p, welch_p
-from whet.record.text import ABSENT, ACCURACY_NAMES, aligned, duration, headline, json_values, metric_text, quantity
+from whet.record.text import (
+    ABSENT,
+    ACCURACY_NAMES,
+    LOWER_IS_BETTER,
+    aligned,
+    duration,
+    headline,
+    json_values,
+    metric_text,
+    quantity,
+)
 
 BEYOND_NOISE = 0.05  # p below which a difference counts
 NOTEWORTHY_COST = 1.1  # ratio of generated tokens from which a difference in cost is put into words
 LAST_QUARTER = "reward, last quarter"
 NO_RUN, BEST = "no finished run", ("highest", "lowest")
-LOWER_IS_BETTER = frozenset({"loss", "calibration_error", "step_calibration_error", "squared_error", "truncated"})
 COLUMNS = ("method", "runs", "before", "after", LAST_QUARTER, "tokens per run", "time per run", "verdict")
 SHORT_HEADS = ("method", "runs", "before", "after", "reward", "tokens", "time")
 

@@ -67,9 +67,9 @@ class Figure:
 
     @property
     def is_live(self) -> bool:
-        """True where charts.js draws it: lines, not columns, intervals and dots of several sizes."""
+        """True where charts.js draws it: lines, not columns, intervals, spans and dots of several sizes."""
         looks = ("sizes", "titles", "bare", "diamond")
-        return not {"columns", "intervals"} & set(self.spec) and not any(
+        return not {"columns", "intervals", "spans"} & set(self.spec) and not any(
             look in series for series in self.spec.get("series", ()) for look in looks
         )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from whet.pages.chart_specs import NUM_TONES, ChartSeries, chart, fits_unit, line, reaches
+from whet.pages.chart_specs import NUM_TONES, ChartSeries, chart, fits_unit, line, reaches, spans_chart
 from whet.pages.envelopes import Envelopes, SeriesPoints
 from whet.pages.render import Figure
 from whet.record.log import EvalRecord
@@ -21,6 +21,7 @@ ENDS = ("min", "q1", "median", "q3", "max", "mean", "flat")  # of a recorded dis
 PHASE_TONES = {
     "rollout": 0,
     "reward": 1,
+    "reward_behind": 1,
     "train": 2,
     "save": 3,
     "evaluate": 4,
@@ -164,6 +165,21 @@ def _time_charts(record: RunRecord, names: Sequence[str]) -> list[PlannedChart]:
     if not lines:
         return []
     return [PlannedChart("time", "Time of a step", "seconds, by phase", lines, is_wide=True, is_stacked=True)]
+
+
+def typical_step(steps: Sequence[StepReport]) -> list[Figure]:
+    """When each phase of a step ran, and what went on beside it: of the step that took the median time."""
+    timed = sorted((step for step in steps if step.timeline), key=lambda step: sum(step.seconds.values()))
+    if not timed:
+        return []
+    step = timed[(len(timed) - 1) // 2]
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for phase, start, end in step.timeline:
+        rows.setdefault(phase, []).append((start, end))
+    listed = sorted(rows, key=lambda phase: rows[phase][0])
+    spec = spans_chart(((label(phase), PHASE_TONES.get(phase, 7), rows[phase]) for phase in listed), "s")
+    unit = f"seconds of step {step.step}, the median; what runs at the same time stands below each other"
+    return [Figure("A typical step", unit, spec, is_wide=True)]
 
 
 def drawn_charts(

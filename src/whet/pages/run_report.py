@@ -12,7 +12,7 @@ from typing import Any
 from whet.pages.chart_specs import reliability
 from whet.pages.envelopes import SeriesPoints
 from whet.pages.render import Figure, LegendEntry, PageTable, TextCard, Tile, render_live, write_page
-from whet.pages.run_charts import PHASE_TONES, columns_of, drawn_charts, planned_charts
+from whet.pages.run_charts import PHASE_TONES, columns_of, drawn_charts, planned_charts, typical_step
 from whet.pages.trajectory import turn_cards
 from whet.record.health import ACTIONS, FindingSpan
 from whet.record.run import RunRecord, StepTotals, read_run, started_on, verdict
@@ -96,6 +96,9 @@ def run_values(
     wanted = {column for plan in plans for column in plan.columns} | {f"{plan.key}/flat" for plan in charts.parts}
     values = points(sorted(wanted))
     facts = {str(name)[:80]: str(value)[:LONGEST_TEXT] for name, value in (summary.get("facts") or {}).items()}
+    facts |= {name: str(summary[name])[:LONGEST_TEXT] for name in ("checkpoints", "models") if summary.get(name)}
+    if failures := summary.get("save_failures"):
+        facts["not saved"] = str(failures[-1] if isinstance(failures, list) else failures)[:LONGEST_TEXT]
     if summary.get("seed") is not None:
         facts.setdefault("seed", str(summary["seed"]))
     listed = [Figure(plan.title, plan.unit, {}, key=plan.key) for plan in charts.others]
@@ -108,7 +111,7 @@ def run_values(
         "has_steps": bool(run.steps),
         "figures": drawn_charts(charts.curves, values, run.evals),
         "parts": drawn_charts(charts.parts, values),
-        "times": drawn_charts(charts.times, values),
+        "times": [*drawn_charts(charts.times, values), *typical_step(run.steps)],
         "others": drawn_charts(charts.others, values) if draws_others else listed,
         "evaluation": evaluation_section(run),
         "phases": phases(run) if is_complete or summary.get("seconds") else [],

@@ -119,6 +119,14 @@ class Console:
             which = "eval" if name == "eval" else f"eval {name}"
             self._write(f"{which} at step {step}  {values}  ({duration(seconds)})")
 
+    def save_failed(self, step: int, reason: str) -> None:
+        """Tell of a save that the disk refused, at once: the next may be as unlucky."""
+        line = f"checkpoint of step {step} {reason}"
+        if self._live is None:
+            self._write(line)
+        else:
+            self._terminal.print(Text(line, style="yellow"))
+
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Print what the run came to."""
         self.close()
@@ -239,7 +247,7 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
         rows.append(("tokens", Text(f"{quantity(tokens)}, {number(tokens / total)} per second{burst}")))
     if summary.get("memory"):
         rows.append(("peak memory", Text(memory_text(summary["memory"]))))
-    endings = [name for name in ("ended", "trackers", "report", "next") if summary.get(name)]
+    endings = [name for name in ("ended", "checkpoints", "models", "trackers", "report", "next") if summary.get(name)]
     rows += [(name, Text(str(summary[name]), style="bold")) for name in endings]
     status = str(summary.get("status") or "finished")
     style = "bold" if status == "finished" else "bold yellow"

@@ -8,6 +8,7 @@ resumed leaves the same lines as one that was not, but for `seconds`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -22,6 +23,7 @@ from whet.record.tokens import TokenSettings, token_lines
 from whet.types import Prompt, Sample, StepReport, Turn, WhetError
 
 METRICS, SAMPLES, TOKENS, SUMMARY = "metrics.jsonl", "samples.jsonl", "tokens.jsonl", "run.json"
+MOST_FAILURES = 20  # saves that failed, in the summary: the newest
 LOGS = (METRICS, SAMPLES, TOKENS)
 # what whet 0.1 called the columns and metrics of a run folder
 NAMES_OF_0_1 = {
@@ -133,6 +135,13 @@ class RunRecorder:
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
         self._append(METRICS, [eval_line(EvalRecord(step, name, result, seconds))])
 
+    def save_failed(self, step: int, reason: str) -> None:
+        """In the summary: no line of the log, which is the same for equal runs, may tell of one run's disk."""
+        failures = [*self._summary.get("save_failures", []), f"step {step}: {reason}"]
+        self._summary["save_failures"] = failures[-MOST_FAILURES:]
+        with contextlib.suppress(OSError):  # the disk is what failed: the end of the run writes it again
+            replace_summary(self.folder, self._summary)
+
     def finished(self, summary: Mapping[str, Any]) -> None:
         """The last write of a run: whoever finds it finished finds everything else."""
         self._summary = {**self._summary, "status": "finished", **summary}
@@ -218,6 +227,7 @@ def step_line(report: StepReport) -> dict[str, Any]:
         "metrics": _floats(report.metrics),
         "health": list(report.health),
         "spread": {name: _floats(values) for name, values in sorted(report.spread.items())},
+        **({"timeline": [list(span) for span in report.timeline]} if report.timeline else {}),
         "seconds": _floats(report.seconds),
     }
 
@@ -508,6 +518,7 @@ def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
             health=tuple(line["health"]),
             seconds=_with_nan(line["seconds"]),
             spread={name: _with_nan(values) for name, values in line.get("spread", {}).items()},
+            timeline=tuple((phase, start, end) for phase, start, end in line.get("timeline", ())),
         )
         for line in lines
         if "eval" not in line

@@ -13,8 +13,18 @@ from whet.settings.sections import Listed, Section, Table
 class ReportSection(Section):
     """`[report]`: checkpoints, what is recorded of each step, and the trackers."""
 
-    save_every: int = Field(10, ge=1, le=MOST_STEPS, description="steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1, le=MOST_STEPS, description="checkpoints to keep; older ones are deleted")
+    save: Literal["state", "weights"] = Field(
+        "state", description="state: checkpoints that the run can be resumed from; weights: the model alone"
+    )
+    save_every: int = Field(
+        0, ge=0, le=MOST_STEPS, description="steps between checkpoints; 0: as often as 2% of the wall time pays for"
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, le=MOST_STEPS, description="checkpoints to keep; older ones are deleted, the best and final models not"
+    )
+    weights_dtype: Literal["training", "fp32", "bf16", "fp16"] = Field(
+        "training", description="number type of the best and the final model; training: as they are trained"
+    )
     samples_per_step: int = Field(1, ge=0, le=MOST_ROWS, description="groups per step written to samples.jsonl")
     tokens: int = Field(
         4096,
@@ -30,6 +40,12 @@ class ReportSection(Section):
     tracker_settings: Table = Field(
         default_factory=dict, description="settings by tracker, e.g. report.tracker_settings.wandb.mode=online"
     )
+
+    @model_validator(mode="after")
+    def _keeps_checkpoints(self) -> Self:
+        if self.save == "weights" and self.keep_checkpoints != 2:
+            raise ValueError("keep_checkpoints has no effect with save=weights, which keeps no checkpoints; drop it")
+        return self
 
 
 class HealthSection(Section):

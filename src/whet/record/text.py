@@ -15,6 +15,7 @@ RATES = frozenset(
     | {"errors_found", "step_calibration_error", "reweighted", "unscorable"}
 )
 NATS = frozenset({"kl", "kl_old", "kl_completion", "entropy", "drift", "sampler_gap", "sampler_gap_max"})
+LOWER_IS_BETTER = frozenset({"loss", "calibration_error", "step_calibration_error", "squared_error", "truncated"})
 COUNTS = frozenset({"prompts", "pairs", "rows"})
 PHASES = ("start_up", "rollout", "reward", "reference", "teacher", "train", "evaluate", "save")
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -114,6 +115,17 @@ def headline(values: Mapping[str, Any], preferred: Sequence[str] = ACCURACY_NAME
         if name in values:
             return name
     return next(iter(values), None)
+
+
+def saving_text(saving: Mapping[str, float]) -> str:
+    """What saving came to, and what a kill would have cost: `saving` of a run's summary."""
+    wall = max(saving["wall"], 1e-9)
+    failed = f", {saving['failed']:.0f} failed" if saving["failed"] else ""
+    return (
+        f"{saving['saves']:.0f} saved{failed}; steps waited {duration(saving['held'])} for it "
+        f"({percent(saving['held'] / wall)} of the run), {duration(saving['behind'])} of writing behind them; "
+        f"a kill would have lost at most {count_of(int(saving['most_lost']), 'step')}"
+    )
 
 
 def label(phase: str) -> str:

@@ -121,6 +121,8 @@ class RunMemory:
     num_programs: int = 0
     num_timeouts: int = 0
     last_seconds: list[float] = field(default_factory=list)  # of each completion of the last call
+    # what was run since notes were taken, by prompt and code: completions of a step come in several calls
+    programs: dict[tuple[int, str | None], CandidateProgram] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class CodeTests:
 
     limits_itself: ClassVar[bool] = True  # every job has limits of its own
     notes_add_up: ClassVar[bool] = True  # those of several processes
+    ahead: ClassVar[int] = 8  # calls at once: a straggler must not hold up those that end after it
 
     name: str
     partial: bool
@@ -156,13 +159,18 @@ class CodeTests:
                 tests[id(prompt)] = tests_of(prompt, self.prelude, self.tolerance)
             prompt_tests = tests[id(prompt)]
             code = code_of(completion, prompt_tests.names)
-            written.append(programs.setdefault((id(prompt), code), CandidateProgram(prompt, prompt_tests, code)))
-        self._run(list(programs.values()))
+            key = (id(prompt), code)
+            known = self._memory.programs.get(key) or CandidateProgram(prompt, prompt_tests, code)
+            written.append(programs.setdefault(key, known))
+        self._run([program for key, program in programs.items() if key not in self._memory.programs])
+        self._memory.programs |= programs
+        self._note(written)
         self._memory.last_seconds = [program.seconds for program in written]
         return [self._score(program) for program in written]
 
     def take_notes(self) -> dict[str, float]:
         """How many programs ran into a time limit since the last call, and the seconds they were allowed."""
+        self._memory.programs.clear()  # a resumed run does not know what was run before
         taken = [self._memory.timeouts.popleft() for _ in range(len(self._memory.timeouts))]
         if not taken:
             return {}
@@ -183,7 +191,6 @@ class CodeTests:
         self._measure_golds(late)
         again = [program for program in late if self._seconds(program) > FLOOR_SECONDS]
         self._run_within(again, [self._seconds(program) for program in again])
-        self._note(programs)
 
     def _run_within(self, programs: Sequence[CandidateProgram], seconds: Sequence[int]) -> None:
         """Run programs with so much processor time each, where the packages their tests need are loaded."""
@@ -238,7 +245,7 @@ class CodeTests:
             self._memory.limits[key] = min(allowed, self.limits.cpu_seconds) if is_right else self.limits.cpu_seconds
 
     def _note(self, programs: Sequence[CandidateProgram]) -> None:
-        """Remember who was slow, and count the programs that met a time limit."""
+        """Remember who was slow, and count the completions whose programs met a time limit, whoever ran them."""
         memory, before = self._memory, self._memory.num_timeouts
         memory.seconds.update(dict.fromkeys((program.prompt.id for program in programs), 0.0))
         for program in programs:

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from whet.registry import positions
 
@@ -111,25 +111,51 @@ def _interrupted(call: Callable[[], T], seconds: float) -> T:
     return value
 
 
-def _abandoned(call: Callable[[], T], seconds: float) -> T:
-    outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+class _CallThread:
+    """A thread that makes the calls of another one, which may stop waiting for it; it ends with that thread."""
 
-    def work() -> None:
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self.outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self.thread = threading.Thread(
+            target=_make_calls, args=(self.calls, self.outcomes), name="whet-reward", daemon=True
+        )
+        self.thread.start()
+
+    def __del__(self) -> None:
+        self.calls.put(None)
+
+
+def _make_calls(calls: queue.SimpleQueue[Any], outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]]) -> None:
+    while (call := calls.get()) is not None:
         try:
-            outcome.put((call(), None))
+            outcome: tuple[Any, BaseException | None] = (call(), None)
         except BaseException as error:
-            outcome.put((None, error))
+            outcome = (None, error)
+        del call
+        outcomes.put(outcome)
+        del outcome
 
-    worker = threading.Thread(target=work, name="whet-reward", daemon=True)
-    worker.start()
+
+_local = threading.local()  # one for each thread that makes limited calls
+
+
+def _abandoned(call: Callable[[], T], seconds: float) -> T:
+    caller: _CallThread | None = getattr(_local, "thread", None)
+    if caller is None:
+        caller = _local.thread = _CallThread()
+    caller.calls.put(call)
     try:
-        value, error = outcome.get(timeout=seconds)
+        value, error = caller.outcomes.get(timeout=seconds)
     except queue.Empty:
-        frame = sys._current_frames().get(worker.ident or -1)
+        _local.thread = None
+        caller.calls.put(None)
+        frame = sys._current_frames().get(caller.thread.ident or -1)
         overrun = Overrun(positions(traceback.walk_stack(frame)) if frame else ())
         # asks the stray thread to stop burning a core; Python code obeys at its next line
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(Overrun))
+        stray = ctypes.c_ulong(caller.thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(stray, ctypes.py_object(Overrun))
         raise overrun from None
     if error is not None:
         raise error
-    return value  # type: ignore[return-value]
+    return value  # type: ignore[no-any-return]

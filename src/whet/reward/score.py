@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from whet.protocols import Reward
 from whet.registry import error_text, place, positions
+from whet.reward.ahead import ScoreAhead
 from whet.reward.call import PerSample, RewardFunction, scores_of
 from whet.reward.combine import RewardPart, check_parts, combined
 from whet.reward.failure import PartialFailure, RewardFailure, call_name, source_file
@@ -25,7 +28,17 @@ from whet.reward.limit import Overrun, limited, watchdog
 from whet.reward.user_code import user_code
 from whet.types import Prompt, Sample, StopReason, WhetError
 
-__all__ = ["Failures", "OnError", "RewardPart", "TooManyFailures", "check_parts", "num_unscorable", "score"]
+__all__ = [
+    "Failures",
+    "OnError",
+    "RewardPart",
+    "Scorer",
+    "TooManyFailures",
+    "check_parts",
+    "judged_ahead",
+    "num_unscorable",
+    "score",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +159,7 @@ def score(
     *,
     progress: float = 1.0,
     share: Share | None = None,
+    ahead: ScoreAhead[_Judged] | None = None,
 ) -> list[Sample]:
     """The samples with `parts` (raw scores) and `reward` filled; `prompts[i]` is the prompt of `samples[i]`.
 
@@ -153,7 +167,8 @@ def score(
     batched functions and rewards of your own. A part that is None or excluded makes the sample unscorable:
     reward None. A reward with `limits_itself = True` (a sandbox, a judge) keeps its own time. `progress` is the
     share of the training done, for weights that change. A `Failures` remembers from call to call; a bare policy
-    counts this call alone. `share` may have some of the work done elsewhere.
+    counts this call alone. `share` may have some of the work done elsewhere, and `ahead` (`judged_ahead`) may have
+    done it already.
     """
     if len(prompts) != len(samples):
         raise ValueError(f"{len(prompts)} prompts for {len(samples)} samples")
@@ -166,11 +181,11 @@ def score(
     if len(judged) < len(samples):
         scored = [sample.scored({}, None) for sample in samples]
         chosen, theirs = [samples[number] for number in judged], [prompts[number] for number in judged]
-        some = score(theirs, chosen, parts, timeout, on_error, progress=progress, share=share)
+        some = score(theirs, chosen, parts, timeout, on_error, progress=progress, share=share, ahead=ahead)
         for number, sample in zip(judged, some, strict=True):
             scored[number] = sample
         return scored
-    by_part = {part.name: _row_scores(part, prompts, samples, timeout, failures, share) for part in parts}
+    by_part = {part.name: _row_scores(part, prompts, samples, timeout, failures, share, ahead) for part in parts}
     totals = combined(by_part, parts, progress, [prompt.id for prompt in prompts])
     scored = [
         sample.scored({name: one for name, scores in by_part.items() if (one := scores[i]) is not None}, totals[i])
@@ -180,6 +195,30 @@ def score(
     if excess is not None:
         raise TooManyFailures(excess, scored)
     return scored
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """`score` with everything but the completions: how a run, or an exam, scores them."""
+
+    parts: Sequence[RewardPart]
+    timeout: float
+    failures: Failures
+    progress: float = 1.0
+    share: Share | None = None
+    ahead: ScoreAhead[_Judged] | None = None  # judges completions while others are written
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
+        return score(
+            prompts,
+            samples,
+            self.parts,
+            self.timeout,
+            self.failures,
+            progress=self.progress,
+            share=self.share,
+            ahead=self.ahead,
+        )
 
 
 def _nothing_scored(prompts: Sequence[Prompt], scored: Sequence[Sample], failures: Failures) -> str | None:
@@ -205,11 +244,12 @@ def _row_scores(
     timeout: float,
     failures: Failures,
     share: Share | None,
+    ahead: ScoreAhead[_Judged] | None,
 ) -> list[float | None]:
     """The scores of a part on the rows that it is for, and 0 on the others."""
     chosen = [row for row, prompt in enumerate(prompts) if part.scores_row(prompt.answer is not None)]
     theirs, written = [prompts[row] for row in chosen], [samples[row] for row in chosen]
-    values = _part_scores(part.resolved_reward, theirs, written, timeout, failures, share)
+    values = _part_scores(part.resolved_reward, theirs, written, timeout, failures, share, ahead)
     scores: list[float | None] = [0.0] * len(samples)
     for row, value in zip(chosen, values, strict=True):
         scores[row] = value
@@ -223,6 +263,7 @@ def _part_scores(
     timeout: float,
     failures: Failures,
     share: Share | None = None,
+    ahead: ScoreAhead[_Judged] | None = None,
 ) -> list[float | None]:
     if not samples:
         return []
@@ -231,9 +272,14 @@ def _part_scores(
         chosen, theirs = [samples[row] for row in rows], [prompts[row] for row in rows]
         return _judged(reward, theirs, chosen, timeout, failures.on_error)
 
-    # a reward that sees several samples at once may compare them, or remember them: its calls stay as they are
-    families = [prompt.id for prompt in prompts] if isinstance(reward, PerSample) else None
-    judged = work(list(range(len(samples)))) if share is None else share(families, len(samples), work)
+    if share is not None:
+        # a reward that sees several samples at once may compare them, or remember them: its calls stay as they are
+        families = [prompt.id for prompt in prompts] if isinstance(reward, PerSample) else None
+        judged = share(families, len(samples), work)
+    elif ahead is not None:
+        judged = ahead.verdicts(reward.name, prompts, samples, work)
+    else:
+        judged = work(list(range(len(samples))))
     caught = [verdict.failure for verdict in judged if verdict.failure]
     failures.note(reward.name, [verdict.failed for verdict in judged], caught[-1] if caught else None)
     if caught:
@@ -257,16 +303,26 @@ Share = Callable[[Sequence[Hashable] | None, int, Callable[[list[int]], list[_Ju
 """(the family of each sample; None: all belong together, how many, what to do with some of them) -> of all samples."""
 
 
+def judged_ahead(parts: Sequence[RewardPart], timeout: float, on_error: OnError) -> ScoreAhead[_Judged]:
+    """What judges completions of these parts while others are written, for `score`."""
+
+    def judge(reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[_Judged]:
+        return _judged(reward, prompts, samples, timeout, on_error)
+
+    return ScoreAhead(parts, judge)
+
+
 def _judged(
     reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, on_error: OnError
 ) -> list[_Judged]:
-    if getattr(reward, "limits_itself", False):
+    limits_itself = bool(getattr(reward, "limits_itself", False))
+    if limits_itself:
         timeout = LONGEST_SECONDS
     size = 1 if isinstance(reward, PerSample) else len(samples)
     judged: list[_Judged] = []
-    with user_code(f"reward {reward.name!r}", tell=not _is_built_in(reward)), remarks(reward.name):
+    with _beside(reward), remarks(reward.name):
         _prepare(reward)
-        with watchdog(timeout) as renew_watchdog:
+        with nullcontext(_nothing) if limits_itself else watchdog(timeout) as renew_watchdog:
             for start in range(0, len(samples), size):
                 call = slice(start, start + size)
                 renew_watchdog()
@@ -279,6 +335,18 @@ def _judged(
                     failed = failure.failed if isinstance(failure, PartialFailure) else [True] * size
                     judged += map(_Judged, scores, failed, [str(failure), *[""] * (size - 1)])
     return judged
+
+
+def _beside(reward: Reward) -> AbstractContextManager[None]:
+    """The process as the reward may find it. Beside the thread that trains, the package's own leave it as it is."""
+    built_in = _is_built_in(reward)
+    if built_in and threading.current_thread() is not threading.main_thread():
+        return nullcontext()
+    return user_code(f"reward {reward.name!r}", tell=not built_in)
+
+
+def _nothing() -> None:
+    """For a reward that keeps its own time."""
 
 
 def _is_built_in(reward: Reward) -> bool:

@@ -203,6 +203,11 @@ def user_code(who: str, *, tell: bool = True) -> Iterator[None]:
             )
 
 
+def has_changes() -> bool:
+    """Whether user code has changed what the process shares: then nothing of the run's may go on beside it."""
+    return bool(_changes)
+
+
 def _enter() -> _OwnState:
     """Note the run's state and put user code's in its place."""
     own = _OwnState(

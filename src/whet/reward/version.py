@@ -17,6 +17,7 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import itertools
 import marshal
 import re
 import sys
@@ -188,13 +189,23 @@ def _package(module: str) -> tuple[str, str] | None:
     """(name, version) of the installed package a module comes from, without the local part of a version: 2.11.0+cpu
     and 2.11.0+cu128 are the same release.
     """
-    names = [module.replace("_", "-"), *importlib.metadata.packages_distributions().get(module, [])]
-    for name in names:
+    own_name = module.replace("_", "-")
+    # most packages are called like their module; a list of all that is installed takes seconds
+    for name in itertools.chain([own_name], _packages_with(module)):
         try:
             return name, str(importlib.metadata.version(name)).partition("+")[0]
         except (importlib.metadata.PackageNotFoundError, OSError, ValueError, KeyError):
             continue  # not installed, or its metadata is damaged
     return None
+
+
+def _packages_with(module: str) -> Iterator[str]:
+    yield from _installed_packages().get(module, [])
+
+
+@functools.cache
+def _installed_packages() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
 
 
 def _value_text(value: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whet.record.metrics.timer import Span
 from whet.rollout.episode_runner import PlayNotes
 from whet.types import Group, Prompt, Sample, StopReason, Support, Turn
 
@@ -27,6 +28,7 @@ class RolloutBatch:
     rounds: int
     part_weights: Mapping[str, float] = field(default_factory=dict)  # of the reward, when the samples were scored
     seconds: Mapping[str, float] = field(default_factory=dict)  # that the collection of this step took, by phase
+    spans: tuple[Span, ...] = ()  # when they were, and what was done behind them
     notes: Mapping[str, float] = field(default_factory=dict)  # what the rewards noticed meanwhile, for the metrics
     played: PlayNotes = field(default_factory=PlayNotes)  # what happened in the episodes meanwhile
 
@@ -35,12 +37,12 @@ class RolloutBuffer:
     """First in, first out; full when it holds one batch more than the staleness."""
 
     def __init__(self, staleness: int = 0) -> None:
-        self._staleness = staleness
+        self.staleness = staleness
         self._waiting: list[RolloutBatch] = []
 
     @property
     def is_full(self) -> bool:
-        return len(self._waiting) > self._staleness
+        return len(self._waiting) > self.staleness
 
     def add(self, batch: RolloutBatch) -> None:
         """Append a batch; a full buffer does not refuse it, so look at `is_full` first."""

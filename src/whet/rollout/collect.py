@@ -11,17 +11,31 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from whet.protocols import Engine
-from whet.record.metrics.timer import PhaseTimer
+from whet.record.metrics.timer import PhaseTimer, Span
 from whet.rollout.buffer import RolloutBatch, RolloutBuffer
-from whet.rollout.episode_runner import EpisodeRunner
+from whet.rollout.episode_runner import EpisodeEnded, EpisodeRunner
 from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.weight_sync_check import PolicyWatch
 from whet.types import Group, Prompt, Sample, Sampling
 
 Score = Callable[[Sequence[Prompt], Sequence[Sample]], list[Sample]]
+Meanwhile = Callable[[Sequence[Group]], None]
+BEHIND = "reward_behind"  # rewards at work while something else goes on
 SampleGroups = Callable[[Sequence[int], int, Sampling, tuple[int, ...]], list[Group]]
 """(rows of the prompts, completions per prompt, how, seed) -> scored groups."""
+
+
+class Ahead(Protocol):
+    """Judges completions before all of a batch are there, for the `Score` that comes with it."""
+
+    def begin(self, prompts: Sequence[Prompt]) -> EpisodeEnded:
+        """Episodes to these prompts are about to be played; what is returned hears of each that is over."""
+        ...
+
+    def take_spans(self) -> list[tuple[float, float]]:
+        """(start, end) of what was done since the last time, in seconds of `time.perf_counter`."""
+        ...
 
 
 class GroupFilter(Protocol):
@@ -54,6 +68,7 @@ class RewardContext:
     score: Score
     part_weights: Mapping[str, float] = field(default_factory=dict)  # of the reward, in its order
     take_notes: Callable[[], Mapping[str, float]] = dict  # what rewards noticed since the last time, for the metrics
+    ahead: Ahead | None = None  # judges completions while others are written; `score` finds what it did
 
 
 @dataclass(frozen=True)
@@ -67,8 +82,12 @@ class PromptDataset:
 class Collector(Protocol):
     """Gives a trainer the groups of one step after another, and takes the weights of every step."""
 
-    def collect(self, progress: float) -> RolloutBatch:
-        """The scored groups of the next step; `progress` is the share of the training that is done."""
+    def collect(self, progress: float, meanwhile: Meanwhile | None = None) -> RolloutBatch:
+        """The scored groups of the next step; `progress` is the share of the training that is done.
+
+        `meanwhile` is called, at most once, with the very groups that will be returned, before they are scored: where
+        it is certain which they are, and scores are on their way.
+        """
         ...
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
@@ -113,18 +132,21 @@ class RolloutCollector:
         self._buffer = RolloutBuffer(staleness)
         self._num_batches = 0  # drawn so far
 
-    def collect(self, progress: float) -> RolloutBatch:
+    def collect(self, progress: float, meanwhile: Meanwhile | None = None) -> RolloutBatch:
         """The groups of the next step, and what they cost; the first step of a stale run fills the queue.
 
-        `progress` is the share of the training that is done.
+        `progress` is the share of the training that is done. Each completion goes to the rewards as it ends, and they
+        are waited for when all are written, round by round; a round's size depends on the scores of those before it.
         """
         reward, timer = self._reward_at(progress), PhaseTimer()
         reward.take_notes()  # those of an evaluation do not belong to the step
+        settled = not (self._spec.keep.refills or self._spec.keep.grows or self._spec.greedy or self._buffer.staleness)
+        meanwhile = meanwhile if settled else None
         self._runner.take_notes()
         checked: Mapping[str, float] = {}
         while not self._buffer.is_full:
             self._num_batches += 1
-            sample_groups = partial(self._sample_groups, reward, timer)
+            sample_groups = partial(self._sample_groups, reward, timer, meanwhile)
             batch = draw_batch(sample_groups, self._order.take, self._spec, (self._order.seed, self._num_batches))
             checked = self._check_policy(batch, timer)
             self._order.record(batch.outcomes)
@@ -134,9 +156,9 @@ class RolloutCollector:
         played = self._runner.take_notes()
         # the wait for environments is part of the rollout
         waited = sum(played.seconds.values())
-        timer.add({**played.seconds, **({"rollout": -waited} if waited else {})})
-        batch = self._buffer.take()
-        return replace(batch, seconds=timer.seconds, notes={**reward.take_notes(), **checked}, played=played)
+        timer.add({**played.seconds, **({"rollout": -waited} if waited else {})}, spans_behind(reward))
+        notes = {**reward.take_notes(), **checked}
+        return replace(self._buffer.take(), seconds=timer.seconds, spans=tuple(timer.spans), notes=notes, played=played)
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Hand the policy's new weights to the engine."""
@@ -156,6 +178,7 @@ class RolloutCollector:
         self,
         reward: RewardContext,
         timer: PhaseTimer,
+        meanwhile: Meanwhile | None,
         rows: Sequence[int],
         count: int,
         sampling: Sampling,
@@ -164,7 +187,9 @@ class RolloutCollector:
         tokens = [self._dataset.prompt_tokens[row] for row in rows]
         prompts = [self._dataset.prompts[row] for row in rows]
         with timer.phase("rollout"):
-            completions = self._runner.play(prompts, tokens, count, sampling, seed)
+            completions = play_ahead(self._runner, prompts, tokens, count, sampling, seed, ahead=reward.ahead)
+        if meanwhile is not None and reward.ahead is not None:
+            meanwhile([Group(prompt, tuple(samples)) for prompt, samples in zip(prompts, completions, strict=True)])
         with timer.phase("reward"):
             return score_groups(prompts, completions, reward.score)
 
@@ -178,6 +203,29 @@ class RolloutCollector:
         self._order.restore(state["order"])
         self._num_batches = state["num_batches"]
         self._buffer.restore(state["buffer"], tensors, self._dataset.prompts)
+
+
+def play_ahead(
+    runner: EpisodeRunner,
+    prompts: Sequence[Prompt],
+    prompt_tokens: Sequence[tuple[int, ...]],
+    count: int,
+    sampling: Sampling,
+    seed: tuple[int, ...],
+    rows: Sequence[int] | None = None,
+    *,
+    ahead: Ahead | None,
+) -> list[list[Sample]]:
+    """The runner's episodes; each that is over goes to `ahead` while the others are played."""
+    if ahead is None:
+        return runner.play(prompts, prompt_tokens, count, sampling, seed, rows)
+    hear = ahead.begin([prompt for prompt in prompts for _ in range(count)])
+    return runner.play(prompts, prompt_tokens, count, sampling, seed, rows, ended=hear)
+
+
+def spans_behind(reward: RewardContext) -> list[Span]:
+    """When rewards worked while something else went on."""
+    return [] if reward.ahead is None else [(BEHIND, start, end) for start, end in reward.ahead.take_spans()]
 
 
 def draw_completions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,6 +30,10 @@ def tell_failures(notes: PlayNotes) -> None:
         logger.warning("%d episodes failed in all", max(notes.counts.get("failed_episodes", 0), len(notes.failures)))
 
 
+EpisodeEnded = Callable[[int, Sequence[Sample]], None]
+"""(number of the episode among those that are played, its samples): told when it is over, while others go on."""
+
+
 class EpisodeRunner(Protocol):
     """Plays episodes to prompts: `EnvironmentRunner` with an environment or without one, or an agent's own program."""
 
@@ -41,10 +45,13 @@ class EpisodeRunner(Protocol):
         sampling: Sampling,
         seed: tuple[int, ...],
         rows: Sequence[int] | None = None,
+        ended: EpisodeEnded | None = None,
     ) -> list[list[Sample]]:
         """The samples of `count` episodes to each prompt, prompt by prompt; an episode may leave several.
 
-        `rows` numbers the prompts among all that are played at once, here and elsewhere: seeds depend on it.
+        `rows` numbers the prompts among all that are played at once, here and elsewhere: seeds depend on it. `ended`
+        hears of each episode once, at the latest when all are over, with the very samples that are returned; a runner
+        whose episodes are played elsewhere may leave it out.
         """
         ...
 

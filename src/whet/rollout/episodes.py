@@ -32,7 +32,7 @@ from whet.protocols import Engine, Environment
 from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
-from whet.rollout.episode_runner import PlayNotes
+from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
 from whet.rollout.scheduler import joined_support
 from whet.rollout.seed import request_seed
@@ -154,6 +154,7 @@ class EnvironmentRunner:
         sampling: Sampling,
         seed: tuple[int, ...],
         rows: Sequence[int] | None = None,
+        ended: EpisodeEnded | None = None,
     ) -> list[list[Sample]]:
         """`count` episodes to each prompt, prompt by prompt; `rows` numbers the prompts for the seeds."""
         if not prompts:
@@ -169,8 +170,9 @@ class EnvironmentRunner:
             self._equip(episode)
         sampling = _with_stops(sampling, [played.environment for played in episodes])
         shape = self._shape(prompt_tokens, count, sampling, turns)
-        with closing(LateSession(self._engine, sampling, shape, turns)) as session:
-            play = _Play(self, session, sampling, [tokens for tokens in prompt_tokens for _ in range(count)])
+        play = _Play(self, sampling, [tokens for tokens in prompt_tokens for _ in range(count)], ended)
+        early = None if ended is None else play.write_early
+        with closing(LateSession(self._engine, sampling, shape, turns, early)) as play.session:
             try:
                 play.run(episodes)
             finally:
@@ -227,14 +229,16 @@ class EnvironmentRunner:
 class _Play:
     """One batch of episodes."""
 
+    session: LateSession
+
     def __init__(
         self,
         runner: EnvironmentRunner,
-        session: LateSession,
         sampling: Sampling,
         prompt_tokens: Sequence[tuple[int, ...]],
+        ended: EpisodeEnded | None,
     ) -> None:
-        self._runner, self._session, self._sampling = runner, session, sampling
+        self._runner, self._sampling, self._ended = runner, sampling, ended
         self._prompt_tokens = prompt_tokens  # by episode
         self._limits = runner._limits
         self._calls: dict[int, _EnvironmentCall] = {}  # by episode
@@ -252,12 +256,18 @@ class _Play:
             self._write()
 
     def _write(self) -> None:
-        if self._session.is_idle:
+        if self.session.is_idle:
             return
         started = time.monotonic()
-        written = self._session.advance()
+        written = self.session.advance()
         self._runner._patience.wrote(time.monotonic() - started)
         for request, sample in written:
+            if request in self._writing:  # else it was told early
+                self._written(self._writing.pop(request), sample)
+
+    def write_early(self, request: int, sample: Sample) -> None:
+        """A turn that was finished while others of its batch are written: the end of an episode without environment."""
+        if self._writing[request].environment is None:
             self._written(self._writing.pop(request), sample)
 
     def _begin(self, episode: _Episode) -> None:
@@ -289,7 +299,7 @@ class _Play:
             return
         runner, started = self._runner, time.monotonic()
         self._collect(wait_until=None)
-        while not self._come and self._session.is_idle and self._calls:
+        while not self._come and self.session.is_idle and self._calls:
             self._collect(wait_until=self._next_deadline(), any_will_do=True)
             if self._expire():
                 break
@@ -420,7 +430,7 @@ class _Play:
         )
         number, self._num_requests = self._num_requests, self._num_requests + 1
         episode.request, self._writing[number] = number, episode
-        self._session.add(number, request)
+        self.session.add(number, request)
         return True
 
     def _room(self, episode: _Episode) -> int:
@@ -429,15 +439,15 @@ class _Play:
         rooms = [context - len(episode.tokens)] if context else []
         if most and episode.environment is not None:
             rooms.append(most - (len(episode.tokens) - episode.num_prompt))
-        if self._session.room is not None and episode.environment is not None:
+        if self.session.room is not None and episode.environment is not None:
             # of one that an environment opened late, with a longer prompt than all before it
-            rooms.append(self._session.room - len(episode.tokens))
+            rooms.append(self.session.room - len(episode.tokens))
         return min(rooms, default=self._sampling.max_new_tokens)
 
     def _written(self, episode: _Episode, sample: Sample) -> None:
         """A turn of the policy is done: its environment is next."""
         if episode.environment is None:
-            episode.sample = sample
+            self._over(episode, sample)
             return
         start = len(episode.tokens)
         fresh = sample.tokens[start:].tolist()
@@ -541,12 +551,12 @@ class _Play:
 
     def _end(self, episode: _Episode, reason: StopReason) -> None:
         if episode.request is not None:
-            self._session.release(episode.request)
+            self.session.release(episode.request)
         # what stands behind the last turn of the policy teaches nothing
         policy = [turn for turn in episode.turns if turn.role == "assistant"]
         end = policy[-1].stop if policy else len(episode.tokens)
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
-        episode.sample = Sample(
+        sample = Sample(
             tokens=long_tensor(episode.tokens[:end]),
             action=torch.tensor(episode.action[:end], dtype=torch.bool),
             behavior_logp=logp,
@@ -562,6 +572,12 @@ class _Play:
             metrics=dict(episode.metrics),
             routed_experts=joined_experts(episode.experts),
         )
+        self._over(episode, sample)
+
+    def _over(self, episode: _Episode, sample: Sample) -> None:
+        episode.sample = sample
+        if self._ended is not None:
+            self._ended(episode.number, (sample,))
 
 
 def _with_stops(sampling: Sampling, environments: Sequence[Environment | None]) -> Sampling:

@@ -448,6 +448,7 @@ class DecodeScheduler:
 
     def __init__(self, backend: DecodeBackend, job: DecodeJob, room: tuple[int, int] | None = None) -> None:
         self._backend, self._job, self._log, self._room = backend, job, backend.log, room
+        self._hands_out = room is not None  # completions leave as they end, not all at the end
         self.counts = DecodeCounts()
         self._width = job.budget
         self._waiting: deque[_Occupant] = deque()  # for a row
@@ -466,14 +467,26 @@ class DecodeScheduler:
 
     def run(self) -> Completions:
         """Write all requests of the job."""
-        for tokens, members in zip(self._job.prompts, self._job.members, strict=True):
-            prompt = _HeldPrompt(tokens)
-            for number in members:
-                self._wait(number, self._job.requests[number], prompt)
+        self._wait_for_all()
         with self._backend.running():
             while self._waiting or self._num_writing:
                 self._go_on()
         return self._completions()
+
+    def stream(self, ended: Callable[[list[DrawnCompletion]], None]) -> None:
+        """Write all requests of the job, and tell those that have ended while the others are written."""
+        self._hands_out = True
+        self._wait_for_all()
+        with self._backend.running():
+            while self._waiting or self._num_writing or self._handed_in:
+                if written := self.advance():
+                    ended(written)
+
+    def _wait_for_all(self) -> None:
+        for tokens, members in zip(self._job.prompts, self._job.members, strict=True):
+            prompt = _HeldPrompt(tokens)
+            for number in members:
+                self._wait(number, self._job.requests[number], prompt)
 
     def add(self, number: int, request: Request) -> None:
         """One more request. One that `continues` another keeps its row, where there still is one and it has room."""
@@ -869,9 +882,9 @@ class DecodeScheduler:
             row.experts = self._backend.experts(row.place, _slot(row), prompt, own)
         self._num_writing -= len(gone)
         rows = numbers_on(self._log.device, [row.place for row in gone])
-        width = self._width if self._room is None else max(row.count for row in gone)
+        width = max(row.count for row in gone) if self._hands_out else self._width
         tokens, logp = self._log.written(rows, width)
-        if self._room is None:
+        if not self._hands_out:
             self._handed_in.append(_HandedIn(gone, tokens, logp))
         else:
             self._handed_in.append(_HandedIn(gone, tokens, logp, OnTheWay(tokens, logp), self._supports_of(gone)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,16 +10,19 @@ from typing import Any
 from whet.protocols import Engine, Session
 from whet.types import Request, Sample, Sampling, SessionShape
 
+Ended = Callable[[int, Sample], None]
+"""(number of the request, its sample): told when it has ended, while others are still written."""
+
 
 class BatchSession:
     """A session over `generate`: whatever waits is written as one batch, and earlier turns are read again.
 
     Right for every engine, and the quickest way where each conversation has one completion. Rows that end early wait
-    for the longest of their batch.
+    for the longest of their batch; an engine that can `stream` tells `ended` of them at once.
     """
 
-    def __init__(self, engine: Engine, sampling: Sampling) -> None:
-        self._engine, self._sampling = engine, sampling
+    def __init__(self, engine: Engine, sampling: Sampling, ended: Ended | None = None) -> None:
+        self._engine, self._sampling, self._ended = engine, sampling, ended
         self._waiting: list[tuple[int, Request]] = []
 
     def add(self, number: int, request: Request) -> None:
@@ -33,7 +36,12 @@ class BatchSession:
         chosen = [entry for entry in self._waiting if self._budget(entry[1]) == budget]
         self._waiting = [entry for entry in self._waiting if self._budget(entry[1]) != budget]
         sampling = replace(self._sampling, max_new_tokens=budget)
-        samples = self._engine.generate([request for _, request in chosen], sampling)
+        requests = [request for _, request in chosen]
+        stream, ended = getattr(self._engine, "stream", None), self._ended
+        if stream is None or ended is None:
+            samples = self._engine.generate(requests, sampling)
+        else:
+            samples = stream(requests, sampling, lambda place, sample: ended(chosen[place][0], sample))
         return [(number, sample) for (number, _), sample in zip(chosen, samples, strict=True)]
 
     def _budget(self, request: Request) -> int:
@@ -60,9 +68,12 @@ class LateSession:
     Only then is it known how long first prompts are: environments add to what the data has.
     """
 
-    def __init__(self, engine: Engine, sampling: Sampling, shape: SessionShape, turns: int) -> None:
+    def __init__(
+        self, engine: Engine, sampling: Sampling, shape: SessionShape, turns: int, ended: Ended | None = None
+    ) -> None:
         """`shape`: with the longest prompt of the data."""
         self._engine, self._sampling, self._shape, self._turns = engine, sampling, shape, turns
+        self._ended = ended
         self._waiting: dict[int, Request] = {}
         self._opened = ExitStack()
         self._session: Session | None = None
@@ -85,7 +96,7 @@ class LateSession:
         if self._session is None:
             longest = max((len(waiting.tokens) for waiting in self._waiting.values()), default=0)
             self._shape = replace(self._shape, prompt_tokens=max(longest, self._shape.prompt_tokens))
-            opening = open_session(self._engine, self._sampling, self._shape, self._turns)
+            opening = open_session(self._engine, self._sampling, self._shape, self._turns, self._ended)
             self._session = self._opened.enter_context(opening)
             for number, request in self._waiting.items():
                 self._session.add(number, request)
@@ -109,10 +120,12 @@ class LateSession:
 
 
 @contextmanager
-def open_session(engine: Engine, sampling: Sampling, shape: SessionShape, turns: int) -> Iterator[Session]:
+def open_session(
+    engine: Engine, sampling: Sampling, shape: SessionShape, turns: int, ended: Ended | None = None
+) -> Iterator[Session]:
     """The engine's own session, where it has one and conversations go on; else one over its batches."""
     own: Any = getattr(engine, "session", None)
-    session: Session = own(sampling, shape) if own is not None and turns > 1 else BatchSession(engine, sampling)
+    session: Session = own(sampling, shape) if own is not None and turns > 1 else BatchSession(engine, sampling, ended)
     try:
         yield session
     finally:

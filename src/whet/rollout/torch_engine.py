@@ -10,7 +10,7 @@ is, and why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.cuda_decode import GraphBackend, graph_backend
 from whet.rollout.decode_session import DecodeSession, RereadingSession, check_length
 from whet.rollout.own_cache import OWN_CACHE, OwnCacheBackend, OwnForward, own_forward
-from whet.rollout.scheduler import Completions, DecodeBackend, DecodeScheduler, DrawnCompletion, StopRule, decode_job
+from whet.rollout.scheduler import DecodeBackend, DecodeScheduler, DrawnCompletion, StopRule, decode_job
 from whet.types import Request, Sample, Sampling, SessionShape
 
 
@@ -145,18 +145,49 @@ class TorchEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
+        written: dict[int, DrawnCompletion] = {}
+
+        def work(scheduler: DecodeScheduler, numbers: Sequence[int]) -> None:
+            completions = scheduler.run()
+            written.update((n, completions.written(place, requests[n])) for place, n in enumerate(numbers))
+
+        self._decode(requests, sampling, work)
+        return samples_of([written[number] for number in range(len(requests))], self._tokenizer, self._version)
+
+    @torch.no_grad()
+    def stream(
+        self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, Sample], None]
+    ) -> list[Sample]:
+        """`generate`, which tells each sample with the number of its request while others are still written."""
+        samples: dict[int, Sample] = {}
+
+        def tell(numbers: Sequence[int], written: list[DrawnCompletion]) -> None:
+            with torch.inference_mode(False), torch.no_grad():  # samples outlive the mode they are written in
+                whole = samples_of(written, self._tokenizer, self._version)
+            for drawn, sample in zip(written, whole, strict=True):
+                samples[numbers[drawn.number]] = sample
+                ended(numbers[drawn.number], sample)
+
+        self._decode(requests, sampling, lambda scheduler, numbers: scheduler.stream(partial(tell, numbers)))
+        return [samples[number] for number in range(len(requests))]
+
+    def _decode(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        work: Callable[[DecodeScheduler, Sequence[int]], None],
+    ) -> None:
+        """Call `work` with a scheduler, and the numbers of its requests, until all requests had one."""
         for request in requests:
             check_length(request, sampling.max_new_tokens, self._context)
         if not requests:
-            return []
+            return
         was_training = self._lm.model.training
         self._lm.model.eval()
         try:
-            completions = self._completions(requests, sampling)
+            self._decode_in_eval_mode(requests, sampling, work)
         finally:
             self._lm.model.train(was_training)
-        written = [completions.written(number, request) for number, request in enumerate(requests)]
-        return samples_of(written, self._tokenizer, self._version)
 
     def session(self, sampling: Sampling, shape: SessionShape) -> DecodeSession | RereadingSession:
         """Room for conversations of this shape; `session_path` says how they are written.
@@ -189,28 +220,31 @@ class TorchEngine:
             give_back=give_back,
         )
 
-    def _completions(self, requests: Sequence[Request], sampling: Sampling) -> Completions:
+    def _decode_in_eval_mode(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        work: Callable[[DecodeScheduler, Sequence[int]], None],
+    ) -> None:
         longest_prompt = max(len(request.tokens) for request in requests)
+        everyone = range(len(requests))
         self.decode_path  # noqa: B018  tried out once
         if self._graphs is not None and not self._graphs.refusal(longest_prompt, sampling):
-            return self._graphs.generate(requests, sampling, self._rows_per_batch)
-        if self._decoder is None:
-            return self._own_completions(requests, sampling)
-        job = decode_job(requests, sampling, self._stop)
-        # inference_mode(False) would switch gradients on again
-        with torch.inference_mode() if self._decoder.inference else nullcontext():
-            return DecodeScheduler(BufferBackend(self._decoder, job, self._rows_per_batch), job).run()
-
-    def _own_completions(self, requests: Sequence[Request], sampling: Sampling) -> Completions:
-        own = self._own_forward or OwnForward()
-        lengths = [0 if own.mixes_lengths else len(request.tokens) for request in requests]
-        groups = [[number for number, size in enumerate(lengths) if size == length] for length in sorted(set(lengths))]
-        parts = []
-        for numbers in groups:
-            job = decode_job([requests[number] for number in numbers], sampling, self._stop)
-            backend = OwnCacheBackend(self._lm, job, self._rows_per_batch, own.reader)
-            parts.append(DecodeScheduler(backend, job).run())
-        return parts[0] if len(parts) == 1 else _joined(parts, groups)
+            with self._graphs.prepared(requests, sampling, self._rows_per_batch) as scheduler:
+                work(scheduler, everyone)
+        elif self._decoder is not None:
+            job = decode_job(requests, sampling, self._stop)
+            # inference_mode(False) would switch gradients on again
+            with torch.inference_mode() if self._decoder.inference else nullcontext():
+                work(DecodeScheduler(BufferBackend(self._decoder, job, self._rows_per_batch), job), everyone)
+        else:
+            own = self._own_forward or OwnForward()
+            lengths = [0 if own.mixes_lengths else len(request.tokens) for request in requests]
+            for length in sorted(set(lengths)):
+                numbers = [number for number, size in enumerate(lengths) if size == length]
+                job = decode_job([requests[number] for number in numbers], sampling, self._stop)
+                backend = OwnCacheBackend(self._lm, job, self._rows_per_batch, own.reader)
+                work(DecodeScheduler(backend, job), numbers)
 
 
 def samples_of(written: Sequence[DrawnCompletion], tokenizer: Any, version: int) -> list[Sample]:
@@ -256,22 +290,3 @@ def decoded(tokenizer: Any, rows: Sequence[list[int]]) -> list[str]:
         return [one(row) for row in rows]
     texts: list[str] = backend.decode_batch(rows, skip_special_tokens=True)
     return texts if texts[0] == one(rows[0]) else [one(row) for row in rows]
-
-
-def _joined(parts: Sequence[Completions], groups: Sequence[Sequence[int]]) -> Completions:
-    """Completions of parts of the requests, each in the place of its request."""
-    flat_numbers = [number for numbers in groups for number in numbers]
-    order = sorted(range(len(flat_numbers)), key=flat_numbers.__getitem__)
-
-    def ordered(lists: Sequence[Sequence[Any]]) -> list[Any]:
-        flat = [value for values in lists for value in values]
-        return [flat[number] for number in order]
-
-    return Completions(
-        torch.cat([part.tokens for part in parts])[order],
-        torch.cat([part.logp for part in parts])[order],
-        ordered([part.count for part in parts]),
-        ordered([part.stop for part in parts]),
-        ordered([part.support for part in parts]),
-        ordered([part.experts for part in parts]),
-    )

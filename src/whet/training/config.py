@@ -17,6 +17,7 @@ from pydantic import Field
 
 from whet.data.sections import DataSection, DemonstrationSection, PromptSection
 from whet.envs.sections import EnvSection, env_defaults, evaluated_env
+from whet.model.run_models import run_of
 from whet.model.sections import ModelSection
 from whet.objective import catalogue
 from whet.objective.catalogue import MethodKind
@@ -196,10 +197,10 @@ class PolicyConfig(RunConfig):
                 f"batch.staleness={self.batch.staleness} makes every step that far behind, and "
                 f"scale.max_staleness={scale.max_staleness} at most that far; give one of the two"
             )
-        if not self.env.is_single:
+        if not self.env.is_single and (scale.engines or self.sampling.engine != "torch"):
             raise WhetError(
-                "scale.max_staleness: the turns of an episode wait for its environment, which answers in the trainer's "
-                "process while it collects; give scale.max_staleness=0 with env, or env=single"
+                "scale.max_staleness: episodes are played ahead of the trainer by a thread of its own process, on a "
+                "copy of the policy; give scale.engines=0 and sampling.engine=torch, or scale.max_staleness=0"
             )
         if self.batch.routing_replay == "sampler":
             raise WhetError(
@@ -388,7 +389,7 @@ def origin_of(name: str) -> str:
     """The model that a run, or a checkpoint of one, began with: a trained built-in model is still as small."""
     for _ in range(20):  # runs on runs on runs
         folder = Path(name)
-        files = (parent / "config.toml" for parent in (folder, folder.parent.parent))
+        files = (parent / "config.toml" for parent in (folder, run_of(folder)))
         configs = [file for file in files if os.path.isfile(file)]  # False for a name that is too long, too
         model = read_toml(configs[0]).get("model") if configs else None
         before = model.get("name") if isinstance(model, Mapping) else None

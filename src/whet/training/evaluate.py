@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from whet.protocols import Engine
-from whet.rollout.collect import Score, score_groups
+from whet.rollout.collect import Score, play_ahead, score_groups
 from whet.rollout.episode_runner import EpisodeRunner, tell_failures
 from whet.rollout.episodes import EnvironmentRunner
 from whet.types import Group, Prompt, Sample, Sampling, StopReason, by_episode
@@ -35,7 +35,8 @@ class Evaluator:
         """One scored group per prompt: a greedy completion, or `num_samples` drawn ones."""
         sampling = replace(self.sampling, temperature=temperature)
         runner = self.runner or EnvironmentRunner(self.engine)
-        completions = runner.play(self.prompts, self.prompt_tokens, num_samples, sampling, (seed,))
+        ahead = getattr(self.score, "ahead", None)
+        completions = play_ahead(runner, self.prompts, self.prompt_tokens, num_samples, sampling, (seed,), ahead=ahead)
         tell_failures(runner.take_notes())
         return score_groups(self.prompts, completions, self.score)
 

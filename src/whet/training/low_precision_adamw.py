@@ -15,22 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whet.model.low_precision import stochastically_rounded
 from whet.model.quantized import BLOCK, int8_codes, int8_values
 
 SLICE = 1 << 24  # numbers that are in float32 at a time; a multiple of a block
 KINDS = {"exp_avg": True, "exp_avg_sq": False}  # of moments, and whether they have a sign
 LARGEST = "largest"  # of each block
-
-
-def stochastically_rounded(values: Tensor, noise: Tensor) -> Tensor:
-    """float32 to bfloat16, up or down so that the mean is right; `noise` is int32, uniform from 0 to 65535.
-
-    The lower 16 bits of a float32 are what bfloat16 has not: adding the noise carries into the upper ones as often as
-    they say. Sign and size are apart in a float, so that this rounds away from zero or towards it.
-    """
-    bits = values.view(torch.int32)
-    rounded = ((bits + noise) & -65536).view(torch.float32)
-    return torch.where(torch.isfinite(values), rounded, values).to(torch.bfloat16)
 
 
 class LowPrecisionAdamW(torch.optim.Optimizer):

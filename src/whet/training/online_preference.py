@@ -41,7 +41,7 @@ class OnlinePreferenceTrainer(PreferenceTrainer):
 
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
         rollout = self._collector.collect(progress=(number - 1) / self._steps)
-        timer.add(rollout.seconds)
+        timer.add(rollout.seconds, rollout.spans)
         groups = [group for _, group in rollout.groups]
         pairs = [pair for group in groups if (pair := best_and_worst(group)) is not None]
         if not pairs:

@@ -40,9 +40,9 @@ def adamw(model: nn.Module, settings: OptimizerSection) -> torch.optim.Optimizer
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by parameter name, ready for safetensors."""
+    """The optimizer's own state by parameter name, where it lies."""
     return {
-        f"{name}/{key}": torch.as_tensor(value).detach().cpu().contiguous()
+        f"{name}/{key}": torch.as_tensor(value).detach()
         for name, parameter in model.named_parameters()
         for key, value in sorted(optimizer.state.get(parameter, {}).items())
     }

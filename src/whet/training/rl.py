@@ -72,6 +72,11 @@ from whet.types import Group, Prompt, RunFailed, Sample, Sampling, StepReport, T
 logger = logging.getLogger(__name__)
 
 SHOWN_FAILURES = 3  # of a step's episodes, in words
+# what `RLTrainer._annotate` adds to a batch; none of it depends on a reward
+ANNOTATED = (
+    *("ref_logp", "teacher_logp", "teacher_top", "teacher_top_logp"),
+    *("old_logp", "entropy", "old_experts", "value"),
+)
 TUNED = ("beta", "length_power", "entropy_weight")  # values that an objective adapts from step to step
 
 
@@ -171,12 +176,24 @@ class RLTrainer:
         return self._objective.control.ends_run(self._memory)
 
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        rollout = self._collector.collect(progress=(number - 1) / self._steps)
-        timer.add(rollout.seconds)
+        early: list[TokenBatch] = []
+
+        def annotate(groups: Sequence[Group]) -> None:
+            """What can be known of the groups before they are scored."""
+            early.append(self._annotate(self._pack(groups, {}), groups, timer))
+
+        reads_scores = self._models.target.section.context != "none"  # the teacher is shown how it went
+        meanwhile = None if reads_scores else annotate
+        rollout = self._collector.collect((number - 1) / self._steps, meanwhile)
+        timer.add(rollout.seconds, rollout.spans)
         for failure in rollout.played.failures[:SHOWN_FAILURES]:
             logger.warning("step %d: %s; it is left out", number, failure)
         groups = self._select(rollout, number)
-        batch = self._annotate(self._pack(groups, rollout.part_weights), groups, timer)
+        batch = self._pack(groups, rollout.part_weights)
+        if early and len(groups) == len(rollout.groups):  # all are trained on: what is known of them holds
+            batch = replace(batch, **{name: getattr(early[0], name) for name in ANNOTATED})
+        else:
+            batch = self._annotate(batch, groups, timer)
         batch, self._memory = self._objective.advantage(batch, self._memory)
         rate = self.rate_factor * scheduled_rate(self._optimizer_section, number, self._steps)
         source = self._models.demonstrations
@@ -213,7 +230,7 @@ class RLTrainer:
             },
         )
         self._publish(number)
-        return report, traces.on(samples)
+        return replace(report, timeline=timer.timeline()), traces.on(samples)
 
     def _select(self, rollout: RolloutBatch, number: int) -> list[Group]:
         """The groups to train on; an error where nothing can be learned from them."""

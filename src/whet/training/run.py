@@ -19,16 +19,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from whet.model.checkpoint import (
-    checkpoint_step,
-    complete_checkpoints,
-    hide,
-    load_checkpoint,
-    prune_checkpoints,
-    remove_leftovers,
-    save_checkpoint,
-)
+from whet.model.checkpoint import hide, load_checkpoint
 from whet.model.finite import non_finite_weight
+from whet.model.run_models import checkpoint_step, complete_checkpoints
 from whet.record.health import diagnosis
 from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, read_metrics, step_reports
 from whet.record.metrics.timer import PhaseTimer
@@ -36,8 +29,9 @@ from whet.record.sections import HealthSection, ReportSection
 from whet.record.thinning import ThinnedLog
 from whet.training.distributed.agreement import agree_on_step
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded, save_sharded
+from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded
 from whet.training.health_actions import HealthAction, HealthWatch
+from whet.training.saving import Savable, Saver
 from whet.types import Prompt, RunFailed, Sample, StepReport
 
 
@@ -119,6 +113,7 @@ class TrainingResult:
     seconds: Mapping[str, float]
     tokens: int  # generated, or trained on where nothing is generated
     ended: str = ""  # why a finished run ended before its last step
+    saving: Mapping[str, float] = field(default_factory=dict)  # what saving cost, and a kill would have
 
 
 @dataclass
@@ -145,7 +140,7 @@ def notify(callbacks: Sequence[object], event: str, *arguments: Any) -> None:
 
 def _for_checks(report: StepReport) -> StepReport:
     """What health checks read of a step: all steps are kept, and the rest would be most of their memory."""
-    return replace(report, spread={}, seconds={}, health=())
+    return replace(report, spread={}, seconds={}, timeline=(), health=())
 
 
 def run_training(
@@ -174,7 +169,7 @@ def run_training(
     `also_saved` is what checkpoints hold besides the trainer, by name; `identity` is what they say whose they are.
     Of several ranks the first alone writes records and is listened to by callbacks; `note` hears what this rank does.
     """
-    checkpoints, others = folder / "checkpoints", dict(also_saved or {})
+    others = dict(also_saved or {})
     progress = _restored(trainer, folder, checkpoint, others, ranks)
     ranks.gather(None)  # the first rank has cut the logs back
     note = note or _ignore
@@ -205,66 +200,91 @@ def run_training(
             evals.append(EvalRecord(step, "eval", result, timer.seconds["evaluate"]))
             notify(everyone, "evaluated", step, "eval", result, timer.seconds["evaluate"])
 
-    def save(step: int) -> None:
+    def state() -> dict[str, Any]:
+        return {
+            "run": vars(progress),
+            "trainer": trainer.state(),
+            "also": {name: part.state() for name, part in others.items()},
+            "logs": record.position(),
+            "identity": identity,
+        }
+
+    def save(step: int, *, checkpoint: bool, best: Mapping[str, Any] | None = None, is_last: bool = False) -> None:
         note(f"saving step {step}")
         _refuse_lost(record, step)
         timer = PhaseTimer()
         with timer.phase("save"):
             _check_weights(trainer.model, step, folder)
-            state = {
-                "run": vars(progress),
-                "trainer": trainer.state(),
-                "also": {name: part.state() for name, part in others.items()},
-                "logs": record.position(),
-                "identity": identity,
-            }
-            content = (trainer.model, trainer.tokenizer, trainer.tensors(), state)
-            if ranks.size == 1:
-                path = save_checkpoint(checkpoints, step, *content)
-            else:
-                path = save_sharded(ranks, checkpoints, step, *content)
-            if ranks.is_first:
-                prune_checkpoints(checkpoints, saving.keep_checkpoints)
+            measured = progress.after if progress.evaluated_at == step else {}
+            content = Savable(step, trainer.model, trainer.tokenizer, trainer.tensors, state)
+            saver.save(content, checkpoint=checkpoint, best=best, final=measured if is_last else None)
+            if is_last:
+                saver.finish()
         _add(spent, timer.seconds)
-        notify(everyone, "saved", step, path)
 
-    if ranks.is_first:
-        remove_leftovers(checkpoints)
-        prune_checkpoints(checkpoints, saving.keep_checkpoints)  # a kill may have come between a save and its pruning
-    if progress.evaluated_at < 0:
-        evaluate(0)
-    saved = progress.step if checkpoint is not None else -1
-    with _graceful_stop() as stopping:
-        for step in range(progress.step + 1, (steps if trainer.ended_early is None else progress.step) + 1):
-            timer = PhaseTimer()
-            note(f"in step {step}")
-            with _memory_in_words(f"step {step}", folder):
-                report, samples = trainer.step(step, timer)
-            health = diagnosis([*history.items(), report], precision, health_settings, evals)
-            taken = _actions(watch, health, progress, trainer, ranks)
-            report = replace(report, health=(*health, *taken.values()), seconds=timer.seconds)
-            history.append(_for_checks(report))
-            _add(spent, timer.seconds)
-            progress.step = step
-            progress.tokens += report.counts.get("tokens", 0)
-            _refuse_lost(record, step)
-            notify(everyone, "stepped", report, samples)
-            done = step == steps or trainer.ended_early is not None or "stop" in taken
-            stops, disagreement = agree_on_step(ranks, trainer.model, report, samples, stopping.is_set())
-            if disagreement:
-                raise RunFailed(disagreement)
-            if done or (eval_every and step % eval_every == 0):
-                evaluate(step)
-            if done or stops or "checkpoint" in taken or step % saving.save_every == 0:
-                save(step)
-                saved = step
-            # several ranks stop together: a signal that came to one meanwhile counts at the next step
-            if done or stops or (ranks.size == 1 and stopping.is_set()):
-                break
-    if saved != progress.step:  # the signal came after its step had been looked at
-        save(progress.step)
+    def failed(step: int, text: str) -> None:
+        notify(everyone, "save_failed", step, text)
+
+    saver = Saver(folder, saving, ranks, progress.step, lambda *done: notify(everyone, "saved", *done), failed)
+    try:
+        if progress.evaluated_at < 0:
+            evaluate(0)
+        saved = progress.step if checkpoint is not None else -1
+        is_final = False
+        with _graceful_stop() as stopping:
+            for step in range(progress.step + 1, (steps if trainer.ended_early is None else progress.step) + 1):
+                timer = PhaseTimer()
+                note(f"in step {step}")
+                with _memory_in_words(f"step {step}", folder):
+                    report, samples = trainer.step(step, timer)
+                health = diagnosis([*history.items(), report], precision, health_settings, evals)
+                taken = _actions(watch, health, progress, trainer, ranks)
+                report = replace(report, health=(*health, *taken.values()), seconds=timer.seconds)
+                history.append(_for_checks(report))
+                _add(spent, timer.seconds)
+                progress.step = step
+                progress.tokens += report.counts.get("tokens", 0)
+                _refuse_lost(record, step)
+                notify(everyone, "stepped", report, samples)
+                saver.stepped(step)
+                done = step == steps or trainer.ended_early is not None or "stop" in taken
+                stops, disagreement = agree_on_step(ranks, trainer.model, report, samples, stopping.is_set())
+                if disagreement:
+                    raise RunFailed(disagreement)
+                best = None
+                if done or (eval_every and step % eval_every == 0):
+                    evaluate(step)
+                    best = saver.new_best(report, progress.after)
+                is_final = done or stops
+                if is_final or "checkpoint" in taken or saver.due(step):
+                    save(step, checkpoint=True, best=best, is_last=is_final)
+                    saved = step
+                elif best is not None:
+                    save(step, checkpoint=False, best=best)
+                # several ranks stop together: a signal that came to one meanwhile counts at the next step
+                if is_final or (ranks.size == 1 and stopping.is_set()):
+                    break
+            if not is_final:  # the signal came after its step had been looked at, or there was no step left to do
+                save(progress.step, checkpoint=saved != progress.step, is_last=True)
+    except BaseException as error:
+        _leave(saver, error)
+        raise
+    finally:
+        saver.release()
     _refuse_lost(record, progress.step)
-    return _result(progress, steps, trainer.ended_early or progress.stopped or None, spent)
+    result = _result(progress, steps, trainer.ended_early or progress.stopped or None, spent)
+    return replace(result, saving=saver.account())
+
+
+def _leave(saver: Saver, error: BaseException) -> None:
+    """End the save under way of a run that broke: a whole picture is written to its end, unless nobody may wait."""
+    try:
+        if not isinstance(error, KeyboardInterrupt | FolderLost):
+            saver.wait()
+    except Exception as also:
+        error.add_note(f"besides, the save under way failed: {also}")
+    finally:
+        saver.abandon()
 
 
 def _actions(

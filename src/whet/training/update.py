@@ -86,17 +86,20 @@ def token_scores(
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
     chosen = _no_experts(model, batch) if experts else None
-    for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(model)):
-        part = trimmed(batch.select(rows)) if rows else idle_row(batch)
-        width = part.tokens.shape[1]
-        part_replay = None if replay is None or not rows else replay[rows][:, :width]
-        details = Details(replay=part_replay, experts=chosen is not None)
-        scores = token_logp(model, part.tokens, part.action, temperature, part.support, details)
+    done: list[tuple[list[int], TokenScores]] = []
+    with unchanged_weights():
+        for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(model)):
+            part = trimmed(batch.select(rows)) if rows else idle_row(batch)
+            part_replay = None if replay is None or not rows else replay[rows][:, : part.tokens.shape[1]]
+            details = Details(replay=part_replay, experts=chosen is not None)
+            done.append((rows, token_logp(model, part.tokens, part.action, temperature, part.support, details)))
+    for rows, scores in done:  # read when all are on their way: between two passes the device would wait
         if rows:
+            width = scores.logp.shape[1]
             logp[rows, :width] = scores.logp.float().cpu()
             entropy[rows, :width] = scores.entropy.float().cpu()
-        if rows and chosen is not None and scores.experts is not None:
-            chosen[rows, :width] = scores.experts.cpu()
+            if chosen is not None and scores.experts is not None:
+                chosen[rows, :width] = scores.experts.cpu()
     return TokenScores(ranks.sum_tensor(logp), ranks.sum_tensor(entropy), experts=_joined_experts(ranks, chosen))
 
 

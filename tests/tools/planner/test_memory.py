@@ -119,8 +119,8 @@ def test_the_constants_are_those_of_the_code():
 
     ours = (memory.CHUNK_ELEMENTS, memory.DEVICE_CHUNKS, memory.KERNEL_CHUNKS, memory.PREFILL_TOKENS)
     assert ours == (head.CHUNK_ELEMENTS, head.DEVICE_CHUNKS, head.KERNEL_CHUNKS, scheduler.PREFILL_TOKENS)
-    ours = (memory.SMALLEST, memory.KEPT_SHARE, memory.USED_SHARE)
-    assert ours == (cuda_decode.SMALLEST, cuda_decode.KEPT_SHARE, cuda_decode.USED_SHARE)
+    names = ("SMALLEST", "KEPT_SHARE", "USED_SHARE", "MERGED_SHARE")
+    assert [getattr(memory, name) for name in names] == [getattr(cuda_decode, name) for name in names]
     assert cuda_decode._whole_blocks(1) == memory.BLOCK
 
 

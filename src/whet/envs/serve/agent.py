@@ -22,7 +22,7 @@ from whet.envs.serve.endpoint import HttpEndpoint, require_server
 from whet.envs.serve.programs import PATIENCE, AgentProgram, ProgramGuard, end_all, program_arguments
 from whet.envs.serve.request_queue import RequestQueue
 from whet.protocols import Engine
-from whet.rollout.episode_runner import PlayNotes
+from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
 from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
 
 AT_ONCE = 16  # programs
@@ -109,6 +109,7 @@ class AgentRunner:
         sampling: Sampling,
         seed: tuple[int, ...],
         rows: Sequence[int] | None = None,
+        ended: EpisodeEnded | None = None,
     ) -> list[list[Sample]]:
         """The samples of `count` episodes to each prompt; an episode leaves one for each leaf of its calls."""
         episodes = [
@@ -121,7 +122,7 @@ class AgentRunner:
         endpoint = self._started()
         self._queue.open(sampling, fixed=True)
         try:
-            self._run(episodes, endpoint)
+            self._run(episodes, endpoint, ended)
         finally:
             for episode in episodes:
                 endpoint.forget(episode.token)
@@ -163,20 +164,26 @@ class AgentRunner:
         record = CallRecord(name, place, seed, most_calls=limits.calls, most_tokens=limits.tokens)
         return _AgentEpisode(record, prompt, tokens, secrets.token_urlsafe(24))
 
-    def _run(self, episodes: Sequence[_AgentEpisode], endpoint: HttpEndpoint) -> None:
+    def _run(
+        self, episodes: Sequence[_AgentEpisode], endpoint: HttpEndpoint, ended: EpisodeEnded | None = None
+    ) -> None:
         waiting = list(episodes)
         running: list[_AgentEpisode] = []
+        tell = ended or (lambda number, samples: None)
         while waiting or running:
             while waiting and len(running) < self._limits.at_once:
                 episode = waiting.pop(0)
                 self._begin(episode, endpoint)
                 if episode.program is not None:
                     running.append(episode)
+                else:
+                    tell(episode.record.number, episode.samples or ())
             self._queue.take()
             for episode in list(running):
                 if self._is_over(episode):
                     running.remove(episode)
                     self._finish(episode, endpoint)
+                    tell(episode.record.number, episode.samples or ())
             patience = self._patience(running)
             if patience > 0 and running:
                 started = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 import logging
@@ -70,6 +71,8 @@ class Judge:
         self._cache = AnswerCache(settings.cache) if settings.cache else None
         self.budget = JudgeBudget(settings.max_calls, settings.max_tokens, self._cache)
         self._num_without_verdict = 0
+        self._early: dict[str, str | Trouble] = {}  # answers to questions that were asked ahead of their call
+        self._asks_early = False
 
     @property
     def name(self) -> str:
@@ -111,15 +114,32 @@ class Judge:
         return {"rubric": repr(self.rubric), **settings.request, **{key: getattr(settings, key) for key in keys}}
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        return self._checked(prompts, self._found(prompts, samples))
+
+    def _found(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | Trouble | None]:
         completions = [self._visible(sample.completion) for sample in samples]
         if self.settings.compare == "none":
-            scores = self._rubric_scores(prompts, completions)
-        elif self.settings.compare == "reference":
+            return self._rubric_scores(prompts, completions)
+        if self.settings.compare == "reference":
             references = [self._reference(prompt) for prompt in prompts]
-            scores = list(self._outcomes(list(zip(prompts, completions, references, strict=True))))
-        else:
-            scores = self._ranks(prompts, completions)
-        return self._checked(prompts, scores)
+            return list(self._outcomes(list(zip(prompts, completions, references, strict=True))))
+        return self._ranks(prompts, completions)
+
+    @property
+    def ahead(self) -> bool:
+        """A server is asked while completions are written; the engine that writes them cannot be."""
+        return self._ask is None
+
+    @property
+    def prefetches_groups(self) -> bool:
+        """Its questions are about several completions to a prompt."""
+        return self.settings.compare == "group"
+
+    def prefetch(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> None:
+        """Ask what these completions will need, again too where an answer has no verdict; a call finds the answers."""
+        asking = copy.copy(self)
+        asking._asks_early = True
+        asking._found(prompts, samples)
 
     def preferences(self, questions: Sequence[JudgeQuestion]) -> list[PairVerdict | None]:
         """Which of its two answers each question prefers; None where no verdict could be read."""
@@ -248,9 +268,13 @@ class Judge:
         """One answer per question, from the cache where it holds one; equal questions are sent once."""
         keys = [question_key(self.settings.request, question) for question in questions]
         answers: dict[str, str | Trouble] = dict(self._cache.lookup(keys)) if self._cache is not None else {}
+        take = self._early.get if self._asks_early else self._early.pop  # one call uses an early answer, and no other
+        answers |= {key: early for key in dict.fromkeys(keys) if (early := take(key, None)) is not None}
         missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in answers}
         if missing:
             answers |= self._ask_source(missing, rubric)
+        if self._asks_early:
+            self._early.update((key, answers[key]) for key in keys)
         return [answers[key] for key in keys]
 
     def _ask_source(self, missing: Mapping[str, Messages], rubric: Rubric | None) -> dict[str, str | Trouble]:

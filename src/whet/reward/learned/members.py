@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+from whet.model.run_models import ABOUT, CHECKPOINTS, MODELS, run_model, run_of
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT = re.compile(r"step-(\d{6,})")
 HEADS = "score_members"  # in a model's config: [centre, scale] of each head, or None where they were not measured
 APART = 2.0  # times one member's scores may be spread wider than another's before that is worth a warning
 
@@ -30,7 +29,7 @@ def folders_of(folder: str | Sequence[str]) -> list[str]:
 
 
 def model_folders(folder: str | Sequence[str]) -> list[str]:
-    """Where the models are: a run stands for its newest checkpoint, a folder of runs by seed for all of them."""
+    """Where the models are: a run stands for its newest weights, a folder of runs by seed for all of them."""
     return [model for member in folders_of(folder) for model in _models_in(member)]
 
 
@@ -38,25 +37,15 @@ def _models_in(folder: str) -> list[str]:
     path = Path(folder)
     if (path / "config.json").is_file():
         return [folder]
-    newest = _newest(path)
+    newest = run_model(path)
     if newest is not None:
-        return [newest]
+        return [str(newest)]
     runs = sorted((run for run in path.glob("seed-*") if run.is_dir()), key=_number)
-    folders = [(run, _newest(run)) for run in runs]
+    folders = [(run, run_model(run)) for run in runs]
     unfinished = [run for run, model in folders if model is None]
     if unfinished:
         raise WhetError(f"{unfinished[0]}: this member has no checkpoint yet; train it to its end, or name the others")
-    return [model for _, model in folders if model is not None] or [folder]
-
-
-def _newest(run: Path) -> str | None:
-    """The newest complete checkpoint of a run."""
-    there = [
-        checkpoint
-        for checkpoint in (run / "checkpoints").glob("step-*")
-        if CHECKPOINT.fullmatch(checkpoint.name) and (checkpoint / "manifest.json").is_file()
-    ]
-    return str(max(there, key=_number)) if there else None
+    return [str(model) for _, model in folders if model is not None] or [folder]
 
 
 def _number(path: Path) -> int:
@@ -95,7 +84,8 @@ def saved_config(folder: str | Sequence[str]) -> dict[str, Any] | None:
 def run_name(folder: str) -> str:
     """What the scores of a folder's model are reported under: the name of its run."""
     path = Path(folder).resolve()
-    return path.parent.parent.name if path.parent.name == "checkpoints" else path.name
+    is_of_run = path.parent.name == CHECKPOINTS or (path.name in MODELS and (path / ABOUT).is_file())
+    return run_of(path).name if is_of_run else path.name
 
 
 def head_scales(config: Any) -> list[Scale | None] | None:

@@ -17,7 +17,7 @@ from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, EvalSummary, 
 from whet.reward.answer import final_answer, final_part, normal_form
 from whet.reward.refusal import is_refusal
 from whet.reward.think_format import is_visible
-from whet.rollout.collect import score_groups
+from whet.rollout.collect import play_ahead, score_groups
 from whet.rollout.episode_runner import tell_failures
 from whet.tools.evaluation.budget import BudgetForcing, Codec, cut_at, extended_thoughts, forced_answers
 from whet.tools.evaluation.evaluation import check_samples, eval_facts, eval_setup, group_metrics
@@ -235,7 +235,8 @@ def _chunk(setup: EvalSetup, rows: range) -> list[dict[str, Any]]:
     temperature = config.sampling.temperature if plan.samples > 1 else 0.0
     sampling = replace(evaluator.sampling, temperature=temperature)
     runner = setup.runtime.runner
-    drawn = runner.play(prompts, tokens, plan.samples, sampling, (config.seed,), rows)
+    ahead = getattr(evaluator.score, "ahead", None)
+    drawn = play_ahead(runner, prompts, tokens, plan.samples, sampling, (config.seed,), rows, ahead=ahead)
     tell_failures(runner.take_notes())
     groups = score_groups(prompts, drawn, evaluator.score)
     budgets = _budget_outcomes(setup, groups, rows, sampling) if plan.budgets else None

@@ -45,7 +45,9 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]  # also as text: --
 class PipelineReport(Section):
     """How often a training inside a pipeline saves."""
 
-    save_every: int = Field(10, ge=1, le=MOST_STEPS, description="training steps between checkpoints")
+    save_every: int = Field(
+        0, ge=0, le=MOST_STEPS, description="training steps between checkpoints; 0: by their cost, as in a run"
+    )
 
 
 class PipelineEval(Section):

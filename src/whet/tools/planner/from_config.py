@@ -32,9 +32,9 @@ def model_shape(name: str) -> ModelShape:
     if name == SMOLLM2:
         return replace(NAMED["smollm2-135m"], name=SMOLLM2)
     if name and os.path.isdir(path):
-        from whet.model.load import newest_checkpoint
+        from whet.model.load import model_of_folder
 
-        return folder_shape(newest_checkpoint(path) or path, name)
+        return folder_shape(model_of_folder(path), name)
     if (shape := named_shape(name)) is not None:
         return shape
     if path.suffix == ".gguf":

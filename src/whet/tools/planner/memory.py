@@ -30,7 +30,7 @@ DEVICE_CHUNKS, KERNEL_CHUNKS = 8, 3
 PREFILL_TOKENS = 1 << 14  # whet.rollout.scheduler
 GPU_ROWS, CPU_ROWS = 1024, 512  # whet.rollout.torch_engine: completions side by side
 SMALLEST = 16  # whet.rollout.cuda_decode
-KEPT_SHARE, USED_SHARE = 1 / 16, 0.6
+KEPT_SHARE, USED_SHARE, MERGED_SHARE = 1 / 16, 0.6, 1 / 16
 BLOCK = 64  # tokens that a prompt's place is rounded up to
 GRADIENTS = ": gradients, "  # in the name of a line
 
@@ -114,6 +114,7 @@ def memory_plan(work: Workload, devices: Devices) -> MemoryPlan:
     training, grown = _training(work, models)
     lines = [_outside_training(line) if GRADIENTS in line.name and line.name not in grown else line for line in models]
     lines += [*_gathered(work), *training, *_scoring(work)]
+    lines += _merged_adapters(work, devices.memory)
     standing = sum(line.bytes for line in lines if line.stands)
     wanted, rows = 0, 0
     if work.samples:
@@ -395,6 +396,14 @@ def _scoring(work: Workload) -> Iterator[MemoryLine]:
             yield MemoryLine(name, size, words, ("scores",))
     else:
         yield MemoryLine("forward pass, nothing kept", forward, words, ("scores",))
+
+
+def _merged_adapters(work: Workload, memory: float) -> Iterator[MemoryLine]:
+    """The sampler's copies of matrices with the adapters in them, where they take little of the device."""
+    size = 2 * work.shape.adapted_weights
+    apart = work.lora_rank and work.base == work.matrix_type == "bfloat16" and work.compute == "bf16"
+    if apart and work.samples and not work.on_cpu and work.ranks == 1 and size <= MERGED_SHARE * memory:
+        yield MemoryLine("sampler: matrices with the adapters in them, bf16", size, _times(size / 2, 2))
 
 
 def _requests(work: Workload) -> int:

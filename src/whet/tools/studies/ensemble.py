@@ -84,7 +84,8 @@ def train_ensemble(
 
 def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
     """The metrics of all members together, each with the weights of its newest checkpoint."""
-    from whet.model.checkpoint import complete_checkpoints, load_checkpoint
+    from whet.model.checkpoint import load_checkpoint
+    from whet.model.run_models import complete_checkpoints
     from whet.training.assembly.assembly import assemble
     from whet.training.reward_model import RewardModelTrainer, members_metrics
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,16 @@ from whet.model.lora import adapted_layers
 from whet.model.low_precision import widen_vectors
 from whet.protocols import Engine, Session
 from whet.registry import check_settings, lookup
-from whet.rollout.async_rollout import BackgroundSession
+from whet.rollout.async_rollout import BackgroundSession, GroupWriter, SessionWriter
+from whet.rollout.collect import PromptDataset, RolloutSpec
 from whet.rollout.engines import build_engine
+from whet.rollout.episode_writer import EpisodeWriter
 from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.assembly.threads import thread_choice
 from whet.training.config import Config, EvaluationConfig, PolicyConfig
 from whet.training.distributed.ranks import Ranks
-from whet.training.distributed.rollout import WholeCopyEngine
+from whet.training.distributed.rollout import WholeCopyEngine, whole_copy
 from whet.types import Sampling, SessionShape
 
 if TYPE_CHECKING:
@@ -125,29 +127,49 @@ def frozen_weights(model: torch.nn.Module) -> frozenset[str]:
     return frozenset(model.state_dict()) - changing
 
 
-def async_session(
+def async_writer(
     config: PolicyConfig,
+    loaded: LoadedModel,
     engine: Engine,
     policy: CausalLM,
-    sampling: Sampling,
-    prompt_tokens: Sequence[Sequence[int]],
+    dataset: PromptDataset,
+    spec: RolloutSpec,
     groups: int,
-) -> BackgroundSession:
-    """Completions of so many groups, written while the trainer trains: where the run's engines are, or in a process."""
+) -> GroupWriter:
+    """Who writes so many groups while the trainer trains; `engine` is the run's own.
+
+    Episodes, and completions on a CUDA device, are written by a thread of this process, which has the device and a copy
+    of the policy to itself. On a CPU a process writes completions: two threads would take turns in one interpreter.
+    """
+    device = policy.device
+    if not config.env.is_single:
+        from whet.training.assembly.episode_runner import build_episode_runner
+
+        copied = WholeCopyEngine(policy, lambda whole: config_engine(config, whole, loaded))
+        runner, _ = build_episode_runner(config, copied, loaded)
+        return EpisodeWriter(runner, copied, dataset, spec, config.seed, device)
     shape = SessionShape(
         conversations=groups * config.batch.group_size,
-        prompt_tokens=max(map(len, prompt_tokens)),
-        growth=sampling.max_new_tokens,
+        prompt_tokens=max(map(len, dataset.prompt_tokens)),
+        growth=spec.sampling.max_new_tokens,
     )
     elsewhere: Callable[[Sampling, SessionShape], BackgroundSession] | None
     elsewhere = getattr(engine, "background_session", None)
+    maker = lookup("engine", config.sampling.engine)
+    session: BackgroundSession
     if elsewhere is not None:  # of engines that are in processes of their own already
-        return elsewhere(sampling, shape)
-    from whet.training.distributed.background import ProcessSession
+        session = elsewhere(spec.sampling, shape)
+    elif device.type == "cuda" and maker is TorchEngine:
+        from whet.training.distributed.background import ThreadSession
 
-    maker, weights = lookup("engine", config.sampling.engine), next(policy.model.parameters()).dtype
-    make = partial(open_session, config, maker, weights, sampling, shape)
-    return ProcessSession(make, policy.model.state_dict(), config.scale.timeout)
+        copied_engine = config_engine(config, whole_copy(policy), loaded, on_copy=True)
+        session = ThreadSession(opened_session(copied_engine, spec.sampling, shape), device)
+    else:
+        from whet.training.distributed.background import ProcessSession
+
+        make = partial(open_session, config, maker, next(policy.model.parameters()).dtype, spec.sampling, shape)
+        session = ProcessSession(make, policy.model.state_dict(), config.scale.timeout)
+    return SessionWriter(session, dataset, spec, config.seed)
 
 
 def open_session(
@@ -155,7 +177,11 @@ def open_session(
 ) -> Session:
     """Runs in the engine's own process: its policy, and a session of its engine."""
     policy, loaded = load_for_writing(config, weights)
-    engine = config_engine(config, policy, loaded, maker=maker, on_copy=True)
+    return opened_session(config_engine(config, policy, loaded, maker=maker, on_copy=True), sampling, shape)
+
+
+def opened_session(engine: Engine, sampling: Sampling, shape: SessionShape) -> Session:
+    """A session of the engine's own, or over its batches."""
     own: Any = getattr(engine, "session", None)
     session: Session = BatchSession(engine, sampling) if own is None else own(sampling, shape)
     return session

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from whet.data.source import SourceKind, parse_source
-from whet.model.checkpoint import MANIFEST, STATE
+from whet.model.checkpoint import STATE
 from whet.model.load import local_folder
+from whet.model.run_models import ABOUT, MANIFEST
 from whet.reward.sections import RewardSection
 from whet.reward.version import file_digest, files_digest
 from whet.types import WhetError
@@ -61,7 +62,7 @@ def model_digest(name: str) -> str:
     folder = local_folder(name)
     if folder is None:
         return name
-    own = (MANIFEST, STATE)  # of a checkpoint: what a resume reads, not a model
+    own = (MANIFEST, STATE, ABOUT)  # of a checkpoint or a run's model: not part of what transformers reads
     files = sorted(file for file in folder.iterdir() if file.suffix in MODEL_FILES and file.name not in own)
     try:
         return f"#{files_digest([file for file in files if file.is_file()], folder)}"

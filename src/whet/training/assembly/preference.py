@@ -126,7 +126,7 @@ def build_online_preference(
     """The trainer on completions of the policy's own, and the facts of its prompts."""
     objective, sampling, ranks = preference_objective(config), sampling_from(config.sampling), runtime.ranks
     score = build_scorer(config, parts, failures, ranks)
-    reward = RewardContext(score, {}, partial(take_notes, parts, None, ranks))
+    reward = RewardContext(score, {}, partial(take_notes, parts, None, ranks), score.ahead)
     columns = column_facts(prompts)
     prompts, tokens = fitting_prompts(runtime, prompts, sampling, config.data)
     collector = RolloutCollector(

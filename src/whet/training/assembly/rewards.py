@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from whet.data.chat import prompt_tokens
@@ -15,6 +14,7 @@ from whet.data.tasks import TASKS
 from whet.data.usable import without
 from whet.objective import Objective
 from whet.protocols import Engine, Reward
+from whet.reward.ahead import ScoreAhead
 from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
 from whet.reward.combine import Gate, RewardPart, Schedule, check_parts, in_shares, weights_at
@@ -22,7 +22,7 @@ from whet.reward.find import BUILTIN, ROWS, find_reward
 from whet.reward.judge import check_company, engine_ask
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
-from whet.reward.score import Failures, Share, score
+from whet.reward.score import Failures, Scorer, Share, judged_ahead
 from whet.reward.sections import RewardPartSection, RewardSection, SandboxSection
 from whet.reward.templates import defended, format_first, template
 from whet.rollout.collect import Score
@@ -193,11 +193,18 @@ def build_scorer(
     parts: Sequence[RewardPart],
     failures: Failures | None = None,
     ranks: Ranks = ALONE,
-) -> Score:
+) -> Scorer:
     """Scores as they stand at the end of training. Nothing is normalised: an exam's completions have no company."""
     alone = [replace(part, normalise="off") for part in in_shares(parts, _steps(config))]
     policy, share = failures or failure_policy(config), work_share(ranks)
-    return partial(score, parts=alone, timeout=config.reward.timeout, on_error=policy, share=share)
+    return Scorer(alone, config.reward.timeout, policy, share=share, ahead=score_ahead(config, alone, policy, ranks))
+
+
+def score_ahead(
+    config: Config | EvaluationConfig, parts: Sequence[RewardPart], failures: Failures, ranks: Ranks
+) -> ScoreAhead[Any] | None:
+    """What judges completions while others are written; several ranks share out the work when all are there."""
+    return judged_ahead(parts, config.reward.timeout, failures.on_error) if ranks.size == 1 and parts else None
 
 
 def work_share(ranks: Ranks) -> Share | None:
@@ -207,15 +214,17 @@ def work_share(ranks: Ranks) -> Share | None:
 
 def build_scorer_at(
     config: Config, parts: Sequence[RewardPart], failures: Failures, ranks: Ranks = ALONE
-) -> Callable[[float], Score]:
+) -> Callable[[float], Scorer]:
     """share of the training done -> how completions are scored then."""
     shared = in_shares(parts, _steps(config))
-
-    def at(progress: float) -> Score:
-        seconds, share = config.reward.timeout, work_share(ranks)
-        return partial(score, parts=shared, timeout=seconds, on_error=failures, progress=progress, share=share)
-
-    return at
+    final = Scorer(
+        shared,
+        config.reward.timeout,
+        failures,
+        share=work_share(ranks),
+        ahead=score_ahead(config, shared, failures, ranks),
+    )
+    return lambda progress: replace(final, progress=progress)
 
 
 def part_weights_at(config: Config, parts: Sequence[RewardPart], progress: float) -> dict[str, float]:

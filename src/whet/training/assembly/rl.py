@@ -26,7 +26,7 @@ from whet.rollout.window import GroupWindow
 from whet.settings.layers import flattened
 from whet.training.assembly.adapters import first_policy
 from whet.training.assembly.demonstrations import build_demonstrations, check_demonstrations
-from whet.training.assembly.engines import async_session
+from whet.training.assembly.engines import async_writer
 from whet.training.assembly.episode_runner import most_actions
 from whet.training.assembly.prompts import data_summary
 from whet.training.assembly.rewards import (
@@ -146,13 +146,14 @@ def build_reward_at(
     checks = build_checks(config, parts)
 
     def reward_at(progress: float) -> RewardContext:
-        score = scorer_at(progress)
+        scorer = scorer_at(progress)
+        score: Score = scorer
         if checks is not None:
             score = partial(score_and_check, score=score, checks=checks, ranks=ranks)
         if steps_scorer is not None and "step_reward" in objective.needs():
             score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer, ranks=ranks)
         noted = partial(take_notes, parts, checks, ranks, failures)
-        return RewardContext(score, part_weights_at(config, parts, progress), noted)
+        return RewardContext(score, part_weights_at(config, parts, progress), noted, scorer.ahead)
 
     return reward_at
 
@@ -282,10 +283,10 @@ def build_collector(
             "for itself, and they must train on the same ones; start one process, or give scale.max_staleness=0"
         )
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
-    session = async_session(config, engine, policy, spec.sampling, dataset.prompt_tokens, window.capacity)
-    watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
+    writer = async_writer(config, runtime.loaded, runtime.engine, policy, dataset, spec, window.capacity)
+    watch = PolicyWatch(policy, writer, temperature, name, scale.max_staleness)
     return AsyncCollector(
-        session,
+        writer,
         dataset,
         reward_at,
         spec,

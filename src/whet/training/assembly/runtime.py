@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whet.data import check_context, prompt_tokens
+from whet.data import check_context, tokens_of_prompts
 from whet.data.sections import DataSection
 from whet.data.usable import Usable, without
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
@@ -42,6 +43,10 @@ from whet.types import Prompt, Sampling, WhetError
 
 if TYPE_CHECKING:
     from whet.training.distributed.ray_cluster import RayCluster
+
+
+# of results/gpu_step_135m.json and a machine where nothing was compiled before
+FIRST_STEP = "compiles kernels and captures CUDA graphs: some seconds, up to 20 on a machine where it never ran"
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,10 @@ def cluster_of(config: Config) -> RayCluster | None:
 
 def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None, ranks: Ranks) -> Runtime:
     device = device_choice(config.model.device)
+    if device.type == "cuda" and config.sampling.engine == "torch":
+        # passes of ever new shapes leave gaps that the next ones do not fit into: segments that grow have none. Read by
+        # torch at its first allocation; vLLM's own memory pool refuses it.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     dtype, why = dtype_choice(config.model.precision, device)
     weights_dtype, kept_as = weights_choice(config, device, dtype, ranks)
     loaded = load_model(config.model.name, weights_dtype, str(device))
@@ -128,13 +137,14 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         runner = FirstRankRunner(runner, ranks) if elsewhere else SharedRunner(runner, ranks)
         shards = sharding(ranks, device, not isinstance(config, EvaluationConfig) and config.scale.offload)
     facts = {
-        "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
+        "model": f"{loaded.shown(config.model.name)} ({size / 1e6:.1f}M weights)",
         **adapters,
         "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} ({threads_why})",
         **({} if policy.recompute == "none" else {"recompute": policy.recompute}),
         **({"context": f"{loaded.context} tokens ({loaded.context_reason})"} if loaded.context_reason else {}),
         **({"training noise": noise} if noise else {}),
         "training path": str(fast_path(policy)),
+        **({"first step": FIRST_STEP} if device.type == "cuda" else {}),
         **({} if shards is None else rank_facts(policy, ranks, shards)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         **elsewhere,
@@ -233,7 +243,7 @@ def decode_facts(runtime: Runtime, sampling: Sampling, prompts: Sequence[Sequenc
 
 def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:
     """Tokens of each prompt; one that cannot fit with its completion is an error."""
-    tokens = [prompt_tokens(runtime.loaded.tokenizer, prompt) for prompt in prompts]
+    tokens = tokens_of_prompts(runtime.loaded.tokenizer, prompts)
     require_room(runtime, prompts, tokens, sampling)
     return tokens
 
@@ -256,8 +266,7 @@ def fitting_prompts(
     runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, data: DataSection
 ) -> tuple[Usable[Prompt], list[tuple[int, ...]]]:
     """Prompts and their tokens. One that leaves no room for a completion is an error, or is left out and counted."""
-    encode = partial(prompt_tokens, runtime.loaded.tokenizer)
-    prompts, tokens = encodable(prompts, lambda some: [encode(prompt) for prompt in some], data)
+    prompts, tokens = encodable(prompts, partial(tokens_of_prompts, runtime.loaded.tokenizer), data)
     if data.unusable == "stop" or not data.parsed_source.is_stored:
         require_room(runtime, prompts, tokens, sampling)
         return Usable(prompts), tokens

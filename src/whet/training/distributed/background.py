@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -40,7 +41,16 @@ class _ThreadIdle:
         self.value = 0.0
 
 
-def write_on(session: Session, commands: Any, results: Any, idle: _IdleSeconds, goes_on: Callable[[], bool]) -> None:
+Finished = list[tuple[int, Sample]]
+
+
+def write_on(
+    session: Session,
+    commands: Any,
+    tell: Callable[[Finished], object],
+    idle: _IdleSeconds,
+    goes_on: Callable[[], bool],
+) -> None:
     """Do what the commands say and write, until one says "close" or the run is gone."""
     while goes_on():
         began = time.monotonic()
@@ -63,16 +73,25 @@ def write_on(session: Session, commands: Any, results: Any, idle: _IdleSeconds, 
         if finished:
             for number, _ in finished:  # nothing is continued here: its row is free at once
                 session.release(number)
-            results.put(pickle.dumps(finished))
+            tell(finished)
 
 
 class _Front:
     """What threads and processes have in common: numbers that are out, and results that come in."""
 
-    def __init__(self, commands: Any, results: Any, idle: _IdleSeconds) -> None:
-        self._commands, self._results, self._idle = commands, results, idle
+    def __init__(self, commands: Any, idle: _IdleSeconds) -> None:
+        self._commands, self._idle = commands, idle
+        self._results: queue.SimpleQueue[Finished | str] = queue.SimpleQueue()  # a text says why it is over
         self._out: set[int] = set()
         self._is_open = True
+        self.heard: Callable[[int, Sample], None] | None = None  # told of each request as it is finished
+
+    def _tell(self, finished: Finished) -> None:
+        """Called by the thread that has what was finished."""
+        if self.heard is not None:
+            for number, sample in finished:
+                self.heard(number, sample)
+        self._results.put(finished)
 
     def add(self, number: int, request: Request) -> None:
         self._out.add(number)
@@ -107,28 +126,35 @@ class _Front:
             self._check()
         return samples + self.finished()
 
-    def _read(self, result: bytes) -> list[tuple[int, Sample]]:
-        value = pickle.loads(result)
-        if isinstance(value, str):
-            raise EngineLost(f"the engine in the background failed: {value}")
-        self._out -= {number for number, _ in value}
-        return list(value)
+    def _read(self, result: Finished | str) -> Finished:
+        if isinstance(result, str):
+            raise EngineLost(f"the engine in the background failed: {result}")
+        self._out -= {number for number, _ in result}
+        return result
 
     def _check(self) -> None:
         raise NotImplementedError
 
 
 class ThreadSession(_Front):
-    """A session that a thread of this process advances. Its engine has weights of its own."""
+    """A session that a thread of this process advances, on a CUDA device in a stream of its own.
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(queue.Queue(), queue.Queue(), _ThreadIdle())
+    Its engine has weights of its own.
+    """
+
+    def __init__(self, session: Session, device: torch.device | None = None) -> None:
+        super().__init__(queue.Queue(), _ThreadIdle())
         self._session = session
+        self._device = device if device is not None and device.type == "cuda" else None
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)  # the session was opened on another stream
         self._thread = threading.Thread(target=self._run, name="whet rollouts", daemon=True)
         self._thread.start()
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         copied = {name: value.detach().clone() for name, value in weights.items()}  # the trainer writes over them
+        if self._device is not None:
+            torch.cuda.current_stream(self._device).synchronize()  # the thread reads them on another stream
         self._commands.put(("load", (copied, version)))
 
     def close(self) -> None:
@@ -138,10 +164,12 @@ class ThreadSession(_Front):
             self._thread.join()
 
     def _run(self) -> None:
+        stream = nullcontext() if self._device is None else torch.cuda.stream(torch.cuda.Stream(self._device))
         try:
-            write_on(self._session, self._commands, self._results, self._idle, lambda: True)
+            with stream:
+                write_on(self._session, self._commands, self._tell, self._idle, lambda: True)
         except BaseException as error:
-            self._results.put(pickle.dumps(f"{type(error).__name__}: {error}"))
+            self._results.put(f"{type(error).__name__}: {error}")
         finally:
             self._session.close()
 
@@ -159,7 +187,8 @@ class ProcessSession(_Front):
 
     def __init__(self, make: Callable[[], Session], weights: Mapping[str, Tensor], timeout: float = 600.0) -> None:
         context = multiprocessing.get_context("spawn")
-        super().__init__(context.Queue(), context.Queue(), context.Value("d", 0.0))
+        super().__init__(context.Queue(), context.Value("d", 0.0))
+        self._channel = context.Queue()
         self._shared = {
             name: torch.empty(value.shape, dtype=value.dtype).share_memory_() for name, value in weights.items()
         }
@@ -167,12 +196,31 @@ class ProcessSession(_Front):
         self._taken.set()
         self._process = context.Process(
             target=_serve,
-            args=(make, self._shared, self._taken, self._commands, self._results, self._idle, os.getpid()),
+            args=(make, self._shared, self._taken, self._commands, self._channel, self._idle, os.getpid()),
             name="whet rollouts",
             daemon=True,
         )
         self._process.start()
+        self._receiver = threading.Thread(target=self._receive, name="whet completions", daemon=True)
+        self._receiver.start()
         atexit.register(self.close)
+
+    def _receive(self) -> None:
+        """Completions as they come, also while a step is trained; until the process has ended and its pipe is empty."""
+        while True:
+            is_alive = self._process.is_alive()
+            try:
+                value = pickle.loads(self._channel.get(timeout=MOMENT))
+            except queue.Empty:
+                if is_alive:
+                    continue
+                return
+            except (EOFError, OSError, ValueError):
+                return
+            if isinstance(value, str):
+                self._results.put(value)
+            else:
+                self._tell(value)
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         deadline = time.monotonic() + self._timeout
@@ -194,21 +242,20 @@ class ProcessSession(_Front):
         self._is_open = False
         atexit.unregister(self.close)
         self._commands.put(("close", ()))
-        deadline = time.monotonic() + 10
-        while self._process.is_alive() and time.monotonic() < deadline:
-            try:  # a process ends only when what it has put is taken
-                self._results.get(timeout=MOMENT)
-            except queue.Empty:
-                continue
+        self._process.join(10)  # it ends when what it has put is received
         if self._process.is_alive():
             self._process.kill()
         self._process.join()
-        for channel in (self._commands, self._results):
+        self._receiver.join(10)
+        for channel in (self._commands, self._channel):
             channel.cancel_join_thread()
             channel.close()
 
     def _check(self) -> None:
-        if not self._process.is_alive() and self._results.empty():
+        if self._process.is_alive():
+            return
+        self._receiver.join(10)  # a process that was killed in the middle of a message leaves the rest of it away
+        if self._results.empty():
             raise EngineLost(
                 f"the engine's process has ended (exit code {self._process.exitcode}); resume the run from its last "
                 "checkpoint: finished groups are in it, and the others are asked for again"
@@ -247,7 +294,11 @@ def _serve(
     try:
         session: Any = _SharedWeights(make(), shared, taken)
         try:
-            write_on(session, commands, results, idle, lambda: os.getppid() == parent)
+            # pickled here: tensors would go through shared memory, one file each
+            write_on(
+                session, commands, lambda finished: results.put(pickle.dumps(finished)), idle,
+                lambda: os.getppid() == parent,
+            )  # fmt: skip
         finally:
             session.close()
     except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import queue
 import threading
 import time
@@ -15,7 +16,7 @@ from whet.model.causal_lm import CausalLM
 from whet.protocols import Engine, Session
 from whet.rollout.session import BatchSession
 from whet.rollout.weight_sync_check import fingerprint
-from whet.training.distributed.background import write_on
+from whet.training.distributed.background import Finished, write_on
 from whet.training.distributed.wire import PackedWeights, load_weights, packed_samples
 from whet.types import Request, Sample, Sampling, SessionShape
 
@@ -183,11 +184,14 @@ class _SessionThread:
             with torch.no_grad():
                 self._session = self._make()
                 try:
-                    write_on(self, self._commands, self._results, self, self._goes_on)
+                    write_on(self, self._commands, self._tell_finished, self, self._goes_on)
                 finally:
                     self._session.close()
         except BaseException as error:
             self._error = error
+
+    def _tell_finished(self, finished: Finished) -> None:
+        self._results.put(pickle.dumps(finished))
 
     def _goes_on(self) -> bool:
         self._seen = time.monotonic()

@@ -7,6 +7,7 @@ whole batch; workers give the raw scores of one part.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +89,7 @@ class RewardWorkers:
         self, pool: WorkerPool, start: Callable[[int], Worker], count: int, *, memory: int, timeout: float
     ) -> None:
         self._pool, self._start, self._memory, self._timeout = pool, start, memory, timeout
+        self._lock = threading.Lock()  # parts that are judged while others are written ask from threads of their own
         self._workers = [_ScoringWorker(number, start(number)) for number in range(count)]
         for worker in self._workers:
             worker.call, worker.since = worker.worker.call("begin"), time.monotonic()
@@ -101,6 +103,12 @@ class RewardWorkers:
         self, reward: str, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, whole: bool
     ) -> PieceScores:
         """The scores of all samples, in order; `whole`: the reward wants to see them in one call."""
+        with self._lock:
+            return self._score(reward, prompts, samples, timeout, whole)
+
+    def _score(
+        self, reward: str, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, whole: bool
+    ) -> PieceScores:
         count = 1 if whole else PIECES * len(self._workers)
         todo = deque((piece, 1) for piece in _pieces(prompts, count))
         running: dict[int, int] = {}  # worker -> the attempt it makes
@@ -208,6 +216,11 @@ class RemoteReward:
     deterministic: bool = True
     limits_itself: bool = True
     _noted: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def ahead(self) -> bool:
+        """Completions may go to workers while others are written."""
+        return not self.whole
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         if self.workers is None:

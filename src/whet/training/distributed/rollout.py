@@ -17,7 +17,7 @@ from torch import nn
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.lora import FACTORS, adapted_layers
 from whet.protocols import Engine
-from whet.rollout.episode_runner import EpisodeRunner, PlayNotes
+from whet.rollout.episode_runner import EpisodeEnded, EpisodeRunner, PlayNotes
 from whet.training.distributed.ranks import Ranks
 from whet.training.distributed.shard import gathered_dtype, layers_of, whole
 from whet.types import Prompt, Request, Sample, Sampling
@@ -126,6 +126,7 @@ class FirstRankRunner:
         sampling: Sampling,
         seed: tuple[int, ...],
         rows: Sequence[int] | None = None,
+        ended: EpisodeEnded | None = None,
     ) -> list[list[Sample]]:
         return self._ranks.first(lambda: self._runner.play(prompts, prompt_tokens, count, sampling, seed, rows))
 
@@ -152,6 +153,7 @@ class SharedRunner:
         sampling: Sampling,
         seed: tuple[int, ...],
         rows: Sequence[int] | None = None,
+        ended: EpisodeEnded | None = None,
     ) -> list[list[Sample]]:
         numbers = range(len(prompts)) if rows is None else rows
 

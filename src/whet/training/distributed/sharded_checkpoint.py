@@ -9,7 +9,6 @@ process: written under a hidden name, moved when all ranks are done, every file 
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import shutil
 import warnings
@@ -22,26 +21,23 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from whet.model.adapter_files import FOLDER as ADAPTER
-from whet.model.adapter_files import adapter_tensors, save_adapter, stored_factors
+from whet.model.adapter_files import adapter_tensors, stored_factors
 from whet.model.checkpoint import (
-    STATE,
-    checkpoint_name,
     checkpoint_state,
+    empty_partial,
     load_tensors,
-    move_durably,
-    remove_folder,
     stored_weights,
     verify_checkpoint,
-    write_manifest,
 )
 from whet.model.placement import fill
-from whet.model.pretrained import first_line, quiet_transformers
+from whet.model.pretrained import first_line
+from whet.model.run_models import CHECKPOINTS, checkpoint_step, complete_checkpoints
+from whet.model.snapshot import Snapshot, model_texts, state_text, write_snapshot
 from whet.training.distributed.ranks import Ranks
 from whet.types import WhetError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 SHARDS = "shards"
 WEIGHTS = "model"  # the set of tensors that are the weights themselves
@@ -55,43 +51,46 @@ def is_sharded(path: Path) -> bool:
 
 def save_sharded(
     ranks: Ranks,
-    folder: Path,
+    checkpoint: Path | None,
     step: int,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Mapping[str, bytes],
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
-) -> Path:
-    """Write `folder/step-000040`, all ranks together; the first rank's `state` is the one that is kept."""
+    models: Mapping[Path, Mapping[str, Any]] | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write `checkpoint`, all ranks together, and plain `models`; the first rank's `state` is the one that is kept.
+
+    `tokenizer` is its files; for the models and their `dtype` see `write_snapshot`.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    final = folder / checkpoint_name(step)
-    partial = folder / f".{final.name}.partial"
-    state_text = json.dumps({"step": step, "state": dict(state)}, indent=1)
-
     def prepare() -> None:
-        remove_folder(partial)
-        partial.mkdir(parents=True)
+        if checkpoint is not None:
+            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            empty_partial(checkpoint)
 
     def finish() -> None:
-        with quiet_transformers():
-            model.save_pretrained(partial, state_dict=weights)
-            tokenizer.save_pretrained(partial)
-        save_adapter(model, partial / ADAPTER, factors)
-        (partial / STATE).write_text(state_text + "\n", encoding="utf-8")
-        write_manifest(partial, step, [])
-        move_durably(partial, final)
+        texts = {**model_texts(model), **tokenizer}
+        snapshot = Snapshot(step, model, texts, weights, factors, {}, state_text(step, state))
+        named = complete_checkpoints(folder) if checkpoint is None else []
+        same = next((path for path in named if checkpoint_step(path) == step), None)
+        write_snapshot(snapshot, checkpoint, models, dtype, same)
 
+    final = checkpoint or next(iter(models or {}))
+    partial, folder = final.with_name(f".{final.name}.partial"), final.parent / CHECKPOINTS
     with _in_words(ranks, partial, final):
         _first_does(ranks, prepare)
         weights = gathered(model.state_dict(), keep=ranks.is_first)
         factors = gathered(adapter_tensors(model), keep=ranks.is_first)
-        sets = {WEIGHTS: dict(model.named_parameters()), **tensors}
-        flat = {f"{name}{BETWEEN}{key}": value.detach() for name, named in sets.items() for key, value in named.items()}
-        save(flat, storage_writer=FileSystemWriter(partial / SHARDS))
+        if checkpoint is not None:
+            flat = {f"{WEIGHTS}{BETWEEN}{key}": value.detach() for key, value in model.named_parameters()}
+            for name, values in tensors.items():
+                flat |= {f"{name}{BETWEEN}{key}": value.detach().cpu().contiguous() for key, value in values.items()}
+            save(flat, storage_writer=FileSystemWriter(partial / SHARDS))
         _first_does(ranks, finish)
-    return final
 
 
 def _first_does(ranks: Ranks, work: Callable[[], None]) -> None:

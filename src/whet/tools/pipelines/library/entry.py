@@ -83,11 +83,11 @@ class StageWork:
         return self.inputs[key].model(self.done) if key in self.inputs else ""
 
     def weights(self, key: str) -> str:
-        """The newest checkpoint of an input, or the folder itself: what a reward model is read from."""
-        from whet.model.load import newest_checkpoint
+        """The newest weights of an input that is a run, or the folder itself: what a reward model is read from."""
+        from whet.model.run_models import run_model
 
         run = self.model(key)
-        return str(newest_checkpoint(Path(run)) or run) if run else ""
+        return str(run_model(Path(run)) or run) if run else ""
 
     def location(self, key: str) -> str:
         """The file or source of an input."""

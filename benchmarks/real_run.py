@@ -1,0 +1,159 @@
+"""Where the time of a whole run goes: two runs of a real model from the command to its end, as shares of the wall time.
+
+    python benchmarks/real_run.py --model qwen2.5-coder-0.5b.gguf --data DATA --results
+    python benchmarks/real_run.py --model FILE --data DATA --runs code --tree ../whet-0.2    # another version
+    python benchmarks/real_run.py --tiny                        # the built-in model on a CPU in a minute: does it run?
+
+`code` is GRPO on MBPP, `maths` is Dr. GRPO on GSM8K, 32 prompts x 8 completions, all other settings as they come.
+DATA holds code/mbpp.jsonl.gz and gsm8k/{train,test}.jsonl.gz; FILE may be cut into pieces, named in their order with
+commas. A run is a process of its own, so that its start counts: what lies between the command and the first phase, and
+between the last phase and the end, is `start_up`. A model that was converted before starts faster: give --cold to
+convert it anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from results_file import ROOT, add_results_flag, write_results
+
+WORK = ("rollout", "train")  # what a run is for
+STEPS = {"code": 60, "maths": 150}
+TASKS = {"code": "lists", "maths": "arithmetic"}  # what --tiny trains on
+
+
+def mbpp_split(data: Path, folder: Path) -> tuple[Path, Path]:
+    """MBPP's validation and training tasks (511 to 974) to learn from, its test tasks (11 to 510) to evaluate on."""
+    with gzip.open(data / "code" / "mbpp.jsonl.gz", "rt", encoding="utf-8") as stream:
+        by_task = {int(json.loads(row)["task_id"]): row for row in stream.read().splitlines()}
+    parts = {"train": range(511, 975), "test": range(11, 511)}
+    files = {part: folder / f"mbpp_{part}.jsonl" for part in parts}
+    for part, tasks in parts.items():
+        files[part].write_text("".join(f"{by_task[task]}\n" for task in tasks if task in by_task), "utf-8")
+    return files["train"], files["test"]
+
+
+def settings_of(run: str, data: Path, folder: Path, tiny: bool) -> list[str]:
+    """The command line behind `whet train`, without model, steps and folder."""
+    if tiny:
+        return ["grpo" if run == "code" else "dr_grpo", "--data", f"task:{TASKS[run]}", "--set", "eval.prompts=16"]
+    chat = ["--set", "data.as_chat=true", "--set", "batch.prompts_per_step=32"]
+    if run == "code":
+        train, test = mbpp_split(data, folder)
+        return ["grpo", "--data", f"mbpp:{train}", *chat, "--set", f"eval.source=mbpp:{test}", "--set", "eval.every=20"]
+    train, test = data / "gsm8k" / "train.jsonl.gz", data / "gsm8k" / "test.jsonl.gz"
+    return [
+        "dr_grpo",
+        "--data",
+        f"gsm8k:{train}",
+        *chat,
+        "--set",
+        f"eval.source=gsm8k:{test}",
+        "--set",
+        "eval.every=25",
+    ]
+
+
+def measured(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """One run: its wall time, the seconds of its phases, its evaluations."""
+    began = time.monotonic()
+    done = subprocess.run(command, env=dict(environment), check=False)
+    wall = time.monotonic() - began
+    if done.returncode:
+        raise SystemExit(f"the run ended with {done.returncode}; its folder is {folder}")
+    summary = json.loads((folder / "run.json").read_text("utf-8"))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    seconds = {phase: float(took) for phase, took in summary["seconds"].items()}
+    seconds["start_up"] = seconds.get("start_up", 0.0) + max(0.0, wall - sum(seconds.values()))
+    steps = [line for line in lines if "counts" in line]
+    tokens = sum(line["counts"].get("tokens", 0) for line in steps)
+    return {
+        "wall_s": wall,
+        "seconds": seconds,
+        "shares": {phase: took / wall for phase, took in seconds.items()},
+        "work_share": sum(seconds.get(phase, 0.0) for phase in WORK) / wall,
+        "steps": len(steps),
+        "tokens": tokens,
+        "rollout_tokens_per_s": tokens / seconds["rollout"] if seconds.get("rollout") else 0.0,
+        "before": summary.get("before"),
+        "after": summary.get("after"),
+    }
+
+
+def table(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """One column a run, one row a phase, the largest first."""
+    phases = sorted(
+        {phase for record in records.values() for phase in record["shares"]},
+        key=lambda phase: -max(record["shares"].get(phase, 0.0) for record in records.values()),
+    )
+    rows = [["share of the wall time", *records]]
+    rows += [[phase, *(f"{r['shares'].get(phase, 0.0):.1%}" for r in records.values())] for phase in phases]
+    rows.append([" + ".join(WORK), *(f"{record['work_share']:.1%}" for record in records.values())])
+    rows.append(["wall", *(f"{record['wall_s']:.0f} s" for record in records.values())])
+    rows.append(["a step", *(f"{record['wall_s'] / max(1, record['steps']):.2f} s" for record in records.values())])
+    rows.append(["rollout tokens/s", *(f"{record['rollout_tokens_per_s']:,.0f}" for record in records.values())])
+    return "\n".join("".join(f"{cell:>14}" if column else f"{cell:24}" for column, cell in enumerate(r)) for r in rows)
+
+
+def model_file(pieces: str, folder: Path) -> str:
+    """The model's file, joined where it is given in pieces."""
+    files = pieces.split(",")
+    if len(files) == 1:
+        return files[0]
+    joined = folder / "model.gguf"
+    with joined.open("wb") as whole:
+        for file in files:
+            with Path(file).open("rb") as piece:
+                shutil.copyfileobj(piece, whole, 1 << 24)
+    return str(joined)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a .gguf file, or its pieces with commas between them, or a model folder")
+    parser.add_argument("--data", type=Path, help="the folder with code/ and gsm8k/")
+    parser.add_argument("--runs", default="code,maths", help="code, maths or both")
+    parser.add_argument("--steps", type=int, help="of each run; default: 60 of code, 150 of maths")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting more, of both runs")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the version of whet that runs")
+    parser.add_argument("--folder", type=Path, help="where the runs are kept; default: nowhere")
+    parser.add_argument("--cold", action="store_true", help="convert the model within the first run")
+    parser.add_argument("--tiny", action="store_true", help="the built-in model on built-in tasks")
+    add_results_flag(parser, "real_run")
+    chosen = parser.parse_args()
+    if not chosen.tiny and (chosen.model is None or chosen.data is None):
+        parser.error("--model FILE and --data DATA, or --tiny")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (chosen.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(chosen.tree / "src"), *sys.path[1:]])}
+        if chosen.cold:
+            environment["WHET_CACHE"] = str(folder / "cache")
+        model = "whetstone" if chosen.tiny else model_file(chosen.model, Path(temporary))
+        records: dict[str, Any] = {}
+        for run in chosen.runs.split(","):
+            steps = chosen.steps or (5 if chosen.tiny else STEPS[run])
+            command = [sys.executable, "-m", "whet", "train", *settings_of(run, chosen.data, folder, chosen.tiny)]
+            command += ["--model", model, "--steps", str(steps), "--folder", str(folder / run)]
+            command += [word for setting in chosen.set for word in ("--set", setting)]
+            records[run] = measured(command, folder / run, environment)
+            print(table(records), flush=True)
+            if chosen.results:
+                write_results(chosen.results, records)
+
+
+if __name__ == "__main__":
+    main()

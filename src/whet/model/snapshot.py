@@ -1,0 +1,248 @@
+"""Writing checkpoints and plain models from copies in host memory, while the training goes on.
+
+`take_snapshot` is all that a step waits for. `write_snapshot` may run in another thread: it never reads the model's own
+weights, writes and hashes files side by side, and moves each folder to its place when every byte of it is on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from whet.model.adapter_files import CONFIG as ADAPTER_CONFIG
+from whet.model.adapter_files import FOLDER as ADAPTER
+from whet.model.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
+from whet.model.adapter_files import adapter_config, adapter_tensors
+from whet.model.checkpoint import (
+    STATE,
+    empty_partial,
+    files_written,
+    publish,
+    tensors_file,
+    write_manifest,
+)
+from whet.model.host_memory import HostMemory
+from whet.model.low_precision import saved_weights
+from whet.model.pretrained import first_line, saved_texts, weight_files
+from whet.model.run_models import ABOUT, checkpoint_name
+from whet.model.tensor_files import Written, always, hash_file, tensor_bytes, write_file
+from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+WRITERS = 8  # threads that write and hash: two for each of the large files, which are few
+FORMAT = {"format": "pt"}  # transformers asks for it
+
+
+class SaveFailed(WhetError):
+    """A checkpoint could not be written; `reason` is what the system said."""
+
+    def __init__(self, final: Path, reason: str) -> None:
+        super().__init__(
+            f"cannot write checkpoint {final} ({reason}); earlier checkpoints are untouched: "
+            "free space or fix the folder, then resume the run"
+        )
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model and its training at one moment, in host memory."""
+
+    step: int
+    model: PreTrainedModel  # how it is laid out: its weights may have moved on
+    texts: Mapping[str, bytes]  # small files by name: configs, tokenizer
+    weights: Mapping[str, Tensor]  # by their names in the model
+    adapter: Mapping[str, Tensor]
+    tensors: Mapping[str, Mapping[str, Tensor]]  # what only a resume reads: the optimizer's, ...
+    state: bytes = b""  # state.json
+
+
+def take_snapshot(
+    step: int,
+    model: PreTrainedModel,
+    tokenizer: Mapping[str, bytes],
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    memory: HostMemory,
+) -> Snapshot:
+    """Copy what is saved into `memory`, over the last snapshot. `tokenizer` is its files, `state` JSON."""
+    weights = saved_weights(model, lambda name, value: memory.copy(f"weights|{name}", value))
+    adapter = {name: memory.copy(f"adapter|{name}", value) for name, value in adapter_tensors(model).items()}
+    copies = {
+        group: {name: memory.copy(f"{tensors_file(group)}|{name}", value) for name, value in values.items()}
+        for group, values in tensors.items()
+    }
+    texts = {**model_texts(model), **tokenizer}
+    memory.wait()
+    return Snapshot(step, model, texts, weights, adapter, copies, state_text(step, state))
+
+
+def model_texts(model: PreTrainedModel) -> dict[str, bytes]:
+    """The small files that describe a model and its adapter, by name."""
+    texts, config = saved_texts(lambda folder: model.save_pretrained(folder, state_dict={})), adapter_config(model)
+    return texts if config is None else {**texts, f"{ADAPTER}/{ADAPTER_CONFIG}": config}
+
+
+def tokenizer_texts(tokenizer: PreTrainedTokenizerBase) -> dict[str, bytes]:
+    """The files of a tokenizer, by name."""
+    return saved_texts(lambda folder: tokenizer.save_pretrained(folder))
+
+
+def state_text(step: int, state: Mapping[str, Any]) -> bytes:
+    """state.json. Unsorted: a resumed run goes on with the order that it left off with."""
+    return (json.dumps({"step": step, "state": dict(state)}, indent=1) + "\n").encode()
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+) -> Path:
+    """Write `folder/step-000040` in one atomic step; an older folder of that name is replaced. `state` is JSON."""
+    final = folder / checkpoint_name(step)
+    with naming(final):
+        folder.mkdir(parents=True, exist_ok=True)
+        empty_partial(final)
+    write_snapshot(take_snapshot(step, model, tokenizer_texts(tokenizer), tensors, state, HostMemory()), final)
+    return final
+
+
+def write_snapshot(
+    snapshot: Snapshot,
+    checkpoint: Path | None,
+    models: Mapping[Path, Mapping[str, Any]] | None = None,
+    dtype: torch.dtype | None = None,
+    same: Path | None = None,
+    wanted: Callable[[], bool] = always,
+) -> None:
+    """Write a snapshot as a checkpoint, as plain models with what is said `about` each, or both.
+
+    The checkpoint's partial folder is there already; what somebody else wrote into it becomes part of it. Plain models
+    are in `dtype`, None: as trained. Equal files are on the disk once: linked, also to those of `same`, a checkpoint of
+    this step. Raises `SaveFailed`, or `Abandoned` once `wanted` says no; then nothing is left behind.
+    """
+    about = dict(models or {})
+    paths = [*about, *([checkpoint] if checkpoint is not None else [])]
+    partials = {path: path.with_name(f".{path.name}.partial") for path in paths}
+    try:
+        with naming(paths[-1]):
+            texts, files = _model_files(snapshot)
+            there = (same, files_written(same)) if same is not None else None
+            if checkpoint is not None:
+                training = {tensors_file(name): tensor_bytes(values) for name, values in snapshot.tensors.items()}
+                folder, parts = partials[checkpoint], {**files, **training}
+                written = _fill(folder, {**texts, STATE: snapshot.state}, parts, wanted)
+                write_manifest(folder, snapshot.step, sorted(snapshot.tensors), written)
+                there = (folder, written)
+            if about and dtype is not None:
+                texts, files, there = *_model_files(_in_dtype(snapshot, dtype)), None
+            for path, said in about.items():
+                folder = empty_partial(path)
+                text = (json.dumps({"step": snapshot.step, **said}, indent=1) + "\n").encode()
+                written = _fill(folder, {**texts, ABOUT: text}, files, wanted, there)
+                write_manifest(folder, snapshot.step, [], written)
+                there = (folder, written)
+            for path, folder in partials.items():  # the checkpoint last: a run goes on from it, and has the rest
+                publish(folder, path)
+    except BaseException:
+        for folder in partials.values():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _model_files(snapshot: Snapshot) -> tuple[dict[str, bytes], dict[str, list[memoryview]]]:
+    """The files of the model alone: small ones, and the bytes of those with tensors."""
+    tensors, index = weight_files(snapshot.model, snapshot.weights)
+    files = {name: tensor_bytes(values, FORMAT) for name, values in tensors.items()}
+    if snapshot.adapter:
+        files[f"{ADAPTER}/{ADAPTER_WEIGHTS}"] = tensor_bytes(snapshot.adapter)
+    return {**snapshot.texts, **index}, files
+
+
+def _in_dtype(snapshot: Snapshot, dtype: torch.dtype) -> Snapshot:
+    """The same in another number type, which its config states."""
+    converted: dict[int, Tensor] = {}  # by memory: tied weights stay tied
+    weights = {}
+    for name, value in snapshot.weights.items():
+        if value.data_ptr() not in converted or not value.numel():
+            converted[value.data_ptr()] = value.to(dtype) if value.is_floating_point() else value
+        weights[name] = converted[value.data_ptr()]
+    config = json.loads(snapshot.texts["config.json"])
+    text = json.dumps({**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2, sort_keys=True) + "\n"
+    texts = {**snapshot.texts, "config.json": text.encode()}
+    return Snapshot(snapshot.step, snapshot.model, texts, weights, snapshot.adapter, {})
+
+
+def _fill(
+    folder: Path,
+    texts: Mapping[str, bytes],
+    files: Mapping[str, Sequence[memoryview]],
+    wanted: Callable[[], bool],
+    there: tuple[Path, Mapping[str, Written]] | None = None,
+) -> dict[str, Written]:
+    """Write files into a folder and onto the disk, all at once; those with tensors are linked where they are `there`.
+
+    Returns the size and sha256 of everything in the folder.
+    """
+    failed = threading.Event()
+
+    def going() -> bool:
+        return wanted() and not failed.is_set()
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        try:
+            pending = {
+                path.relative_to(folder).as_posix(): hash_file(path, pool, going)
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            }
+            for name in (*files, *texts):
+                (folder / name).parent.mkdir(exist_ok=True)
+            written = {}
+            for name, parts in files.items():
+                if there is not None and name in there[1]:
+                    _link(there[0] / name, folder / name)
+                    written[name] = there[1][name]
+                else:
+                    pending[name] = write_file(parts, folder / name, pool, going)
+            for name, text in texts.items():
+                pending[name] = write_file([memoryview(text)], folder / name, pool, going)
+            return {**written, **{name: result() for name, result in pending.items()}}
+        except BaseException:
+            failed.set()
+            raise
+
+
+def _link(source: Path, target: Path) -> None:
+    """One file under two names; a copy where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        with target.open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
+@contextmanager
+def naming(final: Path) -> Iterator[None]:
+    """What the system refuses to write as an error that names the checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        raise SaveFailed(final, first_line(error)) from error

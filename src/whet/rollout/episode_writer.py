@@ -1,0 +1,162 @@
+"""Episodes that a thread of this process plays while the trainer trains, on an engine with weights of its own.
+
+Whatever plays episodes where each step waits for them plays them here: environments, tools, an agent's program. A batch
+is what was asked for by the time the last one ended. It is played by the newest weights there are when it begins, and
+newer ones wait until it has ended: an episode is written by one policy. On a CUDA device the thread has a stream of its
+own, so that the device computes for the writer and the trainer side by side.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from whet.protocols import Engine
+from whet.rollout.async_rollout import EpisodeHeard, group_seed
+from whet.rollout.collect import PromptDataset, RolloutSpec
+from whet.rollout.episode_runner import EpisodeRunner, PlayNotes
+from whet.types import Sample
+
+MOMENT = 0.05  # seconds that `advance` waits for a group
+LONGEST_END = 60.0  # seconds that the end of a run waits for the thread: until an episode ends
+
+
+class _Closed(Exception):
+    """Raised where the thread is told of an episode, to end a batch that nobody wants any more."""
+
+
+class EpisodeWriter:
+    """A `whet.rollout.async_rollout.GroupWriter` on a runner and the engine it plays on."""
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        engine: Engine,
+        dataset: PromptDataset,
+        spec: RolloutSpec,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self._runner, self._engine, self._dataset, self._spec, self._seed = runner, engine, dataset, spec, seed
+        self._device, self._num_threads = device, torch.get_num_threads()
+        self._changed = threading.Condition()
+        self._asked: list[tuple[int, int]] = []  # numbers and rows of groups
+        self._weights: tuple[Mapping[str, Any], int] | None = None  # the newest that the engine does not have yet
+        self._is_closing = False
+        self._idle = 0.0
+        self._results: queue.SimpleQueue[tuple[int, list[Sample]] | BaseException] = queue.SimpleQueue()
+        self.ended: EpisodeHeard | None = None
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the engine's weights were copied on another stream
+        self._thread = threading.Thread(target=self._run, name="whet episodes", daemon=True)
+        self._thread.start()
+
+    @property
+    def idle_seconds(self) -> float:
+        return self._idle
+
+    def ask(self, number: int, row: int) -> None:
+        with self._changed:
+            self._asked.append((number, row))
+            self._changed.notify()
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Copied here: the trainer writes over them while the engine still computes with the ones before."""
+        copied = {name: value.detach().clone() for name, value in weights.items()}
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # the thread reads them on another stream
+        with self._changed:
+            self._weights = (copied, version)
+
+    def finished(self) -> list[tuple[int, list[Sample]]]:
+        groups = []
+        while not self._results.empty():
+            groups.append(self._read(self._results.get()))
+        return groups
+
+    def advance(self) -> list[tuple[int, list[Sample]]]:
+        try:
+            return [self._read(self._results.get(timeout=MOMENT)), *self.finished()]
+        except queue.Empty:
+            return []
+
+    @staticmethod
+    def _read(result: tuple[int, list[Sample]] | BaseException) -> tuple[int, list[Sample]]:
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def take_notes(self) -> PlayNotes:
+        return self._runner.take_notes()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(LONGEST_END)
+        close = getattr(self._runner, "close", None)
+        if callable(close):
+            close()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._num_threads)  # a new thread has its own number
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        try:
+            with nullcontext() if stream is None else torch.cuda.stream(stream):
+                while (asked := self._next(stream)) is not None:
+                    for batch in sorted({number // self._spec.num_prompts for number, _ in asked}):
+                        self._play([group for group in asked if group[0] // self._spec.num_prompts == batch])
+        except _Closed:
+            pass
+        except BaseException as error:  # raised again where it can end the run
+            self._results.put(error)
+
+    def _next(self, stream: Any) -> list[tuple[int, int]] | None:
+        """Wait for groups, and give the engine the newest weights; None: it is over."""
+        began = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: self._asked or self._is_closing)
+            self._idle += time.monotonic() - began
+            asked, self._asked = self._asked, []
+            weights, self._weights = self._weights, None
+        if self._is_closing:
+            return None
+        if weights is not None:
+            self._engine.load(*weights)
+            if stream is not None:
+                stream.synchronize()  # before the copies go
+        return asked
+
+    def _play(self, groups: Sequence[tuple[int, int]]) -> None:
+        """Groups of one step, as they are played where the step waits for them."""
+        size, spec = self._spec.group_size, self._spec
+        samples: dict[int, dict[int, Sequence[Sample]]] = {number: {} for number, _ in groups}
+
+        def hear(episode: int, written: Sequence[Sample]) -> None:
+            if self._is_closing:
+                raise _Closed
+            place, index = divmod(episode, size)
+            number = groups[place][0]
+            samples[number][index] = written
+            if self.ended is not None:
+                self.ended(number, index, written)
+            if len(samples[number]) == size:
+                self._results.put((number, [one for index in range(size) for one in samples[number][index]]))
+
+        rows = [row for _, row in groups]
+        seeds = [group_seed(self._seed, number, spec) for number, _ in groups]
+        self._runner.play(
+            [self._dataset.prompts[row] for row in rows],
+            [self._dataset.prompt_tokens[row] for row in rows],
+            size,
+            spec.sampling,
+            seeds[0][:2],
+            [position for _, _, position in seeds],
+            ended=hear,
+        )

@@ -1,0 +1,46 @@
+"""Runs whose completions are scored while others are written are, bit for bit, those of runs that wait."""
+
+import hashlib
+import json
+
+import pytest
+
+import whet
+from tests.training.test_health_actions import SMALL
+
+METHODS = {
+    "grpo": {"objective": {"kl": "k3"}, "batch": {"prompts_per_step": 3, "group_size": 3, "updates_per_step": 2}},
+    "dapo": {"objective": {"keep": "mixed_outcome"}},
+    "ppo": {},
+    "online_dpo": {},
+}
+
+
+def waits(completion: str) -> float:
+    return float(len(completion) % 3)
+
+
+def content(folder):
+    weights = folder / "checkpoints" / "step-000003" / "model.safetensors"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("seconds"), line.pop("timeline", None)
+    return [hashlib.sha256(weights.read_bytes()).hexdigest(), lines]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_runs_are_the_same_with_scores_behind(tmp_path):
+    different = []
+    for method, changes in METHODS.items():
+        if method == "online_dpo":
+            method, changes = "dpo", {"preference": {"online": 3}, "batch": {"rows_per_step": 3}}
+        found = []
+        for is_early in (False, True):
+            waits.ahead = is_early
+            folder = tmp_path / f"{method} {is_early}"
+            config = {**SMALL, "eval": {"prompts": 4}, **changes}
+            whet.train(method, reward=waits, steps=3, config=config, folder=str(folder), console=False)
+            found.append(content(folder))
+        if found[0] != found[1]:
+            different.append(method)
+    assert not different
