@@ -189,7 +189,7 @@ class ScaleSection(Section):
         0,
         ge=0,
         le=1000,
-        description="policy versions that completions may lie behind; above 0 they are written ahead, 0: each step waits",
+        description="policy versions that completions may lie behind; above 0 they are written ahead",
     )
     window: float = Field(
         0.5,
