@@ -6,7 +6,7 @@
 The reward waits in every completion, one after the other, as for a server that judges them. Measured per step, as
 medians: a run in turns, in which nothing is judged before all is written, gives the time of the reward and of all else,
 the model. Beside it are runs whose completions are judged as they end, where each step waits for its own
-(scale.max_staleness 0) and where they are written ahead (1, 2). `ratio` is the time of a step beside the larger of
+(scale.max_staleness 0) and where they are written ahead (1). `ratio` is the time of a step beside the larger of
 model and reward: 1 means that the smaller one costs nothing. With `--computes` the reward computes in Python instead of
 waiting, which one interpreter cannot hide: then the ratio shows what that costs.
 """
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--shares", default="0.5,1", help="the reward's time, in shares of the model's")
-    parser.add_argument("--staleness", default="0,1,2")
+    parser.add_argument("--staleness", default="0,1")
     parser.add_argument("--computes", action="store_true", help="a reward that computes instead of waiting")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds of one run at most")
     add_results_flag(parser, "slow_reward_cpu")
