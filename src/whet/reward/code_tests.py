@@ -10,8 +10,8 @@ The tests of a prompt are read from its columns, in these forms:
     the same with "fn_name": f                          calls of a function, arguments and results as JSON
     tests: [{"input": ..., "output": ...}, ...]         either, one by one; "testtype": "functional" marks calls
 
-Where the tests are called, the code under test and the tests live in two processes: the code sees the arguments of
-its calls, never an expected value, an assertion or the verdict, so there is nothing to forge and nothing to look up.
+The code under test and what is expected of it never live in the same process: the code sees the arguments of its
+calls, never an expected value, an assertion or the verdict, so there is nothing to forge and nothing to look up.
 Tests that can judge nothing (they are empty, hold no assertion, never call the code, or cannot run here) make the
 prompt unscorable, with the reason. What remains possible: a completion can recognise arguments and answer from
 memory; and a test that compares two results of the completion with each other (`decode(encode(x)) == x`) judges by
