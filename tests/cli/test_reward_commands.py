@@ -155,6 +155,16 @@ def test_the_slowest_row_is_the_one_whose_program_is_slow(here):
     assert found["slowest"][0]["where"] == "code.jsonl:4" and seconds[0] > 0.5 > 2 * seconds[1] > 0
 
 
+def test_a_program_that_draws_lots_is_run_twice(here):
+    """Equal programs of a step run once; a dry run that scores twice asks whether they are equal."""
+    lots = "import os\ndef add(a, b):\n    return 3 if os.urandom(1)[0] % 2 else 0"
+    row = {"prompt": "Write add.", "tests": ["assert add(1, 2) == 3"], "solution": f"```python\n{lots}\n```"}
+    rows = [{**row, "id": f"row {number}"} for number in range(24)]
+    (here / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = json.loads(called("test", "code_tests", "--data", "code.jsonl", "--json", "--no-controls", code=1))
+    assert found["deterministic"] is False and found["differences"]
+
+
 def test_a_reward_that_pays_anything_is_not_sound(here):
     (here / "all.py").write_text("def all_right(completion):\n    return 1.0\n")
     text = called("test", "all.py:all_right", "--data", "data.jsonl", "--html", "page.html", code=1)

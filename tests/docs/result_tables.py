@@ -45,6 +45,19 @@ finished
 |---|---|---|---|---|
 | `{grpo_step_cpu/*}` | {grpo_step_cpu/*/sides/whet/step:.2f} s, {grpo_step_cpu/*/sides/whet/peak_GB:.1f} GB | {grpo_step_cpu/*/sides/trl/step:.2f} s, {grpo_step_cpu/*/sides/trl/peak_GB:.1f} GB | {grpo_step_cpu/*/sides/trl/times/step:.1f} | {grpo_step_cpu/*/sides/whet/shares/step:.0%} |
 | `smollm2` | {grpo_step_cpu_smollm2/smollm2/sides/whet/step:.2f} s, {grpo_step_cpu_smollm2/smollm2/sides/whet/peak_GB:.1f} GB | {grpo_step_cpu_smollm2/smollm2/sides/trl/step:.2f} s, {grpo_step_cpu_smollm2/smollm2/sides/trl/peak_GB:.1f} GB | {grpo_step_cpu_smollm2/smollm2/sides/trl/times/step:.1f} | {grpo_step_cpu_smollm2/smollm2/sides/whet/shares/step:.0%} |""",
+    "real_run": """\
+| share of the wall time | code: GRPO on MBPP | maths: Dr. GRPO on GSM8K |
+|---|---|---|
+| rollout | {real_run/code/shares/rollout:.1%} | {real_run/maths/shares/rollout:.1%} |
+| train | {real_run/code/shares/train:.1%} | {real_run/maths/shares/train:.1%} |
+| reference | {real_run/code/shares/reference:.1%} | - |
+| reward | {real_run/code/shares/reward:.1%} | {real_run/maths/shares/reward:.1%} |
+| evaluate | {real_run/code/shares/evaluate:.1%} | {real_run/maths/shares/evaluate:.1%} |
+| save | {real_run/code/shares/save:.1%} | {real_run/maths/shares/save:.1%} |
+| start_up | {real_run/code/shares/start_up:.1%} | {real_run/maths/shares/start_up:.1%} |
+| wall time | {real_run/code/wall_s:.0f} s, {real_run/code/steps} steps | {real_run/maths/wall_s:.0f} s, {real_run/maths/steps} steps |
+| tokens per second of rollout | {real_run/code/rollout_tokens_per_s:,.0f} | {real_run/maths/rollout_tokens_per_s:,.0f} |
+| accuracy, before and after | {real_run/code/before/accuracy:.1%}, {real_run/code/after/accuracy:.1%} | {real_run/maths/before/accuracy:.1%}, {real_run/maths/after/accuracy:.1%} |""",
     "agents_cpu": """\
 | a step | whet | TRL 1.16 | times | processor seconds, times | read by whet and by TRL |
 |---|---|---|---|---|---|

@@ -282,10 +282,13 @@ def test_equal_programs_of_a_prompt_run_once_and_time_limits_are_counted(monkeyp
     with caplog.at_level("WARNING"):
         scores = reward.scores([given] * 6 + [other], completions)
     assert scores == [1.0, 1.0, 0.0, 0.5, 0.0, 0.0, 1.0] and ran == [5]
-    assert reward.take_notes() == {"code_timeouts": 1.0, "code_timeout_seconds": 3.0} and reward.take_notes() == {}
-    assert "1 of 5 programs so far ran into their time limit" in caplog.text and "given (3 s)" in caplog.text
+    assert "2 of 7 programs so far ran into their time limit" in caplog.text and "given (6 s)" in caplog.text
     seconds = reward.take_seconds()
     assert len(seconds) == 7 and seconds[2] == seconds[4] == max(seconds) > 2 and max(seconds[:2]) < 2
+    # the completions of a step may come in several calls: who ran a program first must not change what is counted
+    assert reward.scores([given, given], [SLEEPER, HALF]) == [0.0, 0.5] and sum(ran) == 5
+    assert reward.take_notes() == {"code_timeouts": 3.0, "code_timeout_seconds": 9.0} and reward.take_notes() == {}
+    assert reward.scores([given], [HALF]) == [0.5] and sum(ran) == 6  # another step
 
 
 def test_the_time_limit_is_no_part_of_what_a_reward_is():

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import logging
-import time
+import threading
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
 PORTABLE = 1  # cudaHostRegisterPortable
+
+
+class Layout(NamedTuple):
+    """All that a buffer for a tensor depends on."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    is_cuda: bool
+
+
+def layout_of(value: Tensor) -> Layout:
+    """The layout of a tensor."""
+    return Layout(value.shape, value.dtype, value.is_cuda)
 
 
 class HostMemory:
@@ -20,17 +34,30 @@ class HostMemory:
         self._pinned: dict[str, int] = {}  # addresses
         self._can_pin = True
         self._devices: set[torch.device] = set()
-        self.allocating = 0.0  # seconds that went into making buffers, which only a first copy takes
+        self._reserving: threading.Thread | None = None
+
+    def reserve(self, layouts: dict[str, Layout]) -> None:
+        """Make buffers in a thread: to get gigabytes from the system takes longer than to fill them."""
+
+        def work() -> None:
+            for name, layout in layouts.items():
+                self._make(name, layout)
+
+        self._reserving = threading.Thread(target=work, name="whet-reserve", daemon=True)
+        self._reserving.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing is being reserved."""
+        return self._reserving is None or not self._reserving.is_alive()
 
     @torch.no_grad()
     def copy(self, name: str, value: Tensor) -> Tensor:
         """The value in the buffer of that name; of a GPU's tensor only after `wait`."""
+        self._join()
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-            start = time.perf_counter()
-            self._unpin(name)
-            buffer = self._buffers[name] = self._made_for(name, value)
-            self.allocating += time.perf_counter() - start
+            buffer = self._make(name, layout_of(value))
         buffer.copy_(value.detach(), non_blocking=value.is_cuda)
         if value.is_cuda:
             self._devices.add(value.device)
@@ -44,17 +71,26 @@ class HostMemory:
 
     def release(self) -> None:
         """Give the memory back."""
+        self._join()
         for name in tuple(self._pinned):
             self._unpin(name)
         self._buffers.clear()
+
+    def _join(self) -> None:
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
 
     def _unpin(self, name: str) -> None:
         if name in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._pinned.pop(name))
 
-    def _made_for(self, name: str, value: Tensor) -> Tensor:
-        buffer = torch.empty(value.shape, dtype=value.dtype, device="cpu")
-        if value.is_cuda and self._can_pin and buffer.nbytes:
+    def _make(self, name: str, layout: Layout) -> Tensor:
+        self._unpin(name)
+        buffer = self._buffers[name] = torch.empty(layout.shape, dtype=layout.dtype, device="cpu")
+        if not layout.is_cuda:
+            buffer.zero_()  # the system hands out memory when it is touched first
+        elif self._can_pin and buffer.nbytes:
             # torch's own pinned memory rounds every tensor up to a power of two
             status = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, PORTABLE))
             if status == 0:

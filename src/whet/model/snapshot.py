@@ -32,7 +32,7 @@ from whet.model.checkpoint import (
     tensors_file,
     write_manifest,
 )
-from whet.model.host_memory import HostMemory
+from whet.model.host_memory import HostMemory, Layout, layout_of
 from whet.model.low_precision import saved_weights
 from whet.model.pretrained import first_line, saved_texts, weight_files
 from whet.model.run_models import ABOUT, checkpoint_name
@@ -79,15 +79,38 @@ def take_snapshot(
     memory: HostMemory,
 ) -> Snapshot:
     """Copy what is saved into `memory`, over the last snapshot. `tokenizer` is its files, `state` JSON."""
-    weights = saved_weights(model, lambda name, value: memory.copy(f"weights|{name}", value))
-    adapter = {name: memory.copy(f"adapter|{name}", value) for name, value in adapter_tensors(model).items()}
-    copies = {
-        group: {name: memory.copy(f"{tensors_file(group)}|{name}", value) for name, value in values.items()}
-        for group, values in tensors.items()
-    }
+    weights, adapter, copies = _copied(model, tensors, memory.copy)
     texts = {**model_texts(model), **tokenizer}
     memory.wait()
     return Snapshot(step, model, texts, weights, adapter, copies, state_text(step, state))
+
+
+def reserve_memory(model: PreTrainedModel, tensors: Mapping[str, Mapping[str, Tensor]], memory: HostMemory) -> None:
+    """Begin to get the memory that snapshots of this model and these tensors will take."""
+    layouts: dict[str, Layout] = {}
+
+    def note(name: str, value: Tensor) -> Tensor:
+        layouts[name] = layout_of(value)
+        return value
+
+    _copied(model, tensors, note)
+    memory.reserve(layouts)
+
+
+def _copied(
+    model: PreTrainedModel, tensors: Mapping[str, Mapping[str, Tensor]], copy: Callable[[str, Tensor], Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """Weights, adapter and the other sets of tensors, each through `copy` under a name of its own."""
+    weights = saved_weights(model, lambda name, value: copy(f"weights|{name}", value))
+    adapter = {name: copy(f"adapter|{name}", value) for name, value in adapter_tensors(model).items()}
+    return (
+        weights,
+        adapter,
+        {
+            group: {name: copy(f"{tensors_file(group)}|{name}", value) for name, value in values.items()}
+            for group, values in tensors.items()
+        },
+    )
 
 
 def model_texts(model: PreTrainedModel) -> dict[str, bytes]:

@@ -10,8 +10,8 @@ The tests of a prompt are read from its columns, in these forms:
     the same with "fn_name": f                          calls of a function, arguments and results as JSON
     tests: [{"input": ..., "output": ...}, ...]         either, one by one; "testtype": "functional" marks calls
 
-Where the tests are called, the code under test and the tests live in two processes: the code sees the arguments of
-its calls, never an expected value, an assertion or the verdict, so there is nothing to forge and nothing to look up.
+The code under test and what is expected of it never live in the same process: the code sees the arguments of its
+calls, never an expected value, an assertion or the verdict, so there is nothing to forge and nothing to look up.
 Tests that can judge nothing (they are empty, hold no assertion, never call the code, or cannot run here) make the
 prompt unscorable, with the reason. What remains possible: a completion can recognise arguments and answer from
 memory; and a test that compares two results of the completion with each other (`decode(encode(x)) == x`) judges by
@@ -27,7 +27,7 @@ import logging
 import math
 import re
 import textwrap
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -117,10 +117,12 @@ class RunMemory:
     limits: dict[tuple[str, str], int] = field(default_factory=dict)  # (prompt, gold code): processor seconds
     seconds: dict[str, float] = field(default_factory=dict)  # prompt: its slowest program of the last call
     timeouts: deque[tuple[str, float]] = field(default_factory=deque)  # (prompt, seconds), not yet noted
-    rows: Counter[str] = field(default_factory=Counter)  # prompt: seconds lost to time limits since the start
+    rows: dict[str, float] = field(default_factory=dict)  # prompt: seconds lost to time limits since the start
     num_programs: int = 0
     num_timeouts: int = 0
     last_seconds: list[float] = field(default_factory=list)  # of each completion of the last call
+    # what was run since notes were taken, by prompt and code: completions of a step come in several calls
+    programs: dict[tuple[int, str | None], CandidateProgram] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,13 +159,18 @@ class CodeTests:
                 tests[id(prompt)] = tests_of(prompt, self.prelude, self.tolerance)
             prompt_tests = tests[id(prompt)]
             code = code_of(completion, prompt_tests.names)
-            written.append(programs.setdefault((id(prompt), code), CandidateProgram(prompt, prompt_tests, code)))
-        self._run(list(programs.values()))
+            key = (id(prompt), code)
+            known = self._memory.programs.get(key) or CandidateProgram(prompt, prompt_tests, code)
+            written.append(programs.setdefault(key, known))
+        self._run([program for key, program in programs.items() if key not in self._memory.programs])
+        self._memory.programs |= programs
+        self._note(written)
         self._memory.last_seconds = [program.seconds for program in written]
         return [self._score(program) for program in written]
 
     def take_notes(self) -> dict[str, float]:
         """How many programs ran into a time limit since the last call, and the seconds they were allowed."""
+        self._memory.programs.clear()  # a resumed run does not know what was run before
         taken = [self._memory.timeouts.popleft() for _ in range(len(self._memory.timeouts))]
         if not taken:
             return {}
@@ -184,7 +191,6 @@ class CodeTests:
         self._measure_golds(late)
         again = [program for program in late if self._seconds(program) > FLOOR_SECONDS]
         self._run_within(again, [self._seconds(program) for program in again])
-        self._note(programs)
 
     def _run_within(self, programs: Sequence[CandidateProgram], seconds: Sequence[int]) -> None:
         """Run programs with so much processor time each, where the packages their tests need are loaded."""
@@ -239,7 +245,7 @@ class CodeTests:
             self._memory.limits[key] = min(allowed, self.limits.cpu_seconds) if is_right else self.limits.cpu_seconds
 
     def _note(self, programs: Sequence[CandidateProgram]) -> None:
-        """Remember who was slow, and count the programs that met a time limit."""
+        """Remember who was slow, and count the completions whose programs met a time limit, whoever ran them."""
         memory, before = self._memory, self._memory.num_timeouts
         memory.seconds.update(dict.fromkeys((program.prompt.id for program in programs), 0.0))
         for program in programs:
@@ -250,9 +256,10 @@ class CodeTests:
                 memory.num_timeouts += 1
                 lost = sum(self._lost(program, result) for result in program.results)
                 memory.timeouts.append((name, lost))
-                memory.rows[name] += lost
+                memory.rows[name] = memory.rows.get(name, 0.0) + lost
         if len(str(memory.num_timeouts)) > len(str(before)) or (memory.num_timeouts and not before):
-            worst = ", ".join(f"{name} ({seconds:g} s)" for name, seconds in memory.rows.most_common(MOST_ROWS))
+            costly = sorted(memory.rows.items(), key=lambda row: -row[1])[:MOST_ROWS]
+            worst = ", ".join(f"{name} ({seconds:g} s)" for name, seconds in costly)
             logger.warning(
                 "%d of %d programs so far ran into their time limit, and count as wrong from there on; the rows that "
                 "cost most: %s",

@@ -111,20 +111,22 @@ def _interrupted(call: Callable[[], T], seconds: float) -> T:
     return value
 
 
-class _Helper:
+class _CallThread:
     """A thread that makes the calls of another one, which may stop waiting for it; it ends with that thread."""
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self.outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=_help, args=(self.calls, self.outcomes), name="whet-reward", daemon=True)
+        self.thread = threading.Thread(
+            target=_make_calls, args=(self.calls, self.outcomes), name="whet-reward", daemon=True
+        )
         self.thread.start()
 
     def __del__(self) -> None:
         self.calls.put(None)
 
 
-def _help(calls: queue.SimpleQueue[Any], outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]]) -> None:
+def _make_calls(calls: queue.SimpleQueue[Any], outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]]) -> None:
     while (call := calls.get()) is not None:
         try:
             outcome: tuple[Any, BaseException | None] = (call(), None)
@@ -135,23 +137,23 @@ def _help(calls: queue.SimpleQueue[Any], outcomes: queue.SimpleQueue[tuple[Any, 
         del outcome
 
 
-_helpers = threading.local()  # one for each thread that makes limited calls
+_local = threading.local()  # one for each thread that makes limited calls
 
 
 def _abandoned(call: Callable[[], T], seconds: float) -> T:
-    helper: _Helper | None = getattr(_helpers, "helper", None)
-    if helper is None:
-        helper = _helpers.helper = _Helper()
-    helper.calls.put(call)
+    caller: _CallThread | None = getattr(_local, "thread", None)
+    if caller is None:
+        caller = _local.thread = _CallThread()
+    caller.calls.put(call)
     try:
-        value, error = helper.outcomes.get(timeout=seconds)
+        value, error = caller.outcomes.get(timeout=seconds)
     except queue.Empty:
-        _helpers.helper = None
-        helper.calls.put(None)
-        frame = sys._current_frames().get(helper.thread.ident or -1)
+        _local.thread = None
+        caller.calls.put(None)
+        frame = sys._current_frames().get(caller.thread.ident or -1)
         overrun = Overrun(positions(traceback.walk_stack(frame)) if frame else ())
         # asks the stray thread to stop burning a core; Python code obeys at its next line
-        stray = ctypes.c_ulong(helper.thread.ident or 0)
+        stray = ctypes.c_ulong(caller.thread.ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(stray, ctypes.py_object(Overrun))
         raise overrun from None
     if error is not None:

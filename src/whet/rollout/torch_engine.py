@@ -163,8 +163,8 @@ class TorchEngine:
 
         def tell(numbers: Sequence[int], written: list[DrawnCompletion]) -> None:
             with torch.inference_mode(False), torch.no_grad():  # samples outlive the mode they are written in
-                told = samples_of(written, self._tokenizer, self._version)
-            for drawn, sample in zip(written, told, strict=True):
+                whole = samples_of(written, self._tokenizer, self._version)
+            for drawn, sample in zip(written, whole, strict=True):
                 samples[numbers[drawn.number]] = sample
                 ended(numbers[drawn.number], sample)
 

@@ -209,6 +209,9 @@ def run_training(
             "identity": identity,
         }
 
+    def content(step: int) -> Savable:
+        return Savable(step, trainer.model, trainer.tokenizer, trainer.tensors, state)
+
     def save(step: int, *, checkpoint: bool, best: Mapping[str, Any] | None = None, is_last: bool = False) -> None:
         note(f"saving step {step}")
         _refuse_lost(record, step)
@@ -216,8 +219,7 @@ def run_training(
         with timer.phase("save"):
             _check_weights(trainer.model, step, folder)
             measured = progress.after if progress.evaluated_at == step else {}
-            content = Savable(step, trainer.model, trainer.tokenizer, trainer.tensors, state)
-            saver.save(content, checkpoint=checkpoint, best=best, final=measured if is_last else None)
+            saver.save(content(step), checkpoint=checkpoint, best=best, final=measured if is_last else None)
             if is_last:
                 saver.finish()
         _add(spent, timer.seconds)
@@ -246,7 +248,7 @@ def run_training(
                 progress.tokens += report.counts.get("tokens", 0)
                 _refuse_lost(record, step)
                 notify(everyone, "stepped", report, samples)
-                saver.stepped(step)
+                saver.stepped(content(step))
                 done = step == steps or trainer.ended_early is not None or "stop" in taken
                 stops, disagreement = agree_on_step(ranks, trainer.model, report, samples, stopping.is_set())
                 if disagreement:

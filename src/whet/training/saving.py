@@ -22,7 +22,7 @@ from torch import Tensor
 from whet.model.checkpoint import empty_partial, prune_checkpoints, remove_leftovers, remove_model
 from whet.model.host_memory import HostMemory
 from whet.model.run_models import BEST, CHECKPOINTS, FINAL, MODELS, about_model, checkpoint_name, complete_checkpoints
-from whet.model.snapshot import SaveFailed, naming, take_snapshot, tokenizer_texts, write_snapshot
+from whet.model.snapshot import SaveFailed, naming, reserve_memory, take_snapshot, tokenizer_texts, write_snapshot
 from whet.model.tensor_files import Abandoned
 from whet.record.run_kinds import kind_of
 from whet.record.sections import ReportSection
@@ -84,7 +84,7 @@ class Saver:
         self._next_held, self._next_writing = 0.0, 0.0  # what the next save will cost, by the last one
         self.counts = {"saves": 0, "failed": 0, "most_lost": 0}
         self.seconds = {"held": 0.0, "behind": 0.0}
-        self._is_last = False
+        self._is_last = self._has_memory = False
         if ranks.is_first:
             self._tidy(step)
         self._best: Mapping[str, Any] | None = ranks.first(lambda: about_model(folder / BEST))
@@ -108,8 +108,8 @@ class Saver:
     def _is_paid(self) -> bool:
         if self._writing is not None:
             return False
-        if not self.counts["saves"] + self.counts["failed"]:  # early: after a kill in the second step there is a first
-            return True
+        if not self.counts["saves"] + self.counts["failed"]:  # early: a run that is killed again and again gets on
+            return self._memory.is_ready
         elapsed = time.perf_counter() - self._began
         held = self.seconds["held"] + self._next_held
         behind = self.seconds["behind"] + self._next_writing
@@ -149,7 +149,6 @@ class Saver:
             models[self._folder / FINAL] = {"evaluation": _finite(final or {})}
         path = self._checkpoints / checkpoint_name(content.step) if resumable else None
         writing = _Writing(content.step, path or list(models)[-1])
-        allocating = self._memory.allocating
         try:
             if self._ranks.size > 1:
                 self._save_ranks(content, path, models)
@@ -163,7 +162,7 @@ class Saver:
         held = time.perf_counter() - begun
         self.seconds["held"] += held
         if resumable or not self.counts["saves"]:  # a best model alone costs less
-            self._next_held = max(0.0, held - (self._memory.allocating - allocating))
+            self._next_held = held
 
     def _save_ranks(self, content: Savable, path: Path | None, models: Mapping[Path, Mapping[str, Any]]) -> None:
         state = content.state() if path is not None else {}
@@ -211,12 +210,16 @@ class Saver:
             self._tokenizer = tokenizer_texts(tokenizer)
         return self._tokenizer
 
-    def stepped(self, step: int) -> None:
+    def stepped(self, content: Savable) -> None:
         """Count what a kill would cost after this step, and hear of a save that has ended."""
+        if not self._has_memory and self._ranks.size == 1:
+            self._has_memory = True
+            tensors = content.tensors() if self._settings.save == "state" else {}
+            reserve_memory(content.model, tensors, self._memory)
         writing = self._writing
         if writing is not None and (writing.thread is None or not writing.thread.is_alive()):
             self._settle()
-        self.counts["most_lost"] = max(self.counts["most_lost"], step - self._whole)
+        self.counts["most_lost"] = max(self.counts["most_lost"], content.step - self._whole)
 
     def wait(self, count: bool = True) -> None:
         """Wait for the save under way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 import textwrap
 from collections import Counter, OrderedDict, deque, namedtuple
@@ -358,3 +359,27 @@ def test_equality_of_json_results():
     assert equals((1, [2.0, "a"]), [1, (2.0000001, "a")], 1e-6) and equals({1: 2}, {"1": 2}, 0)
     for left, right in ((True, 1), (1, True), ([1], [1, 2]), ("1", 1), (None, 0), ({1: 2}, {1: 3}), (1.1, 1)):
         assert not equals(left, right, 1e-6)
+
+
+def test_tests_that_do_not_compile_are_told_and_harm_no_other_job(sandbox):
+    specs = [
+        {"form": "program", "program": "def check(candidate):\n    assert candidate(1) == 1\nreturn 1\n"},
+        {"form": "assertions", "tests": ["assert f(1) == 1", "assert (yield f(1)) == 1"]},
+        {"form": "assertions", "tests": ["assert f(1"]},
+        {"form": "assertions", "tests": ["assert f(1) == 1"]},
+    ]
+    found = sandbox.run([UnitTestJob(("def f(x): return x",), spec, limits=SMALL) for spec in specs])
+    assert [result.passed for result in found] == [(), (True, False), (), (True,)]
+    assert ["SyntaxError" in result.unscorable for result in found] == [True, False, True, False]
+
+
+def test_a_trainer_that_runs_without_assertions_still_sends_them():
+    check = "def check(candidate):\n    assert candidate(1) == 1\n"
+    script = f"""
+from whet.reward.sandbox import Sandbox, UnitTestJob
+specs = [{{"form": "program", "program": {check!r}}}, {{"form": "assertions", "tests": ["assert not f(1)"]}}]
+with Sandbox(1) as pool:
+    print([result.passed for result in pool.run([UnitTestJob(("def f(x): return 7",), spec) for spec in specs])])
+"""
+    found = subprocess.run([sys.executable, "-O", "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "[(False,), (False,)]\n"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from whet.reward.sandbox import plain, suite
+from whet.reward.sandbox import plain, suite, suite_runner
 from whet.reward.sandbox.limits import Limits
 from whet.reward.sandbox.wire import LENGTH, packed
 
@@ -158,11 +158,12 @@ def _job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflo
 @functools.lru_cache(maxsize=4096)
 def _prepared_tests(setup: str, tests: tuple[str, ...], program: str) -> dict[str, Any]:
     """What the tests' side would work out of its tests in every job, worked out once: many jobs have the same tests."""
-    compiled = marshal.dumps(suite.compiled_checks(tests))
-    return {
-        "outline": suite.outline(program or "\n".join([setup, *tests])),
-        "compiled": binascii.b2a_base64(compiled).decode(),
-    }
+    try:
+        compiled = marshal.dumps(suite_runner.prepared_suite(program) if program else suite.compiled_checks(tests))
+        outline = suite.outline(program or "\n".join([setup, *tests]))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    return {"outline": outline, "compiled": binascii.b2a_base64(compiled).decode()}
 
 
 def _header(kind: str, limits: Limits) -> dict[str, Any]:

@@ -142,6 +142,12 @@ class WaitingJob:
     job: Job
     attempts: int = 0
 
+    def __post_init__(self) -> None:
+        # in the thread that hands the job in: the dispatcher has all threads' jobs to deal with
+        self.header, *parts = map(wire.packed, self.job.messages())
+        self.parts = b"".join(parts)
+        self.files, self.streams = self.job.files(), self.job.streams()
+
 
 class WorkerProcess:
     """One worker process as the trainer sees it."""
@@ -177,19 +183,17 @@ class WorkerProcess:
         except OSError as error:
             raise wire.ConnectionClosed(str(error)) from None
 
-    def give(self, job: Job) -> None:
+    def give(self, waiting: WaitingJob) -> None:
         """Send a job, with the writing ends of pipes for what it writes, and its files."""
-        ends = []
-        for name, most in job.streams().items():
+        self.at, ends = waiting, []
+        for name, most in waiting.streams.items():
             reading, writing = os.pipe()
             ends.append(writing)
             self.streams.append(Stream(name, most, reading))
-        ends += map(wire.file_with, job.files())
-        header, *parts = job.messages()
+        ends += map(wire.file_with, waiting.files)
         try:
-            data = wire.packed(header)
-            sent = socket.send_fds(self.connection, [data], ends)
-            self.connection.sendall(b"".join([data[sent:], *map(wire.packed, parts)]))
+            sent = socket.send_fds(self.connection, [waiting.header], ends)
+            self.connection.sendall(waiting.header[sent:] + waiting.parts)
         except OSError as error:
             raise wire.ConnectionClosed(str(error)) from None
         finally:
@@ -501,11 +505,10 @@ class Sandbox:
 
     def _give(self, worker: WorkerProcess, waiting: WaitingJob, busy: selectors.BaseSelector) -> None:
         waiting.attempts += 1
-        worker.at = waiting
         worker.deadline = time.monotonic() + waiting.job.limits.wall_seconds + GRACE_SECONDS
         worker.connection.settimeout(GRACE_SECONDS)
         with contextlib.suppress(wire.ConnectionClosed):  # its end will be noticed
-            worker.give(waiting.job)
+            worker.give(waiting)
         busy.register(worker.connection, selectors.EVENT_READ, (worker, None))
         for stream in worker.streams:
             if stream.is_watched:

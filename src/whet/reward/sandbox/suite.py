@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import re
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -255,10 +256,20 @@ def plain_calls(
     return calls
 
 
+def compiled(tree: ast.Module) -> types.CodeType:
+    """The code of tests, with its assertions also where this interpreter itself runs without (`python -O`)."""
+    code: types.CodeType = compile(tree, "<test>", "exec", dont_inherit=True, optimize=0)
+    return code
+
+
 def compiled_checks(tests: Iterable[str]) -> list[types.CodeType | None]:
     """The code of each test that is assertions and nothing else; None for others."""
-    trees = [ast.parse(test) for test in tests]
-    return [compile(tree, "<test>", "exec", dont_inherit=True) if is_plain(tree) else None for tree in trees]
+    codes: list[types.CodeType | None] = []
+    for tree in map(ast.parse, tests):
+        codes.append(None)
+        with contextlib.suppress(SyntaxError):  # what only a compiler finds
+            codes[-1] = compiled(tree) if is_plain(tree) else None
+    return codes
 
 
 MODULE_NAMES = frozenset(("__file__", "__name__", "__doc__"))

@@ -287,7 +287,7 @@ def _namespace(connection: CandidateConnection, test_spec: dict[str, Any]) -> di
     connection.shared = shared_classes(module)
     space = vars(module)
     entry = test_spec.get("entry_point") or ""
-    outline = test_spec["outline"]
+    outline = test_spec.get("outline") or suite.outline(_text(test_spec))
     names = suite.names_expected(outline, set(space)) | ({entry} if entry else set())
     for name in names:
         space[name] = RemoteObject(connection, name)
@@ -298,6 +298,17 @@ def _namespace(connection: CandidateConnection, test_spec: dict[str, Any]) -> di
     for name in {*outline["imports"]} & {*suite.CODE_MODULES, entry}:
         sys.modules[name] = RemoteModule(name, connection, sorted(names))
     return space
+
+
+def _text(test_spec: dict[str, Any]) -> str:
+    """The source of the tests."""
+    return str(test_spec.get("program") or "\n".join([test_spec["setup"], *test_spec.get("tests", ())]))
+
+
+def _compiled(test_spec: dict[str, Any]) -> Any:
+    """What the trainer compiled; None where it could not: whatever is wrong is met again here, and told."""
+    data = test_spec.get("compiled")
+    return None if data is None else marshal.loads(binascii.a2b_base64(data))
 
 
 class RemoteModule(types.ModuleType):
@@ -320,7 +331,7 @@ def _assertions(connection: CandidateConnection, log: ResultLog, test_spec: dict
     if isinstance(space.get("candidate"), RemoteObject):
         space["candidate"] = RemoteObject(connection, test_spec.get("entry_point") or "")
     exec(compile(test_spec["setup"], "<setup>", "exec", dont_inherit=True), space)
-    for test, code in zip(tests, marshal.loads(binascii.a2b_base64(test_spec["compiled"])), strict=True):
+    for test, code in zip(tests, _compiled(test_spec) or [None] * len(tests), strict=True):
         if code is not None:  # what nearly all are
             with log:
                 exec(code, space)
@@ -335,7 +346,7 @@ def _assertions(connection: CandidateConnection, log: ResultLog, test_spec: dict
 def _program(connection: CandidateConnection, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """A test program: pytest functions, unittest classes, `check(candidate)`, or assertions as they come."""
     text: str = test_spec["program"]
-    SuiteRun(connection, log, _namespace(connection, test_spec), test_spec).run(text)
+    SuiteRun(connection, log, _namespace(connection, test_spec), test_spec).run(text, _compiled(test_spec))
 
 
 class AssertionRecorder(ast.NodeTransformer):
@@ -389,6 +400,20 @@ def _within(context: str, node: ast.stmt) -> ast.stmt:
     return ast.fix_missing_locations(ast.copy_location(recorded, node))
 
 
+PreparedSuite = tuple[types.CodeType, list[str], list[str], int, bool]
+"""The program with its assertions recorded; its classes; checks that nothing calls; the least number of results;
+whether it holds an assertion. All of it is known to `marshal`: it comes from the trainer, made once per prompt."""
+
+
+def prepared_suite(text: str) -> PreparedSuite:
+    """A test program, read and compiled."""
+    tree = ast.parse(text)
+    classes = [node.name for node in suite.top_level(tree.body) if isinstance(node, ast.ClassDef)]
+    uncalled = [function.name for function in suite.uncalled_checks(tree)]
+    least, has_assertions = suite.num_results(tree), suite.holds_assertion(tree)
+    return suite.compiled(AssertionRecorder().visit(tree)), classes, uncalled, least, has_assertions
+
+
 class SuiteRun:
     """One test program: it is run as it is written, then whatever tests it defines and does not run itself."""
 
@@ -405,16 +430,13 @@ class SuiteRun:
         if isinstance(space.get("candidate"), RemoteObject | None):
             space["candidate"] = self.candidate
 
-    def run(self, text: str) -> None:
+    def run(self, text: str, prepared: PreparedSuite | None = None) -> None:
         """Run the program, then the tests that it defines and does not run."""
-        tree, original = ast.parse(text), ast.parse(text)
-        class_names = [node.name for node in suite.top_level(tree.body) if isinstance(node, ast.ClassDef)]
-        uncalled = [function.name for function in suite.uncalled_checks(tree)]
-        least = suite.num_results(tree)
+        code, class_names, uncalled, least, has_assertions = prepared or prepared_suite(text)
         reached, asked = self.log.reached, self.connection.asked
         adapt_packages(text)
         with self.recorded_failure(least):
-            exec(compile(AssertionRecorder().visit(tree), "<test>", "exec", dont_inherit=True), self.space)
+            exec(code, self.space)
         classes = [found for name in class_names if isinstance(found := self.space.get(name), type)]
         unittests = [each for each in classes if _is_unittest(each)]
         tests = [*self._function_tests(), *self._method_tests(classes)]
@@ -422,7 +444,8 @@ class SuiteRun:
         is_idle = not tests and not unittests and self.connection.asked == asked
         called = [name for name in uncalled if callable(self.space.get(name)) and (is_idle or name == "check")]
         checks = [self._check(name) for name in called]
-        has_assertions = suite.holds_assertion(suite.without_functions(original, set(uncalled) - set(called)))
+        if never_called := set(uncalled) - set(called):
+            has_assertions = suite.holds_assertion(suite.without_functions(ast.parse(text), never_called))
         self.log.plan(len(tests) + sum(map(_num_unittests, unittests)))
         for test in tests:
             with self.log:

@@ -111,8 +111,9 @@ class SandboxWorker:
         isolation.renew_folder(self.confinement, limits["file_mb"])
         killed = isolation.num_killed(self.confinement)
         started = time.monotonic()
-        start = {"unit_tests": self.unit_tests, "calls": self.calls, "program": self.program}[header["kind"]]
-        leader, *others = start(limits, *descriptors)
+        starts: dict[str, Callable[..., tuple[int, ...]]]
+        starts = {"unit_tests": self.unit_tests, "calls": self.calls, "program": self.program}
+        leader, *others = starts[header["kind"]](limits, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         ended = self.watch(started + header["wall_seconds"], limits, leader)

@@ -286,6 +286,7 @@ def _call(
     took = [(time.perf_counter() - start) / len(answers)] * len(answers)
     if hasattr(part.resolved_reward, "take_seconds"):
         took = part.resolved_reward.take_seconds()
+    getattr(part.resolved_reward, "take_notes", dict)()  # a second call must not know of the first
     return [(sample.parts.get(part.name), seconds, "") for sample, seconds in zip(scored, took, strict=True)]
 
 

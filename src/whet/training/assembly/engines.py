@@ -30,7 +30,6 @@ from whet.training.distributed.rollout import WholeCopyEngine, whole_copy
 from whet.types import Sampling, SessionShape
 
 if TYPE_CHECKING:
-    from whet.training.assembly.runtime import Runtime
     from whet.training.distributed.engine_host import EngineHost
     from whet.training.distributed.remote_engine import RemoteEngine
     from whet.training.distributed.workers import WorkerPool
@@ -129,9 +128,15 @@ def frozen_weights(model: torch.nn.Module) -> frozenset[str]:
 
 
 def async_writer(
-    config: PolicyConfig, runtime: Runtime, policy: CausalLM, dataset: PromptDataset, spec: RolloutSpec, groups: int
+    config: PolicyConfig,
+    loaded: LoadedModel,
+    engine: Engine,
+    policy: CausalLM,
+    dataset: PromptDataset,
+    spec: RolloutSpec,
+    groups: int,
 ) -> GroupWriter:
-    """Who writes so many groups while the trainer trains.
+    """Who writes so many groups while the trainer trains; `engine` is the run's own.
 
     Episodes, and completions on a CUDA device, are written by a thread of this process, which has the device and a copy
     of the policy to itself. On a CPU a process writes completions: two threads would take turns in one interpreter.
@@ -140,8 +145,8 @@ def async_writer(
     if not config.env.is_single:
         from whet.training.assembly.episode_runner import build_episode_runner
 
-        copied = WholeCopyEngine(policy, lambda whole: config_engine(config, whole, runtime.loaded))
-        runner, _ = build_episode_runner(config, copied, runtime.loaded)
+        copied = WholeCopyEngine(policy, lambda whole: config_engine(config, whole, loaded))
+        runner, _ = build_episode_runner(config, copied, loaded)
         return EpisodeWriter(runner, copied, dataset, spec, config.seed, device)
     shape = SessionShape(
         conversations=groups * config.batch.group_size,
@@ -149,7 +154,7 @@ def async_writer(
         growth=spec.sampling.max_new_tokens,
     )
     elsewhere: Callable[[Sampling, SessionShape], BackgroundSession] | None
-    elsewhere = getattr(runtime.engine, "background_session", None)
+    elsewhere = getattr(engine, "background_session", None)
     maker = lookup("engine", config.sampling.engine)
     session: BackgroundSession
     if elsewhere is not None:  # of engines that are in processes of their own already
@@ -157,8 +162,8 @@ def async_writer(
     elif device.type == "cuda" and maker is TorchEngine:
         from whet.training.distributed.background import ThreadSession
 
-        engine = config_engine(config, whole_copy(policy), runtime.loaded, on_copy=True)
-        session = ThreadSession(opened_session(engine, spec.sampling, shape), device)
+        copied_engine = config_engine(config, whole_copy(policy), loaded, on_copy=True)
+        session = ThreadSession(opened_session(copied_engine, spec.sampling, shape), device)
     else:
         from whet.training.distributed.background import ProcessSession
 

@@ -283,7 +283,7 @@ def build_collector(
             "for itself, and they must train on the same ones; start one process, or give scale.max_staleness=0"
         )
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
-    writer = async_writer(config, runtime, policy, dataset, spec, window.capacity)
+    writer = async_writer(config, runtime.loaded, runtime.engine, policy, dataset, spec, window.capacity)
     watch = PolicyWatch(policy, writer, temperature, name, scale.max_staleness)
     return AsyncCollector(
         writer,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,7 +115,7 @@ class RewardWorkers:
         scores: list[float | None] = [None] * len(samples)
         failed = [False] * len(samples)
         latest, done = "", 0
-        notes: Counter[str] = Counter()
+        notes: dict[str, float] = {}
         packed = packed_samples(samples)
         while done < len(samples):
             for worker in self._workers:
@@ -145,7 +145,7 @@ class RewardWorkers:
                     for index, row in enumerate(piece):
                         scores[row], failed[row] = result.scores[index], result.failed[index]
                     latest, done = result.latest or latest, done + len(piece)
-                    notes.update(result.notes)
+                    _add(notes, result.notes)
                     worker.counts.samples += len(piece)
         return PieceScores(scores, failed, latest, notes)
 
@@ -187,6 +187,11 @@ class RewardWorkers:
         return why
 
 
+def _add(notes: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        notes[name] = notes.get(name, 0.0) + value
+
+
 def _pieces(prompts: Sequence[Prompt], count: int) -> list[list[int]]:
     """Rows in about `count` parts; those of one prompt stay together."""
     most = max(1, -(-len(prompts) // count))
@@ -210,7 +215,7 @@ class RemoteReward:
     whole: bool
     deterministic: bool = True
     limits_itself: bool = True
-    _noted: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
+    _noted: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def ahead(self) -> bool:
@@ -221,7 +226,7 @@ class RemoteReward:
         if self.workers is None:
             raise RuntimeError("only the first rank may ask the reward workers")
         result = self.workers.score(self.name, prompts, samples, self.timeout, self.whole)
-        self._noted.update(result.notes)
+        _add(self._noted, result.notes)
         if any(result.failed):
             raise PartialFailure(result.latest, result.scores, result.failed)
         return result.scores
