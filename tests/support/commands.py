@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-_FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["tests.support.warm_start"])
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["tests.support.warm_start"])
 
 
 class Command:
@@ -25,7 +25,7 @@ class Command:
     def __init__(self, words: tuple[str, ...], folder: Path | None = None, **environment: str) -> None:
         self._notes = tempfile.TemporaryDirectory()
         places = [str(Path(self._notes.name) / name) for name in ("stdout", "stderr")]
-        self._process = _FORK.Process(target=_obey, args=(words, str(folder or Path.cwd()), environment, *places))
+        self._process = FORK.Process(target=_obey, args=(words, str(folder or Path.cwd()), environment, *places))
         self._process.start()
 
     def poll(self) -> int | None:

@@ -56,7 +56,17 @@ def gradient_norms(tmp_path_factory):
     return norms
 
 
-@pytest.mark.parametrize("name", [each for same in SAME_RUN.values() for each in same])
+SHOWN = {"gspo_token", "dppo_tv"}  # of each group one; the others are slow
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in SHOWN else pytest.param(name, marks=pytest.mark.slow)
+        for same in SAME_RUN.values()
+        for name in same
+    ],
+)
 def test_the_method_is_the_same_run_as_the_one_that_is_trained(name, gradient_norms):
     trained = next(key for key, same in SAME_RUN.items() if name in same)
     assert gradient_norms(name) == pytest.approx(gradient_norms(trained), rel=1e-4)

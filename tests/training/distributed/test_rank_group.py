@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import whet
-from tests.support.rank_launching import HERE, end, said, start_ranks
+from tests.support.commands import started
+from tests.support.rank_launching import HERE, end, free_port, said, start_ranks
 from whet.training.distributed.launch import Launch, launched, rank_environment, refuse_idle_ranks, run_rank
 from whet.training.distributed.rank_group import disagreement
 from whet.types import WhetError
@@ -82,12 +83,12 @@ def test_a_port_in_use_is_one_line_before_anything_is_made(tmp_path, monkeypatch
 
 
 def test_ranks_agree_or_raise_the_same_line_everywhere(tmp_path):
-    ranks = start_ranks(2, [sys.executable, SCENES, "agreeing"], tmp_path)
-    try:
-        codes = [rank.wait(240) for rank in ranks]
-    finally:
-        end(ranks)
-    assert codes == [0, 0], said(tmp_path, 0) + said(tmp_path, 1)
+    port = free_port()
+    ranks = [
+        started(SCENES, "agreeing", folder=tmp_path, **rank_environment(rank, 2, "127.0.0.1", port, rank, 2))
+        for rank in range(2)
+    ]
+    assert [rank.wait(240) for rank in ranks] == [0, 0], [rank.stdout + rank.stderr for rank in ranks]
     both = [
         "given run 0",
         "given ['rank 0', 'rank 1']",
@@ -96,8 +97,8 @@ def test_ranks_agree_or_raise_the_same_line_everywhere(tmp_path):
         "raised the ranks do not agree: seed is 0 on rank 0, 1 on rank 1; give the same",
         "raised the ranks do not agree: torch is 2.0 on rank 0, 2.1 on rank 1; install the same packages everywhere",
     ]
-    assert said(tmp_path, 1).splitlines() == both
-    assert said(tmp_path, 0).splitlines() == [*both, "raised rank 1: the tape is torn"]
+    assert ranks[1].stdout.splitlines() == both
+    assert ranks[0].stdout.splitlines() == [*both, "raised rank 1: the tape is torn"]
 
 
 @pytest.mark.slow
