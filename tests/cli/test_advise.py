@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet import cli
 from whet.objective import PRESETS, catalogue
 from whet.objective.presets.preference import PAIR_PRESETS
@@ -262,8 +263,7 @@ def test_the_memory_is_the_planners():
         assert memory_estimate(Footprint(billions, 80.0, frozenset())).fits is (billions < 1)
 
 
-@pytest.mark.parametrize(
-    ("billions", "needs", "way_out"),
+@for_every(
     [
         (7.0, set(), "it does with --set batch.micro_batch_tokens=4096, which saves"),
         (6.0, {"ref_logp"}, "it does with --set model.reference=reload, which saves"),
@@ -271,7 +271,7 @@ def test_the_memory_is_the_planners():
         (9.0, {"ref_logp"}, "it does with --set optimizer.states=int8 --set model.weights=bfloat16, which saves"),
         (20.0, {"ref_logp"}, "it does with --set model.lora=16, which saves"),
         (300.0, {"ref_logp"}, "no setting makes it fit: take a smaller model"),
-    ],
+    ]
 )
 def test_what_does_not_fit_gets_a_way_out(billions, needs, way_out):
     from whet.settings.layers import from_settings
@@ -299,15 +299,14 @@ def test_every_method_named_in_a_rule_is_in_the_guide():
     assert all(set(rule.when) <= {*rule.ranking, *rule.also} for rule in RULES)
 
 
-@pytest.mark.parametrize(
-    ("fields", "fix"),
+@for_every(
     [
         ({"signal": "verifable"}, "did you mean 'verifiable'"),
         ({"goal": "pass@z"}, "give one of pass_at_1, pass_at_k"),
         ({"model_billions": -7}, "model_billions (--model-size) is -7; give a number above 0"),
         ({"memory_gigabytes": float("nan")}, "memory_gigabytes (--memory) is nan"),
         ({"completion_tokens": 0}, "completion_tokens (--completion-tokens) is 0"),
-    ],
+    ]
 )
 def test_a_mistake_gets_one_line_with_the_fix(fields, fix):
     with pytest.raises(WhetError) as error:

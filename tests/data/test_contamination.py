@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data.contamination import (
     COPIES,
     DEFAULT_RULE,
@@ -32,8 +33,7 @@ def kind_of(train: str, test: str, rule: OverlapRule = DEFAULT_RULE) -> OverlapK
     return found[0].kind if found else None
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "kind"),
+@for_every(
     [
         (SHORT, SHORT, "exact"),
         (SHORT.upper().replace(".", "  "), SHORT, "exact"),
@@ -50,7 +50,7 @@ def kind_of(train: str, test: str, rule: OverlapRule = DEFAULT_RULE) -> OverlapK
         ("Left to right mod 10: 9+5*3", "Left to right mod 10: 9*5*3", None),
         ("", "", "exact"),
         ("", SHORT, None),
-    ],
+    ]
 )
 def test_the_kind_of_an_overlap(train: str, test: str, kind: str | None) -> None:
     assert kind_of(train, test) == kind

@@ -10,6 +10,7 @@ import pytest
 from tests.docs.generated_tables import REFRESH
 from tests.docs.quoted_results import MARKED, TABLE, UnknownResult, expanded, pages, with_results
 from tests.docs.result_tables import RESULT_TABLES
+from tests.support.for_every import for_every
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,8 +139,7 @@ def marked(name, value=""):
     return f"<!--={name}-->{value}<!--/-->"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@for_every(
     [
         ("speed/step:.1f", "1.2"),
         ("speed/note", "fast"),
@@ -151,7 +151,7 @@ def marked(name, value=""):
             "`results/gpu_speed.json`: 2026-11-16, commit abc1234, 2 cores of an X, torch 2.13;"
             " others used the machine at the same time",
         ),
-    ],
+    ]
 )
 def test_a_mark_gets_the_number_of_its_file(name, value):
     page = f"# A\n\na {marked(name, 'stale')} s and {marked('speed/note', 'slow')}\n"
@@ -167,8 +167,7 @@ def test_a_table_has_a_row_for_every_key():
         with_results(page, stored, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
+@for_every(
     [
         ("gone/step", "results/gone.json, which does not exist"),
         ("gone/@", "results/gone.json, which does not exist"),
@@ -176,7 +175,7 @@ def test_a_table_has_a_row_for_every_key():
         ("gpu_speed/stepp", "no 'stepp' there; it has step, sides"),
         ("speed/note:.1f", "cannot show"),
         ("speed/step/more", "no 'more' there"),
-    ],
+    ]
 )
 def test_a_name_that_no_file_holds_is_an_error(name, said):
     with pytest.raises(UnknownResult, match=said):
@@ -192,8 +191,7 @@ def test_changed_code_and_a_gpu_are_named():
     assert "2026-11-16, commit abc1234 and changes, NVIDIA H200, torch 2.13<" in shown
 
 
-@pytest.mark.parametrize(
-    "line",
+@for_every(
     [
         "A step takes 1.95 s and less.",
         "| whet | 8.1 GB |",
@@ -205,22 +203,21 @@ def test_changed_code_and_a_gpu_are_named():
         "an accuracy of 0.97",
         "three seeds lost 22 points",
         "```text\naccuracy 10.0%\n```",
-    ],
+    ]
 )
 def test_a_measured_number_without_a_mark_is_found(line):
     assert measured_lines(f"# A\n\n{line}\n")
     assert not measured_lines(f"# A\n\n{marked('speed/note', line)}\n")
 
 
-@pytest.mark.parametrize(
-    "line",
+@for_every(
     [
         "32 prompts x 8, 128 + 512 tokens",
         "arXiv 2402.03300, TRL 1.16",
         "a learning rate of 1e-5 for 2000 steps",
         "```sh\nwhet train grpo --set sampling.top_p=0.95  # 95%\n```",
         "model.lora=16",
-    ],
+    ]
 )
 def test_settings_and_shapes_are_no_measurements(line):
     assert not measured_lines(f"{line}\n")

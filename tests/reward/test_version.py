@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.reward import version
 from whet.reward.call import as_reward
 from whet.reward.combine import Gate, RewardPart
@@ -221,8 +222,7 @@ def test_changes_are_told():
     assert any(change.endswith("added") and "think_format" in change for change in changes)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
+@for_every(
     [
         (Decimal("0.1"), Decimal("0.2")),
         ({"a": {3, 1}}, {"a": {3, 2}}),
@@ -230,7 +230,7 @@ def test_changes_are_told():
         (torch.tensor([1.0]), torch.tensor([2.0])),
         (len, sum),
         (re.compile("a"), re.compile("a", re.IGNORECASE)),
-    ],
+    ]
 )
 def test_settings_of_every_kind_count_by_their_value(one, other):
     hashes = []

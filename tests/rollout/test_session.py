@@ -152,9 +152,15 @@ PATHS = [
     *(("mistral", path) for path in ("fused", "hooked", "own")),
     *(("gpt2", "hooked"), ("gemma3", "hooked"), ("gemma2", "own")),
 ]
+QUICK = [
+    *(("llama", path) for path in ("rows", "fused", "hooked")),
+    *(("qwen3", "rows"), ("mistral", "fused"), ("gemma3", "hooked"), ("gemma2", "own")),
+]
 
 
-@pytest.mark.parametrize(("family", "path"), PATHS)
+@pytest.mark.parametrize(
+    ("family", "path"), [path if path in QUICK else pytest.param(*path, marks=pytest.mark.slow) for path in PATHS]
+)
 def test_a_session_writes_what_each_turn_from_scratch_would(family, path, monkeypatch):
     """Groups, ragged turns, ends, answers that come at once or late; the log-probabilities are the trainer's too."""
     sampling, lm = Sampling(max_new_tokens=14), causal_lm(model_of(family))

@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.for_every import for_every
 from whet.model.block import NotDescribed, blocks_of
 from whet.model.causal_lm import causal_lm
 from whet.model.decode_state import BatchShape
@@ -129,15 +130,13 @@ def test_sampled_logp_equals_the_trainers(family):
         assert sample.behavior_logp[sample.action].ne(0).any() or sampling.top_k == 1, sampling
 
 
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize(
-    "sampling",
+@for_every(
     [
         Sampling(max_new_tokens=8, temperature=2.0, top_k=3),
         Sampling(max_new_tokens=8, temperature=3.0, top_p=0.5),
         Sampling(max_new_tokens=8, temperature=3.0, min_p=0.4),
     ],
-    ids=["top_k", "top_p", "min_p"],
+    [True, False],
 )
 def test_the_engine_truncates_as_the_definition_says(sampling, fast):
     """At every position the kept ids are those found from the model's own logits, one token after the other."""
@@ -198,7 +197,7 @@ def test_end_tokens_and_stop_strings_end_a_completion():
     assert stopped.completion.endswith(text) and stopped.tokens[2:].tolist() == completion[: len(stopped.tokens) - 2]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@for_every(FAMILIES)
 def test_each_family_takes_the_quickest_way_it_can(family):
     model = model_of(family)
     before = model.config._attn_implementation

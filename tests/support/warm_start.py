@@ -1,5 +1,6 @@
 """What a whet command imports before its first step; imported once, by the process that commands are forked from."""
 
+import gc
 import importlib
 
 from whet.model.load import load_model
@@ -12,3 +13,4 @@ for name in (
     importlib.import_module(f"whet.{name}")
 importlib.import_module("rich.live")
 load_model("whetstone")  # what transformers imports at its first model
+gc.freeze()  # forked processes do not look through it

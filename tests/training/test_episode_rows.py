@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import whet
+from tests.support.for_every import for_every
 from whet.cli import app
 from whet.data.segments import number_of
 from whet.training.rl import RLTrainer
@@ -164,15 +165,14 @@ def test_roles_have_a_running_mean_each_that_a_checkpoint_keeps(here, monkeypatc
     assert forgetful.read_bytes() != weights[0].read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@for_every(
     [
         (("echo",), "objective.imitate=observed is about episodes"),
         (("rae",), "objective.baseline=running_role_mean is about episodes"),
         (("rloo_turns",), "objective.baseline=turn_return is about episodes"),
         (("grpo", "--set", "objective.select=finished_turns"), "or objective.select=finished"),
         (("grpo_process", "--reward", "exact_answer"), "or an --env that rewards turns"),
-    ],
+    ]
 )
 def test_a_method_of_episodes_without_an_environment_is_one_line(words, said):
     error = CliRunner().invoke(app, ["train", *words]).exception

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.support.for_every import for_every
 from whet.data.cursor import Cursor
 from whet.model import shared_prefix_attention
 from whet.model.causal_lm import CausalLM, causal_lm
@@ -557,8 +558,7 @@ def test_eval_loss_is_measured_without_learning(model):
 # the optimizer
 
 
-@pytest.mark.parametrize("warmup", [0, 4])
-@pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear", 1 / 16), ("cosine", None)])
+@for_every([("constant", 1.0), ("linear", 1 / 16), ("cosine", None)], [0, 4])
 def test_schedules(schedule, last, warmup):
     total = 16 + warmup
     settings = OptimizerSection(learning_rate=0.5, schedule=schedule, warmup_steps=warmup)

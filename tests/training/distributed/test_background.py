@@ -1,6 +1,5 @@
 """A session in a process of its own: newer weights reach it, and its end is noticed."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from tests.rollout.test_session import GAP, Letters, model_of
-from tests.support.commands import FORK
 from whet.model.causal_lm import causal_lm
 from whet.model.token_logp import token_logp
 from whet.rollout.torch_engine import TorchEngine
@@ -22,12 +20,6 @@ from whet.types import Request, Sampling, SessionShape
 
 HOW = Sampling(max_new_tokens=40)
 SHAPE = SessionShape(8, 4, 40)
-
-
-@pytest.fixture
-def quick_start(monkeypatch):
-    """The process is forked from one that has imported whet; the slow test starts it as a run does."""
-    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: FORK)
 
 
 def open_small(slow=0.0):
@@ -40,7 +32,7 @@ def open_small(slow=0.0):
     return session
 
 
-def test_newer_weights_arrive_in_the_middle_and_a_killed_process_is_told(quick_start):
+def test_newer_weights_arrive_in_the_middle_and_a_killed_process_is_told():
     model = model_of("llama")
     first = {name: value.clone() for name, value in model.state_dict().items()}
     session = ProcessSession(partial(open_small, 0.02), model.state_dict())
@@ -79,7 +71,7 @@ def broken():
     raise RuntimeError("no such device")
 
 
-def test_a_session_that_cannot_be_opened_says_why(quick_start):
+def test_a_session_that_cannot_be_opened_says_why():
     session = ProcessSession(broken, {})
     session.add(0, Request((5,), 1))
     with pytest.raises(EngineLost, match="no such device"):

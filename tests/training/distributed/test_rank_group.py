@@ -12,6 +12,7 @@ import pytest
 
 import whet
 from tests.support.commands import started
+from tests.support.for_every import for_every
 from tests.support.rank_launching import HERE, end, free_port, said, start_ranks
 from whet.training.distributed.launch import Launch, launched, rank_environment, refuse_idle_ranks, run_rank
 from whet.training.distributed.rank_group import disagreement
@@ -27,8 +28,7 @@ def test_a_process_without_a_launcher_is_alone():
     assert launched(FULL) == Launch(1, 2, 1, 2, "127.0.0.1", 29500)
 
 
-@pytest.mark.parametrize(
-    ("environment", "line"),
+@for_every(
     [
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 and RANK is not set"),
         ({"RANK": "1"}, "RANK is 1 and WORLD_SIZE is not set"),
@@ -38,7 +38,7 @@ def test_a_process_without_a_launcher_is_alone():
         ({**FULL, "MASTER_ADDR": ""}, "WORLD_SIZE is 2 and MASTER_ADDR is not set"),
         ({**FULL, "MASTER_PORT": "99999"}, "MASTER_PORT is 99999; give a free port"),
         ({**FULL, "LOCAL_RANK": "2"}, "LOCAL_RANK 2, LOCAL_WORLD_SIZE 2, WORLD_SIZE 2 do not fit"),
-    ],
+    ]
 )
 def test_half_a_launcher_is_one_clear_line(environment, line):
     with pytest.raises(WhetError, match=line) as found:
