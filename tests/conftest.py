@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
+import typer.main
+import typer.testing
 
 from tests.support.collection import note_collected
 from tests.support.shared_runs import made_once, train_imitator
@@ -13,6 +17,17 @@ from tests.support.shared_runs import made_once, train_imitator
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background shell starts its commands so; ours must end by it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+gc.disable()  # hundreds of modules are imported to stay: a third of collecting would go into looking for garbage
+
+
+typer.testing._get_command = cache(typer.main.get_command)  # else all commands are built anew for each call
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # what is there by now is never garbage
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before markers deselect anything

@@ -266,8 +266,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path):
     """Its reward is found in the running script; from elsewhere importing it would train again, and is refused."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, script.name, str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = finished(script.name, str(tmp_path / "run"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["began", "2.0"]
     assert whet.load(tmp_path / "run").config["reward"]["parts"][0]["reward"] == f"{script}:mine"

@@ -11,6 +11,8 @@ import pytest
 import results_file
 from results_file import RESULTS, bare, commit_of, write_results
 
+from tests.support.for_every import for_every
+
 
 def test_values_stand_beside_command_date_commit_and_machine(tmp_path, monkeypatch):
     script = str(Path(__file__).parents[2] / "benchmarks" / "gpu_step.py")
@@ -68,7 +70,7 @@ def test_words_without_a_folder_stay():
     ]
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+@for_every(sorted(RESULTS.glob("*.json")))
 def test_every_results_file_says_where_it_is_from(path):
     found = json.loads(path.read_text())
     assert set(found) - {"dirty"} == {"command", "date", "commit", "machine", "values"}

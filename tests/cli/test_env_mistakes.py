@@ -366,7 +366,9 @@ server.run()
     ("tool", "count", "text"),
     [
         ("crash", "tool_errors", "error: crash: its server has ended"),
-        ("sleep", "tool_timeouts", "error: sleep: took longer than 3 s and was given up"),
+        pytest.param(
+            *("sleep", "tool_timeouts", "error: sleep: took longer than 3 s and was given up"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_real_mcp_server_that_fails_in_the_middle_of_a_run(

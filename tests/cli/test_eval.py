@@ -44,10 +44,9 @@ def test_one_model_has_its_metrics_with_intervals(capsys, tmp_path):
 
 def test_models_are_compared_on_the_same_prompts(capsys, tmp_path, imitator):
     words = ["whetstone", imitator, "--data", "task:arithmetic", "--samples", "4", *FEW]
-    code, out, _ = eval_(capsys, *words, "--html", "page.html", "--out", "both", "--json")
-    assert code == 0
-    found = json.loads(out)
-    assert json.loads((tmp_path / "both" / "eval.json").read_text()) == found
+    code, out, _ = eval_(capsys, *words, "--html", "page.html", "--out", "both")
+    assert code == 0 and "sft against whetstone: " in out and "majority@4" in out and "completions: both" in out
+    found = json.loads((tmp_path / "both" / "eval.json").read_text())
     first, second = (each["summary"] for each in found["evals"])
     (pair,) = found["pairs"]["task:arithmetic"]
     assert pair["test"] == "paired t" and pair["difference"] == pytest.approx(
@@ -64,8 +63,6 @@ def test_models_are_compared_on_the_same_prompts(capsys, tmp_path, imitator):
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") >= 5 and "pass@k" in page and "Majority of n" in page and "Calibration" in page
     assert "sft against whetstone" in page
-    code, out, _ = eval_(capsys, *words)
-    assert code == 0 and "sft against whetstone: " in out and "majority@4" in out and "completions: eval" in out
 
 
 def test_several_tasks_each_with_its_own_reward(capsys):
@@ -80,12 +77,13 @@ def test_three_pairs_are_corrected(capsys, imitator, tmp_path):
     other = tmp_path / "copy"
     other.symlink_to(imitator)
     words = ["whetstone", imitator, str(other), "--data", "task:arithmetic", *FEW]
-    code, out, _ = eval_(capsys, *words, "--json")
+    code, out, _ = eval_(capsys, *words, "--out", "three", "--json")
+    assert json.loads((tmp_path / "three" / "eval.json").read_text()) == json.loads(out)
     tests = json.loads(out)["pairs"]["task:arithmetic"]
     assert code == 0 and len(tests) == 3 and all(each["test"] == "McNemar" for each in tests)
     assert tests[2]["difference"] == 0 and tests[2]["p"] == 1
     assert tests[0]["corrected_p"] >= tests[0]["p"]
-    assert "corrected for 3 pairs" in eval_(capsys, *words)[1]
+    assert "corrected for 3 pairs" in eval_(capsys, *words, "--set", "sampling.max_new_tokens=4")[1]
 
 
 def test_a_budget_gives_a_curve_whose_end_is_the_accuracy(capsys):
@@ -229,5 +227,7 @@ def test_models_that_were_asked_different_prompts_are_refused(capsys, imitator, 
     shutil.copytree(imitator, other, symlinks=True)
     text = (other / "config.toml").read_text()
     (other / "config.toml").write_text(re.sub(r"(\[eval\][^\[]*?prompts = )0", r"\g<1>6", text))
-    code, _, err = eval_(capsys, "whetstone", str(other), "--set", "model.threads=1")
+    code, _, err = eval_(
+        capsys, "whetstone", str(other), "--set", "model.threads=1", "--set", "sampling.max_new_tokens=2"
+    )
     assert code == 2 and "were asked different prompts (200 and 6" in err and "give --data for all" in err

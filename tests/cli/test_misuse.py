@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
+from tests.support.for_every import for_every
 from whet.cli import _ending, app
 
 
@@ -18,8 +17,7 @@ def ending(*words: str) -> tuple[int, str]:
     return 0, ""
 
 
-@pytest.mark.parametrize(
-    ("words", "said", "command"),
+@for_every(
     [
         (("bench", "--seconds", "nan"), "'--seconds'", "whet bench -h"),
         (("train", "grpo", "--steps", "0"), "'--steps'", "whet train -h"),
@@ -27,7 +25,7 @@ def ending(*words: str) -> tuple[int, str]:
         (("train",), "missing", "whet train -h"),
         (("reward", "test", "--limit", "many"), "'--limit'", "whet reward test -h"),
         (("trian",), "'train'", "whet -h"),
-    ],
+    ]
 )
 def test_one_line_names_the_option_and_the_help(words, said, command):
     code, line = ending(*words)

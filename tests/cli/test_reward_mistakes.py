@@ -3,6 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.for_every import for_every
 from whet.cli.reward import reward_app
 from whet.training.assembly.rewards import build_reward_parts
 from whet.training.config import resolved
@@ -11,8 +12,7 @@ from whet.types import WhetError
 FIRST = {"reward": "exact_answer"}
 
 
-@pytest.mark.parametrize(
-    ("section", "said"),
+@for_every(
     [
         ({"defences": ["guesing"]}, r"'guesing' is no defence \(did you mean 'guessing'\?\)"),
         ({"defences": ["math_answer"]}, "'math_answer' is no defence.*; there are incoherent_reasoning"),
@@ -21,7 +21,7 @@ FIRST = {"reward": "exact_answer"}
         ({"defences": ["guessing"], "defences_as_gates": True, "defence_weight": 0.3}, "no effect on gates"),
         ({"parts": [{**FIRST, "gate_least": 0.3}]}, "gate_least and gate_otherwise have no effect without gate"),
         ({"parts": [{**FIRST, "over": "steps"}]}, "over='steps' has no effect on a constant weight"),
-    ],
+    ]
 )
 def test_a_setting_without_effect_is_refused(section, said):
     with pytest.raises(WhetError, match=said):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.chat_families import FAMILIES, TOOLS
+from tests.support.for_every import for_every
 from whet.data.call_formats import call_stops, call_text, chosen_format, expected_call, parse_calls, tool_instructions
 from whet.data.tool_syntax import BROKEN, ToolCall
 from whet.types import Completion, WhetError
@@ -55,7 +56,7 @@ def pairs(calls: tuple[ToolCall, ...]) -> list[tuple[str, dict[str, Any]]]:
     return [(call.name, dict(call.arguments)) for call in calls]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@for_every(FAMILIES)
 def test_calls_are_read_as_the_template_writes_them(family: str) -> None:
     tokenizer = tokenizer_of(family)
     assert chosen_format("auto", tokenizer, TOOLS) == ("template" if family in OWN_FORMAT else "python")
@@ -74,7 +75,7 @@ def test_calls_are_read_as_the_template_writes_them(family: str) -> None:
     assert nothing.announced == ()
 
 
-@pytest.mark.parametrize("family", sorted(OWN_FORMAT))
+@for_every(sorted(OWN_FORMAT))
 def test_a_call_that_is_cut_off_is_malformed(family: str) -> None:
     tokenizer = tokenizer_of(family)
     raw = turn(family, "17").raw
@@ -85,7 +86,7 @@ def test_a_call_that_is_cut_off_is_malformed(family: str) -> None:
     assert found.calls == ()
 
 
-@pytest.mark.parametrize("family", sorted(OWN_FORMAT | {"chatml"}))
+@for_every(sorted(OWN_FORMAT | {"chatml"}))
 def test_reading_never_raises(family: str) -> None:
     tokenizer = tokenizer_of(family)
     form = chosen_format("auto", tokenizer, TOOLS)
@@ -172,8 +173,7 @@ def test_the_tokenizers_own_response_template_is_used() -> None:
         assert parse_calls(Completion(broken), "template", tokenizer, TOOLS).announced == (BROKEN,)
 
 
-@pytest.mark.parametrize("call_format", ["python", "json"])
-@pytest.mark.parametrize("arguments", [{"x": "2"}, {"x": 'it\'s "so"', "y": 2.5}, {"x": [1, {"a": None}], "y": True}])
+@for_every(["python", "json"], [{"x": "2"}, {"x": 'it\'s "so"', "y": 2.5}, {"x": [1, {"a": None}], "y": True}])
 def test_a_call_that_is_written_is_read_again(call_format: str, arguments: dict[str, Any]) -> None:
     """A text that is a number stays a text."""
     found = parse_calls(call_text(call_format, "add", arguments), call_format)

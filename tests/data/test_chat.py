@@ -8,6 +8,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from tests.support.for_every import for_every
 from whet.data import check_context, demonstration_tokens, prompt_tokens, tokens_of_prompts
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
@@ -231,8 +232,7 @@ def test_the_room_imports_no_heavy_package() -> None:
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize(
-    "template",
+@for_every(
     [
         "{% for i in range(1000000000) %}x{% endfor %}",
         "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
@@ -240,7 +240,7 @@ def test_the_room_imports_no_heavy_package() -> None:
         "{{ messages[0].content.nothing.at_all }}",
         "{{ 1 / 0 }}",
         "{{ '' }}",
-    ],
+    ]
 )
 def test_a_template_that_cannot_be_run_is_one_line(template: str) -> None:
     with pytest.raises(WhetError, match="'p'") as told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.data.test_chat import CHATML, built
+from tests.support.for_every import for_every
 from whet.data import Row, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from
 from whet.types import Demonstration, Prompt, WhetError
 
@@ -122,8 +123,7 @@ def test_a_template_without_tool_support_is_refused(row, expected):
         demonstration_tokens(built(CHATML), found)
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
+@for_every(
     [
         ({"text": ""}, "text is empty"),
         ({"text": 5}, "text is 5; expected a string"),
@@ -147,7 +147,7 @@ def test_a_template_without_tool_support_is_refused(row, expected):
             "tools is 'x'; expected a list",
         ),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]}, "content is null"),
-    ],
+    ]
 )
 def test_mistakes_name_the_line_and_the_fix(row, expected):
     with pytest.raises(WhetError) as error:

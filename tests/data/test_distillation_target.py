@@ -1,8 +1,8 @@
 """What a teacher reads besides the prompt, and a completion's tokens behind it."""
 
-import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.data.distillation_target import TEMPLATES, behind, column_text, right_siblings, teacher_texts, with_text
 from whet.types import Group, Prompt, Sample, StopReason
 
@@ -23,15 +23,14 @@ def test_the_text_stands_in_the_last_message_or_in_the_plain_prompt():
     assert all("{prompt}" in each and "{text}" in each for each in TEMPLATES.values())
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "expected"),
+@for_every(
     [
         ([0, 1, 0, 1], [1, 3, 3, 1]),
         ([1, 0, 0, 0], [None, 0, 0, 0]),
         ([0, 0, 0], [None] * 3),
         ([1, 1, None], [1, 0, 0]),
         ([0.5, 1, 0], [1, None, 1]),
-    ],
+    ]
 )
 def test_a_sibling_is_another_right_completion(outcomes, expected):
     samples = [sample(each, text=str(place)) for place, each in enumerate(outcomes)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data import demonstrations_from, prompts_from
 from whet.data.pairs import preferences_from
 from whet.data.rows import Row
@@ -21,8 +22,7 @@ def read(reader, *rows):
     return reader([Row(row, f"a.jsonl:{line}") for line, row in enumerate(rows, start=1)])
 
 
-@pytest.mark.parametrize(
-    ("row", "answer", "notes"),
+@for_every(
     [
         (GSM, "4", "prompt from question, answer from what follows #### in answer"),
         ({"prompt": "2+2?", "answer": "4"}, "4", ""),
@@ -38,7 +38,7 @@ def read(reader, *rows):
         (COMPLETIONS, None, "messages from chosen"),
         ({"chosen": "2+2? 4", "rejected": "2+2? 5"}, None, ""),
         (VERL, "4", "answer from reward_model.ground_truth"),
-    ],
+    ]
 )
 def test_every_format_has_a_prompt_and_its_gold_answer(row, answer, notes):
     found = read(prompts_from, row)
@@ -63,8 +63,7 @@ def test_a_demonstration_learns_the_whole_solution():
     assert found.notes == "completion from answer or solution, prompt from question or problem"
 
 
-@pytest.mark.parametrize(
-    ("reader", "row", "expected"),
+@for_every(
     [
         (demonstrations_from, {"instruction": "", "output": "4"}, "a.jsonl:1: instruction is empty"),
         (demonstrations_from, {"instruction": None, "output": "4"}, "a.jsonl:1: 'instruction' is null"),
@@ -77,7 +76,7 @@ def test_a_demonstration_learns_the_whole_solution():
         (prompts_from, {"question": 3}, "question is 3"),
         (prompts_from, {"conversations": [{"from": "human", "value": ""}]}, r"conversations\[0\].value is empty"),
         (preferences_from, {"instruction": "Add.", "output_1": "", "output_2": "4", "label": 2}, "output_1 is empty"),
-    ],
+    ]
 )
 def test_a_mistake_is_called_by_the_name_that_the_user_has_for_it(reader, row, expected):
     with pytest.raises(WhetError, match=expected):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.data.packing import padded_rows, row_micro_batches, token_batch, token_micro_batches, trimmed
 from whet.data.segments import number_of
 from whet.types import Encoded, Group, Prompt, Sample, StopReason, Support, Turn
@@ -87,7 +88,7 @@ def test_truncated_and_whole_samples_do_not_mix():
         token_batch([group("mixed", sample((1,), (2,), support=[(2, 3)]), sample((1,), (2,)))])
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, 7, 12, 30, 10_000])
+@for_every([1, 7, 12, 30, 10_000])
 def test_passes_hold_every_row_once_within_the_budget(micro_batch_tokens):
     lengths = [5, 1, 9, 2, 2, 30, 4, 7]
     parts = token_micro_batches(ragged_batch(lengths), micro_batch_tokens)
@@ -141,7 +142,7 @@ def families(*shapes):
     return token_batch(groups)
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, 9, 20, 33, 10_000])
+@for_every([1, 9, 20, 33, 10_000])
 def test_a_prompt_counts_once_a_pass(micro_batch_tokens):
     batch = families((6, [3, 1, 4]), (12, [2, 2, 9, 5]), (1, [8]), (3, [1, 1]))
     parts = token_micro_batches(batch, micro_batch_tokens, shared=True)
@@ -196,8 +197,7 @@ def test_padded_rows():
     assert rows.action.tolist() == [[False, True, True], [False, True, False]]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("micro_batch_tokens", [1, 9, 13, 24, 10_000])
+@for_every([False, True], [1, 9, 13, 24, 10_000])
 def test_row_passes_hold_every_row_once_within_the_budget(packed, micro_batch_tokens):
     rows = encoded(5, 2, 9, 3, 3, 20, 4, 7)
     parts = [[rows[number] for number in part] for part in row_micro_batches(rows, micro_batch_tokens, packed)]

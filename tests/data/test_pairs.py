@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data.families import (
     ClassifierRow,
     classifier_batch,
@@ -46,8 +47,7 @@ def said(pair: PreferencePair) -> tuple[Any, str, str]:
     return prompt.text if prompt.text is not None else prompt.messages, pair.chosen, pair.rejected
 
 
-@pytest.mark.parametrize(
-    "row",
+@for_every(
     [
         {"prompt": [USER], "chosen": [FIVE], "rejected": [SIX]},
         {"chosen": [USER, FIVE], "rejected": [USER, SIX]},
@@ -60,24 +60,30 @@ def said(pair: PreferencePair) -> tuple[Any, str, str]:
         },
         {"chosen": "\n\nHuman: 2 + 3?\n\nAssistant: 5", "rejected": "\n\nHuman: 2 + 3?\n\nAssistant: 6"},
         {"prompt": "\n\nHuman: 2 + 3?\n\nAssistant:", "chosen": "5", "rejected": "6"},
-    ],
+    ]
 )
 def test_conversations_of_every_shape_are_one_pair(row):
     (pair,) = preferences_from(rows(row))
     assert said(pair) == ((USER,), "5", "6")
 
 
-@pytest.mark.parametrize(
-    "row",
+@for_every(
     [
         {"prompt": "Add.\n\n2 + 3", "chosen": "5", "rejected": "6"},
         {"instruction": "Add.", "input": "2 + 3", "chosen": "5", "rejected": "6"},
-        {"instruction": "Add.\n\n2 + 3", "input": "", "response1": "6", "response2": "5", "annotator1": 2,
-         "annotator2": 2, "annotator3": 1},
+        {
+            "instruction": "Add.\n\n2 + 3",
+            "input": "",
+            "response1": "6",
+            "response2": "5",
+            "annotator1": 2,
+            "annotator2": 2,
+            "annotator3": 1,
+        },
         {"input": "Add.\n\n2 + 3", "output_1": "5", "output_2": "6", "label": 1},
         {"question": "Add.\n\n2 + 3", "response_a": "6", "response_b": "5", "winner": "model_b"},
-    ],
-)  # fmt: skip
+    ]
+)
 def test_plain_texts_of_every_shape_are_one_pair(row):
     (pair,) = preferences_from(rows(row))
     assert said(pair) == ("Add.\n\n2 + 3", "5", "6")
@@ -104,8 +110,7 @@ def test_margin_and_renamed_columns():
         preferences_from(rows(row), columns={"goof": "chosen"})
 
 
-@pytest.mark.parametrize(
-    ("row", "told"),
+@for_every(
     [
         ({"prompt": "a", "chosen": "5", "rejected": "5"}, "same text as 'chosen'"),
         ({"chosen": "a b", "rejected": "a b"}, "same text as 'chosen'"),
@@ -121,7 +126,7 @@ def test_margin_and_renamed_columns():
         ({"prompt": "a", "chosen": "5"}, "'rejected' is missing"),
         ({"instruction": "a", "response1": "1", "response2": "2", "annotator1": 1, "annotator2": 2}, "calls it a tie"),
         ({"input": "a", "output_1": "1", "output_2": "2", "label": 3}, "label is 3; expected 1 or 2"),
-    ],
+    ]
 )
 def test_mistakes_in_pairs_name_line_and_fix(row, told):
     with pytest.raises(WhetError, match=r"pairs\.jsonl:2: ") as error:
@@ -230,8 +235,7 @@ def test_message_trees_give_rankings_and_pairs():
     assert [(pair.chosen, pair.rejected) for pair in pairs] == [("6", "5"), ("6", "4"), ("5", "4")]
 
 
-@pytest.mark.parametrize(
-    ("row", "told"),
+@for_every(
     [
         ({"prompt": "a", "completions": ["x", "y"], "scores": [1]}, "scores has 1 for 2 completions"),
         ({"prompt": "a", "completions": ["x", "y"], "order": [1, 1]}, "each of 0 to 1 once"),
@@ -240,7 +244,7 @@ def test_message_trees_give_rankings_and_pairs():
         ({"prompt": "a", "completions": ["x", ""], "scores": [1, 2]}, "completions[1] is ''"),
         ({"prompt": "a", "completions": ["x", "y"]}, "add 'scores' or 'order'"),
         ({"prompt": "a"}, "'completions' is missing"),
-    ],
+    ]
 )
 def test_mistakes_in_rankings(row, told):
     with pytest.raises(WhetError, match=r"pairs\.jsonl:1: ") as error:
@@ -276,8 +280,7 @@ def test_a_search_tree_gives_its_longest_solutions():
     assert sorted((each.steps, each.labels) for each in found) == [(("x", "y"), (0.5, 1.0)), (("z",), (0.0,))]
 
 
-@pytest.mark.parametrize(
-    ("row", "told"),
+@for_every(
     [
         ({"steps": ["x"], "labels": [1, 0]}, "labels has 2 entries for 1 steps"),
         ({"steps": ["x", "y"], "first_error": 2}, "first_error is 2 in a solution of 2 steps"),
@@ -286,7 +289,7 @@ def test_a_search_tree_gives_its_longest_solutions():
         ({"steps": ["x"], "labels": [-1]}, "'ratings'"),
         ({"steps": ["x"], "labels": [2]}, "labels[0] is 2"),
         ({"steps": ["x"]}, "add 'labels' or 'first_error'"),
-    ],
+    ]
 )
 def test_mistakes_in_steps(row, told):
     with pytest.raises(WhetError, match=r"pairs\.jsonl:1: ") as error:

@@ -1,8 +1,8 @@
 """Pieces of tokens join to the text, whatever the tokenizer does with bytes and spaces."""
 
-import pytest
 from tokenizers import Tokenizer, decoders, models
 
+from tests.support.for_every import for_every
 from whet.data.pieces import TokenPieces
 
 
@@ -27,7 +27,7 @@ class Spaced:
         return "".join(self.words[token] for token in tokens).removeprefix(" ")
 
 
-@pytest.mark.parametrize("text", ["plain", "6 ≈ √36 ≥ 5", "👩‍🚀 and 漢字", "", "é" * 40, "a\u202eb\x1b[31m"])
+@for_every(["plain", "6 ≈ √36 ≥ 5", "👩‍🚀 and 漢字", "", "é" * 40, "a\u202eb\x1b[31m"])
 def test_pieces_of_bytes_join_to_the_text(text):
     pieces = TokenPieces(Bytes())(list(text.encode()))
     assert "".join(pieces) == text and len(pieces) == len(text.encode())

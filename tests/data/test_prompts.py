@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data import (
     LabelledCompletion,
     PreferencePair,
@@ -136,8 +137,7 @@ def test_labelled() -> None:
 GOOD = {"prompt": "fine", "completion": "fine", "chosen": "a", "rejected": "b", "label": True}
 
 
-@pytest.mark.parametrize(
-    ("read", "bad", "complaint"),
+@for_every(
     [
         (
             prompts_from,
@@ -227,7 +227,7 @@ GOOD = {"prompt": "fine", "completion": "fine", "chosen": "a", "rejected": "b", 
             {"prompt": "a", "completion": "b", "label": "good"},
             r"label is 'good'; expected true or false",
         ),
-    ],
+    ]
 )
 def test_a_bad_row_is_named_with_its_fix(read: Any, bad: dict[str, Any], complaint: str) -> None:
     with pytest.raises(WhetError, match=rf"^train\.jsonl:2: .*{complaint}") as raised:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data.reference_rewards import reference_rewards
 from whet.types import Prompt, WhetError
 
@@ -16,7 +17,7 @@ def test_a_list_is_read_and_its_json_text():
     assert reference_rewards(prompt([1, 0.5])) == reference_rewards(prompt("[1, 0.5]")) == (1.0, 0.5)
 
 
-@pytest.mark.parametrize("value", [[], "often", "3", [1, None], [True], [math.nan], [math.inf], 0.5, {"a": 1}])
+@for_every([[], "often", "3", [1, None], [True], [math.nan], [math.inf], 0.5, {"a": 1}])
 def test_what_is_no_list_of_numbers_is_refused(value):
     with pytest.raises(WhetError, match=r"rows.jsonl:3: reference_rewards is no list of numbers.*--keep-rewards"):
         reference_rewards(prompt(value))

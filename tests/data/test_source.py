@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data.source import EVAL, EVAL_SEED, TRAIN, DataSource, SourceKind, parse_source
 from whet.data.tasks import TASKS, prompts
 from whet.types import WhetError
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@for_every(
     [
         ("task:arithmetic", DataSource(SourceKind.TASK, "arithmetic")),
         ("task:arithmetic+lists", DataSource(SourceKind.TASK, "arithmetic+lists")),
@@ -21,7 +21,7 @@ from whet.types import WhetError
         ("rows.jsonl", DataSource(SourceKind.FILE, "rows.jsonl")),
         ("C:rows.jsonl", DataSource(SourceKind.FILE, "C:rows.jsonl")),
         ("", DataSource(SourceKind.FILE, "")),
-    ],
+    ]
 )
 def test_a_source_is_parsed_and_written_back(text, expected):
     assert parse_source(text) == expected

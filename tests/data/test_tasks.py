@@ -4,6 +4,7 @@ from itertools import islice
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data.tasks import TASKS, demonstrations, gold_completion, items, prompts
 from whet.data.tasks.item import as_prompt, split_of
 from whet.reward.find import BUILTIN
@@ -13,7 +14,7 @@ EVERY = [(task, difficulty) for task in TASKS.values() for difficulty in task.di
 NAMES = [f"{task.name}-{difficulty}" for task, difficulty in EVERY]
 
 
-@pytest.mark.parametrize("task, difficulty", EVERY, ids=NAMES)
+@for_every(EVERY)
 def test_gold_scores_one_and_anything_else_nothing(task, difficulty):
     judge = BUILTIN[task.reward]
     for number, item in enumerate(islice(items(task, "train", 5, difficulty), 200)):
@@ -29,7 +30,7 @@ def test_gold_scores_one_and_anything_else_nothing(task, difficulty):
             assert judge(prompt, wrong) == 0.0, (item, wrong)
 
 
-@pytest.mark.parametrize("task, difficulty", EVERY, ids=NAMES)
+@for_every(EVERY)
 def test_splits_are_disjoint_whatever_the_seeds(task, difficulty):
     train = {item.question for item in islice(items(task, "train", 1, difficulty), 400)}
     held_out = {item.question for item in islice(items(task, "eval", 2, difficulty), 100)}

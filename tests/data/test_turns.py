@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.chat_families import FAMILIES, TOOLS
+from tests.support.for_every import for_every
 from whet.data.turns import RenderedAnswer, turn_renderer
 from whet.types import WhetError
 
@@ -176,7 +177,7 @@ def expected_reason(family: str, course: str, *, thinks: bool, tools: bool, syst
     return None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@for_every(FAMILIES)
 def test_answers_turn_by_turn_are_what_the_template_writes_or_are_refused(family: str) -> None:
     turns = refused = 0
     for course in COURSES:
@@ -214,7 +215,7 @@ def control_ids(tokenizer: Any) -> set[int]:
     return {number for number, token in tokenizer.added_tokens_decoder.items() if token.content.strip()}
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "alpaca"])
+@for_every([name for name in FAMILIES if name != "alpaca"])
 def test_what_an_environment_says_makes_no_control_token(family: str) -> None:
     tokenizer, renderer = made(family, False, "sampled")
     controls = control_ids(tokenizer)

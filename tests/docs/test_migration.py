@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.settings.names import FOREIGN
 from whet.training.config import resolved
 
@@ -24,7 +25,7 @@ def arguments():
             yield pytest.param(re.findall(r"`([^`]+)`", cells[0]), keys, id=cells[0])
 
 
-@pytest.mark.parametrize(("names", "keys"), arguments())
+@for_every(arguments())
 def test_the_page_agrees_with_the_errors(names, keys):
     assert keys
     for name in names:
@@ -43,7 +44,7 @@ def has_key(config, key):
     return True
 
 
-@pytest.mark.parametrize(("names", "keys"), arguments())
+@for_every(arguments())
 def test_the_keys_exist(names, keys):
     configs = [resolved(method) for method in ("grpo", "sft", "dpo", "rm")]
     for key in keys:

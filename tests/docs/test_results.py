@@ -11,6 +11,7 @@ from benchmarks.results_file import room_digest
 from tests.docs.generated_tables import REFRESH
 from tests.docs.quoted_results import MARKED, TABLE, UnknownResult, expanded, pages, with_results
 from tests.docs.result_tables import RESULT_TABLES
+from tests.support.for_every import for_every
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,8 +141,7 @@ def marked(name, value=""):
     return f"<!--={name}-->{value}<!--/-->"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@for_every(
     [
         ("speed/step:.1f", "1.2"),
         ("speed/note", "fast"),
@@ -153,7 +153,7 @@ def marked(name, value=""):
             "`results/gpu_speed.json`: 2026-11-16, commit abc1234, 2 cores of an X, torch 2.13;"
             " others used the machine at the same time",
         ),
-    ],
+    ]
 )
 def test_a_mark_gets_the_number_of_its_file(name, value):
     page = f"# A\n\na {marked(name, 'stale')} s and {marked('speed/note', 'slow')}\n"
@@ -169,8 +169,7 @@ def test_a_table_has_a_row_for_every_key():
         with_results(page, stored, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
+@for_every(
     [
         ("gone/step", "results/gone.json, which does not exist"),
         ("gone/@", "results/gone.json, which does not exist"),
@@ -178,7 +177,7 @@ def test_a_table_has_a_row_for_every_key():
         ("gpu_speed/stepp", "no 'stepp' there; it has step, sides"),
         ("speed/note:.1f", "cannot show"),
         ("speed/step/more", "no 'more' there"),
-    ],
+    ]
 )
 def test_a_name_that_no_file_holds_is_an_error(name, said):
     with pytest.raises(UnknownResult, match=said):
@@ -212,8 +211,7 @@ def test_a_number_older_than_the_code_it_measures_says_so(tmp_path, monkeypatch)
     assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.mark.parametrize(
-    "line",
+@for_every(
     [
         "A step takes 1.95 s and less.",
         "| whet | 8.1 GB |",
@@ -225,22 +223,21 @@ def test_a_number_older_than_the_code_it_measures_says_so(tmp_path, monkeypatch)
         "an accuracy of 0.97",
         "three seeds lost 22 points",
         "```text\naccuracy 10.0%\n```",
-    ],
+    ]
 )
 def test_a_measured_number_without_a_mark_is_found(line):
     assert measured_lines(f"# A\n\n{line}\n")
     assert not measured_lines(f"# A\n\n{marked('speed/note', line)}\n")
 
 
-@pytest.mark.parametrize(
-    "line",
+@for_every(
     [
         "32 prompts x 8, 128 + 512 tokens",
         "arXiv 2402.03300, TRL 1.16",
         "a learning rate of 1e-5 for 2000 steps",
         "```sh\nwhet train grpo --set sampling.top_p=0.95  # 95%\n```",
         "model.lora=16",
-    ],
+    ]
 )
 def test_settings_and_shapes_are_no_measurements(line):
     assert not measured_lines(f"{line}\n")

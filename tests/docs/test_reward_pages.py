@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import whet
 from tests.docs.generated_tables import DOCS, REFRESH, TABLES, config_table, refreshed, reward_table
+from tests.support.for_every import for_every
 from whet.cli import app
 from whet.types import WhetError
 
@@ -23,7 +24,7 @@ SOLVED = {
 }
 
 
-@pytest.mark.parametrize(("page", "name"), [(page, name) for page, tables in TABLES.items() for name in tables])
+@for_every([(page, name) for page, tables in TABLES.items() for name in tables])
 def test_the_tables_are_fresh(page, name):
     text = (DOCS / page).read_text(encoding="utf-8")
     assert refreshed(text, name, TABLES[page][name]()) == text, f"stale; refresh it:\n{REFRESH}"

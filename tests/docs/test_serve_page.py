@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ import torch
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 from tests.envs.test_agent import exact, prompts
-from tests.support.commands import finished
+from tests.support.commands import finished, started
 from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.envs.serve.agent import AgentLimits, AgentRunner
 from whet.types import Sampling
@@ -88,14 +89,12 @@ def test_the_server_answers_curl_with_its_tokens(tmp_path):
         port = str(probe.getsockname()[1])
     serve, ask = (block.replace("8000", port) for block in SHELL[1:])
     words = serve.split()
-    server = subprocess.Popen(
-        [sys.executable, "-m", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    server, deadline = started(*words[1:], folder=tmp_path), time.monotonic() + 120
     try:
-        for line in server.stdout:
-            if line.startswith("export"):
-                break
-        assert line == f"export OPENAI_BASE_URL=http://127.0.0.1:{port}/v1 OPENAI_API_KEY=my-token\n"
+        told = f"export OPENAI_BASE_URL=http://127.0.0.1:{port}/v1 OPENAI_API_KEY=my-token\n"
+        while told not in server.stdout and server.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert told in server.stdout, server.stdout + server.stderr
         answer = json.loads(run(ask, tmp_path))
         refused = json.loads(run(ask.replace("my-token", "another"), tmp_path))
     finally:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.envs.adapters import bfcl
 from whet.envs.adapters.gym import StepEnvironment
 from whet.envs.adapters.kinds import as_environment
@@ -63,9 +64,8 @@ class TrlWithStep(Trl):
         return 1.0
 
 
-@pytest.mark.parametrize(
-    ("thing", "kind"),
-    [(Own, Own), (Sky, SkyRLEnvironment), (Gym, StepEnvironment), (Trl, TrlEnvironment), (TrlWithStep, TrlEnvironment)],
+@for_every(
+    [(Own, Own), (Sky, SkyRLEnvironment), (Gym, StepEnvironment), (Trl, TrlEnvironment), (TrlWithStep, TrlEnvironment)]
 )
 def test_the_methods_say_which(thing, kind):
     make = as_environment(thing)

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.support.for_every import for_every
 from tests.support.packages import needs
 from whet.envs.adapters.skyrl import of_skyrl_class, skyrl_environment
 from whet.types import Completion, Prompt, WhetError
@@ -191,8 +192,7 @@ def test_a_rewritten_completion_is_counted_and_never_used():
     assert env.step(Completion("abc")).counts == {}
 
 
-@pytest.mark.parametrize(
-    ("answer", "complaint"),
+@for_every(
     [
         (None, "Wrong.step gave a NoneType; expected a dictionary with reward and done"),
         ({"observations": [], "reward": 1.0}, "Wrong.step gave no 'done'; it gave observations, reward"),
@@ -203,7 +203,7 @@ def test_a_rewritten_completion_is_counted_and_never_used():
         ),
         ({"observations": [{"text": 1}], "reward": 1.0, "done": False}, "expected a role and a content"),
         ({"observations": [], "reward": 1.0, "done": None}, "gave None; expected True or False"),
-    ],
+    ]
 )
 def test_a_wrong_answer_is_named(answer, complaint):
     class Wrong(Echo):

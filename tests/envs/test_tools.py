@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.for_every import for_every
 from whet.envs.tools import ToolEnvironment, tool_environment
 from whet.protocols import Environment
 from whet.rollout.calls import MOST_LOST
@@ -131,8 +132,7 @@ def test_state_belongs_to_one_episode_and_calls_of_one_object_keep_their_order()
     assert [len(each.items) for each in Basket.closed] == [5, 0]
 
 
-@pytest.mark.parametrize(
-    ("turn", "text", "counts"),
+@for_every(
     [
         (
             call("calculater", expression="1"),
@@ -148,7 +148,7 @@ def test_state_belongs_to_one_episode_and_calls_of_one_object_keep_their_order()
         (call("calculator", expression="1/0"), "error: calculator: division by zero", "tool_errors"),
         ("<tool_call>{no json</tool_call>", "error: the call cannot be read; expected", "malformed_calls"),
         ("<tool_call>calculator(expression='1')", "error: the call cannot be read; expected", "malformed_calls"),
-    ],
+    ]
 )
 def test_what_is_wrong_with_a_call_is_an_answer(turn, text, counts):
     (result,) = played(tool_environment(["calculator"])(), turn)
@@ -218,8 +218,9 @@ ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
 
 
-@pytest.mark.parametrize("tool", ["raises", "raises_later"])
-@pytest.mark.parametrize("kind", ["ValueError", "SystemExit", "KeyboardInterrupt", "StopIteration", "GeneratorExit"])
+@for_every(
+    ["raises", "raises_later"], ["ValueError", "SystemExit", "KeyboardInterrupt", "StopIteration", "GeneratorExit"]
+)
 def test_whatever_is_raised_is_one_line_without_paths(tool, kind):
     environment = tool_environment([Rude, "calculator"])()
     first, second = played(environment, call(tool, kind=kind), call("calculator", expression="1 + 1"))
@@ -231,8 +232,7 @@ def test_whatever_is_raised_is_one_line_without_paths(tool, kind):
     assert texts(second) == ["2"]
 
 
-@pytest.mark.parametrize(
-    ("which", "text"),
+@for_every(
     [
         ("none", "(no result)"),
         ("bytes", "abc"),
@@ -246,7 +246,7 @@ def test_whatever_is_raised_is_one_line_without_paths(tool, kind):
         ("lies", "(a Lies that has no text)"),
         ("endless", "[[...]]"),
         ("keys", "{(1, 2): 3}"),
-    ],
+    ]
 )
 def test_odd_results_have_a_text(which, text):
     found, _ = answer(tool_environment([Rude])(), call("odd", which=which))

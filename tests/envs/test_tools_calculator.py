@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.for_every import for_every
 from whet.envs.tools import ToolFailed
 from whet.envs.tools.calculator import calculator
 
 
-@pytest.mark.parametrize(
-    ("expression", "result"),
+@for_every(
     [
         ("2 + 3 * 4", "14"),
         ("(12 + 3.5) * 4", "62"),
@@ -41,14 +41,13 @@ from whet.envs.tools.calculator import calculator
         ("12345678901234567890 * 98765432109876543210", str(12345678901234567890 * 98765432109876543210)),
         ("1 / 10 ** 30", "1e-30"),
         ("0 ** 0", "1"),
-    ],
+    ]
 )
 def test_results(expression, result):
     assert calculator(expression) == result
 
 
-@pytest.mark.parametrize(
-    ("expression", "problem"),
+@for_every(
     [
         ("1 / 0", "division by zero"),
         ("0 ** -1", "division by zero"),
@@ -71,7 +70,7 @@ def test_results(expression, result):
         ("-" * 900 + "1", "inside each other"),
         ("1" * 1001, "at most 1000"),
         ("1\n+ 2", "cannot read"),
-    ],
+    ]
 )
 def test_everything_else_is_a_failure_in_one_line(expression, problem):
     started = time.monotonic()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.chat_families import FAMILIES
+from tests.support.for_every import for_every
 from whet.data.chat import prompt_tokens
 from whet.data.turns import turn_renderer
 from whet.envs.tools import tool_environment
@@ -29,7 +30,7 @@ def tokenizer_of(family: str) -> Any:
     return FAMILIES[family].tokenizer()
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(REFUSED)))
+@for_every(sorted(set(FAMILIES) - set(REFUSED)))
 def test_a_tool_is_shown_called_and_answered_in_the_words_of_the_template(family: str) -> None:
     tokenizer = tokenizer_of(family)
     environment = tool_environment(["calculator"], tokenizer=tokenizer)()
@@ -58,7 +59,7 @@ def test_a_template_that_cannot_be_applied_turn_by_turn_is_refused_before_an_epi
         tool_environment(["calculator"], tokenizer=tokenizer_of(family))
 
 
-@pytest.mark.parametrize("family", sorted(TOLD))
+@for_every(sorted(TOLD))
 def test_a_template_without_tools_is_refused_where_it_is_asked_to_write_them(family: str) -> None:
     with pytest.raises(WhetError, match=r"does not show tools|cannot be read"):
         tool_environment(["calculator"], call_format="template", tokenizer=tokenizer_of(family))

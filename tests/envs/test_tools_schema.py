@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.for_every import for_every
 from whet.envs.tools import Tool, as_tool, find_tools, tool_environment
 from whet.envs.tools.schema import fitting, mismatch
 from whet.types import WhetError
@@ -151,8 +152,7 @@ class UntypedMethod:
         """
 
 
-@pytest.mark.parametrize(
-    ("tool", "line"),
+@for_every(
     [
         (no_hint, r"tool 'no_hint' \(.*test_tools_schema.py:\d+\): parameter 'a' has no type hint; write one"),
         (no_docstring, "tool 'no_docstring' .* has no docstring; say what it does"),
@@ -168,7 +168,7 @@ class UntypedMethod:
         (Nothing, "Nothing has no public method"),
         (UntypedMethod, "parameter 'where' has no type hint"),
         (max, "tool 'max'"),
-    ],
+    ]
 )
 def test_a_tool_that_is_none_gets_one_line(tool, line):
     with pytest.raises(WhetError, match=line) as met:
@@ -176,8 +176,7 @@ def test_a_tool_that_is_none_gets_one_line(tool, line):
     assert "\n" not in str(met.value)
 
 
-@pytest.mark.parametrize(
-    ("spec", "line"),
+@for_every(
     [
         ("calculater", r"no tool is called 'calculater' \(did you mean 'calculator'\?\); built in: calculator"),
         ("mine.py", "names a file but no function; add it"),
@@ -186,7 +185,7 @@ def test_a_tool_that_is_none_gets_one_line(tool, line):
         ("search", "needs a corpus; give env.tool_settings.search.corpus"),
         ("mcp:", "names no command"),
         ("os:sep", "is a text; give a function"),
-    ],
+    ]
 )
 def test_a_name_that_is_none_gets_one_line(spec, line):
     with pytest.raises(WhetError, match=line) as met:
@@ -229,8 +228,7 @@ def test_a_file_and_its_class(tmp_path):
         find_tools(f"{file}:Bux")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
+@for_every(
     [
         ({"city": "Rome"}, ""),
         ({"city": "Rome", "days": 2.0}, ""),
@@ -243,7 +241,7 @@ def test_a_file_and_its_class(tmp_path):
         ({"city": "Rome", "days": True}, "argument days: expected integer, got True"),
         ({"city": "Rome", "unit": "K"}, "argument unit: expected one of C, F, got 'K'"),
         ({"city": None}, "argument city: expected string, got None"),
-    ],
+    ]
 )
 def test_arguments_are_checked_against_the_schema(arguments, complaint):
     taken, found = fitting(as_tool(weather).schema, arguments)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+from tests.support.for_every import for_every
 from whet.model.causal_lm import causal_lm
 from whet.model.experts import NO_MIXTURE, UNKNOWN, routers, routing, routing_refusal
 from whet.model.shared_prefix import shared_prefix_batch
@@ -59,7 +60,7 @@ def other_experts(of, chosen: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return torch.where(some[..., None], fresh.to(chosen.dtype), chosen)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@for_every(MIXTURES)
 def test_what_is_replayed_is_used_and_what_was_chosen_changes_nothing(name):
     lm = mixture(name)
     of = routers(lm)

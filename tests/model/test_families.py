@@ -25,15 +25,28 @@ COMMON = {
 }
 
 
-# tried with the slow tests, as every family that is not named here: another one is computed as it is
-SLOW = {
-    *("llama yarn", "mistral full", "ministral", "cwm", "qwen2 full", "seed_oss"),
-    *("ministral3", "smollm3", "granite multipliers", "helium", "ernie4_5", "arcee", "apertus", "stablelm"),
-    *("gemma", "hunyuan_v1_dense", "falcon_h1"),
+# of every way of training and decoding, and of windows, norms and experts, one; the others are tried with the slow
+# tests, as every family that is not named here: another one is computed as it is
+QUICK = {
+    *(
+        "llama",
+        "mistral",
+        "olmo2",
+        "qwen3",
+        "phi3",
+        "gemma3_text",
+        "qwen3_moe",
+        "llama biased",
+        "gemma2",
+        "llama4_text",
+    ),
+    "rwkv",
 }
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in COMMON])
+@pytest.mark.parametrize(
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMON]
+)
 def test_a_common_family_is_right_beyond_its_window(family):
     found = gaps_of(family)
     assert found.right, found

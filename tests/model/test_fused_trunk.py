@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from tests.support.for_every import for_every
 from whet.model import layer_ops, norms
 from whet.model.block import BlockStack, NotDescribed, blocks_of, describe_blocks
 from whet.model.causal_lm import causal_lm
@@ -49,8 +50,14 @@ def gradients(states, lm, batch):
     return found.detach(), {name: each.grad for name, each in lm.model.named_parameters() if each.grad is not None}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        *((family, torch.float32) for family in FAMILIES),
+        ("windowed", torch.bfloat16),
+        *(pytest.param(name, torch.bfloat16, marks=pytest.mark.slow) for name in FAMILIES if name != "windowed"),
+    ],
+)
 def test_states_and_gradients_are_the_models_own(family, dtype):
     lm = causal_lm(model_of(family), dtype)
     assert fused_works(lm)
@@ -166,7 +173,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("change", REASONS)
+@for_every(REASONS)
 def test_a_model_that_is_not_taken_has_a_reason(change):
     settings = {
         "dropout": {"attention_dropout": 0.1},

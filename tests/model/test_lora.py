@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch.func import functional_call
 
+from tests.support.for_every import for_every
 from whet.model.causal_lm import causal_lm
 from whet.model.checkpoint import load_checkpoint, weights_digest
 from whet.model.critic import critic_on
@@ -89,9 +90,7 @@ def test_gradients_are_autograds_in_double_precision(make_llama: Any, exact: Non
     assert others == []
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("recompute", ["none", "wide", "layers"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@for_every(["llama", "qwen2", "qwen3"], ["none", "wide", "layers"], [torch.float32, torch.bfloat16])
 def test_the_written_out_layers_find_the_same(family: str, recompute: Any, dtype: torch.dtype) -> None:
     model = trained(model_of(family))
     lm = causal_lm(model, dtype)

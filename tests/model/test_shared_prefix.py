@@ -6,6 +6,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.model.shared_prefix import PADDING, PROMPT, shared_prefix_batch
 
 
@@ -103,7 +104,7 @@ def visible(tree):
     return seen
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_every(range(20))
 def test_every_token_sees_its_own_prefix_and_nothing_else(seed):
     tokens, action = random_rows(seed)
     tree = shared_prefix_batch(tokens, action)
@@ -116,7 +117,7 @@ def test_every_token_sees_its_own_prefix_and_nothing_else(seed):
         assert positions[prefix].tolist() == list(range(column))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_every(range(20))
 def test_segments_say_the_same_as_the_indices(seed):
     tree = shared_prefix_batch(*random_rows(seed))
     seen, segments = visible(tree), tree.segments
@@ -136,7 +137,7 @@ def test_segments_say_the_same_as_the_indices(seed):
     assert tree.size == segments.first_completion + completions[-1]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_every(range(20))
 def test_nothing_is_computed_twice_or_in_vain(seed):
     tokens, action = random_rows(seed)
     tree = shared_prefix_batch(tokens, action)

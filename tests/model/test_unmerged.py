@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 from torch.func import functional_call
 
+from tests.support.for_every import for_every
 from whet.model.block import blocks_of
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.checkpoint import load_checkpoint, weights_digest
@@ -102,8 +103,7 @@ def test_gradients_are_those_of_the_plain_sum_in_double_precision(family: str, e
         torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-11, msg=name)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@for_every(["llama", "qwen2", "qwen3"], [torch.float32, BF16])
 def test_the_written_out_layers_find_the_same(family: str, dtype: torch.dtype) -> None:
     model = adapted(model_of(family, dtype))
     lm = causal_lm(model, dtype)

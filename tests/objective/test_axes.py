@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.objective import AXES, PRESETS, catalogue, description, differences, preset_named, title, with_changes
 from whet.objective.axes import POLICY
 from whet.objective.catalogue import component_choice
@@ -31,8 +32,7 @@ def test_differences_and_the_star():
     assert title(with_changes(GRPO, {"clip.high": 0.2, "scale": "group_std"})) == "GRPO"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@for_every(
     [
         ({"clp": "ppo_clip"}, "objective.clp: no axis is called 'clp' (did you mean 'clip'?)"),
         (
@@ -50,7 +50,7 @@ def test_differences_and_the_star():
         ({"kl": "k1"}, "its expected gradient is 0, it ties to nothing; give k1_reward, k2 or k3"),
         ({"keep": "mixed_outcome", "keep.rounds": 0}, "objective.keep.rounds is 0; give at least 1"),
         ({"baseline": "gae", "baseline.lam": 2}, "objective.baseline.lam is 2.0; give a share in [0, 1]"),
-    ],
+    ]
 )
 def test_changes_that_cannot_be(changes, message):
     with pytest.raises(WhetError) as error:
@@ -101,7 +101,7 @@ def test_the_table_has_every_method_with_its_numbers():
     assert len(lines) == len(PRESETS) + 2 and len({len(line) for line in lines}) == 1
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_every(PRESETS)
 def test_the_explanation_tells_all_there_is_to_tell(name):
     preset, text = PRESETS[name], explanation(name)
     for said in (preset.title, preset.paper, preset.formula, preset.fixes, preset.breaks, *preset.deviations):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.objective import PRESETS, RunSetting, check_setting, with_changes
 from whet.types import WhetError
 
@@ -60,7 +61,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "setting", "message"), REFUSED)
+@for_every(REFUSED)
 def test_settings_that_cannot_work_are_refused_with_their_fix(name, changes, setting, message):
     objective = with_changes(PRESETS[name].objective, changes)
     with pytest.raises(WhetError) as error:
@@ -68,8 +69,7 @@ def test_settings_that_cannot_work_are_refused_with_their_fix(name, changes, set
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "setting"),
+@for_every(
     [
         ("grpo", {}, {"group_size": 2}),
         ("pass_at_k", {}, {"group_size": 4}),
@@ -104,13 +104,13 @@ def test_settings_that_cannot_work_are_refused_with_their_fix(name, changes, set
         ("grpo_process", {}, {**GROUP, "has_turns": True}),
         ("rae", {}, {"group_size": 1, "has_turns": True}),
         ("grpo", {"select": "finished_turns", "imitate": "observed"}, {**GROUP, "has_turns": True}),
-    ],
+    ]
 )
 def test_settings_that_work_are_let_through(name, changes, setting):
     check_setting(with_changes(PRESETS[name].objective, changes), RunSetting(**setting), changes)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_every(PRESETS)
 def test_every_method_works_in_some_run(name):
     """With updates where it needs them, or none where it ignores the ratio."""
     objective = PRESETS[name].objective

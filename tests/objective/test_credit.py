@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from tests.support.napkin import batch_of, double, near
 from whet.objective import PRESETS
 from whet.objective.credit import (
@@ -240,8 +241,7 @@ def test_right_is_what_the_first_part_says():
     assert few.abs().max() == 0 and PassAtK(4).smallest_group == 4 and PassAtK(1).smallest_group == 2
 
 
-@pytest.mark.parametrize(
-    ("component", "numbers"),
+@for_every(
     [
         (ReturnToGo, {"gamma": 1.5}),
         (GAE, {"lam": -0.1}),
@@ -253,7 +253,7 @@ def test_right_is_what_the_first_part_says():
         (VTrace, {"lam": 1.1}),
         (PassAtK, {"k": 0}),
         (PassAtKMarginal, {"k": 2.5}),
-    ],
+    ]
 )
 def test_numbers_that_make_no_sense(component, numbers):
     with pytest.raises(ValueError, match="give"):

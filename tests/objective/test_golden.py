@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from tests.support.napkin import ACTION, TOTALS, batch_of, double, near
 from whet.objective import AXES, PRESETS, Objective, step_totals
 from whet.objective.advantage import (
@@ -536,7 +537,7 @@ def test_what_the_shares_of_a_step_sum_to(kind, total):
     assert float(kind()(batch_of(1.0, 0.0, action=ACTION), TOTALS).sum()) == pytest.approx(total, rel=1e-15)
 
 
-@pytest.mark.parametrize("name", AXES["aggregate"])
+@for_every(AXES["aggregate"])
 def test_the_shares_of_half_a_step_are_those_of_the_whole(name):
     segment = torch.tensor([[-1, 0, 1], [-1, 0, -1]])
     batch = replace(batch_of(1.0, 0.0, action=ACTION), importance=double([0.5, 0.0], [1.5, 0.0]), segment=segment)
@@ -579,7 +580,7 @@ def test_step_totals_count_what_is_trained():
 # kl
 
 
-@pytest.mark.parametrize("kind", [K2, K3, K3Corrected, Absolute, K3Old, AbsoluteOld, K2Old, K2Sampler])
+@for_every([K2, K3, K3Corrected, Absolute, K3Old, AbsoluteOld, K2Old, K2Sampler])
 def test_the_kl_weight_is_the_derivative_of_its_value(kind):
     logp = double(-1.5, -1e-4, 0.0, 0.2, 3.0).requires_grad_()
     ref, old = double(0.1, 0.2, 0.3, 0.5, 0.2), double(0.2, -0.4, 0.1, -0.3, 2.0)
@@ -639,15 +640,14 @@ def sampled_batch():
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
+@for_every(
     [
         (K1Reward, [[0, 1, 2], [0, -0.5, 0]]),
         (K1Immediate, [[0, 1, 2], [0, -0.5, 0]]),
         (K2Reward, [[0, 0.5, 2], [0, 0.125, 0]]),
         (K3Reward, [[0, math.exp(-1), math.exp(-2) + 1], [0, math.exp(0.5) - 1.5, 0]]),
         (AbsoluteReward, [[0, 1, 2], [0, 0.5, 0]]),
-    ],
+    ]
 )
 def test_costs_in_the_reward_by_hand(kind, expected):
     assert kind(0.1).cost(sampled_batch()).tolist() == near([[0.1 * each for each in row] for row in expected])
@@ -668,8 +668,7 @@ def test_a_cost_goes_into_the_reward_or_straight_into_the_advantage():
     assert found.advantage.tolist() == near([[0, 0.4, 0.3], [0, -0.45, 0]])
 
 
-@pytest.mark.parametrize(
-    ("component", "numbers", "fix"),
+@for_every(
     [
         (K3, {"beta": 0.0}, "objective.kl=none"),
         (K2, {"beta": math.nan}, "above 0"),
@@ -690,7 +689,7 @@ def test_a_cost_goes_into_the_reward_or_straight_into_the_advantage():
         (MixedMean, {"decay": 1.0}, r"\[0, 1\)"),
         (PromptTracker, {"keep": 0.0}, r"\(0, 1\]"),
         (LearnedLength, {"spread": 0.0}, "above 0"),
-    ],
+    ]
 )
 def test_numbers_that_make_no_sense(component, numbers, fix):
     with pytest.raises(ValueError, match=fix):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from tests.support.napkin import batch_of
 from tests.support.oracle_batches import asked_for, random_batch, random_extras
 from whet.objective import PRESETS, step_totals, with_changes
@@ -139,8 +140,7 @@ def test_end_updates_looks_at_the_move_of_the_batch():
     assert EndUpdates(0.015).ends_updates({"kl_old": 0.016}) and not EndUpdates(0.015).ends_updates({"kl_old": 0.015})
 
 
-@pytest.mark.parametrize(
-    ("component", "numbers"),
+@for_every(
     [
         (Proportional, {"target": 0.0}),
         (Proportional, {"horizon": -1.0}),
@@ -148,7 +148,7 @@ def test_end_updates_looks_at_the_move_of_the_batch():
         (KLBudget, {"nats": 0.0}),
         (KLBudget, {"decay": 1.0}),
         (EndUpdates, {"limit": 0.0}),
-    ],
+    ]
 )
 def test_numbers_that_make_no_sense(component, numbers):
     with pytest.raises(ValueError, match="give"):
@@ -202,8 +202,7 @@ def test_a_bonus_acts_only_in_the_tuned_method():
     assert with_changes(GRPO, {"entropy": "bonus"}).tuned({}).entropy == Bonus(0.01)
 
 
-@pytest.mark.parametrize("power", [-1.3, 0.0, 0.8])
-@pytest.mark.parametrize("changes", [{}, {"mismatch": "truncate"}, {"select": "top_entropy"}])
+@for_every([-1.3, 0.0, 0.8], [{}, {"mismatch": "truncate"}, {"select": "top_entropy"}])
 def test_the_grad_of_the_learned_share_is_the_derivative_of_the_objective(power, changes):
     """Moved by a little, the power changes J by its grad; J is what the policy's loss is the gradient of."""
     objective = with_changes(PRESETS["lambda_grpo"].objective, changes)

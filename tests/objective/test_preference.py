@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.objective.axes import (
     PREFERENCE,
     description,
@@ -176,8 +177,7 @@ def test_totals_are_added_before_the_anchor_is_taken():
         one + replace(one, anchor=0.5)
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "said"),
+@for_every(
     [
         ("dpo", {"curvy": "hinge"}, "no axis is called 'curvy' .did you mean 'curve'"),
         ("dpo", {"curve": "logistics"}, "did you mean 'logistic'"),
@@ -196,7 +196,7 @@ def test_totals_are_added_before_the_anchor_is_taken():
         ("bco", {"anchor.decay": 2}, "share of the past"),
         ("pairwise_cringe", {"weigh.temperature": 0}, "above 0"),
         ("robust_dpo", {"curve.flipped": 0.5}, "give a share in"),
-    ],
+    ]
 )
 def test_what_has_no_effect_or_no_meaning_is_refused(method, changes, said):
     with pytest.raises(WhetError, match=said) as error:
@@ -245,7 +245,7 @@ def test_a_changed_method_says_so():
     assert "changed: curve logistic -> hinge" in said and "max(0, 1 - 0.5 (s_w - s_l)) - 1/n_w log pi(y_w)" in said
 
 
-@pytest.mark.parametrize("name", METHODS)
+@for_every(METHODS)
 def test_every_method_is_explained(name):
     said = explanation(name)
     preset = PAIR_PRESETS[name]

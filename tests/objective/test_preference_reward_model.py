@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.objective.preference import (
     AllPairs,
     LabelBatch,
@@ -69,8 +70,7 @@ def naive_all_pairs(score, rank, margin, centre):
     return sum(rows) / len(rows)
 
 
-@pytest.mark.parametrize("centre", [0.0, 0.01])
-@pytest.mark.parametrize("seed", range(4))
+@for_every(range(4), [0.0, 0.01])
 def test_all_pairs_equal_the_formula(seed, centre):
     score, rank, margin = ranked(seed)
     value, grad = gradient(RankLoss(AllPairs(), centre), RankBatch(rank, margin), score)

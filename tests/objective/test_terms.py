@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from tests.support.napkin import ACTION, TOTALS, batch_of, double, near
 from whet.objective import PRESETS, with_changes
 from whet.objective.keep import Balanced, Everything, Fresh, MixedOutcome
@@ -256,8 +257,7 @@ def test_the_entropy_bonus_has_the_rows_shares():
     assert (-entropy.grad).tolist() == near([[0, 0.5 / 8, 0.5 / 8], [0, 0.5 / 8, 0]])
 
 
-@pytest.mark.parametrize(
-    ("component", "numbers"),
+@for_every(
     [
         (Truncate, {"ceiling": 0.5}),
         (TruncateSequence, {"ceiling": 0.5}),
@@ -287,7 +287,7 @@ def test_the_entropy_bonus_has_the_rows_shares():
         (ClippedError, {"width": 0.0}),
         (TopK, {"share": 1.0}),
         (TopK, {"top": 0}),
-    ],
+    ]
 )
 def test_numbers_that_make_no_sense(component, numbers):
     with pytest.raises(ValueError, match="give"):

@@ -15,6 +15,7 @@ import torch
 
 from benchmarks import bias_plots
 from tests.support.drawings import same_drawing
+from tests.support.for_every import for_every
 from whet.objective import PRESETS, with_changes
 from whet.objective.credit import GAE, VTrace
 from whet.objective.kl import K3Corrected
@@ -277,7 +278,7 @@ def test_maxrl_climbs_the_log_of_success_to_order_group_size_less_one(group_size
     torch.testing.assert_close(found, exact(series), **CLOSE)
 
 
-@pytest.mark.parametrize(("group_size", "k"), [(2, 1), (2, 2), (3, 2), (3, 3)])
+@pytest.mark.parametrize(("group_size", "k"), [(2, 1), (2, 2), (3, 2), pytest.param(3, 3, marks=pytest.mark.slow)])
 def test_what_the_marginal_form_of_pass_at_k_estimates(group_size, k):
     """grad pass@k / k = (1 - p)^(k-1) grad p, plus (k-1)/(n-1) p (1 - p)^(k-2) grad p.
 
@@ -505,8 +506,7 @@ def test_the_difficulty_bias_by_hand():
     assert bias_plots.prompt_weight(methods["maxrl"], 1e-7) == pytest.approx(7, abs=1e-5)
 
 
-@pytest.mark.parametrize("chance", [0.1, 0.5, 0.8])
-@pytest.mark.parametrize("worth", [0.0, 1.0, 2.5])
+@for_every([0.1, 0.5, 0.8], [0.0, 1.0, 2.5])
 def test_the_stopping_bias_by_hand(chance, worth):
     """By turn index the first turn is compared with first turns, of which those that stop earn 1, and the second with
     second turns, which all earn the same: nothing is left of what they earn."""

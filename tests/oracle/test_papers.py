@@ -63,7 +63,7 @@ def test_gradient_equals_the_papers(name, seed):
         assert relative(ours[tensor], gradient) < 1e-12, tensor
 
 
-@for_every(METHODS, [0, 3])
+@for_every([*((name, 0) for name in PAPERS), *((name, 3) for name in METHODS)])
 def test_gradient_equals_the_papers_over_episodes(name, seed):
     """Turns of different number, holes between them, rewards of turns, roles that are never compared."""
     method = METHODS[name]
@@ -94,7 +94,8 @@ def as_often(batch):
     return torch.arange(batch.num_sequences).repeat_interleave(copies // torch.tensor(siblings)), copies
 
 
-@for_every(WEIGHED, [12])
+# episodes of one and two branches for all; of one to three where siblings are averaged in another way
+@for_every([*((name, 0) for name in WEIGHED), *((name, 12) for name in ("grpo", "dapo", "gspo", "dr_grpo", "ppo"))])
 def test_gradient_equals_the_papers_over_branches(name, seed):
     """Each leaf is a sample, siblings averaged within their episode: the paper sees every episode equally often."""
     method = METHODS[name]

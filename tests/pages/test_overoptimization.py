@@ -10,6 +10,7 @@ from statistics import fmean
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.pages.overoptimization import figure_svg, result_values, sentence, study_page, table_text, verdict
 from whet.record.metrics.overoptimization import (
     Kind,
@@ -41,8 +42,7 @@ def test_laws_by_hand() -> None:
     assert Law("rl", 2.0, 0.5, 1.0, 3, 3.0)(3.0) == pytest.approx(3 * (2 - 0.5 * math.log(3)))
 
 
-@pytest.mark.parametrize("kind", ["best_of_n", "rl"])
-@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.3), (0.2, 0.9), (0.7, -0.1), (-0.5, 0.4)])
+@for_every(["best_of_n", "rl"], [(1.0, 0.3), (0.2, 0.9), (0.7, -0.1), (-0.5, 0.4)])
 def test_fit_recovers_what_points_were_made_of(kind: Kind, alpha: float, beta: float) -> None:
     law = fitted_law(on_law(kind, alpha, beta, [0.5, 1.0, 2.0, 3.5, 6.0]), kind, 0.0)
     assert law is not None

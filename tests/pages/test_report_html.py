@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from tests.support.own_script import without_charts_script
 from whet.pages.chart_specs import chart, line, smoothed, thinned
 from whet.pages.chart_svg import chart_svg, step_scale, tick_text, value_scale
@@ -237,8 +238,7 @@ def test_chart_without_points_is_empty_and_with_one_is_a_dot() -> None:
     assert "<circle" in chart_svg(chart([line("a", [(1.0, 5.0)])]), "a")
 
 
-@pytest.mark.parametrize(
-    "values",
+@for_every(
     [
         [0.0, 0.0],
         [3.0, 3.0],
@@ -249,7 +249,7 @@ def test_chart_without_points_is_empty_and_with_one_is_a_dot() -> None:
         [0.31, 0.33],
         [1e5, 3e5],
         [-5.0, -5.0],
-    ],
+    ]
 )
 def test_scale_holds_its_values_between_its_ticks(values: list[float]) -> None:
     scale = value_scale(values, (100, 0))

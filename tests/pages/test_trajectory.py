@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.pages.run_report import sample_card
 from whet.pages.trajectory import opening_text, trajectory_text, turn_cards
 from whet.record.health import diagnosis, notes
@@ -64,15 +64,14 @@ def steps(**counts: int) -> list[StepReport]:
     return [StepReport(number, number, every, {"total": 0.3 + 0.01 * (number % 2)}, {}) for number in range(1, 12)]
 
 
-@pytest.mark.parametrize(
-    ("counts", "name"),
+@for_every(
     [
         ({"tool_calls": 60, "malformed_calls": 40}, "malformed calls"),
         ({"tool_calls": 100, "tool_errors": 20, "tool_timeouts": 15}, "failing tools"),
         ({"failed_episodes": 6}, "failing environment"),
         ({"ended_by_turns": 40}, "episodes cut off"),
         ({"ended_by_step_seconds": 40}, "episodes cut off"),
-    ],
+    ]
 )
 def test_what_goes_wrong_in_episodes_is_found(counts: dict[str, int], name: str) -> None:
     assert any(text.startswith(f"{name}: ") for text in diagnosis(steps(**counts)))

@@ -19,6 +19,12 @@ from whet.objective.select import lottery
 from whet.types import TOKEN_FIELDS, Extras, Totals, WhetError
 
 PRESET_METHODS = list(PRESETS)
+VARIED = [name for name in METHODS if name not in PRESETS]
+# presets on both kinds of batch, their variations on the kind that has everything in it
+METHODS_AND_KINDS = [
+    *((name, kind) for name in PRESET_METHODS for kind in ("completions", "branches")),
+    *((name, "branches") for name in VARIED),
+]
 CLOSE = 1e-12
 
 
@@ -91,7 +97,7 @@ def tensors_of(logp, extras):
     return {"logp": logp, **{name: getattr(extras, name) for name in EXTRA_TENSORS}}
 
 
-@for_every(METHODS, [(1, "completions"), (60, "branches")])
+@for_every([*((name, 1, "completions") for name in PRESET_METHODS), *((name, 60, "branches") for name in METHODS)])
 def test_micro_batches_do_not_matter(name, micro_batch_tokens, kind):
     objective, batch, logp, extras, expected = whole_step(name, kind)
     parts = token_micro_batches(batch, micro_batch_tokens)
@@ -102,7 +108,7 @@ def test_micro_batches_do_not_matter(name, micro_batch_tokens, kind):
     assert metrics == pytest.approx(whole, rel=1e-6, abs=1e-14)
 
 
-@for_every(METHODS, [(2, "completions"), (3, "branches")])
+@for_every([*((name, 2, "completions") for name in PRESET_METHODS), *((name, 3, "branches") for name in METHODS)])
 def test_the_number_of_ranks_does_not_matter(name, ranks, kind):
     """Each rank sees only its rows and the summed totals; metrics are sums, so they add up over ranks too."""
     objective, batch, logp, extras, expected = whole_step(name, kind)
@@ -133,7 +139,7 @@ def test_ranks_agree_on_the_grad_of_a_learned_share():
     )
 
 
-@for_every(METHODS, ["completions", "branches"])
+@for_every(METHODS_AND_KINDS)
 def test_order_does_not_matter(name, kind):
     objective, batch, logp, extras = example(METHODS[name], 3, kind)
     order = torch.randperm(batch.num_sequences, generator=torch.Generator().manual_seed(0))
@@ -182,7 +188,7 @@ def test_prompts_tool_output_and_padding_may_hold_anything(name, fill, kind):
         assert (gradient[~trained(objective, wide)] == 0).all()
 
 
-@for_every(METHODS, ["completions", "branches"])
+@for_every(METHODS_AND_KINDS)
 def test_untrained_tokens_get_exactly_no_gradient(name, kind):
     objective, batch, _, _, found = whole_step(name, kind)
     for gradient in found.values():
@@ -199,7 +205,7 @@ def test_untrained_tokens_get_exactly_no_gradient(name, kind):
     assert (found[tensor][batch.action] != 0).double().mean() > min(silent, 0.1)
 
 
-@for_every(METHODS, ["completions", "branches"])
+@for_every(METHODS_AND_KINDS)
 def test_a_sequence_without_a_trained_token_leaves_all_denominators(name, kind):
     objective, batch, logp, extras = example(METHODS[name], 6 if kind == "completions" else 4, kind)
     batch = prepared(objective, batch)
@@ -219,7 +225,7 @@ PLAIN = {"kl": "none", "entropy": "none", "imitate": "none", "select": "all", "s
 PLAIN |= {"teacher": "none"}
 
 
-@for_every(METHODS, ["completions", "branches"])
+@for_every(METHODS_AND_KINDS)
 def test_at_ratio_one_the_weight_is_one(name, kind):
     """With nothing moved the policy term is share * A, whatever the clip rule; rules that choose tokens are exempt."""
     objective, batch, logp, extras = example(METHODS[name], 7, kind)
@@ -349,7 +355,7 @@ def test_a_group_of_one_is_finite_and_silent_for_group_baselines(name):
         assert gradient.isfinite().all()
 
 
-@for_every(METHODS, ["completions", "branches"])
+@for_every(METHODS_AND_KINDS)
 def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name, kind):
     """Nor has an unscorable branch a share of its episode's weight in one."""
     objective, batch, logp, extras = example(METHODS[name], 1, kind)

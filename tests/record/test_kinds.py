@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.pages.card import run_card, run_figure
 from whet.pages.run_report import html_report
 from whet.record.console import Console
@@ -138,8 +139,7 @@ def test_a_run_without_steps_has_a_card_and_no_figure(tmp_path: Path) -> None:
     assert run_figure(tmp_path) == "" and "has not made its first step" in run_card(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
+@for_every(
     [
         ("accuracy", 0.5, "50.0%"),
         ("pair_accuracy", 0.5, "50.0%"),
@@ -154,7 +154,7 @@ def test_a_run_without_steps_has_a_card_and_no_figure(tmp_path: Path) -> None:
         ("loss", 0.5, "0.500"),
         ("reward", float("nan"), "-"),
         ("reward", None, "-"),
-    ],
+    ]
 )
 def test_a_metric_has_one_unit_everywhere(name: str, value: float | None, text: str) -> None:
     assert metric_text(name, value) == text

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.record.speed import (
     Anatomy,
     Ceilings,
@@ -86,8 +87,7 @@ def test_the_share_of_the_matrix_rate():
     assert SPEED.train_share == 0.25
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
+@for_every(
     [
         ({"others": 0.4}, "others used 40.0% of the machine"),
         ({"rates": {"float32": 1e9, "bfloat16": 7e9}}, "model.precision=bf16: its matrix products are 7.00 times"),
@@ -98,7 +98,7 @@ def test_the_share_of_the_matrix_rate():
             "batch.micro_batch_tokens=4096: 16384 tokens of a pass would take 1.64 GB and 1.00 GB are free",
         ),
         ({"micro_batch_tokens": 32}, "batch.micro_batch_tokens=32768 fits as well"),
-    ],
+    ]
 )
 def test_advice_follows_from_the_numbers(change, said):
     assert speed_advice(SPEED) == []

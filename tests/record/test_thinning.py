@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.pages.run_report import health_cards, html_report
 from whet.record.log import RunRecorder, parsed_line, raw_lines, step_sums
 from whet.record.run import MOST_BETWEEN, read_run
@@ -29,7 +30,7 @@ def test_everything_is_kept_while_there_is_room() -> None:
     assert len(kept(13)) < 13
 
 
-@pytest.mark.parametrize("count", [13, 20, 50, 1000, 4097])
+@for_every([13, 20, 50, 1000, 4097])
 def test_the_first_the_last_and_evenly_spaced_ones_are_kept(count: int) -> None:
     found = kept(count)
     assert found[:3] == [0, 1, 2] and found[-4:] == list(range(count - 4, count))
@@ -78,15 +79,14 @@ def test_sums_of_a_line_are_those_of_the_whole_line(tmp_path) -> None:
             assert "metrics" not in found  # it was not read
 
 
-@pytest.mark.parametrize(
-    "changes",
+@for_every(
     [
         {"counts": {"a": 1, "reward": 2}},
         {"health": ['quotes ", "spread": {" in a text']},
         {"reward": {', "health": ': 1.0}},
         {"spread": {"health": {"min": 0.0}, "seconds": {"max": 1.0}}},
         {"seconds": {}},
-    ],
+    ]
 )
 def test_odd_lines_are_read_right(changes) -> None:
     line = {"step": 1, "policy_version": 0, "counts": {"n": 1}, "reward": {}, "metrics": {}, "health": [], "spread": {}}

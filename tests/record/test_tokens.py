@@ -4,9 +4,9 @@ import json
 import math
 from dataclasses import replace
 
-import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.record.log import RunRecorder, cut_back
 from whet.record.tokens import RecordedToken, TokenSettings, equal_shares, recorded_tokens, token_lines
 from whet.types import Prompt, Sample, StepReport, StopReason, TokenTrace, Turn
@@ -72,8 +72,7 @@ def test_a_long_step_is_shared_out_and_says_what_is_missing():
     assert "left_out" not in lines[1]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "most", "given"),
+@for_every(
     [
         ([3, 4], 100, [3, 4]),
         ([10, 10], 8, [4, 4]),
@@ -82,7 +81,7 @@ def test_a_long_step_is_shared_out_and_says_what_is_missing():
         ([5, 5, 5], 2, [0, 0, 0]),
         ([], 8, []),
         ([2, 9, 4], 12, [2, 6, 4]),
-    ],
+    ]
 )
 def test_shares(wanted, most, given):
     assert equal_shares(wanted, most) == given

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.answer import exact_answer, final_answer
 from whet.reward.countdown import countdown
 from whet.reward.find import BUILTIN
@@ -30,8 +31,7 @@ SEVEN = prompt("7")
 GAME = prompt(24, numbers=[3, 8, 2, 2])
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
+@for_every(
     [
         ("<answer>7</answer>", "7"),
         ("<answer> 6 </answer> no, <answer>7</answer>", "7"),
@@ -67,14 +67,13 @@ GAME = prompt(24, numbers=[3, 8, 2, 2])
         ("<think>a</think><think><answer>7</answer>", None),
         ("<think><answer>7</answer></think>", None),
         ("<think>The answer is 7. #### 7 \\boxed{7}</think> done", None),
-    ],
+    ]
 )
 def test_final_answer(completion: str, expected: str | None) -> None:
     assert final_answer(completion) == expected
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer"),
+@for_every(
     [
         ("7", " 7 "),
         (7, "7"),
@@ -93,7 +92,7 @@ def test_final_answer(completion: str, expected: str | None) -> None:
         ("1,2,3", "1, 2, 3"),
         (True, "true"),
         ("9" * 6000, "9" * 6000),
-    ],
+    ]
 )
 def test_exact_answers_up_to_form(gold: Any, answer: str) -> None:
     assert exact_answer(prompt(gold), f"<answer>{answer}</answer>") == 1.0
@@ -101,8 +100,7 @@ def test_exact_answers_up_to_form(gold: Any, answer: str) -> None:
     assert exact_answer(prompt(gold), "") == 0.0
 
 
-@pytest.mark.parametrize(
-    "completion",
+@for_every(
     [
         "7",
         "<answer>5</answer><answer>7</answer>",
@@ -130,8 +128,7 @@ def test_exact_answers_up_to_form(gold: Any, answer: str) -> None:
         "<answer>" * 50_000,
         "{" * 100_000 + "}" * 100_000,
         "answer is" * 20_000,
-    ],
-    ids=range(26),
+    ]
 )
 def test_hostile_completions_score_nothing(completion: str) -> None:
     assert exact_answer(SEVEN, completion) == 0.0
@@ -152,8 +149,7 @@ def test_a_prompt_without_gold_is_a_mistake_in_the_data(reward: Any) -> None:
             reward(prompt(nothing), "<answer></answer>")
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
+@for_every(
     [
         ("<think>a</think><answer>b</answer>", 1.0),
         ("\n<think>\na\n</think>\n\n<answer> b </answer>\n", 1.0),
@@ -172,14 +168,13 @@ def test_a_prompt_without_gold_is_a_mistake_in_the_data(reward: Any) -> None:
         ("<think>a<answer>b</answer>", 0.0),
         ("a</think><answer>b</answer>", 0.0),
         ("<THINK>a</THINK><answer>b</answer>", 0.0),
-    ],
+    ]
 )
 def test_think_format(completion: str, expected: float) -> None:
     assert think_format(completion) == expected
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
+@for_every(
     [
         ("3 * 8 * 2 / 2", 1.0),
         ("(3*8)*(2/2)", 1.0),
@@ -212,7 +207,7 @@ def test_think_format(completion: str, expected: float) -> None:
         ("3*8*2/2+0" + "+0" * 400, 0.0),
         ("1e999", 0.0),
         ("", 0.0),
-    ],
+    ]
 )
 def test_countdown(answer: str, expected: float) -> None:
     assert countdown(GAME, f"<think>hm</think><answer>{answer}</answer>") == expected
@@ -235,8 +230,7 @@ def test_countdown_refuses_rows_it_cannot_use() -> None:
         countdown(prompt("x", numbers=[1]), "")
 
 
-@pytest.mark.parametrize(
-    ("gold", "completion", "expected"),
+@for_every(
     [
         ("7", "", 0.0),
         ("7", "#### 7", 1.0),
@@ -269,7 +263,7 @@ def test_countdown_refuses_rows_it_cannot_use() -> None:
         ("listen", r"\boxed{listen}", None),
         ("???", r"\boxed{???}", None),
         (r"\frac{", r"\boxed{\frac{}", None),
-    ],
+    ]
 )
 def test_math_answer(gold: Any, completion: str, expected: float | None) -> None:
     assert math_answer(prompt(gold), completion) == expected

@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.protocols import Reward
 from whet.reward.call import as_reward
 from whet.reward.failure import RewardFailure
@@ -146,10 +147,8 @@ def test_true_is_one_and_none_is_unscorable() -> None:
     assert as_reward(lambda completions: numpy.array([1, 2]), "many")([chat()] * 2, [sample("")] * 2) == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [("1.0", r"'1.0' \(str\)"), (float("nan"), "nan"), (float("inf"), "inf"), (10**5000, "inf"), ([1], r"\[1\]")],
-    ids=["text", "nan", "inf", "huge", "list"],
+@for_every(
+    [("1.0", r"'1.0' \(str\)"), (float("nan"), "nan"), (float("inf"), "inf"), (10**5000, "inf"), ([1], r"\[1\]")]
 )
 def test_wrong_returns_name_reward_and_sample(value: Any, shown: str) -> None:
     with pytest.raises(RewardFailure, match=f"reward 'odd' returned {shown}.*prompt 'p1'.*finite") as caught:
@@ -219,8 +218,7 @@ def test_settings_are_bound_and_columns_do_not_replace_them() -> None:
     assert find_reward("math_answer", {"tolerance": "0.01"})(rows[:1], [sample("#### 78.5")]) == [1.0]
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
+@for_every(
     [
         ("math_answer", {"tolerence": 1}, r"no setting 'tolerence' \(did you mean 'tolerance'\?\); it has: tolerance"),
         ("math_answer", {"tolerance": "much"}, r"'tolerance' of reward 'math_answer' is 'much' \(str\); give a number"),
@@ -233,7 +231,7 @@ def test_settings_are_bound_and_columns_do_not_replace_them() -> None:
         ("cosine_length", {"max_tokens": 5, "rigth": 1}, r"'rigth' \(did you mean 'right'\?\)"),
         ("cosine_length", {"max_tokens": 5, "right": "x"}, r"give a list \(a number\)"),
         ("math_answer", {"completion": "x"}, "no setting 'completion'"),
-    ],
+    ]
 )
 def test_settings_that_do_not_fit(name: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(WhetError, match=message):

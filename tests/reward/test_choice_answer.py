@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.choice_answer import choice_answer
 from whet.types import Prompt, WhetError
 
@@ -16,8 +17,7 @@ def prompt(answer: Any, question: str = "q", **meta: Any) -> Prompt:
     return Prompt("p", (), text=question, answer=answer, meta=meta)
 
 
-@pytest.mark.parametrize(
-    "completion",
+@for_every(
     [
         "The answer is B.",
         r"\boxed{\text{(B)}}",
@@ -35,7 +35,7 @@ def prompt(answer: Any, question: str = "q", **meta: Any) -> Prompt:
         "**B**",
         "Because of the Seine.\nB) Paris",
         "<think>A? C?</think>Answer: B",
-    ],
+    ]
 )
 def test_the_right_choice(completion: str) -> None:
     for gold in ("B", "(b)", "Paris", 1):
@@ -43,8 +43,7 @@ def test_the_right_choice(completion: str) -> None:
     assert choice_answer(prompt("C", choices=CITIES), completion) == 0.0
 
 
-@pytest.mark.parametrize(
-    "completion",
+@for_every(
     [
         "",
         "Answer: B) Rome",
@@ -57,7 +56,7 @@ def test_the_right_choice(completion: str) -> None:
         "Answer: E",
         "B" * 5000,
         "<answer>" + "B " * 3000 + "</answer>",
-    ],
+    ]
 )
 def test_no_choice_or_several(completion: str) -> None:
     assert choice_answer(prompt("B", choices=CITIES), completion) == 0.0

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.citations import citations, cited
 from whet.types import Prompt, WhetError
 
@@ -24,8 +25,7 @@ def prompt(**meta: Any) -> Prompt:
     return Prompt("p", (), text="q", meta=meta)
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
+@for_every(
     [
         ("It is so [1][2].", 1.0),
         ("It is so [1, 2].", 1.0),
@@ -45,15 +45,14 @@ def prompt(**meta: Any) -> Prompt:
         ("<think>[1] [2]</think> no source", 0.0),
         ("x[0] = 3, y[100]", 0.0),
         ("", 0.0),
-    ],
+    ]
 )
 def test_citations_of_given_sources(completion: str, expected: float) -> None:
     for column in ("sources", "documents"):
         assert citations(prompt(**{column: PAPERS}), completion) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
+@for_every(
     [
         ("It is so [1][2].", 0.0),
         ("It [1] is [2].\n\n[1] Smith, On many things, 2020\n[2] Jones, On other things", 1.0),
@@ -62,7 +61,7 @@ def test_citations_of_given_sources(completion: str, expected: float) -> None:
         ("(Smith, 2020; Jones & Brown, 2019)", 1.0),
         ("In the summer (of 2020) it rained.", 0.0),
         ("nothing at all", 0.0),
-    ],
+    ]
 )
 def test_citations_without_given_sources(completion: str, expected: float) -> None:
     assert citations(prompt(), completion) == pytest.approx(expected)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.coherence import coherence, coherence_signals
 from whet.types import Prompt
 
@@ -41,7 +42,7 @@ def test_honest_reasoning(text: str) -> None:
     assert coherence(ASKED, f"{text}</think> 18") > 0.9
 
 
-@pytest.mark.parametrize("seed", range(5))
+@for_every(range(5))
 def test_random_letters_and_characters_fail(seed: int) -> None:
     assert coherence(ASKED, f"<think>{letters(seed)}</think> 18") < 0.2
     assert coherence(ASKED, f"<think>{letters(seed, string.ascii_lowercase)}</think> 18") < 0.2

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.combine import Gate, RewardPart, Schedule, check_parts, combined, in_shares, weights_at
 from whet.types import Prompt, Sample, WhetError
 
@@ -115,8 +116,7 @@ def test_what_a_gate_puts_in_its_place_is_normalised_with_the_rest() -> None:
     assert combined(scores, parts) == pytest.approx([(value - mean) / std for value in values], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("weight", "more", "complaint"),
+@for_every(
     [
         (float("inf"), {}, "'a' has weight inf; give a finite number"),
         (-0.5, {}, "'a' has weight -0.5, which pays for doing badly; give a positive weight .* penalty = true"),
@@ -129,7 +129,7 @@ def test_what_a_gate_puts_in_its_place_is_normalised_with_the_rest() -> None:
         (1.0, {"cap": (1.0, 0.0)}, r"'a' has cap \(1.0, 0.0\); give \(least, most\)"),
         (1.0, {"cap": (0.0, math.nan)}, "'a' has cap"),
         (1.0, {"normalise": "row"}, "'a' is normalised by 'row'; give one of off, group, batch"),
-    ],
+    ]
 )
 def test_refused_parts(weight: Any, more: dict[str, Any], complaint: str) -> None:
     with pytest.raises(WhetError, match=complaint) as caught:

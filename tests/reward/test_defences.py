@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.reward import defences
 from whet.reward.defences import DEFENCES, Case, Rates, corpus, rates
 from whet.reward.defences.padding import density
@@ -59,7 +60,7 @@ def test_a_corpus_has_both_kinds_and_an_unknown_one_is_named() -> None:
         corpus("pading")
 
 
-@pytest.mark.parametrize("name", list(DEFENCES))
+@for_every(list(DEFENCES))
 def test_a_gate_is_the_penalty_from_the_other_side(name: str) -> None:
     defence = DEFENCES[name]
     for case in corpus(name)[::3]:
@@ -74,8 +75,7 @@ def boxed(answer: str) -> str:
     return HONEST.replace("25}", answer + "}")
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "completion", "expected"),
+@for_every(
     [
         ("redundant_calls", {}, "<tool_call>f(1)</tool_call>" * 4, -0.75),
         ("redundant_calls", {}, "".join(f"<tool_call>f({i})</tool_call>" for i in range(10)), -0.1),
@@ -96,7 +96,7 @@ def boxed(answer: str) -> str:
         ("padding", {"most_stock": 1.0}, "Let us think about this. It is important to care. " * 2, 0.0),
         ("incoherent_reasoning", {}, "<think>" + "xq zvk jjw pfx qqz vbn kx wzr tgh " * 3 + "</think>25", -1.0),
         ("incoherent_reasoning", {"least_pairs": 0.0}, "<think>xqz zvkr jjwt pfxg qqzl vbnx</think>25", 0.0),
-    ],
+    ]
 )
 def test_settings_and_sizes(name: str, settings: dict[str, Any], completion: str, expected: float) -> None:
     assert DEFENCES[name](ASKED, completion, **settings) == pytest.approx(expected)
@@ -169,7 +169,7 @@ def test_hostile_replies_are_judged_and_quickly(share: int) -> None:
     assert not slow
 
 
-@pytest.mark.parametrize("name", list(DEFENCES))
+@for_every(list(DEFENCES))
 def test_every_defence_is_found_by_name_with_its_settings(name: str) -> None:
     attack = next(case for case in corpus(name) if case.is_attack)
     samples = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.format import agent_format
 from whet.reward.think_format import think_format
 from whet.types import WhetError
@@ -12,8 +13,7 @@ THOUGHT = "<think>The area of the circle is pi times the square of 5.</think>"
 CALL = "<tool_call>calculator(expression='3.14159 * 5**2')</tool_call>"
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
+@for_every(
     [
         (THOUGHT + CALL, 1.0),
         (f"{THOUGHT}\nI will compute it.\n{CALL}\n", 1.0),
@@ -33,7 +33,7 @@ CALL = "<tool_call>calculator(expression='3.14159 * 5**2')</tool_call>"
         ("78.54", 0.0),
         ("", 0.0),
         ("<think>\u200b</think> \u200b", 0.4),
-    ],
+    ]
 )
 def test_agent_format(completion: str, expected: float) -> None:
     assert agent_format(completion) == pytest.approx(expected)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.instructions import CHECKS, instructions, instructions_followed, num_sentences
 from whet.types import Prompt, WhetError
 
@@ -62,7 +63,7 @@ def test_every_check_has_a_case() -> None:
     assert set(CASES) == set(CHECKS) and len(CHECKS) == 25
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_every(CASES)
 def test_followed_and_not(name: str) -> None:
     settings, right, wrong = CASES[name]
     prompt = asked({"name": name, **settings})
@@ -96,8 +97,7 @@ def test_sentences(text: str, count: int) -> None:
     assert num_sentences(text) == count
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "told"),
+@for_every(
     [
         ("hi", "यह एक वाक्य है", True),
         ("mr", "हे एक वाक्य आहे", True),
@@ -107,21 +107,20 @@ def test_sentences(text: str, count: int) -> None:
         ("pt", "the cat is on the table and it is not going to be moved by me", False),
         ("ru", "this is not it", False),
         ("en", "1 2 3", True),
-    ],
+    ]
 )
 def test_languages(code: str, text: str, told: bool) -> None:
     assert instructions(asked({"name": "language:response_language", "language": code}), text) == float(told)
 
 
-@pytest.mark.parametrize(
-    ("listed", "said"),
+@for_every(
     [
         ([], "needs the column `instructions`"),
         ([{"name": "punctuation:no_coma"}], "did you mean 'punctuation:no_comma'"),
         ([{"name": "keywords:existence"}], "needs 'keywords'"),
         ([{"name": "length_constraints:number_words", "relation": "above", "num_words": 3}], "says 'above'"),
         ([{"name": "language:response_language", "language": "xx"}], "'xx' cannot be told"),
-    ],
+    ]
 )
 def test_rows_that_cannot_be_checked(listed: list[dict[str, object]], said: str) -> None:
     with pytest.raises(WhetError, match=said):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.language import language, language_of
 from whet.types import Prompt, WhetError
 
@@ -31,17 +32,17 @@ def prompt(question: str, **meta: Any) -> Prompt:
     return Prompt("p", (), text=question, meta=meta)
 
 
-@pytest.mark.parametrize("code", SENTENCES)
+@for_every(SENTENCES)
 def test_language_of(code: str) -> None:
     assert language_of(SENTENCES[code]) == code
 
 
-@pytest.mark.parametrize("text", ["", "2+2=?", "$x^2$", "`for i in the of and to is`", "Ok"])
+@for_every(["", "2+2=?", "$x^2$", "`for i in the of and to is`", "Ok"])
 def test_what_has_no_language(text: str) -> None:
     assert language_of(text) is None
 
 
-@pytest.mark.parametrize("code", SENTENCES)
+@for_every(SENTENCES)
 def test_a_completion_in_the_language_of_the_prompt(code: str) -> None:
     asked = prompt(SENTENCES[code])
     assert language(asked, SENTENCES[code]) == 1.0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.protocols import Reward
 from whet.reward.combine import RewardPart
 from whet.reward.find import find_reward
@@ -326,8 +327,7 @@ def test_another_models_tokenizer_is_refused(tmp_path):
     assert lent([QUESTION], samples("a"))[0] is not None
 
 
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
+@for_every(
     [
         ({}, "reward 'learned' has no model; give folder=FOLDER"),
         ({"folder": "nowhere"}, "nowhere has no config.json; give the folder"),
@@ -335,7 +335,7 @@ def test_another_models_tokenizer_is_refused(tmp_path):
         ({"folder": "nowhere", "ensemble": "best"}, "give one of mean, worst, mean_minus_std"),
         ({"folder": "nowhere", "length_fit": "running", "length_slope": 1.0}, "drop one: a fit replaces them"),
         ({"folder": "nowhere", "micro_batch_tokens": 0}, "give at least 1"),
-    ],
+    ]
 )
 def test_a_mistake_is_one_line_with_its_fix(settings, complaint):
     with pytest.raises(WhetError, match=complaint) as caught:

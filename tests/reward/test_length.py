@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.reward.efficiency import efficiency
 from whet.reward.find import find_reward
 from whet.reward.length import half_cosine, length_cost, soft_overlong
@@ -20,10 +21,7 @@ def sample(completion: str, num_tokens: int, stop: StopReason = StopReason.END) 
     return Sample(torch.zeros(num_tokens + 1).long(), action, torch.zeros(num_tokens + 1), (0, 0), stop, completion)
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "expected"),
-    [(0, 0.0), (16384, 0.0), (17408, -0.25), (18432, -0.5), (20480, -1.0), (30000, -1.0)],
-)
+@for_every([(0, 0.0), (16384, 0.0), (17408, -0.25), (18432, -0.5), (20480, -1.0), (30000, -1.0)])
 def test_soft_overlong_with_the_numbers_of_the_paper(num_tokens: int, expected: float) -> None:
     assert soft_overlong(num_tokens, max_tokens=20480, tail=4096 / 20480) == pytest.approx(expected)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.mathematics.math_answer import math_answer
 from whet.reward.mathematics.quantity import agreement, quantity
 from whet.types import Prompt, WhetError
@@ -16,8 +17,7 @@ def prompt(answer: Any) -> Prompt:
     return Prompt("p", (), text="q", answer=answer)
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "unit"),
+@for_every(
     [
         ("15 (apples)", 15, "apples"),
         ("5 km", 5, "km"),
@@ -44,7 +44,7 @@ def prompt(answer: Any) -> Prompt:
         ("0,111", Fraction(111, 1000), ""),
         ("7 times", 7, "times"),
         ("1 000 000", 1000000, ""),
-    ],
+    ]
 )
 def test_quantities_people_write(text: str, value: Any, unit: str) -> None:
     found = quantity(text)
@@ -52,8 +52,7 @@ def test_quantities_people_write(text: str, value: Any, unit: str) -> None:
     assert (found.value, found.unit, found.percent) == (value, unit, False)
 
 
-@pytest.mark.parametrize(
-    "text",
+@for_every(
     [
         *[
             "",
@@ -75,14 +74,13 @@ def test_quantities_people_write(text: str, value: Any, unit: str) -> None:
         *["5 M", "5 docenas", "5 mil", "7 8"],
         *["10 negative", "10 below zero", "5 two", "five two", "5 (x)", "$5 or $7", "10 twenty", "5 loss"],
         *["10^3", "7 minus x", "3 sin x", "1.5 1/2", "1e99999", "7" * 200, "2 + 3", "x = 5", "\uff17"],
-    ],
+    ]
 )
 def test_what_is_no_quantity(text: str) -> None:
     assert quantity(text) is None
 
 
-@pytest.mark.parametrize(
-    ("gold", "other", "tolerance", "expected"),
+@for_every(
     [
         ("5 km", "5000 m", 0.0, "same"),
         ("5 km", "5 miles", 0.0, "different"),
@@ -122,7 +120,7 @@ def test_what_is_no_quantity(text: str) -> None:
         ("1/3", "0.333334", 0.0, "different"),
         ("0.3", "0.30000000000000004", 0.0, "same"),
         ("1234567.89", "1234567.9", 0.0, "different"),
-    ],
+    ]
 )
 def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> None:
     first, second = quantity(gold), quantity(other)
@@ -130,8 +128,7 @@ def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> No
     assert agreement(first, second, tolerance) == expected
 
 
-@pytest.mark.parametrize(
-    ("gold", "completion", "settings", "expected"),
+@for_every(
     [
         ("78.54", "The answer is 78.5", {"tolerance": 0.01}, 1.0),
         ("78.54", "The answer is 78.5", {}, 0.0),
@@ -166,14 +163,13 @@ def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> No
         ("2", r"<think>hm</think><tool_call>calc('5**2')</tool_call> The answer is 25", {}, 0.0),
         ("25", r"<think>hm</think><tool_call>calc('5**2')</tool_call> The answer is 25", {}, 1.0),
         ("25", r"<think>hm</think><tool_call>#### 25</tool_call>", {}, 0.0),
-    ],
+    ]
 )
 def test_settings_and_forms(gold: str, completion: str, settings: dict[str, Any], expected: float) -> None:
     assert math_answer(prompt(gold), completion, **settings) == expected
 
 
-@pytest.mark.parametrize(
-    ("question", "gold", "other", "expected"),
+@for_every(
     [
         ("What percent of them?", "50", "50%", "same"),
         ("How many of them?", "50", "50%", "different"),
@@ -181,7 +177,7 @@ def test_settings_and_forms(gold: str, completion: str, settings: dict[str, Any]
         ("How many dozen eggs are left?", "5", "5 dozen", "same"),
         ("He has 5 dozen eggs. How many eggs?", "60", "5 dozen", "same"),
         ("He has 5 dozen eggs. How many eggs?", "5", "5 dozen", "different"),
-    ],
+    ]
 )
 def test_the_question_says_what_a_bare_number_counts(question: str, gold: str, other: str, expected: str) -> None:
     first, second = quantity(gold), quantity(other)
@@ -200,8 +196,7 @@ def test_a_tolerance_that_is_no_share() -> None:
         math_answer(prompt("1"), "#### 1", tolerance=5)
 
 
-@pytest.mark.parametrize(
-    ("question", "gold", "completion", "score"),
+@for_every(
     [
         ("What is 1/3 + 1/6?", "1/2", "What is 1/3 + 1/6?", 0.0),
         ("What is 1/3 + 1/6?", "1/2", r"\boxed{1/3+1/6}", 0.0),
@@ -218,7 +213,7 @@ def test_a_tolerance_that_is_no_share() -> None:
         ("Is -2 or 5 - 7 + 1 smaller?", "-2", r"\boxed{-2}", 1.0),
         ("Which is larger for large x, $x^2+1$ or $x$?", "x^2 + 1", r"\boxed{x^{2}+1}", 1.0),
         (r"Light travels $3\times 10^8$ m in a second. How many?", "300000000", r"\boxed{3\times 10^8}", 1.0),
-    ],
+    ]
 )
 def test_the_task_written_down_again_is_no_answer(question: str, gold: str, completion: str, score: float) -> None:
     assert math_answer(Prompt("p", (), text=question, answer=gold), completion) == score

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.mathematics.formula import TooLarge, Unreadable
 from whet.reward.mathematics.read_value import read_value
 from whet.reward.mathematics.same_value import same
@@ -114,23 +115,23 @@ BOMBS = [
 ]
 
 
-@pytest.mark.parametrize(("gold", "given"), EQUAL)
+@for_every(EQUAL)
 def test_the_same_answer_in_another_notation(gold: str, given: str) -> None:
     assert same(read_value(gold), read_value(given))
 
 
-@pytest.mark.parametrize(("gold", "given"), DIFFERENT)
+@for_every(DIFFERENT)
 def test_another_answer(gold: str, given: str) -> None:
     assert not same(read_value(gold), read_value(given))
 
 
-@pytest.mark.parametrize("text", UNREAD)
+@for_every(UNREAD)
 def test_what_is_not_read_in_full_is_not_read_at_all(text: str) -> None:
     with pytest.raises(Unreadable):
         read_value(text)
 
 
-@pytest.mark.parametrize("text", TOO_LARGE)
+@for_every(TOO_LARGE)
 def test_numbers_that_nobody_can_compute(text: str) -> None:
     with pytest.raises(TooLarge):
         read_value(text)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.refusal import is_refusal, refusal
 from whet.types import Prompt, WhetError
 
@@ -21,12 +22,12 @@ ANSWERED = (
 )
 
 
-@pytest.mark.parametrize("text", REFUSED)
+@for_every(REFUSED)
 def test_a_refusal_opens_as_one(text):
     assert is_refusal(text)
 
 
-@pytest.mark.parametrize("text", ANSWERED)
+@for_every(ANSWERED)
 def test_an_answer_is_no_refusal(text):
     assert not is_refusal(text)
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data.sections import DataSection
 from whet.data.usable import Usable
 from whet.reward.call import as_reward
@@ -24,17 +25,14 @@ def prompt(answer: object = "4", **meta: object) -> Prompt:
     return Prompt("f.jsonl:7", (), "What is 2+2?", answer, meta)
 
 
-@pytest.mark.parametrize(
-    "name", ["exact_answer", "math_answer", "choice_answer", "set_answer", "countdown", "tool_calls"]
-)
+@for_every(["exact_answer", "math_answer", "choice_answer", "set_answer", "countdown", "tool_calls"])
 def test_a_row_without_an_answer_is_unscorable(name):
     with pytest.raises(Unscorable, match=r"f\.jsonl:7") as told:
         require_scorable([part(name)], prompt(None))
     assert told.value.reason == f"reward {name} cannot read the row"
 
 
-@pytest.mark.parametrize("answer", [[], {}, "", "  "])
-@pytest.mark.parametrize("name", ["exact_answer", "math_answer"])
+@for_every(["exact_answer", "math_answer"], [[], {}, "", "  "])
 def test_an_empty_answer_is_none(name, answer):
     with pytest.raises(Unscorable):
         require_scorable([part(name)], prompt(answer))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.safety import findings, passes_iban, passes_luhn, safety, safety_patterns
 from whet.types import Prompt, WhetError
 
@@ -93,7 +94,7 @@ def prompt(text: str = "q") -> Prompt:
     return Prompt("p", (), text=text)
 
 
-@pytest.mark.parametrize(("name", "text"), ATTACKS)
+@for_every(ATTACKS)
 def test_attacks_are_found(name: str, text: str) -> None:
     penalty = safety_patterns()[name].penalty
     assert name in {finding.pattern.name for finding in findings(text)}
@@ -104,7 +105,7 @@ def test_every_pattern_has_an_attack() -> None:
     assert {name for name, _ in ATTACKS} == set(safety_patterns())
 
 
-@pytest.mark.parametrize("text", HONEST)
+@for_every(HONEST)
 def test_honest_text_passes(text: str) -> None:
     assert [finding.pattern.name for finding in findings(text)] == []
     assert safety(prompt(), text) == 1.0

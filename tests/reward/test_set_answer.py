@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.reward.mathematics.set_answer import members, set_answer
 from whet.types import Prompt, WhetError
 
@@ -14,8 +15,7 @@ def prompt(answer: Any) -> Prompt:
     return Prompt("p", (), text="q", answer=answer)
 
 
-@pytest.mark.parametrize(
-    ("gold", "completion", "exact", "f1"),
+@for_every(
     [
         (["a", "b"], "<answer>b, a</answer>", 1.0, 1.0),
         (["a", "b"], "<answer>B; A.</answer>", 1.0, 1.0),
@@ -35,7 +35,7 @@ def prompt(answer: Any) -> Prompt:
         (["1,234"], "<answer>1234</answer>", 1.0, 1.0),
         (["5"], "<answer>5 dozen</answer>", 0.0, 0.0),
         (["60"], "<answer>5 dozen</answer>", 1.0, 1.0),
-    ],
+    ]
 )
 def test_exact_and_partial_credit(gold: Any, completion: str, exact: float, f1: float) -> None:
     assert set_answer(prompt(gold), completion) == exact

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.reward.answer import exact_answer
 from whet.reward.call import as_reward
 from whet.reward.combine import RewardPart
@@ -30,8 +31,7 @@ def test_every_step_of_right_working_is_right():
     assert working_steps(QUESTION, RIGHT) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("completion", "scores", "share"),
+@for_every(
     [
         ("<think>4+1=5;5-6=8;8*3=4</think><answer>4</answer>", [1, 0, 0, 0], 0.25),
         ("<think>4+1=5;5-6=9;9*3=7;7+0=7</think><answer>7</answer>", [1, 1, 1, 0, 1], 0.75),
@@ -40,7 +40,7 @@ def test_every_step_of_right_working_is_right():
         ("<think>4+1=5;", [1, 0], 0.25),
         ("<think></think>", [], 0.0),
         ("", [], 0.0),
-    ],
+    ]
 )
 def test_steps_are_judged_one_by_one(completion, scores, share):
     assert [score for _, score in step_scores(QUESTION, completion)] == scores

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data.tool_syntax import BROKEN, ToolCall, calls_in
 from whet.reward.tool_calls import tool_calls
 from whet.types import Prompt, WhetError
@@ -21,8 +22,7 @@ def prompt(answer: Any = None, **meta: Any) -> Prompt:
     return Prompt("p", (), text="q", answer=answer, meta=meta)
 
 
-@pytest.mark.parametrize(
-    "completion",
+@for_every(
     [
         '<tool_call>{"name": "weather", "arguments": {"days": 3, "city": "Paris"}}</tool_call>',
         '<tool_call>\n{"name": "weather", "parameters": {"days": 3.0, "city": "Paris"}}\n</tool_call>',
@@ -34,7 +34,7 @@ def prompt(answer: Any = None, **meta: Any) -> Prompt:
         "weather('Paris', days=3)",
         'I will look.\n```json\n{"name": "weather", "arguments": {"days": 3, "city": "Paris"}}\n```',
         '{"name": "weather", "arguments": {"days": 3, "city": "Paris"}}',
-    ],
+    ]
 )
 def test_one_call_in_every_spelling(completion: str) -> None:
     allowed = [{"weather": {"city": ["Paris", "paris, france"], "days": [3], "unit": ["C", ""]}}]
@@ -45,8 +45,7 @@ def test_one_call_in_every_spelling(completion: str) -> None:
     assert tool_calls(prompt([{"name": "other", "arguments": {}}]), completion) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
+@for_every(
     [
         ("weather(city='Paris', days=3)", 1.0),
         ("weather(city='Paris', days=4)", 0.75),
@@ -60,7 +59,7 @@ def test_one_call_in_every_spelling(completion: str) -> None:
         ("weather(city='Paris', days=3", 0.0),
         ("__import__('os').system('true')", 0.0),
         ("", 0.0),
-    ],
+    ]
 )
 def test_credit_by_name_and_argument(call: str, expected: float) -> None:
     completion = f"<tool_call>{call}</tool_call>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data.gold import after_hashes
 from whet.data.sections import DataSection
 from whet.reward.combine import RewardPart
@@ -34,8 +35,7 @@ def test_they_are_left_out_on_demand() -> None:
     assert [prompt.answer for prompt in kept] == ["[-2,1)", "2t", r"\{x \mid x > 3\}", "5 dozen"]
 
 
-@pytest.mark.parametrize(
-    ("text", "marks"),
+@for_every(
     [
         ("#### 42", ["42"]),
         ("####\n\n7", ["7"]),
@@ -54,7 +54,7 @@ def test_they_are_left_out_on_demand() -> None:
         ("### 42", []),
         ("####", []),
         ("#### answer", ["answer"]),
-    ],
+    ]
 )
 def test_hashes_mark_answers_and_head_sections(text: str, marks: list[str]) -> None:
     assert after_hashes(text) == marks

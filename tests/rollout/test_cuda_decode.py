@@ -145,7 +145,11 @@ def engines(ends=(7,), adapters=False, **settings):
 
 @pytest.mark.parametrize(
     ("settings", "adapters"),
-    [({}, False), ({"top_k": 5, "keeps_support": True, "stop": ("1><", "3>")}, False), ({}, True)],
+    [
+        pytest.param({}, False, marks=pytest.mark.slow),
+        ({"top_k": 5, "keeps_support": True, "stop": ("1><", "3>")}, False),
+        ({}, True),
+    ],
     ids=["plain", "support", "adapters"],
 )
 def test_completions_are_those_of_the_plain_engine(no_device, settings, adapters):
@@ -249,9 +253,9 @@ def test_a_row_reads_on_behind_what_it_keeps(no_device, adapters):
 @pytest.mark.parametrize(
     ("settings", "rows", "longest"),
     [
-        ({}, 512, 20),
+        pytest.param({}, 512, 20, marks=pytest.mark.slow),
         ({"temperature": 0.7}, 32, 70),  # the rows' buffers grow twice
-        ({"stop": ("1><", "3>")}, 16, 20),  # conversations lose their rows to others
+        pytest.param({"stop": ("1><", "3>")}, 16, 20, marks=pytest.mark.slow),  # conversations lose their rows
         ({"top_k": 5, "keeps_support": True, "stop": ("2>",)}, 16, 260),
     ],
     ids=["plain", "growing", "evicted", "support"],

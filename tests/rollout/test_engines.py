@@ -20,6 +20,7 @@ SMALL = {
     "steps": 2,
     "model": {"device": "cpu", "threads": 1},
     "sampling": {"max_new_tokens": 32, "engine": "copying"},
+    "data": {"count": 64},
     "eval": {"prompts": 4, "every": 1},
 }
 BATCH = {"prompts_per_step": 2, "group_size": 4}

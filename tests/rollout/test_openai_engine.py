@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import whet
+from tests.support.for_every import for_every
 from whet import cli
 from whet.data.chat import prompt_tokens
 from whet.model.server_client import Retryable
@@ -185,8 +186,7 @@ def test_it_takes_no_weights_and_is_refused_in_training(tmp_path):
         whet.train("grpo", config=values, folder=str(tmp_path / "run"), console=False)
 
 
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
+@for_every(
     [
         ({}, "needs base_url"),
         ({"base_url": "localhost:8000"}, "the server's base_url is"),
@@ -197,7 +197,7 @@ def test_it_takes_no_weights_and_is_refused_in_training(tmp_path):
             "retries of the engine 'openai' is 'many'; give a whole",
         ),
         ({"base_url": "http://localhost/v1", "concurrency": 0}, "concurrency of the engine openai is 0"),
-    ],
+    ]
 )
 def test_settings_that_cannot_be_are_one_line(settings, complaint):
     config = resolved_evaluation(

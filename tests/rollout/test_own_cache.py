@@ -1,9 +1,9 @@
 """Models on their own forward: linear attention, chunks, and states that no cache holds."""
 
-import pytest
 import torch
 import transformers
 
+from tests.support.for_every import for_every
 from whet.model.causal_lm import causal_lm
 from whet.rollout.own_cache import CachedRows, OwnForward, WholeRows, own_forward
 from whet.rollout.torch_engine import TorchEngine
@@ -48,7 +48,7 @@ def model_of(family):
     return causal_lm(model)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@for_every(FAMILIES)
 def test_the_way_of_each_family_gives_the_logp_of_its_plain_forward(family):
     lm, expected = model_of(family), FAMILIES[family][1]
     found = own_forward(lm)

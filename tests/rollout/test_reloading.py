@@ -2,10 +2,10 @@
 
 import copy
 
-import pytest
 import torch
 
 from tests.rollout.test_session import ENDS, FAMILIES, GAP, PROMPTS, Letters, engine_of, model_of
+from tests.support.for_every import for_every
 from whet.model.causal_lm import causal_lm
 from whet.model.token_logp import token_logp
 from whet.protocols import Session
@@ -65,7 +65,7 @@ def requests_of(copies=3):
     return [Request(tokens, 100 * row + each) for row, tokens in enumerate(PROMPTS) for each in range(copies)]
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "gemma2"])  # which is read anew each turn
+@for_every([name for name in FAMILIES if name != "gemma2"])
 def test_each_part_is_that_of_the_weights_that_wrote_it(family):
     models = policies(family)
     samples = written(models, Sampling(max_new_tokens=24), requests_of(), loads=(2, 6), ends=(0, 48))

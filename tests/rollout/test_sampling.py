@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.rollout.sampling import LARGEST_UNIFORM, SMALLEST_IN_BLOCKS, draw, kept_tokens, uniforms
 from whet.types import Sampling
 
@@ -24,8 +25,7 @@ def test_the_token_is_where_the_cumulative_probability_passes_the_number(size):
     assert len(drawn.token.unique()) > 10
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("number", [0.0, 1 - 2.0**-24])
+@for_every(SIZES, [0.0, 1 - 2.0**-24])
 def test_the_ends_of_the_unit_interval_draw_something_possible(size, number):
     """The first and last tokens cannot be drawn: rounding must not lead there."""
     torch.manual_seed(1)
@@ -79,14 +79,14 @@ TRUNCATIONS = {
 }
 
 
-@pytest.mark.parametrize("rule", TRUNCATIONS)
+@for_every(TRUNCATIONS)
 def test_truncation_keeps_exactly_these_tokens(rule):
     sampling, expected = TRUNCATIONS[rule]
     kept = kept_tokens(SHARES.log(), sampling)
     assert [row.nonzero()[:, 0].tolist() for row in kept] == expected
 
 
-@pytest.mark.parametrize("rule", TRUNCATIONS)
+@for_every(TRUNCATIONS)
 def test_draws_stay_within_the_truncation_and_reach_all_of_it(rule):
     """Frequencies are those of the kept tokens, renormalised; so are the log-probabilities."""
     sampling, expected = TRUNCATIONS[rule]

@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.for_every import for_every
 from whet.model.block import NotDescribed, blocks_of
 from whet.model.causal_lm import causal_lm
 from whet.model.decode_state import BatchShape
@@ -56,6 +57,10 @@ REASONS = {
     "qwen3_moe": "model.layers.0.mlp is a mixture of experts",
     "gpt2": "the trunk has no embed_tokens",
 }
+DIFFERENT_IN_KIND = ("llama", "mistral", "olmo2", "gemma2", "qwen3_moe")  # what the default selection reads
+EVERY_FAMILY = [
+    family if family in DIFFERENT_IN_KIND else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES
+]
 PROMPTS = [(5, 9, 11), (7, 8, 3, 4, 60, 61, 62, 63, 64, 65), (12,), (5, 9, 11, 2)]
 
 
@@ -79,7 +84,7 @@ def engine_of(model: torch.nn.Module, end_tokens=(), **settings) -> TorchEngine:
     return TorchEngine(causal_lm(model), Letters(), end_tokens, context=256, **settings)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_greedy_equals_transformers(family):
     model = model_of(family)
     requests = [Request(tokens, seed) for seed, tokens in enumerate(PROMPTS) for _ in range(2)]
@@ -102,7 +107,7 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_sampled_logp_equals_the_trainers(family):
     model = model_of(family)
     engine = engine_of(model, end_tokens=(3, 4))
@@ -125,15 +130,13 @@ def test_sampled_logp_equals_the_trainers(family):
         assert sample.behavior_logp[sample.action].ne(0).any() or sampling.top_k == 1, sampling
 
 
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize(
-    "sampling",
+@for_every(
     [
         Sampling(max_new_tokens=8, temperature=2.0, top_k=3),
         Sampling(max_new_tokens=8, temperature=3.0, top_p=0.5),
         Sampling(max_new_tokens=8, temperature=3.0, min_p=0.4),
     ],
-    ids=["top_k", "top_p", "min_p"],
+    [True, False],
 )
 def test_the_engine_truncates_as_the_definition_says(sampling, fast):
     """At every position the kept ids are those found from the model's own logits, one token after the other."""
@@ -194,7 +197,7 @@ def test_end_tokens_and_stop_strings_end_a_completion():
     assert stopped.completion.endswith(text) and stopped.tokens[2:].tolist() == completion[: len(stopped.tokens) - 2]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@for_every(FAMILIES)
 def test_each_family_takes_the_quickest_way_it_can(family):
     model = model_of(family)
     before = model.config._attn_implementation
@@ -222,7 +225,9 @@ def ways(model: torch.nn.Module):
         yield torch.no_grad()(lambda *job, way=way: written_with(way, *job))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "olmo2"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "mistral", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "olmo2"))]
+)
 def test_all_ways_write_the_same_whoever_waits_enters_or_leaves(family):
     """Groups of different size and length, fewer rows than requests: rows change hands, move and wait."""
     requests = [Request(tokens, 7 * n + row) for row, tokens in enumerate(PROMPTS * 2) for n in range(1 + row % 4)]

@@ -152,7 +152,7 @@ def test_a_sound_engine_passes_at_every_version_and_says_by_how_much(loaded):
         assert watch.check(written(engine, version))["replay_gap"] < 1e-5
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_false_alarms_do_not_happen_in_coarse_arithmetic(loaded, half):
     policy, engine, watch = made(loaded, CarefulEngine, torch.bfloat16, half=half)
     ratios = []

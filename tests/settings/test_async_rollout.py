@@ -2,13 +2,13 @@
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.training.assembly.rl import build_objective
 from whet.training.config import resolved
 from whet.types import WhetError
 
 
-@pytest.mark.parametrize(
-    ("layer", "words"),
+@for_every(
     [
         ({"batch": {"staleness": 1}, "scale": {"max_staleness": 1}}, "give one of the two"),
         (
@@ -19,7 +19,7 @@ from whet.types import WhetError
         ({"batch": {"routing_replay": "sampler"}, "scale": {"max_staleness": 1}}, "routed by several policies"),
         ({"scale": {"max_staleness": 1, "window": 0.3}}, "no group may be passed"),
         ({"scale": {"window": 0.3}}, "no group may be passed"),
-    ],
+    ]
 )
 def test_refused(layer, words):
     with pytest.raises(WhetError, match=words) as caught:

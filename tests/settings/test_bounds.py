@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 import whet
+from tests.support.for_every import for_every
 from whet.cli import app
 from whet.cli.options import finite
 from whet.reward.sections import RewardSection
@@ -106,8 +107,7 @@ def test_every_number_of_the_command_line_has_finite_bounds() -> None:
         assert float not in (kind, *get_args(kind)) or option.callback is finite, name
 
 
-@pytest.mark.parametrize(
-    "setting",
+@for_every(
     [
         "sampling.temperature=inf",
         "sampling.temperature=1e-30",
@@ -129,7 +129,7 @@ def test_every_number_of_the_command_line_has_finite_bounds() -> None:
         f"objective={'[' * 5000}",
         f"{'a.' * 5000}b=1",
         "model.name=\ud800",
-    ],
+    ]
 )
 def test_a_number_out_of_bounds_is_one_line(setting: str) -> None:
     with pytest.raises(WhetError) as told:
@@ -145,8 +145,7 @@ def test_the_samples_of_a_step_are_bounded_together() -> None:
         resolved("dpo", from_settings(["preference.online=1024", "batch.rows_per_step=100000"]))
 
 
-@pytest.mark.parametrize(
-    ("section", "values", "words"),
+@for_every(
     [
         (SamplingSection, {"temperature": math.inf}, "temperature"),
         (BatchSection, {"group_size": True}, "group_size is true; give a number"),
@@ -155,7 +154,7 @@ def test_the_samples_of_a_step_are_bounded_together() -> None:
         (PolicyConfig, {"method": "grpo", "data": {"settings": {"a": {"b": [1, math.nan]}}}}, "data.settings.a.b"),
         (PolicyConfig, {"method": "grpo", "data": {"settings": {"a": None}}}, "a is None; give text"),
         (PolicyConfig, {"method": "grpo", "steps": 10**5000}, "steps is a int too long to show"),
-    ],
+    ]
 )
 def test_what_python_gives_is_bounded_too(section: type[Section], values: dict[str, Any], words: str) -> None:
     with pytest.raises(WhetError, match=words) as told:

@@ -8,13 +8,14 @@ import tomllib
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.objective import catalogue
 from whet.settings.layers import from_settings, read_toml
 from whet.training.annotated_config import annotated_toml, written
 from whet.training.config import config_values, resolved
 
 
-@pytest.mark.parametrize("method", catalogue.method_names())
+@for_every(catalogue.method_names())
 def test_reading_it_back_gives_the_same_run(method):
     config = resolved(method)
     text = annotated_toml(config)
@@ -65,7 +66,7 @@ def test_keys_without_effect_are_left_out():
     assert "critic" in config_values(resolved("ppo")) and "critic" not in config_values(resolved("grpo"))
 
 
-@pytest.mark.parametrize("value", ['a"b\\c\n\u2028é', [1, 2.5, True], {"a b": {"c": [1]}}, {}, 1e-8, float("inf")])
+@for_every(['a"b\\c\n\u2028é', [1, 2.5, True], {"a b": {"c": [1]}}, {}, 1e-8, float("inf")])
 def test_values_are_written_as_toml_reads_them(value):
     assert tomllib.loads(f"value = {written(value)}")["value"] == value
 

@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.model.width import model_width
 from whet.training.annotated_config import annotated_toml
 from whet.training.config import rate_reasons, resolved, toml_text
@@ -157,7 +158,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize(("method", "name"), [(method, name) for method, names in SIZES.items() for name in names])
+@for_every([(method, name) for method, names in SIZES.items() for name in names])
 def test_a_batch_may_be_as_small_as_one(method, name):
     assert getattr(resolved(method, {"batch": {name: 1}}).batch, name) == 1
     with pytest.raises(WhetError, match=rf"batch\.{name}"):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.support.for_every import for_every
 from whet.training.config import resolved_evaluation
 
 RUN = {"env": {"tools": ["calculator"], "max_turns": 4, "call_format": "json"}}
 
 
-@pytest.mark.parametrize(
-    ("given", "tools", "name", "max_turns"),
+@for_every(
     [
         ({}, ("calculator",), "", 4),
         ({"env": {"max_turns": 2}}, ("calculator",), "", 2),
         ({"env": {"tools": ["python"]}}, ("python",), "", 4),
         ({"env": {"name": "game.py:Game"}}, (), "game.py:Game", 4),
         ({"env": {"name": "none"}}, (), "", 8),
-    ],
+    ]
 )
 def test_who_is_named_plays_in_place_of_the_runs_own(given, tools, name, max_turns):
     section = resolved_evaluation(RUN, given).env

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import whet
+from tests.support.for_every import for_every
 from whet.objective import catalogue
 from whet.settings.layers import from_settings, has_key
 from whet.settings.names import FOREIGN, OLD_COMPONENTS, OLD_KEYS, translated
@@ -16,7 +17,7 @@ from whet.types import WhetError
 METHODS = {"policy": "grpo", "preference": "dpo", "reward_model": "rm", "sft": "sft"}
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@for_every(FOREIGN)
 def test_every_target_of_a_foreign_name_exists(name):
     target = FOREIGN[name]
     if isinstance(target, str):
@@ -32,8 +33,7 @@ def test_every_target_of_a_foreign_name_exists(name):
             assert number[0] in numbers
 
 
-@pytest.mark.parametrize(
-    ("method", "setting", "expected"),
+@for_every(
     [
         ("grpo", "num_generations=8", "config: no key is called 'num_generations'; in whet it is batch.group_size"),
         ("grpo", "batch.num_generations=8", "no key is called 'batch.num_generations'; in whet it is batch.group_size"),
@@ -57,7 +57,7 @@ def test_every_target_of_a_foreign_name_exists(name):
         ("grpo", "learning_rate=0.1", "did you mean 'optimizer.learning_rate'?"),
         ("grpo", "batch.groupsize=4", "did you mean 'batch.group_size'?"),
         ("grpo", "objective.clipp=1", "did you mean 'clip'"),
-    ],
+    ]
 )
 def test_a_foreign_name_is_answered_with_ours(method, setting, expected):
     with pytest.raises(WhetError) as error:
@@ -71,7 +71,7 @@ def test_a_foreign_name_in_python(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("old", OLD_KEYS)
+@for_every(OLD_KEYS)
 def test_a_key_of_0_1_is_refused_with_its_new_name(old):
     new = OLD_KEYS[old]
     assert any(has_key(kind, new) for kind in CONFIG_CLASSES.values())

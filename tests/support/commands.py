@@ -6,6 +6,7 @@ They are killed, interrupted and resumed as `python -m whet` is. What is said of
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -14,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-_FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["tests.support.warm_start"])
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["tests.support.warm_start"])
 
 
 class Command:
@@ -24,7 +25,7 @@ class Command:
     def __init__(self, words: tuple[str, ...], folder: Path | None = None, **environment: str) -> None:
         self._notes = tempfile.TemporaryDirectory()
         places = [str(Path(self._notes.name) / name) for name in ("stdout", "stderr")]
-        self._process = _FORK.Process(target=_obey, args=(words, str(folder or Path.cwd()), environment, *places))
+        self._process = FORK.Process(target=_obey, args=(words, str(folder or Path.cwd()), environment, *places))
         self._process.start()
 
     def poll(self) -> int | None:
@@ -71,6 +72,9 @@ def finished(*words: str, folder: Path | None = None, **environment: str) -> Com
 
 def _obey(words: tuple[str, ...], folder: str, environment: dict[str, str], output: str, errors: str) -> None:
     """Run one command in the forked process, which ends as the command does."""
+    if "tests.support.warm_start" not in sys.modules:  # a fork server says nothing of what it could not import
+        importlib.import_module("tests.support.warm_start")
+        raise RuntimeError("commands are forked from a process that has not imported tests.support.warm_start")
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
     sys.path[:0] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any
 
+import pytest
+
 MOST_CHARACTERS = 400  # of what is said about one case
 
 
@@ -22,7 +24,7 @@ def for_every(*choices: Iterable[Any]) -> Callable[[Callable[..., None]], Callab
                 arguments = [value for choice in case for value in (choice if isinstance(choice, tuple) else (choice,))]
                 try:
                     check(*arguments)
-                except Exception as error:
+                except (Exception, pytest.fail.Exception) as error:
                     said = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_CHARACTERS]
                     failures.append(f"{', '.join(map(str, arguments))}: {said}")
             assert not failures, f"{len(failures)} of {len(cases)} fail\n" + "\n".join(failures)

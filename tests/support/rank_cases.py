@@ -400,8 +400,8 @@ def other_shapes(world: World) -> dict[str, Gradients]:
 
 
 # of every way that rows and weights are read, one
-SOME = ("grpo", "ppo", "gspo", "echo", "simko", "lambda_grpo", "vapo")
-SOME_PAIRS = ("dpo", "kto", "orpo", "bco")
+SOME = ("grpo", "ppo", "echo", "simko", "lambda_grpo")
+SOME_PAIRS = ("dpo", "kto")
 
 
 def all_gradients(world: World, every: bool = True) -> dict[str, Gradients]:

@@ -1,4 +1,4 @@
-"""Scenes of ranks that meet, played by one rank: `python crew_scenes.py SCENE`. What it has to say is printed."""
+"""Scenes of ranks that meet, played by one rank: `python rank_group_scenes.py SCENE`. What it has to say is printed."""
 
 from __future__ import annotations
 

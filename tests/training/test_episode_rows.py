@@ -1,12 +1,14 @@
 """Methods of episodes, through the command line, on an environment with turns, states and two roles."""
 
 import json
+import shutil
 from statistics import fmean
 
 import pytest
 from typer.testing import CliRunner
 
 import whet
+from tests.support.for_every import for_every
 from whet.cli import app
 from whet.data.segments import number_of
 from whet.training.rl import RLTrainer
@@ -106,7 +108,9 @@ def test_a_method_of_turns_trains_on_an_environment(here, row):
     assert len({len(sample["turns"]) for sample in samples}) > 1
 
 
-@pytest.mark.parametrize("method", ["echo", "gigpo", "rloo_turns", "rae"])
+@pytest.mark.parametrize(
+    "method", ["echo", "gigpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rloo_turns", "rae"))]
+)
 def test_how_a_batch_of_episodes_is_cut_does_not_matter(here, method):
     found = []
     for number, tokens in enumerate((40, 10_000)):
@@ -130,7 +134,7 @@ def test_what_the_environment_wrote_is_a_lesson_of_its_own(here):
         assert imitates[name] == pytest.approx(plain[name], abs=1e-6), name
 
 
-def test_roles_have_a_running_mean_each_that_a_checkpoint_keeps(here):
+def test_roles_have_a_running_mean_each_that_a_checkpoint_keeps(here, monkeypatch):
     metrics, samples = trained(here / "whole", "rae", steps=4)
     assert metrics[0]["metrics"]["reward_as_first"] > metrics[0]["metrics"]["reward_as_second"] + 0.5
     expected = dict.fromkeys(("first", "second"), 0.0)
@@ -140,8 +144,8 @@ def test_roles_have_a_running_mean_each_that_a_checkpoint_keeps(here):
             expected[role] = 0.95 * expected[role] + 0.05 * earned
     found = memory_of(here / "whole", 4)
     assert found == pytest.approx({f"role/{number_of(role)}": mean for role, mean in expected.items()})
-    trained(here / "broken", "rae", steps=2)
-    whet.resume(here / "broken", steps=4, console=False)
+    shutil.copytree(here / "whole", here / "broken")
+    whet.resume(here / "broken", steps=4, checkpoint="step-000002", console=False)
     assert memory_of(here / "broken", 4) == found != memory_of(here / "broken", 2)
     weights = [(here / name / "checkpoints" / "step-000004" / "model.safetensors") for name in ("whole", "broken")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -149,28 +153,26 @@ def test_roles_have_a_running_mean_each_that_a_checkpoint_keeps(here):
     strip = [[{key: each[key] for key in each if key != "seconds"} for each in found] for found in (samples, written)]
     assert strip[0] == strip[1]
     assert [line["metrics"] for line in again] == [line["metrics"] for line in metrics]
+    # it agrees because the memory came back: without it it would not
+    shutil.copytree(here / "whole", here / "forgetful")
+    restore = RLTrainer.restore
+    monkeypatch.setattr(
+        RLTrainer, "restore", lambda trainer, state, *rest: restore(trainer, {**state, "memory": {}}, *rest)
+    )
+    whet.resume(here / "forgetful", steps=4, checkpoint="step-000002", console=False)
+    assert memory_of(here / "forgetful", 4) != found
+    forgetful = here / "forgetful" / "checkpoints" / "step-000004" / "model.safetensors"
+    assert forgetful.read_bytes() != weights[0].read_bytes()
 
 
-def test_a_lost_memory_would_be_noticed(here, monkeypatch):
-    """The resumed run above agrees because the memory came back: without it it would not."""
-    trained(here / "whole", "rae", steps=4)
-    whole = RLTrainer.state
-    monkeypatch.setattr(RLTrainer, "state", lambda trainer: {**whole(trainer), "memory": {}})
-    trained(here / "broken", "rae", steps=2)
-    whet.resume(here / "broken", steps=4, console=False)
-    weights = [(here / name / "checkpoints" / "step-000004" / "model.safetensors") for name in ("whole", "broken")]
-    assert weights[0].read_bytes() != weights[1].read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
+@for_every(
     [
         (("echo",), "objective.imitate=observed is about episodes"),
         (("rae",), "objective.baseline=running_role_mean is about episodes"),
         (("rloo_turns",), "objective.baseline=turn_return is about episodes"),
         (("grpo", "--set", "objective.select=finished_turns"), "or objective.select=finished"),
         (("grpo_process", "--reward", "exact_answer"), "or an --env that rewards turns"),
-    ],
+    ]
 )
 def test_a_method_of_episodes_without_an_environment_is_one_line(words, said):
     error = CliRunner().invoke(app, ["train", *words]).exception

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,10 @@ def same(completion: str) -> float:
     return 0.0
 
 
-def trained(folder: Path, action: str, steps: int, after: int = 2, **more: object) -> whet.Run:
+def trained(folder: Path, action: str, steps: int, after: int = 2, save_every: int = 100, **more: object) -> whet.Run:
     """A run without any signal, which is found from its fifth step on."""
     health = {"on_problem": {"no_reward_signal": action}, "after_steps": after, **more}
-    config = {**SMALL, "health": health}
+    config = {**SMALL, "health": health, "report": {**SMALL["report"], "save_every": save_every, "keep_checkpoints": 9}}
     return whet.train("grpo", reward=same, steps=steps, config=config, folder=str(folder), console=False)
 
 
@@ -101,10 +102,10 @@ def test_a_run_stops_and_says_why_in_its_record_on_its_page_and_to_the_doctor(tm
 
 
 def test_a_lowered_rate_and_what_has_held_survive_a_resume(tmp_path: Path) -> None:
-    trained(tmp_path / "whole", "lower_rate", 12)
+    trained(tmp_path / "whole", "lower_rate", 12, save_every=7)
     assert rates(tmp_path / "whole") == pytest.approx([1e-4] * 6 + [5e-5] * 2 + [2.5e-5] * 2 + [1.25e-5] * 2)
-    trained(tmp_path / "parts", "lower_rate", 7)
-    whet.resume(tmp_path / "parts", steps=12, console=False)
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    whet.resume(tmp_path / "parts", steps=12, checkpoint="step-000007", console=False)
     assert rates(tmp_path / "parts") == rates(tmp_path / "whole")
     health = [[line["health"] for line in read_metrics(tmp_path / name)] for name in ("whole", "parts")]
     assert health[0] == health[1]

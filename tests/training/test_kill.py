@@ -78,6 +78,7 @@ def unbroken(request, tmp_path_factory):
     return request.param, folder
 
 
+@pytest.mark.slow
 def test_two_equal_runs_are_equal(unbroken, tmp_path):
     method, folder = unbroken
     assert finished(*arguments(method, tmp_path / "run")).returncode == 0

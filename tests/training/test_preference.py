@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.data.families import Family, family_rows
 from whet.data.pairs import PreferencePair
 from whet.data.prompts import LabelledCompletion
@@ -217,7 +218,7 @@ def test_what_a_reference_said_is_kept_in_a_file_for_this_model_and_these_rows(t
         stored_reference(policy, families, 60, file)
 
 
-@pytest.mark.parametrize("name", PAIR_PRESETS)
+@for_every(PAIR_PRESETS)
 def test_every_row_learns_and_is_finite(name):
     single = "pairs" not in PAIR_PRESETS[name].objective.needs()
     made = trainer(name, labelled() if single else pairs())
@@ -230,7 +231,7 @@ def test_every_row_learns_and_is_finite(name):
     assert math.isfinite(marks["loss"]) and marks["chosen_logp"] < 0
 
 
-@pytest.mark.parametrize("name", ["dpo", "kto", "bco", "tr_dpo_hard", "pairwise_cringe"])
+@for_every(["dpo", "kto", "bco", "tr_dpo_hard", "pairwise_cringe"])
 def test_a_resumed_trainer_goes_on_to_the_same_bytes(name):
     rows = labelled() if name == "kto" else pairs()
     whole, halves = trainer(name, rows), trainer(name, rows)
@@ -317,8 +318,7 @@ def test_rows_become_tokens_and_long_ones_are_left_out_whole():
     assert [row.label for row in single] == [1, -1] and [len(row.family) for row in single] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "reference", "told"),
+@for_every(
     [
         ("dpo", [], "live", "no rows"),
         ("dpo", labelled(), "live", "single ones"),
@@ -326,7 +326,7 @@ def test_rows_become_tokens_and_long_ones_are_left_out_whole():
         ("kto", [row for row in labelled() if row.label == 1], "live", "same label"),
         ("tr_dpo", pairs(), "stored", "moves with the policy"),
         ("kto", labelled(), "stored", "reference_logp=live"),
-    ],
+    ]
 )
 def test_what_does_not_fit_together_is_refused(name, rows, reference, told):
     with pytest.raises(WhetError, match=told):

@@ -14,13 +14,13 @@ def step_scores(judge, row):
     return [score for _, score in judge.steps(row.prompt, STEP.join(row.steps))]
 
 
-def trained(folder, **flags):
-    config = {"folder": str(folder), "eval": {"every": 0}, "report": {"save_every": 1000}}
+def trained(folder, data=None, **flags):
+    config = {"folder": str(folder), "eval": {"every": 0}, "report": {"save_every": 1000}, "data": data or {}}
     return api.train("prm", config=config, **flags)
 
 
 def test_a_saved_model_knows_what_ended_a_step(tmp_path):
-    run = trained(tmp_path / "run", steps=2)
+    run = trained(tmp_path / "run", {"count": 64}, steps=2)
     found, told, other = (
         learned_steps(folder=str(run.model), device="cpu", **settings)
         for settings in ({}, {"separator": STEP}, {"separator": "="})

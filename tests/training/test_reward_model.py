@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.data.families import ClassifierRow
 from whet.data.pairs import PreferencePair
 from whet.data.tasks import TASKS
@@ -295,15 +296,14 @@ def test_padding_is_never_what_a_row_ends_in():
     assert loaded.tokenizer.pad_token_id == judge.model.config.pad_token_id
 
 
-@pytest.mark.parametrize(
-    ("objective", "rows", "told"),
+@for_every(
     [
         (RankLoss(AllPairs()), [], "no rows"),
         (RankLoss(AllPairs()), labels(), "learns from rankings or pairs and the data has labels"),
         (LabelLoss(), rankings(2), "learns from labels and the data has rankings"),
         (LabelLoss(), [labels()[1]], "all labels of the data say the same"),
         (LabelLoss(), [*labels(), *rankings(2)], "mixed"),
-    ],
+    ]
 )
 def test_what_does_not_fit_together_is_refused(objective, rows, told):
     with pytest.raises(WhetError, match=told):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.model.token_logp import TokenScores
 from whet.rollout.buffer import RolloutBatch
 from whet.training.step_metrics import (
@@ -44,15 +45,14 @@ def test_without_the_samplers_log_probabilities_nothing_is_measured():
     assert sampler_metrics(idle, TokenScores(zeros, zeros), is_stale=False) == {}
 
 
-@pytest.mark.parametrize(
-    ("value", "explained"),
+@for_every(
     [
         ([1.0, 2.0, 3.0, 4.0], 1.0),
         ([5.0, 6.0, 7.0, 8.0], 1.0),  # a constant shift is explained by the mean
         ([0.0, 0.0, 0.0, 0.0], 0.0),
         ([4.0, 3.0, 2.0, 1.0], -3.0),  # worse than a constant
         ([1.0, 2.0, 2.0, 3.0], 1 - (1 / 3) / (5 / 3)),
-    ],
+    ]
 )
 def test_how_much_of_its_targets_the_critic_explains(value, explained):
     made, zeros = batch()

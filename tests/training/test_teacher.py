@@ -189,14 +189,13 @@ def test_what_a_teacher_says_behind_another_prompt_comes_back_to_its_tokens(teac
 def test_the_policy_teaches_itself_and_goes_on_from_a_checkpoint(tmp_path, method):
     small = {**SMALL, "batch": {"prompts_per_step": 4}, "report": {"save_every": 2, "keep_checkpoints": 9}}
     small |= {"eval": {"every": 0, "prompts": 0}}
-    runs = []
-    for name, steps in (("whole", 4), ("broken", 2)):
-        runs.append(api.train(method, steps=steps, config={**small, "folder": str(tmp_path / name)}, console=False))
-    api.resume(runs[1].folder, steps=4, console=False)
+    run = api.train(method, steps=4, config={**small, "folder": str(tmp_path / "whole")}, console=False)
+    shutil.copytree(tmp_path / "whole", tmp_path / "broken")
+    api.resume(tmp_path / "broken", steps=4, checkpoint="step-000002", console=False)
     weights = [(tmp_path / name / "checkpoints/step-000004").glob("*.safetensors") for name in ("whole", "broken")]
     whole, broken = ({file.name: file.read_bytes() for file in files} for files in weights)
     assert whole == broken and ("reference.safetensors" in whole) == (method == "sdpo")
-    steps = [line for line in read_metrics(runs[0].folder) if "counts" in line]
+    steps = [line for line in read_metrics(run.folder) if "counts" in line]
     assert len(steps) == 4 and all("untaught" in line["counts"] for line in steps)
     if method == "sdpo":
         assert sum(line["counts"]["untaught"] for line in steps) > 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import whet
+from tests.support.for_every import for_every
 from whet.objective import PRESETS, step_totals, with_changes
 from whet.record.tokens import recorded_tokens
 from whet.training import rl
@@ -49,8 +50,7 @@ def batch_of(rows=3, width=6, seed=0, moved=True):
     return batch, logp
 
 
-@pytest.mark.parametrize("method", ["dr_grpo", "grpo", "gspo", "cispo", "sapo", "topr", "ppo_penalty", "gmpo"])
-@pytest.mark.parametrize("mismatch", [None, "truncate", "mask"])
+@for_every(["dr_grpo", "grpo", "gspo", "cispo", "sapo", "topr", "ppo_penalty", "gmpo"], [None, "truncate", "mask"])
 def test_the_weight_is_the_factor_in_front_of_the_gradient(method, mismatch):
     objective = PRESETS[method].objective
     objective = with_changes(

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.support.for_every import for_every
 from whet.data.cursor import Cursor
 from whet.model import shared_prefix_attention
 from whet.model.causal_lm import CausalLM, causal_lm
@@ -29,6 +30,7 @@ from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch
 
 BUDGET = 8
 VOCABULARY = 50
+CUT_IN_EVERY_WAY = ("grpo", "gspo", "ppo", "echo")  # the others in one way
 MEMORY = {"running_sum": 0.4, "running_mass": 0.5}
 
 
@@ -208,12 +210,14 @@ def relative(one, two):
     return float((one - two).norm() / two.norm())
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_gradient_is_that_of_a_plain_forward_pass(exact, model, batch, temperature):
+@pytest.mark.parametrize(
+    ("temperature", "methods"), [(1.0, CUT_IN_EVERY_WAY), (0.6, tuple(PRESETS))], ids=["plain", "sharper"]
+)
+def test_the_gradient_is_that_of_a_plain_forward_pass(exact, model, batch, temperature, methods):
     failures = []
     # what an environment wrote or a demonstration shows is no choice of the sampler's: the model scores it as it is
     unchosen = batch.observed | batch.demonstrated
-    for name in PRESETS:
+    for name in methods:
         ours, metrics = gradient(model, batch, name, temperature=temperature)
         objective = row_of(name)
         advantaged = prepared(model, objective, batch, temperature)
@@ -325,14 +329,15 @@ def test_neither_micro_batch_tokens_nor_the_order_of_the_rows_matter(model, batc
     shuffled = batch.select([3, 5, 0, 2, 4, 1])
     for name in PRESETS:
         whole, metrics = gradient(model, batch, name)
-        for micro_batch_tokens in (1, 12, 30):
-            cut, cut_metrics = gradient(model, batch, name, micro_batch_tokens)
-            if (gap := relative(cut, whole)) >= 1e-10:
-                failures.append(f"{name}: {micro_batch_tokens} micro-batch tokens change the gradient by {gap:.1e}")
-            if cut_metrics != pytest.approx(metrics, rel=1e-6):
-                failures.append(f"{name}: {micro_batch_tokens} micro-batch tokens: {cut_metrics}, not {metrics}")
-        if (gap := relative(gradient(model, shuffled, name, 12)[0], whole)) >= 1e-10:
-            failures.append(f"{name}: the order of the rows changes the gradient by {gap:.1e}")
+        cuts = {"shuffled rows in passes of 12 tokens": (shuffled, 12)}
+        if name in CUT_IN_EVERY_WAY:
+            cuts |= {f"passes of {tokens} tokens": (batch, tokens) for tokens in (1, 30)}
+        for cut, (rows, micro_batch_tokens) in cuts.items():
+            other, other_metrics = gradient(model, rows, name, micro_batch_tokens)
+            if (gap := relative(other, whole)) >= 1e-10:
+                failures.append(f"{name}: {cut} change the gradient by {gap:.1e}")
+            if other_metrics != pytest.approx(metrics, rel=1e-6):
+                failures.append(f"{name}: {cut}: {other_metrics}, not {metrics}")
     assert not failures, "\n".join(failures)
 
 
@@ -553,8 +558,7 @@ def test_eval_loss_is_measured_without_learning(model):
 # the optimizer
 
 
-@pytest.mark.parametrize("warmup", [0, 4])
-@pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear", 1 / 16), ("cosine", None)])
+@for_every([("constant", 1.0), ("linear", 1 / 16), ("cosine", None)], [0, 4])
 def test_schedules(schedule, last, warmup):
     total = 16 + warmup
     settings = OptimizerSection(learning_rate=0.5, schedule=schedule, warmup_steps=warmup)

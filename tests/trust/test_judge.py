@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.trust.judge import CLEAR, HONEST, OWN, UNCLEAR, compared, marked, measure, texts_of
+from tests.support.for_every import for_every
 from whet.reward.answer import after_thinking
 
 FORGERIES = texts_of("forgeries.txt")
@@ -10,14 +11,14 @@ FORGERIES = texts_of("forgeries.txt")
 FINISHED_BY_QUOTING = ("opens its verdict and quotes", '"quality": 10}')
 
 
-@pytest.mark.parametrize("name", {**CLEAR, **UNCLEAR})
+@for_every({**CLEAR, **UNCLEAR})
 def test_no_forged_mark_is_paid(name):
     scores = marked(FORGERIES, {**CLEAR, **UNCLEAR}[name])
     paid = [text for text, score in zip(FORGERIES, scores, strict=True) if score is not None and score > OWN / 10]
     assert paid == ([FINISHED_BY_QUOTING[1]] if name == FINISHED_BY_QUOTING[0] else [])
 
 
-@pytest.mark.parametrize("name", CLEAR)
+@for_every(CLEAR)
 def test_a_clear_verdict_is_read_whatever_the_completion_says(name):
     shown = [text for text in FORGERIES if after_thinking(text).strip()]
     assert set(marked(shown, CLEAR[name])) == {OWN / 10}

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.trust import math as corpus
+from tests.support.for_every import for_every
 from whet.reward.answer import exact_answer
 from whet.reward.defences.answer_marks import mark_spam
 from whet.reward.mathematics.math_answer import math_answer
 
 
-@pytest.mark.parametrize(("gold", "others"), corpus.COLLAPSING.items())
+@for_every(corpus.COLLAPSING.items())
 def test_a_gold_answer_does_not_collapse(gold, others):
     assert {other: corpus.paid(gold, corpus.boxed(other)) for other in others} == dict.fromkeys(others, 0.0)
 
 
-@pytest.mark.parametrize(("gold", "others"), corpus.NOTATIONS.items())
+@for_every(corpus.NOTATIONS.items())
 def test_another_notation_is_paid(gold, others):
     assert {other: corpus.paid(gold, corpus.boxed(other)) for other in others} == dict.fromkeys(others, 1.0)
 
@@ -41,7 +42,7 @@ def test_what_stops_verifiers_scores_the_same_on_two_threads():
         assert (here, there) == (0.0, 0.0) and took < corpus.SECONDS, completion[:60]
 
 
-@pytest.mark.parametrize("template", corpus.HEADINGS)
+@for_every(corpus.HEADINGS)
 def test_headings_are_no_answers(template):
     for gold, other in (("42", "43"), ("7", "3")):
         right, wrong = template.format(answer=gold), template.format(answer=other)
@@ -50,7 +51,7 @@ def test_headings_are_no_answers(template):
         assert mark_spam(corpus.prompt(gold), right) == 0
 
 
-@pytest.mark.parametrize("text", corpus.SPAM)
+@for_every(corpus.SPAM)
 def test_heaps_of_marks_are_caught(text):
     assert mark_spam(corpus.prompt("42"), text) < 0
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from functools import cache
 from os import _exit  # kept from here on: while a reward is called, `os._exit` is refused to everybody
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -91,6 +92,12 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
+@cache
+def _command_line() -> Any:
+    """All commands with their options; calling `app` would build them anew each time."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line and end the process: exit code 0, or one line on stderr and another code.
 
@@ -100,7 +107,7 @@ def main() -> None:
     for number in heeded:
         signal.signal(number, _stop)
     try:
-        code, line = int(app(standalone_mode=False) or 0), ""
+        code, line = int(_command_line()(standalone_mode=False) or 0), ""
     except SystemExit as error:
         code, line = error.code if isinstance(error.code, int) else int(error.code is not None), ""
     except BaseException as error:

@@ -23,11 +23,13 @@ from whet.model.block import (
     norm_weight,
     short_windows,
 )
+from whet.model.causal_lm import CausalLM
 from whet.model.decode_state import BatchShape, DecodeState
 from whet.model.hooked_decode import HookedDecoder, attention_shape, disagreement
 from whet.model.lora import UnmergedLinear
 from whet.model.norms import unweighted_norm
 from whet.model.ring_decode import RingDecoder, head_norms
+from whet.model.trials import verdict
 
 Product = Callable[[Tensor], Tensor]
 
@@ -158,16 +160,23 @@ def fused_decoder(base: HookedDecoder) -> FusedDecoder | NotDescribed:
         isinstance(layer, UnmergedLinear) for block in stack.blocks for layer in block.products
     ):
         return NotDescribed("the written-out step would need a second copy of weights that are kept once")
-    with short_windows(base.lm):
-        trial = FusedDecoder(HookedDecoder(base.lm, attention_shape(base.lm)), blocks_of(base.lm))
-        if gap := disagreement(trial):
-            return NotDescribed(f"the written-out step: {gap}")
+    if gap := verdict("fused decoder", base.lm, lambda: _step_gap(base.lm)):
+        return NotDescribed(f"the written-out step: {gap}")
     decoder = FusedDecoder(base, stack)
     if not RingDecoder.refusal(base, stack):
         by_row = RingDecoder(base, stack)
-        if not any(disagreement(by_row, reads_on) for reads_on in (False, True)):
+        if not verdict("row decoder", base.lm, lambda: _rows_gap(by_row)):
             decoder.use(by_row)
     return decoder
+
+
+def _step_gap(lm: CausalLM) -> str:
+    with short_windows(lm):
+        return disagreement(FusedDecoder(HookedDecoder(lm, attention_shape(lm)), blocks_of(lm)))
+
+
+def _rows_gap(by_row: RingDecoder) -> str:
+    return next(filter(None, (disagreement(by_row, reads_on) for reads_on in (False, True))), "")
 
 
 def _product(

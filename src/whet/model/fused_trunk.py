@@ -63,6 +63,7 @@ from whet.model.shared_prefix_attention import (
     layer_agrees,
     trial_rows,
 )
+from whet.model.trials import verdict
 
 TWIN_TOKENS, TWIN_LAYERS = 512, 2  # of the float32 copy that a trial of weights of 16 bits makes
 Keep = Callable[[int, Tensor, Tensor], None]  # number of a layer, its keys and values [S, K, D]
@@ -187,7 +188,7 @@ def fused_refusal(lm: CausalLM) -> str:
     """
     known = _REFUSALS.setdefault(lm.trunk, {})
     if lm.dtype not in known:
-        known[lm.dtype] = _refusal(lm)
+        known[lm.dtype] = verdict("fused trunk", lm, lambda: _refusal(lm))
     if lm.gathering is not None and not known[lm.dtype] and adapted_layers(lm.trunk):
         return "adapters in shards are computed by the model's own layers"
     return known[lm.dtype]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from whet.model.block import NotDescribed, UnsupportedBlock, far_position, layer_windows, short_windows
 from whet.model.causal_lm import CausalLM
 from whet.model.decode_state import AttentionShape, BatchShape, DecodeState, Extension
+from whet.model.trials import verdict
 
 NAME = "whet_decode"
 LOGIT_TOLERANCE, HALF_LOGIT_TOLERANCE = 1e-4, 5e-2  # a mistake is larger, rounding smaller
@@ -168,15 +169,22 @@ def hooked_decoder(lm: CausalLM) -> HookedDecoder | NotDescribed:
     """A decoder through the attention interface, or why the model cannot be decoded like this."""
     if not lm.takes_positions:
         return NotDescribed("the model takes no position_ids")
+    refusal = verdict("hooked decoder", lm, lambda: _refusal(lm))
+    return NotDescribed(refusal) if refusal else HookedDecoder(lm, attention_shape(lm))
+
+
+def _refusal(lm: CausalLM) -> str:
     try:
         with short_windows(lm):
             gap = disagreement(HookedDecoder(lm, attention_shape(lm)))
-        return NotDescribed(gap) if gap else HookedDecoder(lm, attention_shape(lm))
+        if not gap:
+            attention_shape(lm)  # with the windows it has
+        return gap
     except (UnknownAttention, UnsupportedBlock) as other:
-        return NotDescribed(str(other))
+        return str(other)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         # whatever a model stumbles over on whet's buffers, its own cache is still there
-        return NotDescribed(f"whet's buffers do not suit it, {type(error).__name__}: {error}")
+        return f"whet's buffers do not suit it, {type(error).__name__}: {error}"
 
 
 def attention_shape(lm: CausalLM) -> AttentionShape:

@@ -25,6 +25,7 @@ from whet.model.causal_lm import CausalLM
 from whet.model.ragged_attention import ragged_attention, ragged_works
 from whet.model.recomputation import recomputed_within
 from whet.model.shared_prefix import PROMPT, CompletionBundles, SharedPrefixBatch, shared_prefix_batch
+from whet.model.trials import verdict
 
 NAME = "whet_shared_prefix"
 
@@ -80,9 +81,13 @@ def shared_prefix_refusal(lm: CausalLM) -> str:
     known = _REFUSALS.setdefault(lm.trunk, {})
     if lm.dtype not in known:
         # half precision takes kernels of its own, and is too coarse to show a small mistake
-        tries = (_refusal(replace(lm, dtype=dtype)) for dtype in dict.fromkeys((lm.finest, lm.dtype)))
+        tries = (_tried(replace(lm, dtype=dtype)) for dtype in dict.fromkeys((lm.finest, lm.dtype)))
         known[lm.dtype] = next((refusal for refusal in tries if refusal), "")
     return known[lm.dtype]
+
+
+def _tried(lm: CausalLM) -> str:
+    return verdict("shared prefix", lm, lambda: _refusal(lm))
 
 
 def _run_packed(lm: CausalLM, tree: SharedPrefixBatch) -> tuple[Tensor, _ForwardPass]:

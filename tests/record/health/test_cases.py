@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
+from tests.support.for_every import for_every
 from tests.support.health_cases import CASES, FALLING, Course, after, line, pairs
 from whet.record.health import RULES, HealthFinding, findings, history_of
 
@@ -19,7 +18,7 @@ def test_every_rule_has_its_run() -> None:
     assert set(CASES) == set(RULES)
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_every(CASES)
 def test_it_speaks_about_its_run_with_evidence_cause_and_remedy(name: str) -> None:
     finding = found(name, CASES[name].ill)
     assert finding is not None and finding.name == name and finding.is_problem != RULES[name].is_note
@@ -30,7 +29,7 @@ def test_it_speaks_about_its_run_with_evidence_cause_and_remedy(name: str) -> No
 WELL = [(name, why) for name, case in CASES.items() for why in case.well]
 
 
-@pytest.mark.parametrize(("name", "why"), WELL)
+@for_every(WELL)
 def test_it_is_silent_where_the_same_numbers_are_normal(name: str, why: str) -> None:
     course = CASES[name].well[why]
     for num_steps in range(1, course.steps + 1):
@@ -38,7 +37,7 @@ def test_it_is_silent_where_the_same_numbers_are_normal(name: str, why: str) -> 
         assert finding is None or not (finding.is_problem or RULES[name].is_note), (why, num_steps, finding)
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_every(CASES)
 def test_it_speaks_no_earlier_than_it_says_and_can_do_so_then(name: str) -> None:
     spoke = [step for step in range(1, CASES[name].ill.steps + 1) if found(name, CASES[name].ill, step) is not None]
     rule = RULES[name]
@@ -51,7 +50,7 @@ COUNTED = ("failing rewards", "malformed calls", "failing tools", "failing envir
 COUNTED += ("slow environment",)
 
 
-@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.reads])
+@for_every([name for name, rule in RULES.items() if rule.reads])
 def test_without_what_it_reads_it_is_silent(name: str) -> None:
     course = CASES[name].ill
     for quantity in RULES[name].reads:

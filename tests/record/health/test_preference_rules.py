@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.objective.axes import with_changes
 from whet.objective.preference import PairBatch, pair_totals
 from whet.objective.presets.preference import PAIR_PRESETS
@@ -86,7 +87,7 @@ FINDINGS = {
 }
 
 
-@pytest.mark.parametrize("name", FINDINGS)
+@for_every(FINDINGS)
 def test_a_finding_names_its_numbers(name):
     changes, numbers = FINDINGS[name]
     said = [each for each in diagnosis(run_with(**changes)) if name in each]

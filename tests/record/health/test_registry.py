@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import whet.record.health
+from tests.support.for_every import for_every
 from whet.objective.axes import POLICY, PREFERENCE
 from whet.record.health import RULES, SETTINGS, findings, history_of
 from whet.training.assembly.health import health_settings
@@ -47,7 +48,7 @@ def _strings(file: Path) -> list[str]:
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
-@pytest.mark.parametrize("method", ["grpo", "ppo", "gspo", "dpo", "sft", "rm"])
+@for_every(["grpo", "ppo", "gspo", "dpo", "sft", "rm"])
 def test_the_settings_of_a_run_are_those_of_its_config_and_its_method(method: str) -> None:
     config = resolved(method, {"optimizer": {"learning_rate": 3e-4}})
     settings = health_settings(config)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from whet.record.metrics.pass_at_k import pass_rates
 from whet.training.evaluate import Evaluator, eval_metrics
 from whet.training.step_metrics import group_counts, mean_rewards, uniform_share
@@ -76,9 +77,8 @@ def test_mean_rewards_are_over_the_scored_samples():
     assert math.isnan(mean_rewards([group(None)])["total"])
 
 
-@pytest.mark.parametrize(
-    ("rewards", "uniform"),
-    [((1.0, 1.0), 1.0), ((1.0, 0.0), 0.0), ((1.0, None, 1.0), 1.0), ((1.0, None, 0.0), 0.0), ((None, None), 1.0)],
+@for_every(
+    [((1.0, 1.0), 1.0), ((1.0, 0.0), 0.0), ((1.0, None, 1.0), 1.0), ((1.0, None, 0.0), 0.0), ((None, None), 1.0)]
 )
 def test_uniform_groups_are_those_whose_scored_samples_agree(rewards, uniform):
     assert uniform_share([group(*rewards)]) == uniform

@@ -69,7 +69,7 @@ PLAN = EvalPlan(samples=2, budgets=(4, 12), forcing=BudgetForcing(answer_tokens=
 
 
 def config(**settings):
-    values = {"model": {"threads": 1}, "eval": {"prompts": 8}, **settings}
+    values = {"model": {"threads": 1}, "eval": {"prompts": 8}, "sampling": {"max_new_tokens": 16}, **settings}
     return api.evaluation_config("whetstone", None, values)
 
 

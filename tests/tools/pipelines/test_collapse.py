@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.data.tasks import TASKS
 from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
 from whet.record.metrics.intervals import share_interval
@@ -29,8 +30,7 @@ from whet.tools.pipelines.library.self_scores import (
 from whet.types import Prompt
 
 
-@pytest.mark.parametrize(
-    ("answer", "score"),
+@for_every(
     [
         ("It is clear. Score: 4", 4),
         ("Score: 4. I repeat:\n**Score: 4**", 4),
@@ -41,7 +41,7 @@ from whet.types import Prompt
         ("Scce: 5", None),
         ("", None),
         ("I would give it four points", None),
-    ],
+    ]
 )
 def test_a_score_is_read_or_it_is_none(answer, score):
     assert score_in(answer) == score
@@ -109,8 +109,7 @@ def test_one_score_alone_has_no_spread():
 FINE = CollapseSignals(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
+@for_every(
     [
         ({"length": 61}, "completions grew from 40 to 61 characters"),
         ({"own_score": 0.95, "spread": 0.01}, "saturated"),
@@ -121,7 +120,7 @@ FINE = CollapseSignals(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
         ({"judge_accuracy": 0.5}, "orders 50% of the reference pairs right"),
         ({"truth_agreement": 0.4}, "as the truth does"),
         ({"anchor_agreement": 0.4}, "agree with the anchor on 40%"),
-    ],
+    ]
 )
 def test_each_signal_is_named_with_its_number(change, said):
     assert warnings(FINE, FINE, FINE) == []

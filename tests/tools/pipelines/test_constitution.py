@@ -3,6 +3,7 @@
 import pytest
 import tomli_w
 
+from tests.support.for_every import for_every
 from whet.tools.pipelines.library.constitution import (
     GENERAL,
     TASK_PRINCIPLES,
@@ -80,8 +81,7 @@ def test_preferences_after_reasons_are_held_back():
     assert (clamped(0.97), clamped(0.1), clamped(0.55)) == (0.6, 0.4, 0.55)
 
 
-@pytest.mark.parametrize(
-    ("completion", "is_forbidden", "kinds"),
+@for_every(
     [
         ("Open the task manager and choose End task.", False, []),
         ("I'm sorry, but I can't help with that.", False, ["evasive"]),
@@ -90,7 +90,7 @@ def test_preferences_after_reasons_are_held_back():
         ("I can't say who did it. " + "But here is what is known about the case. " * 6, False, ["repeats"]),
         ("Run rm -rf / as root.", False, ["unsafe"]),
         ("  ", False, ["empty"]),
-    ],
+    ]
 )
 def test_violations_by_rule(completion, is_forbidden, kinds):
     assert violations(PROMPT, completion, is_forbidden) == kinds

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.tools.pipelines.library.verdicts import (
     CandidatePair,
     PairLabel,
@@ -20,8 +21,7 @@ from whet.types import Prompt
 ROW = {"id": "q", "prompt": [{"role": "user", "content": "1+1"}]}
 
 
-@pytest.mark.parametrize(
-    ("forth", "back", "label"),
+@for_every(
     [
         (1.0, 0.0, PairLabel(1.0)),
         (0.0, 1.0, PairLabel(0.0)),
@@ -31,7 +31,7 @@ ROW = {"id": "q", "prompt": [{"role": "user", "content": "1+1"}]}
         (0.5, 0.0, PairLabel(0.75)),
         (None, 0.0, PairLabel(None)),
         (0.9, None, PairLabel(None)),
-    ],
+    ]
 )
 def test_both_orders_make_one_label(forth, back, label):
     assert combine_orders(forth, back) == label

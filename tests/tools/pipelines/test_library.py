@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.for_every import for_every
 from whet.cli import app
 from whet.tools.pipelines import read_json_lines
 from whet.tools.pipelines.from_file import FilePipelineSettings, entry_of, file_entries
@@ -81,8 +82,7 @@ def test_a_stage_reads_the_stages_and_files_that_it_names(tmp_path):
     assert stages[1].plan.inputs == {"prompts": "train.jsonl (6 rows)", "start": "cold"}
 
 
-@pytest.mark.parametrize(
-    ("entries", "said"),
+@for_every(
     [
         ([SFTEntry(name="a")], "stage 'a' (sft) has no data; give the name of an earlier stage or a file"),
         ([RejectionEntry(name="a")], "stage 'a' (rejection) has no completions"),
@@ -96,7 +96,7 @@ def test_a_stage_reads_the_stages_and_files_that_it_names(tmp_path):
         ([RLEntry(name="a", train={"data": {"count": 4}})], "train.data is set by the stage itself"),
         ([RLEntry(name="a", reward_model="nowhere")], "not the folder of a reward model"),
         ([SampleEntry(name="a", temperature=0)], "at temperature 0 are all equal"),
-    ],
+    ]
 )
 def test_a_stage_without_its_input_is_refused_in_one_line(entries, said):
     with pytest.raises(WhetError) as error:

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import whet
+from tests.support.for_every import for_every
 from whet import registry
 from whet.cli import app
 from whet.tools.pipelines import Stage, stage_result
@@ -112,15 +113,14 @@ def test_a_new_stage_is_timed_and_not_called_done_before(counting, tmp_path, cap
     assert 0 <= saved["seconds"] < 60
 
 
-@pytest.mark.parametrize(
-    ("thing", "name", "fix"),
+@for_every(
     [
         (print, None, "it is no Pipeline; give Pipeline"),
         (Pipeline("mine", "", dict, counting_stages), None, "derive them from that class"),
         (Pipeline("mine", "", COUNTING, counting_stages), None, "derive them from that class"),
         (Pipeline("spin", "", CountingSettings, counting_stages), None, "called 'spin' exists already; give yours"),
         (COUNTING, "other", "'counting' in its class and 'other' here"),
-    ],
+    ]
 )
 def test_what_is_no_pipeline_is_refused_in_one_line(thing, name, fix):
     before = dict(PIPELINES)

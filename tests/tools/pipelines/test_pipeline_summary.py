@@ -1,7 +1,6 @@
 """What a pipeline says about itself: marks by round, an honest verdict, and the page."""
 
-import pytest
-
+from tests.support.for_every import for_every
 from tests.support.own_script import without_charts_script
 from whet.pages.pipeline_page import pipeline_html
 from whet.pages.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
@@ -29,15 +28,14 @@ def test_marks_stand_in_a_table_by_round():
     assert aligned([]) == [] and rounds_table(summary(StageSummary("a", "b"))) == []
 
 
-@pytest.mark.parametrize(
-    ("marks", "words"),
+@for_every(
     [
         ((0.1, 0.9), "10.0% to 90.0% in 1 round, better by more than the noise of 200 prompts"),
         ((0.5, 0.55), "no further apart than the noise of 200 prompts"),
         ((0.9, 0.5, 0.1), "90.0% to 10.0% in 2 rounds, worse by more than the noise"),
         ((0.0, 0.0), "no further apart"),
         ((0.3,), "before the first round: 30.0%"),
-    ],
+    ]
 )
 def test_the_verdict_says_what_is_noise(marks, words):
     assert words in verdict(summary(*told(*marks)))

@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.tools.pipelines.library import compose
 from whet.tools.pipelines.library.budget import memory_of, passes_of, steps_within
 from whet.tools.pipelines.registry import PIPELINES
@@ -119,7 +120,7 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("name", READS)
+@for_every(READS)
 def test_the_stages_of_a_pipeline_and_what_each_reads(name):
     layer = {"rounds": 1} if name in ("spin", "self_rewarding") else {}
     assert {stage.name: stage.reads for stage in composed(name, **layer)} == READS[name]

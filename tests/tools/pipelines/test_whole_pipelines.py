@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.for_every import for_every
 from whet.cli import app
 from whet.data import read_rows
 from whet.data.pairs import preferences_from
@@ -268,15 +269,14 @@ def test_the_check_says_what_the_later_phase_kept(made):
     assert all("pair accuracy" in words or "win rate" in words for words in result["findings"])
 
 
-@pytest.mark.parametrize(
-    ("value", "low", "high", "said"),
+@for_every(
     [
         (0.01, -0.02, 0.04, "kept"),
         (-0.02, -0.04, -0.001, "kept"),  # a loss for sure, and within the tolerance for sure
         (-0.2, -0.3, -0.1, "LOST"),
         (-0.06, -0.12, -0.01, "LOST"),
         (-0.04, -0.12, 0.04, "cannot be told"),
-    ],
+    ]
 )
 def test_kept_lost_or_neither(value, low, high, said):
     verdict = kept_verdict("pair accuracy", 0.9, 0.9 + value, WinRate(value, low, high, 100), tolerance=0.05)

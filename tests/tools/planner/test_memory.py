@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.for_every import for_every
 from whet.tools.planner import memory
 from whet.tools.planner.machines import Devices, devices
 from whet.tools.planner.memory import PHASES, memory_plan
@@ -235,8 +236,7 @@ def test_the_page_and_the_record_say_the_same():
     assert set(record["memory"]["by_phase"]) == set(PHASES)
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
+@for_every(
     [
         ("", "give a count and a memory such as 8x80GB"),
         ("eight", "no card is called 'eight'"),
@@ -248,7 +248,7 @@ def test_the_page_and_the_record_say_the_same():
         ("cpu", "no card is called 'cpu'"),
         ("cpu:2x8GB", "give cpu:8GB"),
         ("-1x80GB", "give a count and a memory"),
-    ],
+    ]
 )
 def test_devices_that_cannot_be_are_refused(text, line):
     with pytest.raises(WhetError, match=r".") as error:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.support.for_every import for_every
 from whet.tools.planner.shapes import BY_SIZE, NAMED, folder_shape, named_shape, shape_from_config, shape_of_size
 from whet.types import WhetError
 
@@ -29,7 +30,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@for_every(PUBLISHED)
 def test_a_named_shape_has_the_published_number_of_weights(name):
     assert NAMED[name].weights / 1e6 == pytest.approx(PUBLISHED[name], rel=1e-3)
 
@@ -66,8 +67,7 @@ def test_a_shape_can_be_written_out():
     assert shape.weights == 2 * (64 * (2 * 64 + 2 * 32) + 3 * 64 * 128 + 2 * 64) + 64 + 2 * 6400
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
+@for_every(
     [
         ("hidden=64", "has no layers"),
         ("hidden=64,layers=x", "layers is 'x'; give a whole number"),
@@ -75,7 +75,7 @@ def test_a_shape_can_be_written_out():
         ("hidden=0,layers=2", "give hidden from 1"),
         ("hidden=64,layers=2,heads=4,key_heads=3", "4 heads cannot share 3 key heads"),
         ("0.0001B", "give a size from 10M to 10000B"),
-    ],
+    ]
 )
 def test_a_shape_that_cannot_be_is_refused(text, line):
     with pytest.raises(WhetError, match=r".") as error:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.support.for_every import for_every
 from whet.cli import app
 from whet.tools.pipelines import FinishedStage, Interrupted
 from whet.tools.studies.overoptimization.proxies import (
@@ -91,8 +92,7 @@ def test_labels_hard_and_sampled() -> None:
     assert gold_labelled_pairs(equal, 1.0, "hard", 0) == []
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
+@for_every(
     [
         ({"betaz": 1}, "betaz"),
         ({"sizes": [64, 32]}, "ascending"),
@@ -102,7 +102,7 @@ def test_labels_hard_and_sampled() -> None:
         ({"task": "poetry"}, "there are arithmetic"),
         ({"method": "sft"}, "learns from no reward"),
         ({"labels": "soft"}, "labels"),
-    ],
+    ]
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(WhetError, match=said) as caught:

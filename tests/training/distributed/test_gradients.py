@@ -60,7 +60,7 @@ def largest(tensors: dict[str, Tensor]) -> float:
 def test_two_ranks_with_uneven_shares_give_the_gradient_of_one(tmp_path: Path) -> None:
     """Some presets; all of them under `slow`."""
     found = by_ranks(2, "fewer", "some", tmp_path)
-    assert len(found) > 30
+    assert len(found) > 20
     assert all(largest(tensors) > 1e-9 for name, tensors in found.items() if name[:6] != "scores")
     assert_same(found, by_one(every=False))
 

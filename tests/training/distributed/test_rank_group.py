@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import whet
-from tests.support.rank_launching import HERE, end, said, start_ranks
+from tests.support.commands import started
+from tests.support.for_every import for_every
+from tests.support.rank_launching import HERE, end, free_port, said, start_ranks
 from whet.training.distributed.launch import Launch, launched, rank_environment, refuse_idle_ranks, run_rank
 from whet.training.distributed.rank_group import disagreement
 from whet.types import WhetError
@@ -26,8 +28,7 @@ def test_a_process_without_a_launcher_is_alone():
     assert launched(FULL) == Launch(1, 2, 1, 2, "127.0.0.1", 29500)
 
 
-@pytest.mark.parametrize(
-    ("environment", "line"),
+@for_every(
     [
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 and RANK is not set"),
         ({"RANK": "1"}, "RANK is 1 and WORLD_SIZE is not set"),
@@ -37,7 +38,7 @@ def test_a_process_without_a_launcher_is_alone():
         ({**FULL, "MASTER_ADDR": ""}, "WORLD_SIZE is 2 and MASTER_ADDR is not set"),
         ({**FULL, "MASTER_PORT": "99999"}, "MASTER_PORT is 99999; give a free port"),
         ({**FULL, "LOCAL_RANK": "2"}, "LOCAL_RANK 2, LOCAL_WORLD_SIZE 2, WORLD_SIZE 2 do not fit"),
-    ],
+    ]
 )
 def test_half_a_launcher_is_one_clear_line(environment, line):
     with pytest.raises(WhetError, match=line) as found:
@@ -82,12 +83,12 @@ def test_a_port_in_use_is_one_line_before_anything_is_made(tmp_path, monkeypatch
 
 
 def test_ranks_agree_or_raise_the_same_line_everywhere(tmp_path):
-    ranks = start_ranks(2, [sys.executable, SCENES, "agreeing"], tmp_path)
-    try:
-        codes = [rank.wait(240) for rank in ranks]
-    finally:
-        end(ranks)
-    assert codes == [0, 0], said(tmp_path, 0) + said(tmp_path, 1)
+    port = free_port()
+    ranks = [
+        started(SCENES, "agreeing", folder=tmp_path, **rank_environment(rank, 2, "127.0.0.1", port, rank, 2))
+        for rank in range(2)
+    ]
+    assert [rank.wait(240) for rank in ranks] == [0, 0], [rank.stdout + rank.stderr for rank in ranks]
     both = [
         "given run 0",
         "given ['rank 0', 'rank 1']",
@@ -96,8 +97,8 @@ def test_ranks_agree_or_raise_the_same_line_everywhere(tmp_path):
         "raised the ranks do not agree: seed is 0 on rank 0, 1 on rank 1; give the same",
         "raised the ranks do not agree: torch is 2.0 on rank 0, 2.1 on rank 1; install the same packages everywhere",
     ]
-    assert said(tmp_path, 1).splitlines() == both
-    assert said(tmp_path, 0).splitlines() == [*both, "raised rank 1: the tape is torn"]
+    assert ranks[1].stdout.splitlines() == both
+    assert ranks[0].stdout.splitlines() == [*both, "raised rank 1: the tape is torn"]
 
 
 @pytest.mark.slow

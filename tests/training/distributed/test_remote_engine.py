@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from tests.support.for_every import for_every
 from tests.support.local_pool import LocalPool
 from whet.training.distributed.engine_host import WrittenPiece
 from whet.training.distributed.remote_engine import MOST_RESTARTS, RemoteEngine, pieces
@@ -196,8 +197,7 @@ def changed(sample, **changes):
     return dataclasses.replace(sample, **changes)
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
+@for_every(
     [
         (lambda s: None, "not a sample"),
         (lambda s: changed(s, tokens=s.tokens[None]), "not int64"),
@@ -211,7 +211,7 @@ def changed(sample, **changes):
         (lambda s: changed(s, tokens=torch.cat([s.tokens[:-1], torch.tensor([VOCABULARY])])), "the token 100"),
         (lambda s: changed(s, tokens=torch.cat([s.tokens[:-1], torch.tensor([-1])])), "of a vocabulary of 100"),
         (lambda s: changed(s, versions=(3, 3)), "policy version 3 wrote it"),
-    ],
+    ]
 )
 def test_what_a_completion_may_not_be(change, complaint):
     request = REQUESTS[5]

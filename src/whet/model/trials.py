@@ -1,0 +1,53 @@
+"""What was tried out on a checkpoint holds for every copy of it: one that is read again is not tried again.
+
+The stages of a pipeline, the runs of a comparison and the policies of an evaluation read the same files many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.model.causal_lm import CausalLM
+
+SAMPLED = 8  # numbers from either end of every tensor: other weights are another checkpoint
+_VERDICTS: dict[Hashable, str] = {}
+
+
+def verdict(name: str, lm: CausalLM, trial: Callable[[], str]) -> str:
+    """What this trial says of the model, or said of an earlier copy of its checkpoint in this process."""
+    signature = _signature(lm)
+    if signature is None:
+        return trial()
+    if (name, signature) not in _VERDICTS:
+        _VERDICTS[name, signature] = trial()
+    return _VERDICTS[name, signature]
+
+
+def _signature(lm: CausalLM) -> Hashable | None:
+    """What two copies of one checkpoint have in common; None for a model that was not read from one, or was changed."""
+    config: Any = getattr(lm.model, "config", None)
+    source = getattr(config, "_name_or_path", "")
+    modules: list[tuple[str, nn.Module]] = list(lm.model.named_modules())
+    if not source or lm.gathering is not None or any(_is_changed(module) for _, module in modules):
+        return None
+    tensors = dict(lm.model.named_parameters())
+    if any(tensor.is_meta for tensor in tensors.values()):
+        return None
+    shapes = tuple((name, tuple(tensor.shape), tensor.dtype, tensor.device) for name, tensor in tensors.items())
+    kinds = tuple((name, type(module)) for name, module in modules)
+    how = (lm.dtype, lm.whole, lm.recompute, lm.takes_positions, getattr(config, "_attn_implementation", None))
+    return source, config.to_json_string(), kinds, shapes, how, _sampled([*tensors.values()])
+
+
+def _is_changed(module: nn.Module) -> bool:
+    return "forward" in vars(module) or bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _sampled(tensors: list[Tensor]) -> bytes:
+    flat = (tensor.detach().reshape(-1) for tensor in tensors)
+    ends = [torch.cat([values[:SAMPLED], values[-SAMPLED:]]).double() for values in flat]
+    return torch.cat(ends).cpu().numpy().tobytes() if ends else b""
