@@ -138,6 +138,8 @@ if not said:
     except OSError:
         saved = []
     on = "goes on from " + saved[-1][1] if saved else "begins again: no checkpoint was saved yet"
+    if not saved and os.path.exists(folder + "/final/manifest.json"):
+        on = "cannot go on (report.save=weights); its last weights are in " + folder + "/final"
     why = "killed, crashed in C code, or out of memory"
     print("whet: the process is gone without a word (%s)%s; `whet resume %s` %s"
           % (why, ": " + call if call else "", folder, on), file=sys.stderr, flush=True)

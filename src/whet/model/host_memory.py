@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 PORTABLE = 1  # cudaHostRegisterPortable
 
 
-class Layout(NamedTuple):
+class BufferLayout(NamedTuple):
     """All that a buffer for a tensor depends on."""
 
     shape: torch.Size
@@ -21,9 +21,9 @@ class Layout(NamedTuple):
     is_cuda: bool
 
 
-def layout_of(value: Tensor) -> Layout:
+def layout_of(value: Tensor) -> BufferLayout:
     """The layout of a tensor."""
-    return Layout(value.shape, value.dtype, value.is_cuda)
+    return BufferLayout(value.shape, value.dtype, value.is_cuda)
 
 
 class HostMemory:
@@ -36,7 +36,7 @@ class HostMemory:
         self._devices: set[torch.device] = set()
         self._reserving: threading.Thread | None = None
 
-    def reserve(self, layouts: dict[str, Layout]) -> None:
+    def reserve(self, layouts: dict[str, BufferLayout]) -> None:
         """Make buffers in a thread: to get gigabytes from the system takes longer than to fill them."""
 
         def work() -> None:
@@ -85,7 +85,7 @@ class HostMemory:
         if name in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._pinned.pop(name))
 
-    def _make(self, name: str, layout: Layout) -> Tensor:
+    def _make(self, name: str, layout: BufferLayout) -> Tensor:
         self._unpin(name)
         buffer = self._buffers[name] = torch.empty(layout.shape, dtype=layout.dtype, device="cpu")
         if not layout.is_cuda:

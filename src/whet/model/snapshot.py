@@ -32,7 +32,7 @@ from whet.model.checkpoint import (
     tensors_file,
     write_manifest,
 )
-from whet.model.host_memory import HostMemory, Layout, layout_of
+from whet.model.host_memory import BufferLayout, HostMemory, layout_of
 from whet.model.low_precision import saved_weights
 from whet.model.pretrained import first_line, saved_texts, weight_files
 from whet.model.run_models import ABOUT, checkpoint_name
@@ -87,7 +87,7 @@ def take_snapshot(
 
 def reserve_memory(model: PreTrainedModel, tensors: Mapping[str, Mapping[str, Tensor]], memory: HostMemory) -> None:
     """Begin to get the memory that snapshots of this model and these tensors will take."""
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, BufferLayout] = {}
 
     def note(name: str, value: Tensor) -> Tensor:
         layouts[name] = layout_of(value)

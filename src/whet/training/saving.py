@@ -117,6 +117,9 @@ class Saver:
 
     def new_best(self, report: StepReport, result: Mapping[str, float]) -> Mapping[str, Any] | None:
         """What to say of the model where its evaluation is the best so far, by the run's headline metric; else None."""
+        return self._ranks.first(lambda: self._new_best(report, result))
+
+    def _new_best(self, report: StepReport, result: Mapping[str, float]) -> Mapping[str, Any] | None:
         name = headline(plain_metrics(result), kind_of([report]).evals)
         if name is None or not math.isfinite(result[name]):
             return None
