@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Rows = Sequence[tuple[Prompt, Sample]]
-Judge = Callable[[Reward, Sequence[Prompt], Sequence[Sample]], list[V]]
+JudgeRows = Callable[[Reward, Sequence[Prompt], Sequence[Sample]], list[V]]
 
 WAITING_SECONDS = 1e-3  # of a call: quicker ones are not worth a thread
 WAITING_SHARE = 0.5  # of a call's time that is no computing: from here on a function waits
@@ -44,7 +44,7 @@ PATIENCE = 60.0  # seconds after which it is said which reward is waited for
 class ScoreAhead(Generic[V]):
     """The lanes of a run's parts; `judge` gives the verdicts of one part on some completions, as `score` would."""
 
-    def __init__(self, parts: Sequence[RewardPart], judge: Judge[V]) -> None:
+    def __init__(self, parts: Sequence[RewardPart], judge: JudgeRows[V]) -> None:
         self._lanes = {part.name: _Lane(part, judge) for part in parts if may_go_ahead(part.resolved_reward)}
 
     def begin(self, prompts: Sequence[Prompt]) -> Callable[[int, Sequence[Sample]], None]:
@@ -104,7 +104,7 @@ def _wanted(reward: Reward) -> int | None:
 class _Lane(Generic[V]):
     """One part and the threads that judge for it, which live while there is something to judge."""
 
-    def __init__(self, part: RewardPart, judge: Judge[V]) -> None:
+    def __init__(self, part: RewardPart, judge: JudgeRows[V]) -> None:
         self._part, self._reward, self._judge = part, part.resolved_reward, judge
         self._prefetch: Callable[[Sequence[Prompt], Sequence[Sample]], None] | None
         self._prefetch = getattr(self._reward, "prefetch", None)

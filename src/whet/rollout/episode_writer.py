@@ -141,8 +141,8 @@ class EpisodeWriter:
         def hear(episode: int, written: Sequence[Sample]) -> None:
             if self._is_closing:
                 raise _Closed
-            place, index = divmod(episode, size)
-            number = groups[place][0]
+            position, index = divmod(episode, size)
+            number = groups[position][0]
             samples[number][index] = written
             if self.ended is not None:
                 self.ended(number, index, written)

@@ -52,7 +52,7 @@ class BatchSession:
         if stream is None or ended is None:
             samples = self._engine.generate(requests, sampling)
         else:
-            samples = stream(requests, sampling, lambda place, sample: ended(chosen[place][0], sample))
+            samples = stream(requests, sampling, lambda number, sample: ended(chosen[number][0], sample))
         return [(number, sample) for (number, _), sample in zip(chosen, samples, strict=True)]
 
     def _budget(self, request: Request) -> int:

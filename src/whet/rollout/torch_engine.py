@@ -149,7 +149,7 @@ class TorchEngine:
 
         def work(scheduler: DecodeScheduler, numbers: Sequence[int]) -> None:
             completions = scheduler.run()
-            written.update((n, completions.written(place, requests[n])) for place, n in enumerate(numbers))
+            written.update((n, completions.written(row, requests[n])) for row, n in enumerate(numbers))
 
         self._decode(requests, sampling, work)
         return samples_of([written[number] for number in range(len(requests))], self._tokenizer, self._version)

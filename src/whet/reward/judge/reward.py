@@ -114,9 +114,9 @@ class Judge:
         return {"rubric": repr(self.rubric), **settings.request, **{key: getattr(settings, key) for key in keys}}
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
-        return self._checked(prompts, self._found(prompts, samples))
+        return self._checked(prompts, self._marks(prompts, samples))
 
-    def _found(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | Trouble | None]:
+    def _marks(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | Trouble | None]:
         completions = [self._visible(sample.completion) for sample in samples]
         if self.settings.compare == "none":
             return self._rubric_scores(prompts, completions)
@@ -139,7 +139,7 @@ class Judge:
         """Ask what these completions will need, again too where an answer has no verdict; a call finds the answers."""
         asking = copy.copy(self)
         asking._asks_early = True
-        asking._found(prompts, samples)
+        asking._marks(prompts, samples)
 
     def preferences(self, questions: Sequence[JudgeQuestion]) -> list[PairVerdict | None]:
         """Which of its two answers each question prefers; None where no verdict could be read."""
