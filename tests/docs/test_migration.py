@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.support.for_every import for_every
 from whet.settings.names import FOREIGN
 from whet.training.config import resolved
@@ -22,7 +20,7 @@ def arguments():
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
         if line.startswith("| `") and len(cells) == 2:
             keys = [each for each in re.findall(r"`([^`]+)`", cells[1]) if KEY.match(each)]
-            yield pytest.param(re.findall(r"`([^`]+)`", cells[0]), keys, id=cells[0])
+            yield re.findall(r"`([^`]+)`", cells[0]), keys
 
 
 @for_every(arguments())
