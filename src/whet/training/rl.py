@@ -183,7 +183,7 @@ class RLTrainer:
             early.append(self._annotate(self._pack(groups, {}), groups, timer))
 
         reads_scores = self._models.target.section.context != "none"  # the teacher is shown how it went
-        meanwhile = None if reads_scores else annotate
+        meanwhile = None if reads_scores or not self._has_passes else annotate
         rollout = self._collector.collect((number - 1) / self._steps, meanwhile)
         timer.add(rollout.seconds, rollout.spans)
         for failure in rollout.played.failures[:SHOWN_FAILURES]:
@@ -293,6 +293,19 @@ class RLTrainer:
                 value = critic_values(models.critic, models.policy, batch, micro_batch_tokens, self._ranks, replay)
                 batch = replace(batch, value=value)
         return batch
+
+    @property
+    def _has_passes(self) -> bool:
+        """Whether `_annotate` has anything to compute."""
+        needs, models, section = self._objective.needs(), self._models, self._batch_section
+        has_moved = section.updates_per_step * section.epochs_per_batch > 1 or self._staleness > 0
+        return bool(
+            needs & {"ref_logp", "entropy"}
+            or ("old_logp" in needs and has_moved)
+            or section.routing_replay == "trainer"
+            or models.teacher is not None
+            or models.critic is not None
+        )
 
     def _ask_teacher(self, batch: TokenBatch, groups: Sequence[Group], teacher: Teacher) -> TokenBatch:
         """What the objective needs of the teacher before the first update.

@@ -15,7 +15,6 @@ from whet.rollout.buffer import RolloutBatch
 from whet.rollout.episode_runner import PlayNotes
 from whet.types import Group, Sample, StopReason, TokenBatch
 
-MIXERS = (6364136223846793005, 1442695040888963407, 3935559000370003845, 2685821657736338717)  # large and odd
 RUN = 4  # tokens that are compared with the rest of their completion
 FEWEST_COMPARED = 12  # tokens of a completion in which something can repeat
 MOST_COMPARED = 256  # completions of a step
@@ -146,17 +145,15 @@ def repetition(groups: Sequence[Group]) -> dict[str, float]:
     """
     samples = [sample for group in groups for sample in group.samples]
     chosen = samples[:: -(-len(samples) // MOST_COMPARED)]
-    shares = [share for sample in chosen if (share := _repeated(sample.tokens[sample.action])) is not None]
+    shares = [share for sample in chosen if (share := _repeated(sample.tokens[sample.action].tolist())) is not None]
     return {"repetition": fmean(shares)} if shares else {}
 
 
-def _repeated(tokens: Tensor) -> float | None:
+def _repeated(tokens: list[int]) -> float | None:
     if len(tokens) < FEWEST_COMPARED:
         return None
-    runs = tokens.long().unfold(0, RUN, 1)
-    # runs as numbers: equal runs are equal, and two others are not but once in 2^60
-    key = torch.tensor(MIXERS)
-    return 1 - len((runs * key).sum(1).unique()) / len(runs)
+    distinct = set(zip(*(tokens[start:] for start in range(RUN)), strict=False))
+    return 1 - len(distinct) / (len(tokens) - RUN + 1)
 
 
 def _within_groups(first: Tensor, second: Tensor, group: Tensor, known: Tensor) -> float | None:
