@@ -6,9 +6,9 @@
 
 `code` is GRPO on MBPP, `maths` is Dr. GRPO on GSM8K, 32 prompts x 8 completions, all other settings as they come.
 DATA holds code/mbpp.jsonl.gz and gsm8k/{train,test}.jsonl.gz; FILE may be cut into pieces, named in their order with
-commas. A run is a process of its own, so that its start counts: what lies between the command and the first phase, and
-between the last phase and the end, is `start_up`. A model that was converted before starts faster: give --cold to
-convert it anew.
+commas. A run is a process of its own, so that its start counts: `other` is what no phase of the run counts, such as
+starting Python, packing rows and writing logs. A model that was converted before starts faster: give --cold to convert
+it anew.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def measured(command: Sequence[str], folder: Path, environment: Mapping[str, str
     summary = json.loads((folder / "run.json").read_text("utf-8"))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     seconds = {phase: float(took) for phase, took in summary["seconds"].items()}
-    seconds["start_up"] = seconds.get("start_up", 0.0) + max(0.0, wall - sum(seconds.values()))
+    seconds["other"] = max(0.0, wall - sum(seconds.values()))
     steps = [line for line in lines if "counts" in line]
     tokens = sum(line["counts"].get("tokens", 0) for line in steps)
     return {

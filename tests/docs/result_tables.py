@@ -55,6 +55,7 @@ finished
 | evaluate | {real_run/code/shares/evaluate:.1%} | {real_run/maths/shares/evaluate:.1%} |
 | save | {real_run/code/shares/save:.1%} | {real_run/maths/shares/save:.1%} |
 | start_up | {real_run/code/shares/start_up:.1%} | {real_run/maths/shares/start_up:.1%} |
+| other | {real_run/code/shares/other:.1%} | {real_run/maths/shares/other:.1%} |
 | wall time | {real_run/code/wall_s:.0f} s, {real_run/code/steps} steps | {real_run/maths/wall_s:.0f} s, {real_run/maths/steps} steps |
 | tokens per second of rollout | {real_run/code/rollout_tokens_per_s:,.0f} | {real_run/maths/rollout_tokens_per_s:,.0f} |
 | accuracy, before and after | {real_run/code/before/accuracy:.1%}, {real_run/code/after/accuracy:.1%} | {real_run/maths/before/accuracy:.1%}, {real_run/maths/after/accuracy:.1%} |""",
