@@ -73,7 +73,7 @@ def test_words_without_a_folder_stay():
 @for_every(sorted(RESULTS.glob("*.json")))
 def test_every_results_file_says_where_it_is_from(path):
     found = json.loads(path.read_text())
-    assert set(found) - {"dirty"} == {"command", "date", "commit", "machine", "values"}
+    assert set(found) - {"dirty", "code"} == {"command", "date", "commit", "machine", "values"}
     assert found["command"].startswith("python ") and (RESULTS.parent / found["command"].split()[1]).is_file()
     assert re.fullmatch(r"[0-9a-f]{7,}|unknown", found["commit"])
     assert not re.search(r'[" =]/\w', path.read_text()), "a path of the machine"

@@ -68,6 +68,7 @@ def steps_of(folder):
     lines = read_metrics(folder)
     for line in lines:
         line.pop("seconds")
+        line.pop("timeline", None)
     return lines
 
 

@@ -88,6 +88,8 @@ def test_several_heads_are_labels_of_one_classifier(kind, make_llama, tmp_path):
     assert torch.equal(judge.head.weight[:1], scalar_model(causal_lm(make_llama()), kind, 5).head.weight)
     found = judge.scores(TOKENS, LAST, SHARED)
     assert found.shape == (4, 3) and len({round(value, 5) for value in found.flatten().tolist()}) == 12
+    alone = scalar_model(causal_lm(make_llama()), kind, seed=5, end_tokens=(1, 7))
+    assert alone.model.config.id2label == {0: "score"} and alone.model.config.label2id == {"score": 0}
     judge.note_scales([(0.0, 1.0), (0.5, 2.0), (-1.0, 3.0)])
     judge.model.save_pretrained(tmp_path)
     loader = getattr(transformers, f"AutoModelFor{kind.capitalize()}Classification")

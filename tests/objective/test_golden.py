@@ -85,7 +85,7 @@ from whet.objective.scale import (
     WhitenCompletions,
     WhitenTokens,
 )
-from whet.objective.statistics import STD_FLOOR, group_moments, spread
+from whet.objective.statistics import STD_FLOOR, group_index, group_moments, spread
 from whet.types import Totals, WhetError
 
 GRPO = PRESETS["grpo"].objective
@@ -420,6 +420,12 @@ def test_the_entropic_advantage_spends_its_nats():
     batch = batch_of(1.0, 1.0, 1.0, 0.0, groups=[0, 0, 0, 0])
     found = EntropicGroup().centred(batch, {})[:, -1].tolist()
     assert found == pytest.approx([0.5, 0.5, 0.5, -1.0])
+    # three are enough to have an advantage, two are not; groups are told apart whatever their numbers
+    batch = batch_of(1.0, 0.0, 0.0, 1.0, 0.0, groups=[7, 7, 7, 2, 2])
+    index, count = group_index(batch.group)
+    assert (index.tolist(), count) == ([1, 1, 1, 0, 0], 2) and group_index(batch.group[:0])[1] == 0
+    found = EntropicGroup().centred(batch, {})[:, -1].tolist()
+    assert found[0] > 0 > max(found[1:3]) and found[3:] == [0.0, 0.0]
 
 
 def test_a_revisited_group_remembers_its_prompt():

@@ -108,7 +108,7 @@ class CausalLM:
     @property
     def finest(self) -> torch.dtype:
         """The products of a trial, which shows smaller mistakes in float32; weights of 16 bits do not allow that."""
-        narrow = next(self.model.parameters()).dtype.itemsize < 4
+        narrow = min(weight.dtype.itemsize for weight in self.model.parameters()) < 4
         return self.dtype if narrow else torch.float32
 
     @property

@@ -201,10 +201,10 @@ def fused_works(lm: CausalLM) -> bool:
 
 @torch.no_grad()
 def _refusal(lm: CausalLM) -> str:
-    weights = next(lm.model.parameters()).dtype
     stack = describe_blocks(lm)
     if isinstance(stack, NotDescribed):
         return stack.reason
+    weights = stack.blocks[0].query.weight.dtype  # an embedding may be kept in another one
     if stack.bias_refusal:
         return stack.bias_refusal
     if weights == torch.float64:
