@@ -279,8 +279,7 @@ class RLTrainer:
         if models.teacher is not None:
             with timer.phase("teacher"):
                 batch = self._ask_teacher(batch, groups, models.teacher)
-        updates = self._batch_section.updates_per_step * self._batch_section.epochs_per_batch
-        has_moved = updates > 1 or self._staleness > 0
+        has_moved = self._has_moved
         replay = batch.routed_experts if replayed == "sampler" else None
         with timer.phase("train"):
             if ("old_logp" in needs and has_moved) or "entropy" in needs or replayed == "trainer":
@@ -295,14 +294,19 @@ class RLTrainer:
         return batch
 
     @property
+    def _has_moved(self) -> bool:
+        """Whether some update of a step sees another policy than the one that sampled."""
+        section = self._batch_section
+        return section.updates_per_step * section.epochs_per_batch > 1 or self._staleness > 0
+
+    @property
     def _has_passes(self) -> bool:
         """Whether `_annotate` has anything to compute."""
-        needs, models, section = self._objective.needs(), self._models, self._batch_section
-        has_moved = section.updates_per_step * section.epochs_per_batch > 1 or self._staleness > 0
+        needs, models = self._objective.needs(), self._models
         return bool(
             needs & {"ref_logp", "entropy"}
-            or ("old_logp" in needs and has_moved)
-            or section.routing_replay == "trainer"
+            or ("old_logp" in needs and self._has_moved)
+            or self._batch_section.routing_replay == "trainer"
             or models.teacher is not None
             or models.critic is not None
         )
