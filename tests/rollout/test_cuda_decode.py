@@ -330,3 +330,23 @@ def test_what_newer_weights_write_is_theirs(no_device):
             logp = token_logp(lm, sample.tokens[None], sample.action[None]).logp[0]
             assert here.sum() > 8
             torch.testing.assert_close(logp[here], sample.behavior_logp[here], rtol=0, atol=1e-4)
+
+
+def test_a_long_prompt_that_was_expected_makes_no_buffers_anew(no_device):
+    sampling = Sampling(6)
+    for is_told in (True, False):
+        fast, _ = engines(rows_per_batch=16)
+        if is_told:
+            fast.path_for(sampling, 300)
+        short, long = prompts_of(9, 300, vocabulary=61)
+        fast.generate([Request(short, seed) for seed in range(4)], sampling)
+        before = fast._graphs._caches
+        fast.generate([Request(long, seed) for seed in range(4)], sampling)
+        assert (fast._graphs._caches is before) == is_told
+
+
+def test_few_graphs_serve_the_ragged_end_of_a_rollout(no_device):
+    fast, _ = engines(ends=(7, 8, 9, 10), rows_per_batch=64)
+    fast.generate([Request(prompt, 1) for prompt in prompts_of(*[9] * 64, vocabulary=61)], Sampling(60))
+    sizes = sorted(rows for rows, _ in fast._graphs._graphs)
+    assert sizes[-1] == 64 and len(sizes) > 1 and set(sizes) <= {16, 32, 64}

@@ -48,6 +48,7 @@ MERGED_SHARE = 1 / 16  # of the device's memory, for a copy of the matrices with
 HEAD_SIZES = (32, 64, 128)  # that the kernels are made for
 MOST_MEMBERS = 32  # rows that one program reads a prompt for; a larger group is kept as several
 SESSION_MEMBERS = 8  # the same in a session, which does not know how large groups will be
+MOST_EXPECTED = 1024  # tokens of the longest prompt to come that every batch has room for: more would be read in vain
 FIRST_GROWTH = 1024  # tokens that conversations have room for at first; buffers grow when one becomes longer
 READY_SHARE = 6  # conversations that wait to be read on are gathered until they are one in so many of those that write
 
@@ -117,6 +118,12 @@ class GraphBackend:
         self._in_session = False
         self._growth = 0  # the most tokens that a conversation of the session may have behind its prompt
         self._parts = 0  # see `prompt_parts`
+        self._expected = 0  # tokens of the longest prompt to come
+
+    def expect(self, longest_prompt: int) -> None:
+        """Prompts of so many tokens will come: buffers have room for them from the first batch on, where they are not
+        very long, since graphs made anew for a longer prompt cost seconds."""
+        self._expected = min(longest_prompt, MOST_EXPECTED)
 
     def refusal(self, longest_prompt: int, sampling: Sampling) -> str:
         """Why prompts of so many tokens are left to another backend; empty where they are taken."""
@@ -146,7 +153,7 @@ class GraphBackend:
 
     def _room_for(self, job: DecodeJob, rows: int) -> _Room:
         budget, most = job.sampling.max_new_tokens, max(map(len, job.members))
-        longest = max(map(len, job.prompts))
+        longest = max(self._expected, *map(len, job.prompts))
         share = longest / most
         prompt = max(_slots_per_prompt(most) * share, min(8 * share, budget))
         rows = self._rows_that_fit(rows, budget + prompt)
@@ -365,7 +372,7 @@ class GraphBackend:
 
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
         pays = not num_waiting and num_busy <= self._active // 2 and self._active > SMALLEST
-        return min(num_rows, _rounded(num_busy)) if pays else num_rows
+        return min(num_rows, _doubled(num_busy)) if pays else num_rows
 
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         assert self._caches is not None
@@ -381,7 +388,7 @@ class GraphBackend:
                 for value in values:
                     value[target] = value[source]
         if not self._in_session:
-            self._active = min(self._active, _rounded(len(rows)))
+            self._active = min(self._active, _doubled(len(rows)))
 
     def _graph(self) -> torch.cuda.CUDAGraph:
         assert self._room is not None
@@ -494,12 +501,12 @@ def _slots_per_prompt(most: int) -> float:
 
 
 def _rounded(rows: int) -> int:
-    """Up to a number of rows that graphs are made for."""
+    """Up to a number of rows that a rollout may begin with."""
     return max(1, -(-rows // SMALLEST)) * SMALLEST
 
 
 def _doubled(rows: int) -> int:
-    """Up to a number of rows that a session's graphs are made for: few, since its rows come and go."""
+    """Up to a number of rows that graphs are made for while rows come and go: few, since each graph takes time."""
     size = SMALLEST
     while size < rows:
         size *= 2

@@ -91,9 +91,15 @@ class TorchEngine:
         return self._path
 
     def path_for(self, sampling: Sampling, longest_prompt: int) -> FastPath:
-        """How completions to such prompts are written: CUDA graphs leave some settings to whet's buffers."""
+        """How completions to such prompts are written: CUDA graphs leave some settings to whet's buffers.
+
+        The longest prompt of a run is told here before it comes, so that graphs are made for it once.
+        """
         path = self.decode_path
-        reason = "" if self._graphs is None else self._graphs.refusal(longest_prompt, sampling)
+        if self._graphs is None:
+            return path
+        self._graphs.expect(longest_prompt)
+        reason = self._graphs.refusal(longest_prompt, sampling)
         return FastPath(self._kind_without_graphs, reason) if reason else path
 
     def session_path(self, sampling: Sampling, shape: SessionShape) -> FastPath:
