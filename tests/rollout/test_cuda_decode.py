@@ -347,6 +347,6 @@ def test_a_long_prompt_that_was_expected_makes_no_buffers_anew(no_device):
 
 def test_few_graphs_serve_the_ragged_end_of_a_rollout(no_device):
     fast, _ = engines(ends=(7, 8, 9, 10), rows_per_batch=64)
-    fast.generate([Request(prompt, 1) for prompt in prompts_of(*[9] * 64, vocabulary=61)], Sampling(60))
+    fast.generate([Request(prompts_of(9, vocabulary=61)[0], seed) for seed in range(64)], Sampling(60))
     sizes = sorted(rows for rows, _ in fast._graphs._graphs)
     assert sizes[-1] == 64 and len(sizes) > 1 and set(sizes) <= {16, 32, 64}
