@@ -1,0 +1,213 @@
+"""The runs behind the default settings of RL on real models: learning rates by method, model and task.
+
+    python benchmarks/defaults.py --model 0.5B=qwen2.5-coder-0.5b.gguf --data DATA --folder work --workers 5 --results
+    python benchmarks/defaults.py --model 0.5B=A.gguf --model 1.5B=B.gguf --data DATA --folder work --seconds 900
+    python benchmarks/defaults.py --tiny --folder work                # the built-in model on a CPU: does it work?
+    python benchmarks/defaults.py --from benchmarks/runs/defaults.jsonl.xz --results     # the table alone
+
+DATA holds gsm8k/{train,test}.jsonl.gz and code/mbpp.jsonl.gz. A run that is there already in FOLDER is not repeated;
+the most telling ones come first, so that a cut sweep is a sweep. Several runs share the GPU: their seconds mean
+nothing, their curves do. What is kept of every run lies in benchmarks/runs/defaults.jsonl.xz.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from real_run import mbpp_split
+from results_file import ROOT, add_results_flag, write_results
+from run_archive import ARCHIVES, PlannedRun, evaluations, make_runs, read_archive, write_archive
+
+from whet.record.metrics.intervals import share_interval
+
+STEPS, EVALS = 60, 3  # steps of a run, evaluations after its start
+PROMPTS, GROUP = 32, 8
+EVAL_PROMPTS = 400
+RATES = (1e-6, 3e-6)
+ALTERNATIVES: dict[str, dict[str, Any]] = {  # what else a default says, against the same run with the default
+    "no warm-up": {"optimizer": {"warmup_steps": 0}},
+    "16 x 16": {"batch": {"prompts_per_step": 16, "group_size": 16}},
+    "temperature 0.7": {"sampling": {"temperature": 0.7}},
+    "no KL": {"objective": {"kl": "none"}},
+}
+
+
+def plans(seed: int) -> Iterator[tuple[str, str, str, float, bool, str]]:
+    """(model, task, method, rate, with adapters, alternative), the most telling first."""
+    for method in ("grpo", "dr_grpo"):
+        for rate in (1e-6, 2e-6, 4e-6):
+            yield "0.5B", "gsm8k", method, rate, False, ""
+    for rate in RATES:
+        yield "0.5B", "mbpp", "grpo", rate, False, ""
+    for rate in (1e-5, 3e-5, 1e-4):
+        yield "0.5B", "gsm8k", "grpo", rate, True, ""
+    yield "1.5B", "gsm8k", "grpo", 1e-6, False, ""
+    yield "1.5B", "gsm8k", "grpo", 2e-5, True, ""
+    for method in ("rloo", "gspo", "reinforce_pp", "ppo", "dapo"):
+        for rate in RATES:
+            yield "0.5B", "gsm8k", method, rate, False, ""
+    for alternative in ALTERNATIVES:
+        yield "0.5B", "gsm8k", "grpo", 2e-6, False, alternative
+    yield "1.5B", "mbpp", "grpo", 2e-5, True, ""
+
+
+def planned(
+    models: Mapping[str, str], data: Path, folder: Path, seeds: Sequence[int], steps: int, tiny: bool
+) -> list[PlannedRun]:
+    """Every run of the sweep for the models that are given."""
+    if not tiny:
+        folder.mkdir(parents=True, exist_ok=True)
+        code_train, code_test = mbpp_split(data, folder)
+        files = {
+            "gsm8k": (f"gsm8k:{data}/gsm8k/train.jsonl.gz", f"gsm8k:{data}/gsm8k/test.jsonl.gz"),
+            "mbpp": (f"mbpp:{code_train}", f"mbpp:{code_test}"),
+        }
+    runs = []
+    for seed in seeds:
+        for model, task, method, rate, adapters, alternative in plans(seed):
+            if model not in models:
+                continue
+            name = "-".join([model, task, method, *(["lora"] if adapters else []), f"{rate:g}", *alternative.split()])
+            settings: dict[str, Any] = {
+                "seed": seed,
+                "steps": steps,
+                "model": {"name": models[model], **({"lora": 16} if adapters else {})},
+                "batch": {"prompts_per_step": PROMPTS, "group_size": GROUP},
+                "optimizer": {"learning_rate": rate},
+                "eval": {"every": max(1, steps // EVALS), "prompts": EVAL_PROMPTS},
+                "report": {"save": "weights", "save_every": 10**9, "samples_per_step": 0, "weights_dtype": "bf16"},
+            }
+            if tiny:
+                settings["eval"]["prompts"] = 20
+                settings["batch"] = {"prompts_per_step": 4, "group_size": 4}
+                settings["report"]["weights_dtype"] = "training"
+                settings["model"] |= {"device": "cpu", "threads": 1}
+            else:
+                settings["data"] = {"source": files[task][0]}
+                settings["eval"]["source"] = files[task][1]
+            for section, values in ALTERNATIVES.get(alternative, {}).items():
+                settings[section] = {**settings.get(section, {}), **values}
+            tags = {
+                "model": model,
+                "task": task,
+                "method": method,
+                "rate": rate,
+                "lora": adapters,
+                "other": alternative,
+            }
+            runs.append(PlannedRun(f"{name}-s{seed}", method, settings, {**tags, "seed": seed}))
+    return runs
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """By model, task and method: what each rate did, as means over the seeds."""
+    groups: dict[str, dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        tags = record["tags"]
+        row = f"{tags['model']} {tags['task']} {tags['method']}" + (" LoRA" if tags["lora"] else "")
+        groups[row][f"{tags['rate']:g}" + (f", {tags['other']}" if tags["other"] else "")].append(record)
+    return {
+        row: {rate: outcome(members) for rate, members in sorted(rates.items(), key=lambda item: rate_key(item[0]))}
+        for row, rates in groups.items()
+    }
+
+
+def rate_key(name: str) -> tuple[float, str]:
+    """Rates in order, and what differs otherwise behind its rate."""
+    rate, _, other = name.partition(",")
+    return float(rate), other
+
+
+def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One rate: before, best and last accuracy with their intervals, and what else moved."""
+    curves = [curve for record in members if len(curve := evaluations(record)) > 1]
+    failed = [record["error"] for record in members if record["error"]]
+    if not curves:
+        return {"seeds": len(members), "failed": failed or ["no evaluation"]}
+    before, last = (fmean(curve[place][1] for curve in curves) for place in (0, -1))
+    best = fmean(max(value for _, value in curve[1:]) for curve in curves)
+    trials = len(curves) * members[0]["settings"]["eval"]["prompts"]
+    low, high = share_interval(last, trials)
+    steps = [[line for line in record["lines"] if "counts" in line] for record in members]
+    truncated = [sum(line["counts"]["truncated"] for line in lines[-5:]) for lines in steps if lines]
+    samples = [sum(line["counts"]["samples"] for line in lines[-5:]) for lines in steps if lines]
+    entropy = [fmean(line["metrics"]["entropy"] for line in lines[-5:]) for lines in steps if lines]
+    return {
+        "seeds": len(curves),
+        "steps": curves[0][-1][0],
+        "before": before,
+        "last": last,
+        "low": low,
+        "high": high,
+        "best": best,
+        "gain": last - before,
+        "truncated": sum(truncated) / max(1, sum(samples)),
+        "entropy": fmean(entropy),
+        **({"failed": failed} if failed else {}),
+    }
+
+
+def table(values: Mapping[str, Any]) -> str:
+    """One line a rate."""
+    lines = [f"{'run':44}{'before':>8}{'best':>8}{'last':>8}   95% of the last  truncated  entropy  seeds"]
+    for row, rates in values.items():
+        for rate, result in rates.items():
+            head = f"{row}, {rate}"
+            if "last" not in result:
+                lines.append(f"{head:44}  failed: {result['failed'][0]}")
+                continue
+            numbers = "".join(f"{result[key]:8.1%}" for key in ("before", "best", "last"))
+            interval = f"{result['low']:.1%} to {result['high']:.1%}"
+            lines.append(
+                f"{head:44}{numbers}   {interval:15}  {result['truncated']:9.1%}  {result['entropy']:7.3f}"
+                f"  {result['seeds']:5}"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", default=[], metavar="SIZE=FILE", help="0.5B=FILE, 1.5B=FILE")
+    parser.add_argument("--data", type=Path, help="the folder with gsm8k/ and code/")
+    parser.add_argument("--folder", type=Path, default=Path("work"), help="where runs are kept while they are made")
+    parser.add_argument("--workers", type=int, default=1, help="runs side by side")
+    parser.add_argument("--seconds", type=float, default=0.0, help="start no run after so long; 0: no limit")
+    parser.add_argument("--seeds", default="0", help="seeds, with commas between them")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--only", default="", help="runs whose name holds this, or one of these: A,B")
+    parser.add_argument("--from", dest="archive", type=Path, action="append", help="no runs: what this archive holds")
+    parser.add_argument("--tiny", action="store_true", help="six steps of the built-in model, three runs")
+    add_results_flag(parser, "defaults")
+    chosen = parser.parse_args()
+    if chosen.archive:
+        records = [record for file in chosen.archive for record in read_archive(file)]
+    else:
+        models = {"0.5B": "whetstone"} if chosen.tiny else dict(pair.split("=", 1) for pair in chosen.model)
+        if not chosen.tiny and (not models or chosen.data is None):
+            parser.error("--model SIZE=FILE and --data DATA, or --tiny")
+        seeds = [int(seed) for seed in chosen.seeds.split(",")]
+        folder = chosen.folder.resolve()
+        runs = planned(models, chosen.data, folder, seeds, 6 if chosen.tiny else chosen.steps, chosen.tiny)
+        runs = [run for run in runs if any(part in run.name for part in chosen.only.split(","))]
+        runs = runs[:3] if chosen.tiny else runs
+        records = make_runs(runs, folder, chosen.workers, chosen.seconds)
+        write_archive(folder / "defaults.jsonl.xz", records)
+    values = summary(records)
+    print(table(values))
+    if chosen.results:
+        write_results(chosen.results, {"rates": values})
+        if not chosen.archive and not chosen.tiny:
+            write_archive(ARCHIVES / "defaults.jsonl.xz", records)
+            print(
+                f"wrote {(ARCHIVES / 'defaults.jsonl.xz').relative_to(ROOT)}: {len(json.dumps(records)):,} characters"
+            )
+
+
+if __name__ == "__main__":
+    main()
