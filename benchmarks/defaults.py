@@ -13,7 +13,6 @@ nothing, their curves do. What is kept of every run lies in benchmarks/runs/defa
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
