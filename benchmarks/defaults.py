@@ -203,9 +203,7 @@ def main() -> None:
         write_results(chosen.results, {"rates": values})
         if not chosen.archive and not chosen.tiny:
             write_archive(ARCHIVES / "defaults.jsonl.xz", records)
-            print(
-                f"wrote {(ARCHIVES / 'defaults.jsonl.xz').relative_to(ROOT)}: {len(json.dumps(records)):,} characters"
-            )
+            print(f"wrote {(ARCHIVES / 'defaults.jsonl.xz').relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
