@@ -76,12 +76,9 @@ def benchmark_row(row: Row, form: BenchmarkFormat, for_chat: bool = False) -> Ro
 
 
 def _likely(row: Row) -> str:
-    """The benchmark whose columns the row has, most of them first; nothing where there is none."""
+    """The benchmark whose columns the row has, in words; nothing where there is none."""
     matching = [form for form in BENCHMARKS.values() if all(_has(row, wanted) for wanted in form.columns)]
-    if not matching:
-        return ""
-    most = max(len(form.columns) for form in matching)
-    return f", as {' or '.join(form.name for form in matching if len(form.columns) == most)} files have"
+    return f", as {max(matching, key=lambda form: len(form.columns)).name} files have" if matching else ""
 
 
 def _has(row: Row, wanted: str) -> bool:
