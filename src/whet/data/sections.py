@@ -25,7 +25,11 @@ class DataSection(Section):
     settings: Table = Field({}, description="settings of a gym dataset, and its level")
     limit: int = Field(0, ge=0, le=10**12, description="use only the first rows of a file; 0: all")
     columns: dict[str, str] = Field({}, description="rename columns: your name = whet's name")
-    as_chat: bool = Field(False, description="send a plain text prompt as a user message")
+    as_chat: bool | Literal["auto"] = Field(
+        "auto",
+        description="send a text prompt as a user message; auto: the prompts of a benchmark, with a sentence on the "
+        "form of the answer, where the model has a chat template",
+    )
     unusable: Literal["stop", "drop"] = Field(
         "stop", description="rows that cannot be used: stop with an error, or drop and count them"
     )

@@ -171,14 +171,15 @@ def parse_source(text: str) -> DataSource:
     return DataSource(SourceKind.HUB, "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or TRAIN)
 
 
-def read_rows(text: str, limit: int | None = None, faulty: bool = False) -> list[Row]:
+def read_rows(text: str, limit: int | None = None, faulty: bool = False, for_chat: bool = False) -> list[Row]:
     """The rows of the file or hub dataset that `text` names, at most `limit` of them.
 
-    The first that could not be read is an error; with `faulty` all are returned, each with its `fault`.
+    The first that could not be read is an error; with `faulty` all are returned, each with its `fault`. `for_chat`
+    words the prompts of a benchmark as a chat model is asked.
     """
     if limit is not None and limit < 1:
         raise WhetError(f"{text}: limit is {limit}; give at least 1, or None to read every row")
-    rows = list(islice(stored_rows(text), limit))
+    rows = list(islice(stored_rows(text, for_chat), limit))
     if not rows:
         raise WhetError(f"{text}: holds no rows; expected at least one; check that it was written to the end")
     fault = next((row.fault for row in rows if row.fault is not None), None)
@@ -187,7 +188,7 @@ def read_rows(text: str, limit: int | None = None, faulty: bool = False) -> list
     return rows
 
 
-def stored_rows(text: str) -> Iterator[Row]:
+def stored_rows(text: str, for_chat: bool = False) -> Iterator[Row]:
     """The rows of the file or hub dataset that `text` names, read on demand; a bad one has its `fault`."""
     source = parse_source(text)
     if source.kind is SourceKind.HUB:
@@ -196,7 +197,7 @@ def stored_rows(text: str) -> Iterator[Row]:
         raise WhetError(f"{text}: makes its prompts itself; give a file or a hub dataset")
     if source.benchmark is not None:
         form = source.benchmark
-        return (benchmark_row(row, form) for row in file_rows(source.name))
+        return (benchmark_row(row, form, for_chat) for row in file_rows(source.name))
     _refuse_unknown_prefix(text)
     return file_rows(text)
 

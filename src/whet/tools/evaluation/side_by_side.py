@@ -129,7 +129,8 @@ def _require_same_prompts(results: Sequence[MeasuredModel]) -> None:
             raise WhetError(
                 f"{other.model} and {newest.model} were asked different prompts ({len(theirs)} and {len(ours)}; the "
                 f"first that differs is {apart!r}), and can only be compared on the same; give --data for all of them, "
-                "and --set data.unusable=stop if one leaves out prompts"
+                "--set data.unusable=stop if one leaves out prompts, and --set data.as_chat=false if one has no chat "
+                "template"
             )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from whet.data import prompts_from
 from whet.data.source import EVAL, TRAIN
+from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.rows import left_out_phrases, read_usable
 from whet.training.config import Config, EvaluationConfig
 from whet.types import Prompt, WhetError
@@ -25,7 +26,9 @@ def _read_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[P
         split, count = (EVAL, config.eval.prompts) if evaluation else (TRAIN, data.count)
         return data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
     source = config.eval.source if evaluation else data.source
-    return read_usable(data, source, lambda _: prompts_from, data.limit) if source else []
+    if not source:
+        return []
+    return read_usable(data, source, lambda _: prompts_from, data.limit, prompt_form(config, source))
 
 
 def _require_column(prompts: Sequence[Prompt], by: str, source: str) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from whet.data import check_context, demonstration_tokens, demonstrations_from
 from whet.data.tasks import Task, demonstrations
 from whet.model.load import LoadedModel
+from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.prompts import data_summary
 from whet.training.assembly.rows import column_facts, encodable, left_out_phrases, read_usable
 from whet.training.assembly.runtime import Runtime, rows_fact
@@ -23,8 +24,11 @@ def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[De
     data = config.data
     data.parsed_source.require_completions(config.method)
     if not data.parsed_source.is_task:
-        read = partial(read_usable, data, reader=lambda _: demonstrations_from)
-        return read(source=data.source, limit=data.limit), read(source=config.eval.source) if config.eval.source else []
+
+        def read(source: str, limit: int = 0) -> list[Demonstration]:
+            return read_usable(data, source, lambda _: demonstrations_from, limit, prompt_form(config, source))
+
+        return read(data.source, data.limit), read(config.eval.source) if config.eval.source else []
 
     def draw(task: Task, count: int, difficulty: int) -> list[Demonstration]:
         return demonstrations(task, count, config.seed, difficulty, data.share_worked)

@@ -271,7 +271,7 @@ class MixEntry(StageEntry):
         if self.of == "demonstrations":
             from whet.training.assembly.sft import load_demonstrations
 
-            config = SFTConfig(method=SUPERVISED, seed=settings.seed, data=data)  # type: ignore[arg-type]
+            config = SFTConfig(method=SUPERVISED, seed=settings.seed, model=settings.model, data=data)  # type: ignore[arg-type]
             return [{**prompt_row(row.prompt), "completion": row.completion} for row in load_demonstrations(config)[0]]
         from whet.training.assembly.prompts import load_prompts
 
