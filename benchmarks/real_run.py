@@ -115,8 +115,8 @@ def table(records: Mapping[str, Mapping[str, Any]]) -> str:
 def peer_steps(run: Path, writing: str, steps: int, seconds: float, scratch: Path) -> dict[str, Any]:
     """TRL's steps on what the run trained on; `writing` as benchmarks/sides/trl_side.py names it."""
     from whet.model.gguf import converted_folder
-    from whet.training.assembly.prompts import load_prompts
     from whet.settings.layers import read_toml
+    from whet.training.assembly.prompts import load_prompts
     from whet.training.config import resolved
 
     stored = read_toml(run / "config.toml")
