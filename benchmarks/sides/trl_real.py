@@ -56,7 +56,7 @@ def main() -> None:
     def answers(prompts: Any, completions: Any, completion_ids: Any, gold: list[str], **_: Any) -> list[float]:
         texts = [completion[0]["content"] for completion in completions]
         asked = [Prompt(id=str(n), messages=(), answer=answer) for n, answer in enumerate(gold)]
-        scores = [float(score) for score in math_answers(asked, texts)]
+        scores = [float(score or 0.0) for score in math_answers(asked, texts)]
         rewards.append(sum(scores) / len(scores))
         tokens.append(sum(len(ids) for ids in completion_ids))
         return scores
