@@ -51,12 +51,16 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     began = time.monotonic()
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    # as plain text: TRL would render the conversations itself, and its data set cannot pickle how
+    rows = [
+        {**row, "prompt": tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)}
+        for row in job["rows"]
+    ]
     clock, rewards, tokens = StepClock(job["seconds"]), [], []
 
     def answers(prompts: Any, completions: Any, completion_ids: Any, gold: list[str], **_: Any) -> list[float]:
-        texts = [completion[0]["content"] for completion in completions]
         asked = [Prompt(id=str(n), messages=(), answer=answer) for n, answer in enumerate(gold)]
-        scores = [float(score or 0.0) for score in math_answers(asked, texts)]
+        scores = [float(score or 0.0) for score in math_answers(asked, completions)]
         rewards.append(sum(scores) / len(scores))
         tokens.append(sum(len(ids) for ids in completion_ids))
         return scores
@@ -88,7 +92,7 @@ def main() -> None:
             model=job["model"],
             reward_funcs=answers,
             args=settings,
-            train_dataset=Dataset.from_list(job["rows"]),
+            train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
             callbacks=[clock],
         )
