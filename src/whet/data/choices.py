@@ -26,7 +26,7 @@ BRACKETS = re.compile(r"\[.*?\]")
 
 
 @dataclass(frozen=True)
-class Question:
+class ChoiceQuestion:
     """What the model reads, what may follow, and which of it is right."""
 
     context: str
@@ -43,7 +43,7 @@ class ChoiceFormat:
     folder: str  # of the package
     split: str  # that is asked
     columns: tuple[str, ...]  # a row must have them; "a|b": one of them
-    read: Callable[[Mapping[str, Any]], Question]
+    read: Callable[[Mapping[str, Any]], ChoiceQuestion]
     by_length: bool = True  # accuracy goes by log-likelihood per character: the choices differ in length
     subjects: bool = False  # the folder has one folder for each subject, and a split `dev` with worked examples
     opening: str = ""  # before the first question, with {subject}
@@ -119,7 +119,7 @@ def _prompt(form: ChoiceFormat, number: int, row: Row, subject: str, examples: s
     return Prompt(where, (), f"{opening}{examples}{question.context}", question.choices[question.right], meta)
 
 
-def _question(form: ChoiceFormat, row: Row) -> Question:
+def _question(form: ChoiceFormat, row: Row) -> ChoiceQuestion:
     if row.fault is not None:
         raise row.fault
     for wanted in form.columns:
@@ -141,14 +141,16 @@ def _question(form: ChoiceFormat, row: Row) -> Question:
     return question
 
 
-def _mmlu(values: Mapping[str, Any]) -> Question:
+def _mmlu(values: Mapping[str, Any]) -> ChoiceQuestion:
     listed = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, values["choices"], strict=True)]
-    return Question("\n".join([values["question"].strip(), *listed, "Answer:"]), tuple(LETTERS), int(values["answer"]))
+    return ChoiceQuestion(
+        "\n".join([values["question"].strip(), *listed, "Answer:"]), tuple(LETTERS), int(values["answer"])
+    )
 
 
-def _hellaswag(values: Mapping[str, Any]) -> Question:
+def _hellaswag(values: Mapping[str, Any]) -> ChoiceQuestion:
     context = f"{values['activity_label']}: {values['ctx_a']} {values['ctx_b'].capitalize()}"
-    return Question(_tidy(context), tuple(_tidy(ending) for ending in values["endings"]), int(values["label"]))
+    return ChoiceQuestion(_tidy(context), tuple(_tidy(ending) for ending in values["endings"]), int(values["label"]))
 
 
 def _tidy(text: str) -> str:
@@ -156,19 +158,21 @@ def _tidy(text: str) -> str:
     return BRACKETS.sub("", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 
-def _arc(values: Mapping[str, Any]) -> Question:
+def _arc(values: Mapping[str, Any]) -> ChoiceQuestion:
     choices = values["choices"]
     right = list(choices["label"]).index(values["answerKey"])
-    return Question(f"Question: {values['question']}\nAnswer:", tuple(choices["text"]), right)
+    return ChoiceQuestion(f"Question: {values['question']}\nAnswer:", tuple(choices["text"]), right)
 
 
-def _boolq(values: Mapping[str, Any]) -> Question:
+def _boolq(values: Mapping[str, Any]) -> ChoiceQuestion:
     right = values["answer"] if values.get("answer") is not None else values["label"]
-    return Question(f"{values['passage']}\nQuestion: {values['question']}?\nAnswer:", ("no", "yes"), int(right))
+    return ChoiceQuestion(f"{values['passage']}\nQuestion: {values['question']}?\nAnswer:", ("no", "yes"), int(right))
 
 
-def _piqa(values: Mapping[str, Any]) -> Question:
-    return Question(f"Question: {values['goal']}\nAnswer:", (values["sol1"], values["sol2"]), int(values["label"]))
+def _piqa(values: Mapping[str, Any]) -> ChoiceQuestion:
+    return ChoiceQuestion(
+        f"Question: {values['goal']}\nAnswer:", (values["sol1"], values["sol2"]), int(values["label"])
+    )
 
 
 CHOICES: Mapping[str, ChoiceFormat] = {

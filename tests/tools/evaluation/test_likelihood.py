@@ -12,8 +12,9 @@ from tests.data.test_choices import ROWS, package, written
 from whet import api
 from whet.data.choices import CHOICES, choice_questions
 from whet.model.load import load_model
-from whet.tools.evaluation.likelihood import choice_logp, evenly, right_choice
+from whet.tools.evaluation.likelihood import evenly, right_choice
 from whet.training.assembly.runtime import load_runtime
+from whet.training.choice_logp import choice_logp
 from whet.types import Prompt, WhetError
 
 

@@ -9,31 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from whet.data.chat import prompt_tokens
 from whet.data.choices import choice_questions
-from whet.data.packing import BlockSize, micro_batches, padded_rows
 from whet.data.source import parse_source
-from whet.model.causal_lm import CausalLM
-from whet.model.fused_weights import unchanged_weights
-from whet.model.token_logp import packs, token_logp
 from whet.record.metrics.eval_summary import Attempt, summarized
-from whet.registry import lookup
 from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel
-from whet.training.assembly.engines import is_server
+from whet.training.assembly.forms import is_served
 from whet.training.assembly.prompts import require_column
 from whet.training.assembly.runtime import Runtime, load_runtime
+from whet.training.choice_logp import choice_logp
 from whet.training.config import EvaluationConfig
-from whet.types import Encoded, Group, Prompt, WhetError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from whet.types import Group, Prompt, WhetError
 
 ACC, ACC_NORM = "acc", "acc_norm"
-MICRO_BATCH_TOKENS = 16_384
 CHUNK = 1024  # questions between two lines of progress
 
 
@@ -61,7 +50,7 @@ def check_choices(config: EvaluationConfig, plan: EvalPlan) -> None:
             f"{given[0]} has no effect on {config.eval.source}: its choices are scored as plain text by their "
             "log-likelihood, and nothing is written; drop it"
         )
-    if is_server(lookup("engine", config.sampling.engine)):
+    if is_served(config):
         raise WhetError(
             f"{config.eval.source}: log-likelihoods need a model that runs here, and sampling.engine="
             f"{config.sampling.engine} asks a server; give the model itself"
@@ -142,48 +131,6 @@ def right_choice(question: Prompt, logp: Sequence[float], by_length: bool) -> fl
         for value, choice in zip(logp, question.meta["choices"], strict=True)
     ]
     return float(values.index(max(values)) == question.meta["right"])
-
-
-def choice_logp(
-    policy: CausalLM, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Prompt], context: int
-) -> list[list[float]]:
-    """[questions][choices]: the log-probability of each choice after the question and a space."""
-    rows = [
-        [_encoded(tokenizer, question, choice, context) for choice in question.meta["choices"]]
-        for question in questions
-    ]
-    packed = packs(policy)
-    sizes = [_size(choices) for choices in rows]
-    scores: list[list[float]] = [[] for _ in questions]
-    with torch.no_grad(), unchanged_weights():
-        for numbers in micro_batches(sizes, MICRO_BATCH_TOKENS, packed):
-            batch = padded_rows([row for number in numbers for row in rows[number]])
-            logp = token_logp(policy, batch.tokens, batch.action).logp.double().sum(-1).tolist()
-            for number in numbers:
-                scores[number], logp = logp[: len(rows[number])], logp[len(rows[number]) :]
-    return scores
-
-
-def _encoded(tokenizer: PreTrainedTokenizerBase, question: Prompt, choice: str, context: int) -> Encoded:
-    """The question's own tokens, then what the choice adds to them; a question that is too long loses its beginning."""
-    text = question.text or ""
-    before = prompt_tokens(tokenizer, Prompt(question.id, (), text.rstrip()))  # blanks at its end belong to the choice
-    whole = prompt_tokens(tokenizer, Prompt(question.id, (), f"{text} {choice}"))
-    added = whole[len(before) :]
-    if not added or len(added) >= context:
-        raise WhetError(
-            f"{question.id}: the choice {choice[:40]!r} has {len(added)} tokens; expected 1 to {context - 1}; use a "
-            "model with a longer context"
-        )
-    before = before[-(context - len(added)) :]
-    return Encoded(before + added, (False,) * len(before) + (True,) * len(added))
-
-
-def _size(rows: Sequence[Encoded]) -> BlockSize:
-    """The choices of a question stay together: what they share is computed once."""
-    added = [sum(row.action) for row in rows]
-    width = max(len(row.tokens) for row in rows)
-    return BlockSize(len(rows), width, width - max(added) + sum(added))
 
 
 def _row(question: Prompt, logp: Sequence[float], verdicts: dict[str, float]) -> dict[str, Any]:
