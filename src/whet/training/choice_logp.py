@@ -48,8 +48,8 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, question: Prompt, context: int)
         added = prompt_tokens(tokenizer, Prompt(question.id, (), f"{text} {choice}"))[len(before) :]
         if not added or len(added) >= context:
             raise WhetError(
-                f"{question.id}: the choice {choice[:40]!r} has {len(added)} tokens; expected 1 to {context - 1}; use a "
-                "model with a longer context"
+                f"{question.id}: the choice {choice[:40]!r} has {len(added)} tokens; expected 1 to {context - 1}; use "
+                "a model with a longer context"
             )
         fitting = before[-(context - len(added)) :]
         rows.append(Encoded(fitting + added, (False,) * len(fitting) + (True,) * len(added)))
