@@ -61,7 +61,7 @@ def choice_questions(form: ChoiceFormat, path: str, shots: int = 0) -> list[Prom
     questions: list[Prompt] = []
     for subject, rows in _parts(form, path, form.split):
         examples = _examples(form, path, subject, shots)
-        questions += [_prompt(form, number, row, subject, examples) for number, row in enumerate(rows)]
+        questions += [choice_prompt(form, number, row, subject, examples) for number, row in enumerate(rows)]
     if not questions:
         raise WhetError(
             f"{form.name}:{path}: holds no rows; expected at least one; check that it was written to the end"
@@ -110,7 +110,8 @@ def _examples(form: ChoiceFormat, path: str, subject: str, shots: int) -> str:
     return "".join(f"{example.context} {example.choices[example.right]}\n\n" for example in worked)
 
 
-def _prompt(form: ChoiceFormat, number: int, row: Row, subject: str, examples: str) -> Prompt:
+def choice_prompt(form: ChoiceFormat, number: int, row: Row, subject: str = "", examples: str = "") -> Prompt:
+    """The question of one row, with worked examples before it."""
     question = _question(form, row)
     subject = subject or str(row.values.get("subject", ""))
     opening = form.opening.format(subject=subject.replace("_", " ")) if form.opening else ""
