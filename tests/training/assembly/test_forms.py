@@ -88,6 +88,13 @@ def test_the_form_by_model_setting_and_source(tmp_path):
         load_prompts(api.evaluation_config(base, source, {"data": {"as_chat": True}}), evaluation=True)
 
 
+def test_what_is_no_choice_is_refused_in_one_line():
+    for value in ("AUTO", "true", 1, False):
+        assert resolved("grpo", {"data": {"source": "x.jsonl", "as_chat": value}}).data.as_chat in ("auto", True, False)
+    with pytest.raises(WhetError, match=r"data\.as_chat: give auto, true or false$"):
+        resolved("grpo", {"data": {"source": "x.jsonl", "as_chat": "maybe"}})
+
+
 def test_a_server_writes_conversations_itself(tmp_path):
     config = api.evaluation_config("some-name", gsm8k(tmp_path), {"sampling": {"engine": "openai"}})
     assert prompt_form(config, config.eval.source).says_answer_form
