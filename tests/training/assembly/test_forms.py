@@ -104,13 +104,17 @@ def test_the_run_says_its_form(tmp_path):
     base, source = model(tmp_path / "base", {}), gsm8k(tmp_path)
     said = [
         form_facts(api.evaluation_config(name, source, {"data": {"as_chat": as_chat}}), source)["form"]
-        for name, as_chat in (("whetstone", "auto"), ("whetstone", True), ("whetstone", False), (base, "auto"))
+        for name, as_chat in (
+            *(("whetstone", "auto"), ("whetstone", True), ("whetstone", False)),
+            *((base, "auto"), (str(tmp_path / "nowhere"), "auto")),
+        )
     ]
     assert "user message that asks for the answer in \\boxed{} (the model has a chat template" in said[0]
     assert said[1:] == [
         "the bare prompt as a user message (data.as_chat=true)",
         "plain text (data.as_chat=false)",
         "plain text (the model has no chat template)",
+        "plain text (the model's chat template cannot be read)",
     ]
     config = api.evaluation_config("whetstone", str(tmp_path / "rows.jsonl"), {})
     assert form_facts(config, config.eval.source) == {}

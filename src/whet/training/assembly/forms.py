@@ -45,7 +45,8 @@ def prompt_form(config: Config | EvaluationConfig, source: str) -> PromptForm:
             as_chat=True, words="the bare prompt as a user message (data.as_chat=true)" if benchmark else ""
         )
     if not has_template:
-        return PromptForm(words="plain text (the model has no chat template)")
+        why = "the model has no chat template" if has_template is False else "the model's chat template cannot be read"
+        return PromptForm(words=f"plain text ({why})")
     asked = f" that asks for {benchmark.answer_form}" if benchmark and benchmark.answer_form else ""
     why = "the model has a chat template; data.as_chat=false sends plain text"
     return PromptForm(as_chat=True, says_answer_form=True, words=f"a user message{asked} ({why})")
