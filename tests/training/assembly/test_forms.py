@@ -88,6 +88,13 @@ def test_the_form_by_model_setting_and_source(tmp_path):
         load_prompts(api.evaluation_config(base, source, {"data": {"as_chat": True}}), evaluation=True)
 
 
+def test_what_is_no_choice_is_refused_in_one_line():
+    for value in ("AUTO", "true", 1, False):
+        assert resolved("grpo", {"data": {"source": "x.jsonl", "as_chat": value}}).data.as_chat in ("auto", True, False)
+    with pytest.raises(WhetError, match=r"data\.as_chat: give auto, true or false$"):
+        resolved("grpo", {"data": {"source": "x.jsonl", "as_chat": "maybe"}})
+
+
 def test_a_server_writes_conversations_itself(tmp_path):
     config = api.evaluation_config("some-name", gsm8k(tmp_path), {"sampling": {"engine": "openai"}})
     assert prompt_form(config, config.eval.source).says_answer_form
@@ -97,13 +104,17 @@ def test_the_run_says_its_form(tmp_path):
     base, source = model(tmp_path / "base", {}), gsm8k(tmp_path)
     said = [
         form_facts(api.evaluation_config(name, source, {"data": {"as_chat": as_chat}}), source)["form"]
-        for name, as_chat in (("whetstone", "auto"), ("whetstone", True), ("whetstone", False), (base, "auto"))
+        for name, as_chat in (
+            *(("whetstone", "auto"), ("whetstone", True), ("whetstone", False)),
+            *((base, "auto"), (str(tmp_path / "nowhere"), "auto")),
+        )
     ]
     assert "user message that asks for the answer in \\boxed{} (the model has a chat template" in said[0]
     assert said[1:] == [
         "the bare prompt as a user message (data.as_chat=true)",
         "plain text (data.as_chat=false)",
         "plain text (the model has no chat template)",
+        "plain text (the model's chat template cannot be read)",
     ]
     config = api.evaluation_config("whetstone", str(tmp_path / "rows.jsonl"), {})
     assert form_facts(config, config.eval.source) == {}

@@ -100,6 +100,7 @@ class MeasuredModel:
     summary: EvalSummary
     facts: Mapping[str, str]
     temperature: float  # 0: greedy
+    rows: tuple[Mapping[str, Any], ...] = field(repr=False)  # of the file that is kept
 
     @property
     def outcomes(self) -> list[list[float]]:
@@ -198,6 +199,7 @@ def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callabl
         summary=summary,
         facts=eval_facts(config, setup.runtime, evaluator),
         temperature=config.sampling.temperature if plan.samples > 1 else 0.0,
+        rows=tuple(completion_rows(groups)),
     )
 
 

@@ -34,7 +34,7 @@ def prompt_form(config: Config | EvaluationConfig, source: str) -> PromptForm:
     chosen, benchmark = config.data.as_chat, parse_source(source).benchmark
     if chosen is False or (chosen == AUTO and benchmark is None):
         return PromptForm(words="plain text (data.as_chat=false)" if benchmark else "")
-    has_template = _is_served(config) or has_chat_template(config.model.name)
+    has_template = is_served(config) or has_chat_template(config.model.name)
     if chosen is True:
         if has_template is False:
             raise WhetError(
@@ -45,7 +45,8 @@ def prompt_form(config: Config | EvaluationConfig, source: str) -> PromptForm:
             as_chat=True, words="the bare prompt as a user message (data.as_chat=true)" if benchmark else ""
         )
     if not has_template:
-        return PromptForm(words="plain text (the model has no chat template)")
+        why = "the model has no chat template" if has_template is False else "the model's chat template cannot be read"
+        return PromptForm(words=f"plain text ({why})")
     asked = f" that asks for {benchmark.answer_form}" if benchmark and benchmark.answer_form else ""
     why = "the model has a chat template; data.as_chat=false sends plain text"
     return PromptForm(as_chat=True, says_answer_form=True, words=f"a user message{asked} ({why})")
@@ -61,5 +62,6 @@ def form_facts(config: Config | EvaluationConfig, *sources: str) -> dict[str, st
     return {"form": "; ".join(parts)} if parts else {}
 
 
-def _is_served(config: Config | EvaluationConfig) -> bool:
+def is_served(config: Config | EvaluationConfig) -> bool:
+    """True where a server is asked instead of a model that runs here."""
     return is_server(lookup("engine", config.sampling.engine))  # the server writes conversations by its own template

@@ -16,7 +16,7 @@ def load_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[Pr
     """The training prompts of a config or, with `evaluation`, its eval prompts."""
     prompts = _read_prompts(config, evaluation)
     if evaluation:
-        _require_column(prompts, config.eval.by, config.eval.source or config.data.source)
+        require_column(prompts, config.eval.by, config.eval.source or config.data.source)
     return prompts
 
 
@@ -31,7 +31,8 @@ def _read_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[P
     return read_usable(data, source, lambda _: prompts_from, data.limit, prompt_form(config, source))
 
 
-def _require_column(prompts: Sequence[Prompt], by: str, source: str) -> None:
+def require_column(prompts: Sequence[Prompt], by: str, source: str) -> None:
+    """Raise unless every prompt has a value in the column `by`, where one is named."""
     without = next((prompt for prompt in prompts if by and prompt.meta.get(by) is None), None)
     if without is not None:
         known = ", ".join(sorted(without.meta)) or "none but those of the prompt"
