@@ -5,7 +5,7 @@
     write_archive(Path("benchmarks/runs/defaults.jsonl.xz"), records)
 
 A run that is there already in the working folder is not repeated, so that an interrupted command goes on, and no run
-begins after `seconds`. Neither weights nor texts are kept: a few kilobytes per run, one line of JSON each.
+begins after `seconds`. Neither weights nor texts are archived: a few kilobytes per run, one line of JSON each.
 """
 
 from __future__ import annotations
@@ -30,12 +30,16 @@ UNUSED = ("health", "timeline", "spread")  # of a line of metrics.jsonl: compute
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run to be made: `settings` as a config has them, `tags` as a table sorts them."""
+    """A run to be made: `settings` as a config has them, `tags` as a table sorts them.
+
+    `keeps_model`: its run folder stays, as FOLDER/NAME.run, for runs that start from it or are scored by it.
+    """
 
     name: str
     method: str
     settings: Mapping[str, Any]
     tags: Mapping[str, Any] = field(default_factory=dict)
+    keeps_model: bool = False
 
 
 def make_runs(
@@ -89,6 +93,7 @@ def make_one(file: Path) -> None:
     import whet
 
     plan = json.loads(file.read_text("utf-8"))
+    keeps_model = plan.pop("keeps_model")
     folder, error, began = file.with_suffix(".run"), "", time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -105,7 +110,8 @@ def make_one(file: Path) -> None:
     beside = file.with_suffix(".part")
     beside.write_text(json.dumps(shortened(record), separators=(",", ":")), "utf-8")
     beside.replace(file.with_suffix(".json"))
-    shutil.rmtree(folder, ignore_errors=True)
+    if not keeps_model:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def recorded(folder: Path) -> dict[str, Any]:
