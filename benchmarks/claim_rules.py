@@ -213,7 +213,7 @@ def above(arm: str, measure: Measure, limit: float) -> Effect:
 
 
 def best_of(arms: Sequence[str], other: str, measure: Measure) -> Effect:
-    """The other arm against the best of several in that seed: several settings are tried for what the claim belittles."""
+    """The other arm against the best of several in that seed: what a claim belittles is tried in several ways."""
 
     def effect(records: Mapping[str, Record]) -> float | None:
         values = [value for arm in arms if (value := measure(records[arm])) is not None]

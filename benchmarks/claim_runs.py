@@ -18,7 +18,6 @@ from claim_rules import (
     above,
     apart,
     best_of,
-    change,
     ending,
     learned,
     metric,
@@ -35,8 +34,8 @@ RUNS = "RUNS"  # in a setting: the folder that the runs are made in
 HERE = "BENCHMARKS"  # in a setting: the folder of this file
 
 UNTIED: Settings = {"objective": {"kl": "none"}}
-# several updates on one batch, large enough that ratios leave the clip's band
-REUSED: Settings = merged(UNTIED, {"batch": {"updates_per_step": 4}, "optimizer": {"learning_rate": 3e-4}})
+OFTEN: Settings = {"eval": {"every": 4, "prompts": 100}}  # of every run that draws completions
+REUSED: Settings = merged(UNTIED, {"batch": {"updates_per_step": 4}, "steps": 24})
 BY_TOKENS: Settings = merged(REUSED, {"objective": {"aggregate": "token_mean"}})
 # the longest solutions do not fit
 SHORT: Settings = merged(UNTIED, {"data": {"difficulty": [1, 2, 3, 4]}, "sampling": {"max_new_tokens": 36}})
@@ -63,7 +62,11 @@ def parts(*named: tuple[str, Any], **first: Any) -> Settings:
 
 def scored_by(model: str, exact: float = 0.0, tie: Settings | None = None, **settings: Any) -> Settings:
     """A reward model's score, beside the true answer, which counts `exact`."""
-    learned_part = {"reward": "learned", "weight": 1.0 - exact, "settings": {"folder": f"{RUNS}/{model}.run"} | settings}
+    learned_part = {
+        "reward": "learned",
+        "weight": 1.0 - exact,
+        "settings": {"folder": f"{RUNS}/{model}.run"} | settings,
+    }
     return merged(tie or UNTIED, {"reward": {"parts": [{"reward": "exact_answer", "weight": exact}, learned_part]}})
 
 
@@ -102,7 +105,7 @@ MODELS: Mapping[str, Arm] = {
     ),
 }
 
-ARMS: Mapping[str, Arm] = {
+_ARMS: Mapping[str, Arm] = {
     "grpo": ("grpo", {}),
     "untied": ("grpo", UNTIED),
     "dr_grpo": ("dr_grpo", {}),
@@ -169,8 +172,14 @@ ARMS: Mapping[str, Arm] = {
     "student_rl_fast": ("grpo", merged(STUDENT_RL, {"optimizer": {"learning_rate": 1e-3, "warmup_steps": 0}})),
 }
 
+OFFLINE = ("dpo", "dpo_tight", "ipo", "dpop", "student_traces")
+ARMS: Mapping[str, Arm] = {
+    name: arm if name in OFFLINE else (arm[0], merged(OFTEN, arm[1])) for name, arm in _ARMS.items()
+}
+
 ACCURACY = "held-out accuracy at the end"
-CURVE = "mean held-out accuracy of the evaluations"
+CURVE = "held-out accuracy, mean over the training"
+RIGHT = "share of right completions, mean over the training"
 
 CLAIMS: tuple[RunClaim, ...] = (
     RunClaim(
@@ -245,8 +254,8 @@ CLAIMS: tuple[RunClaim, ...] = (
         "Clip-higher ends with a higher score.",
         "E §2",
         ("reused_higher", "reused_tokens"),
-        f"{ACCURACY}: clip-higher less symmetric",
-        apart("reused_higher", "reused_tokens", ending("accuracy")),
+        f"{RIGHT}: clip-higher less symmetric",
+        apart("reused_higher", "reused_tokens", metric("reward.exact_answer")),
     ),
     RunClaim(
         "uniform_groups_grow",
@@ -286,8 +295,8 @@ CLAIMS: tuple[RunClaim, ...] = (
         "Averaging the loss over tokens learns long solutions better.",
         "C §4, D §3.6, E §3",
         ("by_tokens", "untied"),
-        f"{CURVE}: token mean less completion mean",
-        apart("by_tokens", "untied", whole_curve),
+        f"{RIGHT}: token mean less completion mean",
+        apart("by_tokens", "untied", metric("reward.exact_answer")),
     ),
     RunClaim(
         "overlong_truncation",
@@ -320,8 +329,10 @@ CLAIMS: tuple[RunClaim, ...] = (
         "A Q14, E (why this matters)",
         ("reused_gspo", "reused"),
         "share of reweighted tokens: GSPO's less ten times GRPO's, four updates per batch",
-        lambda records: (metric("reweighted")(records["reused_gspo"]) or 0.0)
-        - 10 * (metric("reweighted")(records["reused"]) or 0.0),
+        lambda records: (
+            (metric("reweighted")(records["reused_gspo"]) or 0.0)
+            - 10 * (metric("reweighted")(records["reused"]) or 0.0)
+        ),
     ),
     RunClaim(
         "gspo_wide_never_clips",
@@ -337,16 +348,16 @@ CLAIMS: tuple[RunClaim, ...] = (
         "GSPO trains more efficiently than GRPO on a dense model.",
         "A §6.7, E (why this matters)",
         ("reused_gspo", "reused"),
-        f"{CURVE}: GSPO less GRPO, four updates per batch",
-        apart("reused_gspo", "reused", whole_curve),
+        f"{RIGHT}: GSPO less GRPO, four updates per batch",
+        apart("reused_gspo", "reused", metric("reward.exact_answer")),
     ),
     RunClaim(
         "mixture_gspo",
         "On a mixture of experts GSPO trains where GRPO collapses.",
         "A §6.5, C §5.5, D §3.7",
         ("mixture_gspo", "mixture_grpo"),
-        f"{ACCURACY}: GSPO less GRPO, four updates per batch",
-        apart("mixture_gspo", "mixture_grpo", ending("accuracy")),
+        f"{RIGHT}: GSPO less GRPO, four updates per batch",
+        apart("mixture_gspo", "mixture_grpo", metric("reward.exact_answer")),
     ),
     RunClaim(
         "mixture_grpo_collapses",
@@ -395,8 +406,8 @@ CLAIMS: tuple[RunClaim, ...] = (
         "Rewarding each step of a solution beats rewarding the final answer alone.",
         "B §7.1, Q16",
         ("process", "grpo"),
-        f"{CURVE}: step rewards less outcome rewards",
-        apart("process", "grpo", whole_curve),
+        f"{RIGHT}: step rewards less outcome rewards",
+        apart("process", "grpo", metric("reward.exact_answer")),
     ),
     RunClaim(
         "rm_score_rises",
@@ -520,16 +531,16 @@ CLAIMS: tuple[RunClaim, ...] = (
         "Without a critic's errors GRPO trains better than PPO.",
         "A §3.1, §4.2",
         ("grpo", "ppo"),
-        f"{CURVE}: GRPO less PPO",
-        apart("grpo", "ppo", whole_curve),
+        f"{RIGHT}: GRPO less PPO",
+        apart("grpo", "ppo", metric("reward.exact_answer")),
     ),
     RunClaim(
         "rloo_beats_ppo",
         "REINFORCE with a leave-one-out baseline does better than PPO.",
         "B §6.5",
         ("rloo", "ppo"),
-        f"{CURVE}: RLOO less PPO",
-        apart("rloo", "ppo", whole_curve),
+        f"{RIGHT}: RLOO less PPO",
+        apart("rloo", "ppo", metric("reward.exact_answer")),
     ),
     RunClaim(
         "critic_from_rm",
@@ -545,8 +556,8 @@ CLAIMS: tuple[RunClaim, ...] = (
         "A baseline of the prompt's own group learns faster than one number for all prompts.",
         "A §3.2, D §3.1",
         ("rloo", "reinforce"),
-        f"{CURVE}: RLOO less REINFORCE with a running mean",
-        apart("rloo", "reinforce", whole_curve),
+        f"{RIGHT}: RLOO less REINFORCE with a running mean",
+        apart("rloo", "reinforce", metric("reward.exact_answer")),
     ),
     RunClaim(
         "format_first_format",
@@ -561,8 +572,8 @@ CLAIMS: tuple[RunClaim, ...] = (
         "... and helps the answers in the end.",
         "A §5.5",
         ("format_first", "format_even"),
-        f"{CURVE}: more at first less even",
-        apart("format_first", "format_even", whole_curve),
+        f"{RIGHT}: more at first less even",
+        apart("format_first", "format_even", metric("reward.exact_answer")),
     ),
     RunClaim(
         "format_only",
@@ -613,8 +624,8 @@ CLAIMS: tuple[RunClaim, ...] = (
         "Too large a KL coefficient keeps the policy from learning.",
         "A §3.5, B §3.3, C (extended)",
         ("tied_hard", "grpo"),
-        f"{CURVE}: beta 1 less beta 0.04",
-        apart("tied_hard", "grpo", whole_curve),
+        f"{RIGHT}: beta 1 less beta 0.04",
+        apart("tied_hard", "grpo", metric("reward.exact_answer")),
         -1,
     ),
     RunClaim(
@@ -673,8 +684,8 @@ CLAIMS: tuple[RunClaim, ...] = (
         "Groups of 2 give a noisy baseline and learn worse than groups of 8.",
         "A Q6, C (extended)",
         ("groups_of_2", "grpo"),
-        f"{CURVE}: 64 groups of 2 less 16 groups of 8, the same number of completions",
-        apart("groups_of_2", "grpo", whole_curve),
+        f"{RIGHT}: 64 groups of 2 less 16 groups of 8, the same number of completions",
+        apart("groups_of_2", "grpo", metric("reward.exact_answer")),
         -1,
     ),
     RunClaim(
@@ -682,8 +693,8 @@ CLAIMS: tuple[RunClaim, ...] = (
         "Larger groups train better: their statistics are more accurate.",
         "A Q6",
         ("groups_of_16", "grpo"),
-        f"{CURVE}: 8 groups of 16 less 16 groups of 8, the same number of completions",
-        apart("groups_of_16", "grpo", whole_curve),
+        f"{RIGHT}: 8 groups of 16 less 16 groups of 8, the same number of completions",
+        apart("groups_of_16", "grpo", metric("reward.exact_answer")),
     ),
     RunClaim(
         "rate_too_high",

@@ -186,7 +186,9 @@ def main() -> None:
     records = list(read_archive(ARCHIVE)) if options.archive else all_runs(options)
     values = ledger(records)
     for name, row in values["claims"].items():
-        effect = f"{row['mean']:+.4g} [{row['low']:+.4g}, {row['high']:+.4g}]" if "mean" in row else row.get("outcome", "")
+        effect = (
+            f"{row['mean']:+.4g} [{row['low']:+.4g}, {row['high']:+.4g}]" if "mean" in row else row.get("outcome", "")
+        )
         print(f"{row['verdict']:22} {name:26} {effect}")
     print(json.dumps({key: values[key] for key in ("verdicts", "runs", "failed", "core_minutes")}))
     if options.results:
