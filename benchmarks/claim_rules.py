@@ -162,6 +162,16 @@ def whole_curve(record: Record, metric: str = "accuracy") -> float | None:
 Measure = Callable[[Record], float | None]
 
 
+def curve_until(step: int) -> Measure:
+    """`whole_curve` up to a step: where one of two runs may end early."""
+
+    def measure(record: Record) -> float | None:
+        values = [value for at, value in evaluations(record) if 0 < at <= step]
+        return fmean(values) if values else None
+
+    return measure
+
+
 def metric(name: str, window: slice | str = ALL) -> Measure:
     """`mean_of` as a measure of one run."""
     return lambda record: mean_of(record, name, window)

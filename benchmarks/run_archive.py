@@ -91,6 +91,7 @@ def started(plan: PlannedRun, folder: Path) -> subprocess.Popen[bytes]:
 def make_one(file: Path) -> None:
     """Train one run in this process; leave its record and no weights."""
     import whet
+    from whet.types import RunFailed
 
     plan = json.loads(file.read_text("utf-8"))
     keeps_model = plan.pop("keeps_model")
@@ -98,7 +99,7 @@ def make_one(file: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     try:
         whet.train(plan["method"], config=plan["settings"], folder=str(folder), console=False)
-    except (whet.WhetError, RuntimeError) as failure:  # a run that died is a record too
+    except (whet.WhetError, RunFailed, RuntimeError) as failure:  # a run that died is a record too
         error = str(failure)[:300]
     record = {
         **plan,
