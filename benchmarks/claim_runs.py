@@ -45,15 +45,16 @@ MIXTURE: Settings = {
     "model": {"name": f"{RUNS}/mixture.run", "precision": "fp32"},
     "data": {"difficulty": [1, 2]},
     "sampling": {"max_new_tokens": 32},
-    "batch": {"prompts_per_step": 16, "group_size": 8, "updates_per_step": 4},
+    "batch": {"prompts_per_step": 8, "group_size": 8, "updates_per_step": 4},
     "optimizer": {"learning_rate": 2e-4, "warmup_steps": 0},
-    "steps": 40,
+    "eval": {"every": 10},
+    "steps": 20,
 }
 STUDENT: Settings = {
     "model": {"name": f"{RUNS}/student.run", "precision": "fp32"},
-    "data": {"difficulty": [1, 2]},
-    "sampling": {"max_new_tokens": 32},
-    "steps": 40,
+    "sampling": {"max_new_tokens": 64},
+    "eval": {"every": 20},
+    "steps": 100,
 }
 STUDENT_RL: Settings = merged(STUDENT, {"batch": {"prompts_per_step": 16, "group_size": 8}})
 
@@ -86,12 +87,12 @@ MODELS: Mapping[str, Arm] = {
         "sft",
         {
             "model": {"name": f"{RUNS}/fresh-student", "precision": "fp32"},
-            "data": {"difficulty": [1, 2], "count": 20000, "share_worked": 0.5},
-            "sampling": {"max_new_tokens": 32},
-            "batch": {"rows_per_step": 64},
-            "optimizer": {"learning_rate": 3e-3, "schedule": "cosine", "warmup_steps": 20},
+            "data": {"count": 20000, "share_worked": 0.35},
+            "sampling": {"max_new_tokens": 64},
+            "batch": {"rows_per_step": 128},
+            "optimizer": {"learning_rate": 1e-3, "schedule": "constant", "warmup_steps": 0},
             "eval": {"every": 0},
-            "steps": 300,
+            "steps": 60,
         },
     ),
     "mixture": (
@@ -165,7 +166,7 @@ _ARMS: Mapping[str, Arm] = {
         merged(
             STUDENT,
             {
-                "data": {"share_worked": 1.0},
+                "data": {"share_worked": 1.0, "count": 12800},
                 "batch": {"rows_per_step": 128},
                 "optimizer": {"learning_rate": 1e-3, "warmup_steps": 0},
             },
@@ -526,7 +527,7 @@ CLAIMS: tuple[RunClaim, ...] = (
         "For a small model, imitating worked traces beats reinforcement learning on its own completions.",
         "C §6.5",
         ("student_traces", "student_rl", "student_rl_fast"),
-        f"{ACCURACY}: 5,120 traces less 5,120 completions of its own at the better of two rates",
+        f"{ACCURACY}: 12,800 traces less 12,800 completions of its own at the better of two rates",
         best_of(("student_rl", "student_rl_fast"), "student_traces", ending("accuracy")),
     ),
     RunClaim(

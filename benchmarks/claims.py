@@ -67,33 +67,15 @@ def in_order(arms: Sequence[str], seeds: int) -> list[tuple[str, int]]:
 
 
 def fresh_models(folder: Path) -> None:
-    """The models with random weights that MODELS are trained from."""
-    import torch
-    from moe import BUILTIN, fresh_mixture
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    """The models that MODELS are trained from: a mixture with random weights, and two of the built-in one's layers."""
+    from moe import fresh_mixture
 
-    if (folder / "fresh-student").exists():
-        return
-    fresh_mixture("tiny", folder / "fresh-mixture")
-    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
-    torch.manual_seed(0)
-    student = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=128,
-            max_position_embeddings=256,
-            tie_word_embeddings=True,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-        )
-    )
-    student.save_pretrained(folder / "fresh-student.part")
-    tokenizer.save_pretrained(folder / "fresh-student.part")
-    (folder / "fresh-student.part").replace(folder / "fresh-student")
+    from whet.model.prune import save_smaller
+
+    if not (folder / "fresh-mixture").exists():
+        fresh_mixture("tiny", folder / "fresh-mixture")
+    if not (folder / "fresh-student").exists():
+        save_smaller("whetstone", folder / "fresh-student", layers=2)
 
 
 def all_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
