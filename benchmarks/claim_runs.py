@@ -54,7 +54,7 @@ STUDENT: Settings = {
     "model": {"name": f"{RUNS}/student.run", "precision": "fp32"},
     "sampling": {"max_new_tokens": 64},
     "eval": {"every": 20},
-    "steps": 100,
+    "steps": 60,
 }
 STUDENT_RL: Settings = merged(STUDENT, {"batch": {"prompts_per_step": 16, "group_size": 8}})
 
@@ -166,7 +166,7 @@ _ARMS: Mapping[str, Arm] = {
         merged(
             STUDENT,
             {
-                "data": {"share_worked": 1.0, "count": 12800},
+                "data": {"share_worked": 1.0, "count": 7680},
                 "batch": {"rows_per_step": 128},
                 "optimizer": {"learning_rate": 1e-3, "warmup_steps": 0},
             },
@@ -527,7 +527,7 @@ CLAIMS: tuple[RunClaim, ...] = (
         "For a small model, imitating worked traces beats reinforcement learning on its own completions.",
         "C §6.5",
         ("student_traces", "student_rl", "student_rl_fast"),
-        f"{ACCURACY}: 12,800 traces less 12,800 completions of its own at the better of two rates",
+        f"{ACCURACY}: 7,680 traces less 7,680 completions of its own at the better of two rates",
         best_of(("student_rl", "student_rl_fast"), "student_traces", ending("accuracy")),
     ),
     RunClaim(
