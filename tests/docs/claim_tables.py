@@ -18,8 +18,8 @@ def values() -> Mapping[str, Any]:
     return dict(json.loads(RESULTS.read_text(encoding="utf-8"))["values"])
 
 
-def rows_of(kind: str) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(name, row) for name, row in values()["claims"].items() if row["kind"] == kind]
+def rows_of(kind: str) -> list[Mapping[str, Any]]:
+    return [row for row in values()["claims"].values() if row["kind"] == kind]
 
 
 def verdict_table() -> str:
@@ -28,7 +28,7 @@ def verdict_table() -> str:
     lines = ["| claims | " + " | ".join(seen) + " | all |", "|---" * (len(seen) + 2) + "|"]
     for kind, words in KINDS.items():
         rows = rows_of(kind)
-        counts = [sum(row["verdict"] == verdict for _, row in rows) for verdict in seen]
+        counts = [sum(row["verdict"] == verdict for row in rows) for verdict in seen]
         lines.append(f"| {words} | " + " | ".join(str(count or "") for count in counts) + f" | {len(rows)} |")
     return "\n".join(lines)
 
@@ -43,7 +43,7 @@ def effect_text(row: Mapping[str, Any]) -> str:
 def training_table() -> str:
     """Claims about training: what was claimed, what was measured, the effect over seeds, the verdict, the runs."""
     lines = ["| claim | in | measured | effect (95% interval) | verdict | runs |", "|---|---|---|---|---|---|"]
-    for name, row in rows_of("runs"):
+    for row in rows_of("runs"):
         sign = "above" if row["sign"] > 0 else "below"
         runs = ", ".join(f"`{arm}`" for arm in row["arms"])
         cells = [
@@ -61,7 +61,7 @@ def training_table() -> str:
 def arithmetic_table() -> str:
     """Claims about arithmetic: what comes out."""
     lines = ["| claim | in | what comes out | verdict |", "|---|---|---|---|"]
-    for _, row in rows_of("arithmetic"):
+    for row in rows_of("arithmetic"):
         lines.append(f"| {row['text']} | {row['said']} | {row['outcome']} | **{row['verdict']}** |")
     return "\n".join(lines)
 
@@ -69,7 +69,7 @@ def arithmetic_table() -> str:
 def untested_table() -> str:
     """Claims that need what is not here."""
     lines = ["| claim | in | it would take |", "|---|---|---|"]
-    for _, row in rows_of("untested"):
+    for row in rows_of("untested"):
         lines.append(f"| {row['text']} | {row['said']} | {row['reason']} |")
     return "\n".join(lines)
 
