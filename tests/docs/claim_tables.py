@@ -47,7 +47,7 @@ def training_table() -> str:
         sign = "above" if row["sign"] > 0 else "below"
         runs = ", ".join(f"`{arm}`" for arm in row["arms"])
         cells = [
-            f'{row["text"]} <a id="{name}"></a>',
+            row["text"],
             row["said"],
             f"{row['measure']}; claimed: {sign} 0",
             effect_text(row),
