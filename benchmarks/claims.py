@@ -55,9 +55,10 @@ def planned(name: str, arm: Arm, folder: Path, seed: int, steps: int, keeps_mode
     return PlannedRun(name if keeps_model else f"{name}-s{seed}", method, settings, tags, keeps_model)
 
 
-def needs_model(arm: Arm) -> bool:
-    """Whether a run of the arm starts from another run, or is scored by it."""
-    return f"{RUNS}/" in json.dumps(arm[1])
+def models_of(arm: Arm) -> list[str]:
+    """The runs that a run of the arm starts from, or is scored by."""
+    said = json.dumps(arm[1])
+    return [name for name in MODELS if f"{RUNS}/{name}.run" in said]
 
 
 def in_order(arms: Sequence[str], seeds: int) -> list[tuple[str, int]]:
@@ -87,18 +88,20 @@ def all_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
     fresh_models(folder)
     arms = options.arms.split(",") if options.arms else list(ARMS)
     runs = [
-        (needs_model(ARMS[arm]), planned(arm, ARMS[arm], folder, seed, options.steps))
+        (models_of(ARMS[arm]), planned(arm, ARMS[arm], folder, seed, options.steps))
         for arm, seed in in_order(arms, options.seeds)
     ]
-    models = [planned(name, arm, folder, 0, options.steps, keeps_model=True) for name, arm in MODELS.items()]
-    free = [run for waits, run in runs if not waits]
-    if len(free) < len(runs):
-        # what runs wait for, and beside it as much as keeps every worker busy
+    awaited = {name for names, _ in runs for name in names}
+    models = [planned(name, MODELS[name], folder, 0, options.steps, True) for name in MODELS if name in awaited]
+    free = [run for names, run in runs if not names]
+    if models:  # and beside them as much as keeps every worker busy
         make_runs([*models, *free[: 3 * options.workers]], folder, options.workers, options.seconds, options.timeout)
+    there = {model.name for model in models if (folder / f"{model.name}.json").exists()}
     left = max(options.seconds - (time.monotonic() - began), 1.0) if options.seconds else 0.0
-    records = make_runs([run for _, run in runs], folder, options.workers, left, options.timeout)
-    made = [folder / f"{model.name}.json" for model in models]
-    return [*(json.loads(file.read_text("utf-8")) for file in made if file.exists()), *records]
+    possible = [model for model in models if model.name in there] + [
+        run for names, run in runs if there.issuperset(names)
+    ]
+    return make_runs(possible, folder, options.workers, left, options.timeout)
 
 
 def by_seed(records: Iterable[Record]) -> dict[int, dict[str, Record]]:
