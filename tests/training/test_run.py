@@ -58,6 +58,7 @@ class Adding:
         return StepReport(number, number - 1, {"tokens": 10}, {"total": 0.5}, metrics), []
 
     ended_early = None
+    prompt_scores = {}
 
     def evaluate(self):
         self.evaluating.get(self.done, lambda: None)()
