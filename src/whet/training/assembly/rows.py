@@ -72,7 +72,7 @@ def column_facts(*values: Sequence[Any]) -> dict[str, str]:
 
 
 def overlap_facts(train: Sequence[Any], evaluation: Sequence[Any]) -> dict[str, str]:
-    """How many eval prompts are also trained on, for the run's facts; nothing where none is. White space is no matter."""
+    """How many eval prompts are also trained on, for the run's facts; white space does not count. Empty for none."""
     known = {_prompt_key(value) for value in train} if evaluation else set()
     both = sum(_prompt_key(value) in known for value in evaluation)
     if not both:
