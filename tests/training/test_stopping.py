@@ -82,6 +82,20 @@ def test_looks_before_a_kill_count(tmp_path) -> None:
     assert (outcome.steps, outcome.ended.by) == (4, "evaluations")
 
 
+def test_a_run_that_is_killed_before_it_says_its_end_ends_there(tmp_path) -> None:
+    """Only one that has said it goes on."""
+    flat = dict.fromkeys(range(9), 0.3)
+    first = run(Scripted(flat), tmp_path, stop_after=2)
+    again = Scripted(flat)
+    outcome = run(again, tmp_path, checkpoint=newest(tmp_path), stop_after=2)
+    assert (outcome.steps, outcome.ended) == (first.steps, first.ended) and outcome.steps == 2
+    assert again.model.total.item() == 3 and outcome.after == first.after
+    record = RunRecorder(tmp_path)
+    record.started({})
+    record.finished({})
+    assert run(Scripted(flat), tmp_path, checkpoint=newest(tmp_path)).steps == 9
+
+
 def test_a_significant_fall_is_said_and_done_about_what_was_asked_for(tmp_path) -> None:
     falls = {0: 0.3, 1: 0.4, 2: 0.25, 3: 0.25, 4: 0.25, 5: 0.25, 6: 0.5}
     outcome = run(Scripted(falls), tmp_path / "say", steps=8)

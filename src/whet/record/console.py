@@ -69,6 +69,7 @@ class Console:
         self._eval_size = 0
         self._intervals: deque[float] = deque(maxlen=STEPS_FOR_ETA)
         self._stepped_at = time.monotonic()
+        self._ends_at = math.inf  # by the budget of the run
         self._printed_at = -math.inf
         self._reported: set[str] = set()
 
@@ -86,6 +87,7 @@ class Console:
         if earlier is not None:  # of a run that is resumed
             self._evals[earlier.metric] = Evaluations((earlier,))
         self._stepped_at = time.monotonic()
+        self._ends_at = self._stepped_at + 3600 * float(summary.get("hours") or math.inf)
         self._print(header(summary))
         if self._is_live:
             self._live = Live(get_renderable=self._display, console=self._terminal, refresh_per_second=4)
@@ -153,7 +155,7 @@ class Console:
             return None
         pace = sum(self._intervals) / len(self._intervals)
         left = pace * (self._total - self._report.step) - (time.monotonic() - self._stepped_at)
-        return max(0.0, left)
+        return max(0.0, min(left, self._ends_at - time.monotonic()))
 
     def _display(self) -> RenderableType:
         return display(self._report, self._total, self._eta(), self._sparklines())

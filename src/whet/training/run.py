@@ -24,7 +24,7 @@ from whet.model.finite import non_finite_weight
 from whet.model.run_models import checkpoint_step, complete_checkpoints
 from whet.record.evaluations import Evaluations, evaluations_of
 from whet.record.health import diagnosis
-from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, read_metrics, step_reports
+from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, is_finished, read_metrics, step_reports
 from whet.record.metrics.timer import PhaseTimer
 from whet.record.run_kinds import kind_of
 from whet.record.sections import HealthSection, ReportSection
@@ -140,6 +140,7 @@ class _Progress:
     tokens: int = 0
     streaks: dict[str, int] = field(default_factory=dict)  # steps for which problems have held that are acted on
     rate_factor: float = 1.0  # what is left of the scheduled learning rate
+    ended: list[str] = field(default_factory=list)  # what ended the run early, and in words
 
 
 def notify(callbacks: Sequence[object], event: str, *arguments: Any) -> str:
@@ -218,6 +219,7 @@ def run_training(
     def evaluations() -> Evaluations:
         return evaluations_of(evals, kind_of(history.items()).evals)
 
+    was_finished = ranks.first(lambda: is_finished(folder))  # before "running" is written
     notify(everyone, "started", {**summary, "evaluations": evaluations().values()} if evals else summary)
 
     def evaluate(step: int) -> str:
@@ -267,7 +269,8 @@ def run_training(
 
     saver = Saver(folder, saving, ranks, progress.step, lambda *done: notify(everyone, "saved", *done), failed)
     try:
-        end = _method_end(trainer)
+        end = _method_end(trainer) or _known_end(progress, was_finished)
+        progress.ended = []
         if progress.evaluated_at < 0:
             end = _agreed(ranks, end, evaluate(0))
         saved = progress.step if checkpoint is not None else -1
@@ -303,6 +306,7 @@ def run_training(
                     end = _agreed(ranks, end, asked, no_new_best(evaluations(), stop_after))
                     done = done or end is not None
                 is_final = done or stops
+                progress.ended = [] if end is None else [end.by, end.text]
                 if is_final or "checkpoint" in taken or saver.due(step):
                     save(step, checkpoint=True, best=best, is_last=is_final)
                     saved = step
@@ -321,6 +325,15 @@ def run_training(
     _refuse_lost(record, progress.step)
     result = _result(progress, steps, end if progress.step < steps else None, spent)
     return replace(result, saving=saver.account(), evaluations=evaluations())
+
+
+def _known_end(progress: _Progress, was_finished: bool) -> EarlyEnd | None:
+    """What ended a run that was killed before it could say so; one that did is resumed to go on.
+
+    A budget that was spent is looked at again: the resume may have brought more hours.
+    """
+    end = EarlyEnd(*progress.ended) if progress.ended else None  # type: ignore[arg-type]
+    return None if end is None or was_finished or end.by == "hours" else end
 
 
 def _method_end(trainer: Trainer) -> EarlyEnd | None:
