@@ -29,6 +29,7 @@ class Course:
     seconds: Number = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     evals: Sequence[tuple[int, dict[str, float]]] = ()
+    eval_size: int = 0
     steps: int = 30  # when it is looked at
 
     def reports(self, num_steps: int) -> list[StepReport]:
@@ -49,7 +50,12 @@ class Course:
         ]
 
     def evaluations(self) -> list[EvalRecord]:
-        return [EvalRecord(step, "eval", result, 1.0) for step, result in self.evals]
+        return [EvalRecord(step, "eval", result, 1.0, self.eval_size) for step, result in self.evals]
+
+
+def evaluated(*accuracies: float, size: int = 200) -> Course:
+    """A run that is evaluated before its first step and after each of the next."""
+    return Course(evals=[(step, {"accuracy": value}) for step, value in enumerate(accuracies)], eval_size=size)
 
 
 def after(step: int, before: float, later: float) -> Callable[[int], float]:
@@ -296,6 +302,15 @@ CASES: dict[str, Case] = {
             "the task is solved": Course(
                 {**two(1.0, 0.5), "accuracy": 1.0}, {"easy_decides": 0.95, "right_decides": 0.0}
             ),
+        },
+    ),
+    "evaluation falls": Case(
+        evaluated(0.35, 0.2, 0.2, 0.2),
+        {
+            "a single evaluation": evaluated(0.3, 0.35, 0.2, 0.34, 0.2, 0.35),
+            "few prompts": evaluated(0.35, 0.2, 0.2, 0.2, size=40),
+            "it holds": evaluated(0.28, 0.35, 0.33, 0.3, 0.34),
+            "how many were asked is not known": evaluated(0.35, 0.2, 0.2, 0.2, size=0),
         },
     ),
     "held-out disagreement": Case(

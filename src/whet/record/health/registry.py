@@ -12,6 +12,7 @@ from typing import Any
 
 from whet.record.health.critic import CRITIC_RULES
 from whet.record.health.episodes import EPISODE_RULES
+from whet.record.health.evaluation import EVALUATION_RULES
 from whet.record.health.finding import FindingSpan, HealthFinding, recorded_finding
 from whet.record.health.groups import GROUP_RULES
 from whet.record.health.hacking import HACKING_RULES
@@ -30,6 +31,7 @@ from whet.types import StepReport
 RULES: Mapping[str, HealthRule] = {
     rule.name: rule
     for rule in (
+        *EVALUATION_RULES,
         *POLICY_RULES,
         *GROUP_RULES,
         *REWARD_RULES,
@@ -144,6 +146,10 @@ def finding_spans(
             shown = known.get(finding.name, finding) if holds else finding
             spans[finding.name] = FindingSpan(shown, first, step, count, holds)
     for finding in now:
+        if finding.is_problem and RULES[finding.name].by_evaluation:  # the last one comes after the last step's line
+            before = spans.get(finding.name)
+            first, count = (before.first, before.num_steps) if before else (end, 1)
+            spans[finding.name] = FindingSpan(finding, first, end, count, True)
         if finding.is_problem and RULES[finding.name].is_timed:
             first, count = since_when(finding.name, steps, dtype, settings, evals)
             spans[finding.name] = FindingSpan(finding, first, end, count, True)

@@ -28,6 +28,7 @@ class HealthRule:
     lasting: int = 0  # steps before the last that it must have held in as well: noise passes, a problem stays
     hides: tuple[str, ...] = ()  # names of rules that say the same less well
     is_note: bool = False  # it never finds a problem
+    by_evaluation: bool = False  # it reads evaluations alone: between two of them nothing new is known
     is_timed: bool = False  # it reads the clock, so equal runs may differ: not recorded with the steps
 
     def find(self, history: History) -> HealthFinding | None:

@@ -38,7 +38,7 @@ from whet.training.assembly.rewards import (
     score_and_check,
     take_notes,
 )
-from whet.training.assembly.rows import column_facts
+from whet.training.assembly.rows import column_facts, overlap_facts
 from whet.training.assembly.runtime import (
     Runtime,
     decode_facts,
@@ -120,6 +120,7 @@ def build_rl(
         **decode_facts(runtime, sampling, tokens),
         "data": data_summary(config, prompts, eval_prompts),
         **column_facts(prompts, eval_prompts),
+        **overlap_facts(prompts, eval_prompts[: config.eval.prompts]),
         **({"teacher": trainer.taught_by} if trainer.taught_by else {}),
         **({"demonstrations": trainer.shown} if trainer.shown else {}),
         "reward": reward_fact(objective, parts),

@@ -15,9 +15,10 @@ from whet.data.sections import DataSection
 from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source
 from whet.data.usable import Usable, left_out_words, usable, without
 from whet.objective.presets.reward_model import REWARD_MODELS
+from whet.record.text import count_of
 from whet.training.assembly.forms import PromptForm, prompt_form, stated_form
 from whet.training.config import PreferenceConfig, RewardModelConfig
-from whet.types import WhetError
+from whet.types import Prompt, WhetError
 
 Read = Callable[..., list[Any]]
 Encodings = TypeVar("Encodings")
@@ -75,6 +76,26 @@ def column_facts(*values: Sequence[Any]) -> dict[str, str]:
     """What was found under which name, for the run's facts; nothing where the data has whet's own columns."""
     notes = dict.fromkeys(value.notes for value in values if isinstance(value, Usable) and value.notes)
     return {"columns": "; ".join(notes)} if notes else {}
+
+
+def overlap_facts(train: Sequence[Any], evaluation: Sequence[Any]) -> dict[str, str]:
+    """How many eval prompts are also trained on, for the run's facts; white space does not count. Empty for none."""
+    known = {_prompt_key(value) for value in train} if evaluation else set()
+    both = sum(_prompt_key(value) in known for value in evaluation)
+    if not both:
+        return {}
+    are = "is" if both == 1 else "are"
+    return {
+        "overlap": f"{both} of {count_of(len(evaluation), 'eval prompt')} {are} also trained on; "
+        "what is measured there may be memory (`whet data contamination` finds near copies too)"
+    }
+
+
+def _prompt_key(value: Any) -> tuple[str, ...]:
+    """The words of a prompt, or of a row's; two that differ in white space alone are the same."""
+    prompt: Prompt = getattr(value, "prompt", value)
+    texts = (prompt.text or "", *(f"{message['role']} {message['content']}" for message in prompt.messages))
+    return tuple(word for text in texts for word in text.split())
 
 
 def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:

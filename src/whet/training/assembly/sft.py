@@ -10,7 +10,7 @@ from whet.data.tasks import Task, demonstrations
 from whet.model.load import LoadedModel
 from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.prompts import data_summary
-from whet.training.assembly.rows import column_facts, encodable, left_out_phrases, read_usable
+from whet.training.assembly.rows import column_facts, encodable, left_out_phrases, overlap_facts, read_usable
 from whet.training.assembly.runtime import Runtime, rows_fact
 from whet.training.config import SFTConfig
 from whet.training.distributed.shard import sharded
@@ -78,7 +78,8 @@ def build_sft(
     phrases = [data_summary(config, (), eval_prompts), *left_out_phrases(rows, eval_rows)]
     phrases += [f"{dropped} left out: too long for the context"] if dropped else []
     lengths = rows_fact([row.tokens for row in encoded])
-    return trainer, {"data": ", ".join(phrases), **column_facts(rows, eval_rows), **lengths}
+    overlap = overlap_facts(rows, eval_rows or eval_prompts[: config.eval.prompts])
+    return trainer, {"data": ", ".join(phrases), **column_facts(rows, eval_rows), **overlap, **lengths}
 
 
 def _fitting(
