@@ -150,7 +150,8 @@ def policy_case(name: str, model: CausalLM) -> tuple[Any, TokenBatch]:
     shift = logp - drifted
     moved = {"old_logp": batch.old_logp, "behavior_logp": batch.behavior_logp, "ref_logp": batch.ref_logp}
     batch = replace(batch, **{name: torch.where(batch.action, value + shift, 0.0) for name, value in moved.items()})
-    return objective, objective.advantage(batch, MEMORY)[0]
+    batch, _ = objective.advantage(batch, MEMORY)
+    return objective, objective.surveyed(batch, logp)  # some rules look at the whole step before its update
 
 
 def policies(world: World, names: Sequence[str], tied: bool = True) -> dict[str, Gradients]:
