@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.support.for_every import for_every
 from whet.record.speed import (
@@ -21,6 +22,7 @@ from whet.record.speed import (
     training_operations,
 )
 from whet.record.text import memory_text
+from whet.tools.bench import benchmark
 from whet.types import WhetError
 
 SHAPE = RolloutShape(num_prompts=2, group_size=3, prompt_tokens=4, completion_tokens=5)
@@ -81,6 +83,15 @@ def test_a_pass_takes_half_of_what_is_free():
     assert tokens_that_fit(1e9, 1e5) == 4096  # 5,000 would fit
     assert tokens_that_fit(1e9, 1e5, share=1.0) == 8192
     assert tokens_that_fit(1.0, 1e9) == 256
+
+
+def test_products_grow_to_the_largest_and_stop_early_where_time_is_short(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(benchmark, "best_seconds", lambda work, *_: sizes.append(len(work())) or 1e-9)
+    monkeypatch.setitem(benchmark.LARGEST, "cpu", 256)
+    assert benchmark.matrix_rate(torch.device("cpu"), torch.float32, 60.0) == 2 * 256**3 / 1e-9
+    benchmark.matrix_rate(torch.device("cpu"), torch.float32, 0.0)
+    assert sizes == [128, 256, 128]
 
 
 def test_the_share_of_the_matrix_rate():

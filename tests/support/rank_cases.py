@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.oracle_methods import MEMORY, METHODS, example
+from tests.support.rank_processes import joined_ranks
 from whet.data.families import ClassifierRow, Family
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.critic import critic_on
@@ -29,7 +30,7 @@ from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLos
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.completion_logp import LiveReference, stored_reference
-from whet.training.distributed.ranks import ALONE, OtherRankFailed, Ranks, joined_ranks, leave_ranks
+from whet.training.distributed.ranks import ALONE, OtherRankFailed, Ranks
 from whet.training.distributed.shard import (
     Sharding,
     sharded,
@@ -422,14 +423,14 @@ def all_gradients(world: World, every: bool = True) -> dict[str, Gradients]:
 def main(mode: str, file: str, every: str = "every") -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    ranks = joined_ranks(device, timeout=120)
+    ranks = joined_ranks()
     shards = sharding(ranks, device)
     if mode != "even":
         ranks = Uneven(ranks.rank, ranks.size, empty=mode == "empty")
     found = all_gradients(World(ranks, shards), every == "every")
     if ranks.is_first:
         torch.save(found, file)
-    leave_ranks()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
