@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +18,9 @@ from tests.support.shared_runs import made_once, train_imitator
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background shell starts its commands so; ours must end by it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+os.fsync = lambda file: None  # what a killed process wrote is there without it; the disk would take a third of a run
 
 
 gc.disable()  # hundreds of modules are imported to stay: a third of collecting would go into looking for garbage
