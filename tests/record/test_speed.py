@@ -15,7 +15,6 @@ from whet.record.speed import (
     rollout_bytes,
     rollout_limit,
     rollout_operations,
-    sequence_operations,
     speed_advice,
     speed_text,
     tokens_that_fit,
@@ -58,12 +57,11 @@ def test_tokens_of_a_shape():
 def test_useful_operations_count_a_prompt_once_and_the_head_on_completions():
     assert training_operations(ANATOMY, SHAPE) == 6 * (1000 * 38 + 100 * 30) + 12 * 10 * 230
     assert rollout_operations(ANATOMY, SHAPE) == 2 * (1000 * 38 + 100 * 30) + 4 * 10 * 230
-    assert sequence_operations(ANATOMY, [3, 2], trained=4) == 6 * (1000 * 5 + 100 * 4) + 12 * 10 * 9
 
 
 def test_one_completion_a_prompt_is_a_plain_sequence():
     shape = RolloutShape(1, 1, 4, 5)
-    assert training_operations(ANATOMY, shape) == sequence_operations(ANATOMY, [9], trained=5)
+    assert training_operations(ANATOMY, shape) == 6 * (1000 * 9 + 100 * 5) + 12 * 10 * 45
 
 
 def test_a_rollout_reads_all_weights_for_every_position():
