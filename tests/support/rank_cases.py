@@ -151,6 +151,10 @@ def policy_case(name: str, model: CausalLM) -> tuple[Any, TokenBatch]:
     shift = logp - drifted
     moved = {"old_logp": batch.old_logp, "behavior_logp": batch.behavior_logp, "ref_logp": batch.ref_logp}
     batch = replace(batch, **{name: torch.where(batch.action, value + shift, 0.0) for name, value in moved.items()})
+    stream = torch.Generator().manual_seed(8)
+    every = torch.randn((*batch.action.shape, VOCABULARY), generator=stream, dtype=torch.float64)
+    taught = every.log_softmax(-1).topk(3, -1)
+    batch = replace(batch, teacher_top=taught.indices.int(), teacher_top_logp=taught.values)
     batch, _ = objective.advantage(batch, MEMORY)
     return objective, objective.surveyed(batch, logp)  # some rules look at the whole step before its update
 
