@@ -418,7 +418,7 @@ def test_a_program_that_hangs_before_its_first_call_costs_its_time_and_no_more(t
     print(json.dumps({"reward": 1}))
     """
     began = time.monotonic()
-    play = Play(tmp_path, tokenizer, program, count=4, limits=AgentLimits(seconds=3))
+    play = Play(tmp_path, tokenizer, program, count=4, limits=AgentLimits(seconds=2))
     assert time.monotonic() - began < 15  # four that ignore the request to end are ended together
     hung, fine = play.groups
     assert [(each.stop, each.returned, each.num_actions) for each in hung] == [(StopReason.SECONDS, None, 0)] * 4
