@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.data.distillation_target import with_text
 from whet.record.text import count_of, percent
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
@@ -220,6 +221,9 @@ class MixSource(Section):
     data: str = Field("", description="an earlier stage, a file, task:NAME or hub:owner/name")
     rows: int = Field(0, ge=0, le=MOST_ROWS, description="how many a task writes, or of others only the first; 0: all")
     drop_answers: bool = Field(False, description="prompts only: leave the gold answers out")
+    template: str = Field(
+        "", description="demonstrations only: puts the completion, {text}, beside its {prompt}, as teacher.context does"
+    )
 
 
 class MixEntry(StageEntry):
@@ -272,7 +276,11 @@ class MixEntry(StageEntry):
             from whet.training.assembly.sft import load_demonstrations
 
             config = SFTConfig(method=SUPERVISED, seed=settings.seed, data=data)  # type: ignore[arg-type]
-            return [{**prompt_row(row.prompt), "completion": row.completion} for row in load_demonstrations(config)[0]]
+            shown = source.template or "{prompt}"
+            return [
+                {**prompt_row(with_text(row.prompt, row.completion, shown)), "completion": row.completion}
+                for row in load_demonstrations(config)[0]
+            ]
         from whet.training.assembly.prompts import load_prompts
 
         prompts = load_prompts(sampling_config(settings, "", data), evaluation=False)
