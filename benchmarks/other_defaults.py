@@ -1,20 +1,24 @@
-"""Learning rates of everything that is not a policy method on a real model: a sweep over two decades, three seeds.
+"""Defaults of everything that is not a policy method on a real model: sweeps over two decades, three seeds.
 
-    python benchmarks/other_defaults.py --workers 16 --seconds 1200 --folder build/other_defaults --results
+    python benchmarks/other_defaults.py --workers 16 --seconds 1200 --results
     python benchmarks/other_defaults.py --only teacher-whole,critic --seeds 1
 
-Every run is `whet train METHOD` on the built-in model as a user has it, except for its rate; methods with a teacher
-train a student of two of the teacher's three layers. A run that is there already in --folder is not repeated. The
-table goes to results/other_defaults.json and the runs to benchmarks/runs/other_defaults.jsonl.xz.
+Every run is `whet train METHOD` on the built-in model as a user has it, except for one value, mostly its learning rate;
+methods with a teacher train the student of `whet pipeline distill`, and those with a reward model the policy of `whet
+pipeline rlhf`. A run that is there already in --folder is not repeated. The table goes to results/other_defaults.json
+and the runs to benchmarks/runs/other_defaults.jsonl.xz.
 
-The rule that chooses: a rate is *fine* where no seed ends below its start by more than noise, and where its mean is
-within noise of the best mean. Methods of one group share a default: it is fine for every method of the group where
-there is such a rate, and today's stays where it is one of them.
+The rule that chooses: a value is *fine* where no seed ends below its start by more than noise, and where its mean is
+within noise of the best mean. Methods of one group share a default: the value that loses for the fewest of them and is
+fine for the most, and among equals the one nearest to today's, which stands where it is that one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,56 +32,79 @@ from run_archive import ARCHIVES, PlannedRun, make_runs, write_archive
 
 sys.path.insert(0, str(ROOT / "src"))
 
-import whet
+from whet.model.run_models import run_model
 from whet.settings.layers import merged
+from whet.training.config import resolved
 
 STEPS = range(-3, 4)  # thirds of a decade on either side of the middle
 ERRORS = 2.0  # standard errors that count as noise
-PROMPTS = 200  # of an evaluation, unless a group says otherwise
-TEACHER, LAYERS, STUDENT = "teacher", "layers", "student"
+PROMPTS = 200  # of an evaluation
 RATE, CRITIC_RATE = "optimizer.learning_rate", "critic.learning_rate"
+BETA, NATS = "objective.kl.beta", "objective.control.nats"
 SPARE = {"model": {"device": "cpu", "threads": 1}, "eval": {"every": 0}, "report": {"save_every": 100_000}}
 ADAPTERS = {"model": {"lora": 16}}
-# the student of `whet pipeline distill`, whose settings a run folder of the built-in model would have by itself
+# models that stages of the pipelines make, by stage; they are run first, with next to nothing behind these stages
+PREPARED = {
+    "distill": {"compare": ["traces"], "traces": {"prompts": 8}, "imitate": {"epochs": 1.0}},
+    "rlhf": {"compare": ["best_of_n"], "most_n": 1, "judged_prompts": 8},
+}
+TEACHER, LAYERS, STUDENT = "distill/teacher", "distill/student", "distill/warm-student"
+IMITATING, SCORER = "rlhf/sft", "rlhf/reward-model"
+# what the pipeline sets for a student, which has the settings of a model of the user's own otherwise
 TASK = {"data": {"source": "task:arithmetic", "count": 512}, "sampling": {"max_new_tokens": 64}}
-TAUGHT = merged(TASK, {"model": {"name": STUDENT}, "steps": 100})
-ALONE = {"batch": {"group_size": 1, "prompts_per_step": 64}}
+STUDYING = {"model": {"name": STUDENT}, "steps": 80, "batch": {"group_size": 1, "prompts_per_step": 32}}
+TAUGHT = merged(merged(TASK, STUDYING), {"teacher": {"name": TEACHER}})
+SIBLINGS = {"batch": {"group_size": 8, "prompts_per_step": 4}}
+READING = {"teacher": {"template": "{prompt}\n{text}"}}
+SCORED = {
+    "model": {"name": IMITATING},
+    # the first part is the truth, which is measured and not learned from
+    "reward": {
+        "parts": [{"reward": "exact_answer", "weight": 0.0}, {"reward": "learned", "settings": {"folder": SCORER}}]
+    },
+}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Methods that share a default rate, and the runs that it is measured on."""
+    """Methods that share a default, and the runs that it is measured on."""
 
     name: str
     methods: tuple[str, ...]
-    middle: float  # of the rates that are tried
+    middle: float  # of the values that are tried
     settings: Mapping[str, Any] = field(default_factory=dict)
     key: str = RATE
+    today: float = 0.0  # the default; 0: as the config of the first method has it
 
-    def rates(self) -> list[float]:
-        """Seven rates, a third of a decade apart."""
+    def values(self) -> list[float]:
+        """Seven values, a third of a decade apart."""
         return [float(f"{self.middle * 10 ** (step / 3):.2g}") for step in STEPS]
 
 
 # the most telling first: a sweep that runs out of time has these
 GROUPS = (
-    Group("teacher-whole", ("opd_full", "gkd"), 1e-3, merged(merged(TAUGHT, ALONE), {"teacher": {"name": TEACHER}})),
-    Group("teacher-sampled", ("opd", "iw_opd"), 1e-3, merged(merged(TAUGHT, ALONE), {"teacher": {"name": TEACHER}})),
-    Group("teacher-self", ("sdft", "sdpo"), 1e-4),
+    Group("teacher-whole", ("opd_full", "gkd"), 1e-3, TAUGHT),
+    Group("teacher-sampled", ("opd",), 1e-3, TAUGHT),
+    Group("teacher-self", ("sdft",), 1e-3, merged(merged(TASK, STUDYING), READING)),
+    Group("teacher-sibling", ("sdpo",), 1e-3, merged(merged(merged(TASK, STUDYING), READING), SIBLINGS)),
+    Group("rlhf-rate", ("grpo",), 1e-4, SCORED),
+    Group("rlhf-beta", ("grpo",), 1e-1, SCORED, BETA, today=0.04),
+    Group("rlhf-nats", ("grpo", "ppo"), 3.0, merged(SCORED, {"objective": {"control": {"kind": "budget"}}}), NATS, 3.0),
     Group("preference", ("dpo", "ipo", "kto", "simpo", "orpo"), 1e-4),
     Group("reward-model", ("rm", "orm", "prm"), 1e-3),
     Group("critic", ("ppo",), 1e-3, key=CRITIC_RATE),
     Group("lora-policy", ("grpo",), 1e-3, ADAPTERS),
     Group("lora-preference", ("dpo",), 1e-3, ADAPTERS),
     Group("sft", ("sft",), 1e-3, merged(TASK, {"model": {"name": LAYERS}, "steps": 60})),
+    Group("teacher-unread", ("sdft", "sdpo"), 1e-3),  # the built-in model as it is: it cannot use what it reads
 )
 
 
 @dataclass(frozen=True)
-class RateOutcome:
-    """What the seeds of one method came to at one rate."""
+class Outcome:
+    """What the seeds of one method came to at one value."""
 
-    rate: float
+    value: float
     before: tuple[float, ...]  # by seed
     after: tuple[float, ...]
 
@@ -104,10 +131,10 @@ class RateOutcome:
 class Choice:
     """What a group's runs say about its default."""
 
-    today: float  # the default of the code that ran this, which need not be one of the rates tried
-    nearest: float  # the rate tried that is closest to it
+    today: float  # the default of the code that ran this, which need not be one of those tried
+    nearest: float  # the value tried that is closest to it
     stands: bool
-    chosen: float  # the rate tried that the rule takes; today's where it stands
+    chosen: float  # the value tried that the rule takes; today's where it stands
     best: dict[str, float]  # by method
     fine: dict[str, list[float]]
     losing: dict[str, list[float]]
@@ -119,31 +146,31 @@ def share_variance(share: float) -> float:
     return likely * (1 - likely) / PROMPTS
 
 
-def fine_rates(outcomes: Sequence[RateOutcome]) -> tuple[list[float], float]:
-    """The rates that never lose and are within noise of the best of them; and the best. No rate: none, and 0."""
+def fine_values(outcomes: Sequence[Outcome]) -> tuple[list[float], float]:
+    """The values that never lose and are within noise of the best of them, and the best; none and 0 where all lose."""
     safe = [outcome for outcome in outcomes if not outcome.loses()]
     if not safe:
         return [], 0.0
     best = max(safe, key=lambda outcome: outcome.mean)
     within = [
-        outcome.rate for outcome in safe if best.mean - outcome.mean <= ERRORS * sqrt(best.error**2 + outcome.error**2)
+        outcome.value for outcome in safe if best.mean - outcome.mean <= ERRORS * sqrt(best.error**2 + outcome.error**2)
     ]
-    return within, best.rate
+    return within, best.value
 
 
-def choose(by_method: Mapping[str, Sequence[RateOutcome]], today: float) -> Choice:
+def choose(by_method: Mapping[str, Sequence[Outcome]], today: float) -> Choice:
     """One default for all methods of a group: fine for as many as possible, losing for as few, then near to today's."""
-    rates = sorted({outcome.rate for outcomes in by_method.values() for outcome in outcomes})
-    found = {method: fine_rates(outcomes) for method, outcomes in by_method.items()}
-    losing = {method: [one.rate for one in outcomes if one.loses()] for method, outcomes in by_method.items()}
-    nearest = min(rates, key=lambda rate: abs(log10(rate / today)))
+    values = sorted({outcome.value for outcomes in by_method.values() for outcome in outcomes})
+    found = {method: fine_values(outcomes) for method, outcomes in by_method.items()}
+    losing = {method: [one.value for one in outcomes if one.loses()] for method, outcomes in by_method.items()}
+    nearest = min(values, key=lambda value: abs(log10(value / today)))
 
-    def standing(rate: float) -> tuple[int, int, float]:
-        lost = sum(rate in of_method for of_method in losing.values())
-        fine = sum(rate in within for within, _ in found.values())
-        return -lost, fine, -abs(log10(rate / nearest))
+    def standing(value: float) -> tuple[int, int, float]:
+        lost = sum(value in of_method for of_method in losing.values())
+        fine = sum(value in within for within, _ in found.values())
+        return -lost, fine, -abs(log10(value / nearest))
 
-    chosen = max(rates, key=standing)
+    chosen = max(values, key=standing)
     return Choice(
         today,
         nearest,
@@ -157,72 +184,94 @@ def choose(by_method: Mapping[str, Sequence[RateOutcome]], today: float) -> Choi
 
 def planned(groups: Iterable[Group], seeds: int, folder: Path) -> list[PlannedRun]:
     """The runs of every group, in order."""
-    plans = []
-    for group in groups:
-        section, key = group.key.split(".")
-        for method in group.methods:
-            for seed in range(seeds):
-                for rate in group.rates():
-                    settings = merged(merged(SPARE, located(group.settings, folder)), {section: {key: rate}})
-                    plans.append(
-                        PlannedRun(
-                            f"{group.name}-{method}-{rate:g}-s{seed}",
-                            method,
-                            {**settings, "seed": seed},
-                            {"group": group.name, "rate": rate, "seed": seed},
-                        )
-                    )
-    return plans
+    return [
+        PlannedRun(
+            f"{group.name}-{method}-{value:g}-s{seed}",
+            method,
+            merged(merged(settings_of(group, folder), nested(group.key, value)), {"seed": seed}),
+            {"group": group.name, "key": group.key, "value": value, "seed": seed},
+        )
+        for group in groups
+        for method in group.methods
+        for seed in range(seeds)
+        for value in group.values()
+    ]
 
 
-def located(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Settings whose teacher and student are folders under `folder`."""
-    values = dict(settings)
-    for section in ("model", "teacher"):
-        if values.get(section, {}).get("name") in (TEACHER, LAYERS, STUDENT):
-            values[section] = {**values[section], "name": str(folder / values[section]["name"])}
-    return values
+def settings_of(group: Group, folder: Path) -> dict[str, Any]:
+    """The settings of a group's runs, with the folders of the models that `prepare` made."""
+    return dict(merged(SPARE, located(group.settings, folder)))
 
 
-def prepare(folder: Path) -> None:
-    """The teacher, two of its layers, and that student after a few demonstrations: as `whet pipeline distill` does."""
-    from whet.model.prune import save_smaller
-
-    if not (folder / TEACHER / "run.json").is_file():
-        whet.train("grpo", config=merged(SPARE, {"steps": 30}), folder=str(folder / TEACHER), console=False)
-    if not (folder / LAYERS).is_dir():
-        save_smaller(str(folder / TEACHER), folder / LAYERS, 2, False, 0)
-    if not (folder / STUDENT / "run.json").is_file():
-        warm = {"data": {"count": 128}, "steps": 16, "batch": {"rows_per_step": 32}}
-        warm = merged(warm, {"model": {"name": str(folder / LAYERS)}, "optimizer": {"learning_rate": 1e-3}})
-        whet.train("sft", config=merged(merged(SPARE, TASK), warm), folder=str(folder / STUDENT), console=False)
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """A setting as a table in tables."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
 
 
-def outcomes_of(records: Iterable[Mapping[str, Any]]) -> list[RateOutcome]:
-    """One method's records, by rate. A run that failed, or whose loss is not a number, ended at 0."""
-    by_rate: dict[float, list[tuple[float, float]]] = {}
+def located(value: Any, folder: Path) -> Any:
+    """Settings in which the names of stages are their run folders."""
+    if isinstance(value, Mapping):
+        return {key: located(member, folder) for key, member in value.items()}
+    if isinstance(value, list):
+        return [located(member, folder) for member in value]
+    return run_of(value, folder) if value in (TEACHER, LAYERS, STUDENT, IMITATING, SCORER) else value
+
+
+def run_of(stage: str, folder: Path) -> str:
+    """The run folder of PIPELINE/STAGE; of a reward model its newest weights."""
+    pipeline, name = stage.split("/")
+    [run] = [path for path in (folder / pipeline).glob("*/run") if path.parent.name.partition("-")[2] == name]
+    return str(run_model(run) or run) if stage == SCORER else str(run)
+
+
+def prepare(folder: Path, names: Iterable[str], workers: int) -> None:
+    """Run the pipelines whose models are needed; what is there already is kept."""
+    code = (
+        "import json, sys; from whet.tools.pipelines.runner import run_pipeline; run_pipeline(*json.loads(sys.argv[1]))"
+    )
+    running = []
+    for name in names:
+        settings = {**PREPARED[name], "folder": str(folder / name), "model": SPARE["model"]}
+        command = [sys.executable, "-c", code, json.dumps([name, settings])]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        running.append((name, subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)))
+        if workers == 1:
+            running[-1][1].wait()
+    for name, process in running:
+        if process.wait():
+            raise SystemExit(f"whet pipeline {name} ended with {process.returncode}")
+
+
+def outcomes_of(records: Iterable[Mapping[str, Any]]) -> list[Outcome]:
+    """One method's records, by value. A run that failed, or whose loss is not a number, ended at 0."""
+    ends: dict[float, list[tuple[float, float]]] = {}
     for record in records:
         before, after = (float((record[end] or {}).get("accuracy", 0.0)) for end in ("before", "after"))
-        by_rate.setdefault(record["tags"]["rate"], []).append((before, after if isfinite(after) else 0.0))
-    return [RateOutcome(rate, *map(tuple, zip(*ends, strict=True))) for rate, ends in sorted(by_rate.items())]
+        ends.setdefault(record["tags"]["value"], []).append((before, after if isfinite(after) else 0.0))
+    return [
+        Outcome(value, tuple(before for before, _ in pairs), tuple(after for _, after in pairs))
+        for value, pairs in sorted(ends.items())
+    ]
 
 
-def todays_rate(group: Group, folder: Path) -> float:
+def todays_default(group: Group, folder: Path) -> float:
     """The default of the group's first method, by the code that is measured."""
-    from whet.training.config import resolved
-
-    config = resolved(group.methods[0], merged(SPARE, located(group.settings, folder)))
+    if group.today:
+        return group.today
     section, key = group.key.split(".")
-    return float(getattr(getattr(config, section), key))
+    return float(getattr(getattr(resolved(group.methods[0], settings_of(group, folder)), section), key))
 
 
 def judged(group: Group, records: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
     """A group's table and choice, as results/other_defaults.json has them."""
     by_method = {
-        method: outcomes_of([record for record in records if record["method"] == method]) for method in group.methods
+        method: outcomes
+        for method in group.methods
+        if (outcomes := outcomes_of(record for record in records if record["method"] == method))
     }
-    by_method = {method: outcomes for method, outcomes in by_method.items() if outcomes}
-    choice = choose(by_method, todays_rate(group, folder))
+    choice = choose(by_method, todays_default(group, folder))
     return {
         "key": group.key,
         "today": choice.today,
@@ -235,8 +284,8 @@ def judged(group: Group, records: Sequence[Mapping[str, Any]], folder: Path) -> 
                 "best": choice.best[method],
                 "fine": choice.fine[method],
                 "losing": choice.losing[method],
-                "rates": {
-                    f"{outcome.rate:g}": {
+                "values": {
+                    f"{outcome.value:g}": {
                         "mean": outcome.mean,
                         "low": min(outcome.after),
                         "high": max(outcome.after),
@@ -250,19 +299,19 @@ def judged(group: Group, records: Sequence[Mapping[str, Any]], folder: Path) -> 
     }
 
 
-def table_text(name: str, values: Mapping[str, Any]) -> str:
-    """A group as text: a line per method, a column per rate; * is fine, ! loses against the start."""
-    rates = sorted({float(rate) for method in values["methods"].values() for rate in method["rates"]})
-    said = "stands" if values["stands"] else f"does not stand: {values['chosen']:g} would be chosen"
-    lines = [f"\n{name}: today's {values['key']} is {values['today']:g}, which {said}"]
-    lines.append(f"{'':10}{'start':>7}" + "".join(f"{rate:>9g}" for rate in rates))
-    for method, found in values["methods"].items():
+def table_text(name: str, group: Mapping[str, Any]) -> str:
+    """A group as text: a line per method, a column per value; * is fine, ! loses against the start."""
+    values = sorted({float(value) for method in group["methods"].values() for value in method["values"]})
+    said = "stands" if group["stands"] else f"does not stand: {group['chosen']:g} would be chosen"
+    lines = [f"\n{name}: today's {group['key']} is {group['today']:g}, which {said}"]
+    lines.append(f"{'':10}{'start':>7}" + "".join(f"{value:>9g}" for value in values))
+    for method, measured in group["methods"].items():
         cells = []
-        for rate in rates:
-            mark = "!" if rate in found["losing"] else "*" if rate in found["fine"] else " "
-            mean = found["rates"].get(f"{rate:g}", {}).get("mean")
+        for value in values:
+            mark = "!" if value in measured["losing"] else "*" if value in measured["fine"] else " "
+            mean = measured["values"].get(f"{value:g}", {}).get("mean")
             cells.append(f"{'':>9}" if mean is None else f"{mean:>8.1%}{mark}")
-        lines.append(f"{method:10}{found['start']:>7.1%}" + "".join(cells))
+        lines.append(f"{method:10}{measured['start']:>7.1%}" + "".join(cells))
     return "\n".join(lines)
 
 
@@ -283,7 +332,8 @@ def main() -> None:
     groups = [group for group in GROUPS if group.name in wanted]
     folder = chosen.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    prepare(folder)
+    wanted_stages = json.dumps([group.settings for group in groups])
+    prepare(folder, [name for name in PREPARED if f'"{name}/' in wanted_stages], chosen.workers)
     plans = planned(groups, chosen.seeds, folder)
     records = make_runs(plans, folder / "runs", chosen.workers, chosen.seconds, chosen.timeout)
     values = {}
