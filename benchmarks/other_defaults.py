@@ -299,6 +299,27 @@ def judged(group: Group, records: Sequence[Mapping[str, Any]], folder: Path) -> 
     }
 
 
+def page_rows(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """A line of docs/defaults.md for each group and method."""
+    rows = {}
+    for name, group in groups.items():
+        for method, measured in group["methods"].items():
+            by_value = {float(value): of_value["mean"] for value, of_value in measured["values"].items()}
+            best = measured["best"] or max(by_value, key=lambda value: by_value[value])
+            rows[f"{method}, {name}"] = {
+                "key": group["key"],
+                "start": measured["start"],
+                "today": f"{group['today']:g}",
+                "at_today": by_value.get(group["nearest"], 0.0),
+                "best": f"{best:g}",
+                "at_best": by_value[best],
+                "fine": ", ".join(f"{value:g}" for value in measured["fine"]) or "none",
+                "losing": ", ".join(f"{value:g}" for value in measured["losing"]) or "none",
+                "chosen": f"{group['today'] if group['stands'] else group['chosen']:g}",
+            }
+    return rows
+
+
 def table_text(name: str, group: Mapping[str, Any]) -> str:
     """A group as text: a line per method, a column per value; * is fine, ! loses against the start."""
     values = sorted({float(value) for method in group["methods"].values() for value in method["values"]})
@@ -343,7 +364,9 @@ def main() -> None:
             print(table_text(group.name, values[group.name]), flush=True)
     if chosen.results and values:
         write_archive(ARCHIVES / f"{chosen.results}.jsonl.xz", records)
-        write_results(chosen.results, {"seeds": chosen.seeds, "prompts": PROMPTS, "groups": values})
+        write_results(
+            chosen.results, {"seeds": chosen.seeds, "prompts": PROMPTS, "rows": page_rows(values), "groups": values}
+        )
 
 
 if __name__ == "__main__":
