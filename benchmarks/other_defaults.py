@@ -56,6 +56,7 @@ STUDYING = {"model": {"name": STUDENT}, "steps": 80, "batch": {"group_size": 1, 
 TAUGHT = merged(merged(TASK, STUDYING), {"teacher": {"name": TEACHER}})
 SIBLINGS = {"batch": {"group_size": 8, "prompts_per_step": 4}}
 READING = {"teacher": {"template": "{prompt}\n{text}"}}
+WHOLE = {"objective": {"baseline": "none", "teacher": "reverse_kl"}, "teacher": {"top_k": 100}}
 SCORED = {
     "model": {"name": IMITATING},
     # the first part is the truth, which is measured and not learned from
@@ -86,6 +87,7 @@ GROUPS = (
     Group("teacher-whole", ("opd_full", "gkd"), 1e-3, TAUGHT),
     Group("teacher-sampled", ("opd",), 1e-3, TAUGHT),
     Group("teacher-self", ("sdft",), 1e-3, merged(merged(TASK, STUDYING), READING)),
+    Group("teacher-self-whole", ("sdft",), 1e-3, merged(merged(merged(TASK, STUDYING), READING), WHOLE)),
     Group("teacher-sibling", ("sdpo",), 1e-3, merged(merged(merged(TASK, STUDYING), READING), SIBLINGS)),
     Group("rlhf-rate", ("grpo",), 1e-4, SCORED),
     Group("rlhf-beta", ("grpo",), 1e-1, SCORED, BETA, today=0.04),
@@ -244,11 +246,16 @@ def prepare(folder: Path, names: Iterable[str], workers: int) -> None:
             raise SystemExit(f"whet pipeline {name} ended with {process.returncode}")
 
 
+def share_right(metrics: Mapping[str, float]) -> float:
+    """Held-out accuracy: of completions, of a reward model's pairs or outcomes, or of its steps."""
+    return float(next((metrics[name] for name in ("accuracy", "step_accuracy") if name in metrics), 0.0))
+
+
 def outcomes_of(records: Iterable[Mapping[str, Any]]) -> list[Outcome]:
     """One method's records, by value. A run that failed, or whose loss is not a number, ended at 0."""
     ends: dict[float, list[tuple[float, float]]] = {}
     for record in records:
-        before, after = (float((record[end] or {}).get("accuracy", 0.0)) for end in ("before", "after"))
+        before, after = (share_right(record[end] or {}) for end in ("before", "after"))
         ends.setdefault(record["tags"]["value"], []).append((before, after if isfinite(after) else 0.0))
     return [
         Outcome(value, tuple(before for before, _ in pairs), tuple(after for _, after in pairs))
