@@ -20,6 +20,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, log10, sqrt
@@ -360,10 +361,12 @@ def main() -> None:
     groups = [group for group in GROUPS if group.name in wanted]
     folder = chosen.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
     wanted_stages = json.dumps([group.settings for group in groups])
     prepare(folder, [name for name in PREPARED if f'"{name}/' in wanted_stages], chosen.workers)
     plans = planned(groups, chosen.seeds, folder)
-    records = make_runs(plans, folder / "runs", chosen.workers, chosen.seconds, chosen.timeout)
+    left = max(1.0, chosen.seconds - (time.monotonic() - began)) if chosen.seconds else 0.0
+    records = make_runs(plans, folder / "runs", chosen.workers, left, chosen.timeout)
     values = {}
     for group in groups:
         if own := [record for record in records if record["tags"]["group"] == group.name]:
