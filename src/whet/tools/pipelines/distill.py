@@ -84,7 +84,7 @@ class DistillSettings(PipelineSettings):
         "sampling": {"max_new_tokens": 64},
         "teacher_rl": {"steps": 30},
         "student": {"layers": 2},
-        "warm_rows": 128,
+        "warm_rows": 512,
         "reading_rows": 512,
         "warm": {"epochs": 4.0, "train": {"batch": {"rows_per_step": 32}, "optimizer": READING}},
         "imitate": {"epochs": 8.0, "train": {"batch": {"rows_per_step": 32}}},
