@@ -138,3 +138,12 @@ def test_a_student_reads_demonstrations_in_the_form_in_which_it_teaches_itself()
 def test_a_choice_of_a_way_keeps_its_method():
     settings = DistillSettings(pipeline="distill", on_policy={"steps": 3}, self_teaching={"steps": 3})
     assert (settings.on_policy.method, settings.self_teaching.method) == ("opd_full", "sdft")
+
+
+def test_the_student_teaches_itself_over_distributions_unless_told_otherwise():
+    def own(**choice):
+        return next(entry.train for entry in entries(**TINY, self_teaching=choice) if entry.name == "self")
+
+    assert own()["objective"] == {"baseline": "none", "teacher": "reverse_kl"} and own()["teacher"] == {"top_k": 100}
+    assert own(train={"objective": {"scale": "none"}}) == {"objective": {"scale": "none"}}
+    assert own(method="sdpo") == {}

@@ -30,6 +30,9 @@ from whet.tools.pipelines.settings import Names, Pipeline, PipelineSettings, can
 from whet.types import WhetError, did_you_mean
 
 STUDENT, READ, TAUGHT, TRACES, KEPT = "student", "demonstrations", "warm-student", "traces", "kept-traces"
+# self-teaching by one token at a time is noisier, and the student's own distributions are here to be compared
+SAMPLED = "sdft"
+OVER_DISTRIBUTIONS = {"objective": {"baseline": "none", "teacher": "reverse_kl"}, "teacher": {"top_k": 100}}
 READING = {"learning_rate": 3e-3, "schedule": "cosine"}  # at 1e-3 the built-in model does not learn to copy in time
 WAYS = ("traces", "on_policy", "self", "rl")  # the first sets the budget of the others
 
@@ -143,7 +146,10 @@ def distill_entries(settings: DistillSettings) -> list[StageEntry]:
         taught = {"teacher": teacher} if way == "on_policy" else {}
         scored: dict[str, Any] = {"reward": reward} if way == "rl" else {}
         shown_to = {"prompts": settings.demonstrations} if way == "self" else {}
-        entries.append(MatchedEntry(name=way, **budget, **taught, **scored, **shown_to, **choice.values()))
+        values = choice.values()
+        if choice.method == SAMPLED and "objective" not in choice.train:
+            values["train"] = merged(OVER_DISTRIBUTIONS, choice.train)
+        entries.append(MatchedEntry(name=way, **budget, **taught, **scored, **shown_to, **values))
     return measured_entries(settings, entries, teacher)
 
 
