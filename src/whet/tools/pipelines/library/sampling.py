@@ -264,7 +264,7 @@ class MixEntry(StageEntry):
         counts = {}
         for position, (source, rows) in enumerate(zip(self.sources, run.inputs.values(), strict=True), 1):
             read = self._rows(run.settings, self.data_of(run.settings, source, rows, rows.location(run.done)), source)
-            counts[rows.label] = len(read)
+            counts[f"{rows.label}, beside its prompt" if source.template else rows.label] = len(read)
             mixed += [{**row, "id": f"{position}/{row['id']}"} if len(self.sources) > 1 else row for row in read]
         Random(f"mix/{run.settings.seed}").shuffle(mixed)
         write_rows(run.folder / OUTPUT_FILES["rows"], mixed)
