@@ -238,7 +238,7 @@ def prepare(folder: Path, names: Iterable[str], workers: int) -> None:
     for name in names:
         settings = {**PREPARED[name], "folder": str(folder / name), "model": SPARE["model"]}
         command = [sys.executable, "-c", code, json.dumps([name, settings])]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         running.append((name, subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)))
         if workers == 1:
             running[-1][1].wait()
