@@ -31,12 +31,15 @@ def test_the_built_in_model_has_numbers_of_its_own():
     assert resolved("dpo").optimizer.learning_rate == 1e-4
     assert resolved("ppo").batch.updates_per_step == 4
     assert (resolved("ppo").critic.learning_rate, resolved("grpo").critic.learning_rate) == (1e-3, 0.0)
+    assert [resolved(method).optimizer.learning_rate for method in ("opd", "opd_full", "gkd")] == [1e-3] * 3
 
 
 @pytest.mark.parametrize(
     ("method", "wide", "narrow"),
     [
         ("sft", 2e-5, 1e-4),
+        ("opd", 2e-5, 1e-4),  # a teacher grades every token: the rate of demonstrations
+        ("sdpo", 2e-5, 1e-4),
         ("dpo", 1e-6, 7e-6),
         ("orpo", 5e-6, 4e-5),  # its paper's own
         ("apo_zero", 2e-7, 1e-6),

@@ -46,12 +46,15 @@ CRITIC = PublishedRate(1e-5, "Ouyang et al. 2022 (9e-6)")
 PREFERENCE = PublishedRate(1e-6, "Rafailov et al. 2023")
 DEMONSTRATION = PublishedRate(2e-5, "Touvron et al. 2023; Tunstall et al. 2023")
 REWARD_MODEL = PublishedRate(1e-5, "Touvron et al. 2023; Ouyang et al. 2022 (9e-6)")
+# a teacher's word on every token is as dense a signal as a demonstration, and nothing like one reward per completion
+TEACHER = PublishedRate(DEMONSTRATION.rate, f"that of demonstrations, {DEMONSTRATION.source}")
 BY_KIND = {"policy": POLICY, "preference": PREFERENCE, "sft": DEMONSTRATION, "reward_model": REWARD_MODEL}
 
 
 def published_rate(method: Method) -> PublishedRate:
     """The method's own rate where its paper states one, else that of its kind of training."""
-    own, usual = method.run.get("optimizer", {}).get("learning_rate"), BY_KIND[method.kind]
+    own = method.run.get("optimizer", {}).get("learning_rate")
+    usual = TEACHER if method.is_taught else BY_KIND[method.kind]
     return usual if own is None else PublishedRate(own, method.paper.partition(",")[0], usual.depends_on_width)
 
 

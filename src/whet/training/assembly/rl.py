@@ -46,12 +46,21 @@ from whet.training.assembly.runtime import (
     sampling_fact,
     sampling_from,
 )
-from whet.training.assembly.teacher import SELF, build_teacher, check_teacher, distillation_settings, needs_verdicts
+from whet.training.assembly.teacher import (
+    READ_FIRST,
+    SELF,
+    build_teacher,
+    check_teacher,
+    distillation_settings,
+    needs_verdicts,
+    with_reading,
+)
 from whet.training.config import OF_TEACHER, PolicyConfig
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference
 from whet.training.evaluate import Evaluator
 from whet.training.rl import RLModels, RLTrainer
+from whet.training.teacher import ModelTeacher
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 
@@ -208,7 +217,10 @@ def build_rl_trainer(
         policy = sharded(policy, shards)
         critic = None if critic is None else sharded_critic(critic, shards)
         reference = None if reference is None else sharded_reference(reference, policy, shards)
+    target = distillation_settings(config, runtime, dataset.prompts)
     teacher = build_teacher(config, runtime, objective, sampling, dataset.prompt_tokens, reference)
+    if isinstance(teacher, ModelTeacher) and target.section.context == "demonstration":
+        teacher = with_reading(teacher, target, runtime.tokenizer, dataset.prompts[:READ_FIRST])
     models = RLModels(
         policy,
         runtime.tokenizer,
@@ -216,7 +228,7 @@ def build_rl_trainer(
         critic=critic,
         critic_rate=config.critic.learning_rate,
         teacher=teacher,
-        target=distillation_settings(config, runtime, dataset.prompts),
+        target=target,
         demonstrations=build_demonstrations(config, objective, runtime, dataset.prompts),
     )
     spec = RolloutSpec(
