@@ -109,22 +109,16 @@ def planned(
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By model, task and method: what each rate did, as means over the seeds."""
-    groups: dict[str, dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    """By model, task, method and rate: what happened, as means over the seeds."""
+    groups: dict[tuple[str, float, str], list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
         tags = record["tags"]
-        row = f"{tags['model']} {tags['task']} {tags['method']}" + (" LoRA" if tags["lora"] else "")
-        groups[row][f"{tags['rate']:g}" + (f", {tags['other']}" if tags["other"] else "")].append(record)
+        row = f"{tags['model']}, {tags['task']}, {tags['method']}" + (" with LoRA" if tags["lora"] else "")
+        groups[row, tags["rate"], tags["other"]].append(record)
     return {
-        row: {rate: outcome(members) for rate, members in sorted(rates.items(), key=lambda item: rate_key(item[0]))}
-        for row, rates in groups.items()
+        ", ".join([row, f"{rate:g}", *([other] if other else [])]): outcome(members)
+        for (row, rate, other), members in sorted(groups.items())
     }
-
-
-def rate_key(name: str) -> tuple[float, str]:
-    """Rates in order, and what differs otherwise behind its rate."""
-    rate, _, other = name.partition(",")
-    return float(rate), other
 
 
 def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -145,6 +139,7 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seeds": len(curves),
         "steps": curves[0][-1][0],
         "before": before,
+        "cut_before": fmean(dict(evaluations(record, "truncated"))[0] for record in members if evaluations(record)),
         "last": last,
         "low": low,
         "high": high,
@@ -159,18 +154,16 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def table(values: Mapping[str, Any]) -> str:
     """One line a rate."""
     lines = [f"{'run':44}{'before':>8}{'best':>8}{'last':>8}   95% of the last  truncated  entropy  seeds"]
-    for row, rates in values.items():
-        for rate, result in rates.items():
-            head = f"{row}, {rate}"
-            if "last" not in result:
-                lines.append(f"{head:44}  failed: {result['failed'][0]}")
-                continue
-            numbers = "".join(f"{result[key]:8.1%}" for key in ("before", "best", "last"))
-            interval = f"{result['low']:.1%} to {result['high']:.1%}"
-            lines.append(
-                f"{head:44}{numbers}   {interval:15}  {result['truncated']:9.1%}  {result['entropy']:7.3f}"
-                f"  {result['seeds']:5}"
-            )
+    for name, result in values.items():
+        if "last" not in result:
+            lines.append(f"{name:44}  failed: {result['failed'][0]}")
+            continue
+        numbers = "".join(f"{result[key]:8.1%}" for key in ("before", "best", "last"))
+        interval = f"{result['low']:.1%} to {result['high']:.1%}"
+        lines.append(
+            f"{name:44}{numbers}   {interval:15}  {result['truncated']:9.1%}  {result['entropy']:7.3f}"
+            f"  {result['seeds']:5}"
+        )
     return "\n".join(lines)
 
 
@@ -204,7 +197,7 @@ def main() -> None:
     values = summary(records)
     print(table(values))
     if chosen.results:
-        write_results(chosen.results, {"rates": values})
+        write_results(chosen.results, {"runs": values, "eval_prompts": EVAL_PROMPTS})
         if not chosen.archive and not chosen.tiny:
             write_archive(ARCHIVES / "defaults.jsonl.xz", records)
             print(f"wrote {(ARCHIVES / 'defaults.jsonl.xz').relative_to(ROOT)}")
