@@ -63,6 +63,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "`scale.timeout` + 12 s |",
         "`scale.timeout` is 600 seconds by default",
     ),
+    "docs/defaults.md": ("`last` is after 50 steps",),
+    "docs/training.md": (
+        "shown with its 95% interval",
+        "accuracy best at step 50: 34.5%",
+        "one-sided at 1% divided",
+        "one-sided at 5%",
+    ),
     "docs/reranking.md": ("are 95% intervals over prompts",),
     "docs/rewards.md": ("`reward.most_failures` (5%)", "| `50` | `50` | `50%`", "| `50%` | `50%`, `0.5`, `50` |"),
     "docs/rollout.md": ("| `sampling.",),
