@@ -40,10 +40,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "docs/planner.md": ("within 10%, the worst",),
     "docs/real-model.md": ("95% interval | limit |",),
     "docs/training.md": (
-        "shown with its 95% interval",
-        "accuracy best at step 50: 34.5%",
-        "one-sided at 1% divided",
-        "one-sided at 5%",
         "gets 4096 / 576 times as much",
         "its 95% interval: Wilson's of an accuracy",
         "accuracy best at step 50: 34.5% (28.3-41.3)",
