@@ -80,7 +80,7 @@ def replayed(run: Mapping[str, Any]) -> ReplayedRun:
     num_steps = 0
     for line in lines:
         if "eval" in line:
-            known += eval_records([line])
+            known += eval_records([{"size": run["settings"].get("eval", {}).get("prompts", 0), **line}])
             continue
         (report,) = step_reports([{**line, "health": []}])
         log.append(replace(report, spread={}))

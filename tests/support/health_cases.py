@@ -29,6 +29,7 @@ class Course:
     seconds: Number = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     evals: Sequence[tuple[int, dict[str, float]]] = ()
+    eval_size: int = 500  # prompts of an evaluation
     steps: int = 30  # when it is looked at
 
     def reports(self, num_steps: int) -> list[StepReport]:
@@ -49,7 +50,7 @@ class Course:
         ]
 
     def evaluations(self) -> list[EvalRecord]:
-        return [EvalRecord(step, "eval", result, 1.0) for step, result in self.evals]
+        return [EvalRecord(step, "eval", result, 1.0, self.eval_size) for step, result in self.evals]
 
 
 def after(step: int, before: float, later: float) -> Callable[[int], float]:
@@ -110,7 +111,26 @@ class Case:
 
 
 FALLING = [(step, {"accuracy": 0.5 - 0.01 * step}) for step in range(0, 31, 5)]
+SAME = [(step, {"accuracy": 0.3}) for step in range(0, 31, 10)]
 CASES: dict[str, Case] = {
+    "evaluation falls": Case(
+        Course(evals=[(0, {"accuracy": 0.5}), (1, {"accuracy": 0.3}), (30, {"accuracy": 0.2})]),
+        {
+            "it stays": Course(evals=SAME),
+            "it rises": Course(evals=[(0, {"accuracy": 0.3}), (30, {"accuracy": 0.5})]),
+            "so few prompts": Course(evals=[(0, {"accuracy": 0.5}), (20, {"accuracy": 0.3})], eval_size=20),
+            "nobody knows how many prompts": Course(evals=FALLING, eval_size=0),
+        },
+    ),
+    "evaluation lags": Case(
+        Course(RISING, evals=SAME),
+        {
+            "evaluation follows": Course(RISING, evals=[(0, {"accuracy": 0.3}), (20, {"accuracy": 0.5})]),
+            "so few prompts": Course(RISING, evals=SAME, eval_size=40),
+            "training gains little": Course({"total": line(0.3, 0.004)}, evals=SAME),
+            "another part pays": Course(two(0.3, line(0.0, 0.02)), evals=SAME),
+        },
+    ),
     "not a number": Case(
         Course(metrics={"loss": float("nan")}), {"an environment's own": Course(metrics={"env_x": float("nan")})}
     ),
@@ -195,11 +215,15 @@ CASES: dict[str, Case] = {
     ),
     "groups agree": Case(Course(SOLVED, {"uniform_groups": 0.9}), {"few do": Course(SOLVED, {"uniform_groups": 0.3})}),
     "flat reward": Case(
-        Course(FLAT),
+        Course(FLAT, steps=50),
         {
-            "it rises": Course(RISING),
-            "near its top": Course({"total": 0.9, "accuracy": 0.9}),
-            "it rose and holds": Course({"total": after(6, 0.2, 0.75)}),
+            "it rises": Course(RISING, steps=50),
+            "near its top": Course({"total": 0.9, "accuracy": 0.9}, steps=50),
+            "it rose and holds": Course({"total": after(6, 0.2, 0.75)}, steps=50),
+            "evaluation rises": Course(
+                FLAT, evals=[(step, {"accuracy": 0.3 + 0.01 * step}) for step in range(0, 60, 10)], steps=50
+            ),
+            "too noisy to tell": Course({"total": lambda step: 0.1 + 0.8 * (step % 2)}, steps=50),
         },
     ),
     "falling reward": Case(
@@ -303,8 +327,6 @@ CASES: dict[str, Case] = {
         {
             "as much at the start": Course(metrics={"held_out_disagreement": 0.3}),
             "hardly any": Course(metrics={"held_out_disagreement": after(4, 0.0, 0.05)}),
-            "evaluations fall with the reward": Course({"total": line(0.9, -0.02)}, evals=FALLING),
-            "evaluations rise": Course(RISING, evals=[(step, {"accuracy": 0.01 * step}) for step in range(0, 31, 5)]),
         },
     ),
     "reward follows the frame": Case(

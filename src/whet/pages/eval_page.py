@@ -10,7 +10,6 @@ from whet.pages.evaluation import (
     EvalReport,
     ModelEval,
     curve_tables,
-    estimate_text,
     evals_summary,
     model_table,
     pair_text,
@@ -20,7 +19,7 @@ from whet.pages.render import Figure, PageTable, render
 from whet.record.metrics.eval_summary import CUT, FORCED
 from whet.record.metrics.intervals import IntervalEstimate
 from whet.record.metrics.reranking import BEST, WEIGHTED
-from whet.record.text import number, percent
+from whet.record.text import estimate_text, number, percent
 
 
 def eval_page(report: EvalReport, command: str = "") -> str:

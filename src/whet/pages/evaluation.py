@@ -9,9 +9,18 @@ from typing import Any
 
 from whet.pages.rerank import Reranking
 from whet.record.metrics.eval_summary import FORCED, EvalSummary
-from whet.record.metrics.intervals import IntervalEstimate
 from whet.record.metrics.paired import PairedTest
-from whet.record.text import ABSENT, aligned, count_of, json_values, metric_text, number, percent, words
+from whet.record.text import (
+    ABSENT,
+    aligned,
+    count_of,
+    estimate_text,
+    json_values,
+    metric_text,
+    number,
+    percent,
+    words,
+)
 
 SURE = 0.05  # p below which a difference is called one
 
@@ -152,17 +161,6 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
             )
         )
     return lines
-
-
-def estimate_text(estimate: IntervalEstimate | None, is_share: bool = True) -> str:
-    """A value with its interval; a share in percent."""
-    if estimate is None:
-        return ABSENT
-    if not is_share:
-        if not math.isfinite(estimate.low):
-            return number(estimate.value)
-        return f"{number(estimate.value)} ({number(estimate.low)} to {number(estimate.high)})"
-    return f"{percent(estimate.value)} ({100 * estimate.low:.1f}-{100 * estimate.high:.1f})"
 
 
 def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:

@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,6 +42,8 @@ class EvalRecord:
     name: str  # "eval", "held_out" in a run of 0.1
     result: Mapping[str, float]
     seconds: float
+    size: int = 0  # prompts or rows behind the metrics; 0: a run of an earlier version
+    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of each prompt, by metric; NaN: none
 
 
 class LogDigest:
@@ -132,8 +134,17 @@ class RunRecorder:
             self._append(TOKENS, token_lines(report.step, [sample for _, sample in chosen], self._tokens))
         self._append(METRICS, [step_line(report)])
 
-    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        self._append(METRICS, [eval_line(EvalRecord(step, name, result, seconds))])
+    def evaluated(
+        self,
+        step: int,
+        name: str,
+        result: Mapping[str, float],
+        seconds: float,
+        size: int = 0,
+        scores: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        """`size` and `scores`: how many prompts there were, and what each scored; evaluations are compared by that."""
+        self._append(METRICS, [eval_line(EvalRecord(step, name, result, seconds, size, scores or {}))])
 
     def save_failed(self, step: int, reason: str) -> None:
         """In the summary: no line of the log, which is the same for equal runs, may tell of one run's disk."""
@@ -207,7 +218,7 @@ class SilentRecorder(RunRecorder):
     def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
         pass
 
-    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+    def evaluated(self, *evaluation: Any) -> None:
         pass
 
     def finished(self, summary: Mapping[str, Any]) -> None:
@@ -238,6 +249,8 @@ def eval_line(evaluation: EvalRecord) -> dict[str, Any]:
         "step": int(evaluation.step),
         "eval": evaluation.name,
         "result": _floats(evaluation.result),
+        **({"size": int(evaluation.size)} if evaluation.size else {}),
+        **({"scores": _scores(evaluation.scores)} if evaluation.scores else {}),
         "seconds": _floats({"evaluate": evaluation.seconds}),
     }
 
@@ -528,7 +541,17 @@ def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
 def eval_records(lines: Sequence[Mapping[str, Any]]) -> list[EvalRecord]:
     """The evaluations among the lines of metrics.jsonl."""
     return [
-        EvalRecord(line["step"], line["eval"], _with_nan(line["result"]), _with_nan(line["seconds"])["evaluate"])
+        EvalRecord(
+            step=line["step"],
+            name=line["eval"],
+            result=_with_nan(line["result"]),
+            seconds=_with_nan(line["seconds"])["evaluate"],
+            size=line.get("size", 0),
+            scores={
+                name: [math.nan if score is None else score for score in scores]
+                for name, scores in line.get("scores", {}).items()
+            },
+        )
         for line in lines
         if "eval" in line
     ]
@@ -569,6 +592,13 @@ def _finite(value: float) -> float | None:
 
 def _floats(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: _finite(values[name]) for name in sorted(values)}
+
+
+def _scores(scores: Mapping[str, Sequence[float]]) -> dict[str, list[float | None]]:
+    """What each prompt scored. A right or wrong answer is 1 or 0, two characters of the log."""
+    return {
+        name: [int(score) if score in (0, 1) else _finite(score) for score in scores[name]] for name in sorted(scores)
+    }
 
 
 def _with_nan(values: Mapping[str, float | None]) -> dict[str, float]:

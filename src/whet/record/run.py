@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whet.record.evaluations import Evaluations, evaluations_of
 from whet.record.health import FindingSpan, HealthFinding, finding_spans, findings
 from whet.record.log import (
     METRICS,
@@ -134,6 +135,11 @@ class RunRecord:
         """Generated, or trained on where nothing is generated."""
         return int(self.summary.get("tokens") or self.totals.counts.get("tokens", 0))
 
+    def evaluations(self) -> Evaluations:
+        """Its evaluations by their headline metric, with intervals."""
+        size = self.summary.get("eval_size")
+        return evaluations_of(self.evals, self.kind.evals, size if isinstance(size, int) else 0)
+
     def gain(self) -> tuple[str, float | None, float | None] | None:
         """The headline measurement with its value before and after training; None where nothing was measured."""
         main = self.evals[0].name if self.evals else ""
@@ -193,6 +199,9 @@ def verdict(run: RunRecord) -> str:
         "running": f"The run is at {reached}, or was killed there",
     }.get(run.status)
     outcome, remark = _outcome(run)
+    evaluations = run.evaluations()
+    if evaluations.best is not evaluations.last and evaluations.text:
+        remark += f"; {evaluations.text}"
     if opening:
         return f"{opening}: {outcome}{remark}."
     ended = f"; it ended early: {run.summary['ended']}" if run.summary.get("ended") else ""

@@ -8,6 +8,8 @@ from dataclasses import asdict, is_dataclass
 from itertools import pairwise
 from typing import Any
 
+from whet.record.metrics.intervals import IntervalEstimate
+
 ABSENT = "-"
 ACCURACY_NAMES = ("accuracy", "correct", "correctness", "exact", "exact_match")
 RATES = frozenset(
@@ -97,6 +99,17 @@ def metric_text(name: str, value: float | None) -> str:
     if last in COUNTS:
         return f"{value:,.0f}"
     return number(value)
+
+
+def estimate_text(estimate: IntervalEstimate | None, is_share: bool = True) -> str:
+    """A value with its interval; a share in percent."""
+    if estimate is None:
+        return ABSENT
+    if not is_share:
+        if not math.isfinite(estimate.low):
+            return number(estimate.value)
+        return f"{number(estimate.value)} ({number(estimate.low)} to {number(estimate.high)})"
+    return f"{percent(estimate.value)} ({100 * estimate.low:.1f}-{100 * estimate.high:.1f})"
 
 
 def plain_metrics(result: Mapping[str, float]) -> dict[str, float]:

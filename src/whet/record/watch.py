@@ -143,10 +143,16 @@ def _evaluation(run: RunRecord, width: int) -> list[Text]:
     last = run.evals[-1]
     first = next((evaluation for evaluation in run.evals if evaluation.name == last.name), last)
     values = []
+    evaluations = run.evaluations()
+    newest, best = evaluations.last, evaluations.best
     for name, value in plain_metrics(last.result).items():
         before = first.result.get(name)
         change = f" (from {metric_text(name, before)})" if first is not last and before is not None else ""
-        values.append(f"{words(name)} {metric_text(name, value)}{change}")
+        if newest is None or best is None or name != newest.metric or newest.step != last.step:
+            values.append(f"{words(name)} {metric_text(name, value)}{change}")
+            continue
+        at = "" if best is newest else f", best {best.text} at step {best.step}"
+        values.append(f"{words(name)} {newest.text}{change}{at}")
     return _named(f"eval at step {last.step}", values, width)
 
 

@@ -10,6 +10,7 @@ from whet.pages.board.files import FileState, file_state
 from whet.pages.board.folders import FoundFolder
 from whet.pages.board.growing_log import last_lines, spaced_lines
 from whet.pages.board.reader import CONFIG, RunReader, parsed_line
+from whet.record.evaluations import best_remark
 from whet.record.health import recorded_finding
 from whet.record.log import METRICS, SAMPLES, SUMMARY
 from whet.record.run import RunRecord
@@ -91,4 +92,5 @@ def _outcome(record: RunRecord) -> str:
     if gain is None:
         return ""
     name, before, after = gain
-    return f"{words(name)} {metric_text(name, before)} → {metric_text(name, after)}"
+    best = best_remark(record.summary)
+    return f"{words(name)} {metric_text(name, before)} → {metric_text(name, after)}" + (f", {best}" if best else "")

@@ -281,7 +281,8 @@ def parsed_line(text: bytes) -> StepReport | EvalRecord | None:
     line = in_todays_names(line)
     if isinstance(line.get("eval"), str):
         took = _numbers(line.get("seconds")).get("evaluate", 0.0)
-        return EvalRecord(line["step"], line["eval"], _numbers(line.get("result")), took)
+        size = line["size"] if _is_step(line.get("size")) else 0
+        return EvalRecord(line["step"], line["eval"], _numbers(line.get("result")), took, size)
     counts = {name: int(value) for name, value in _numbers(line.get("counts")).items() if math.isfinite(value)}
     health, spread = line.get("health"), line.get("spread")
     return StepReport(

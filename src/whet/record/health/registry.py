@@ -12,6 +12,7 @@ from typing import Any
 
 from whet.record.health.critic import CRITIC_RULES
 from whet.record.health.episodes import EPISODE_RULES
+from whet.record.health.evaluation import EVALUATION_RULES
 from whet.record.health.finding import FindingSpan, HealthFinding, recorded_finding
 from whet.record.health.groups import GROUP_RULES
 from whet.record.health.hacking import HACKING_RULES
@@ -30,6 +31,7 @@ from whet.types import StepReport
 RULES: Mapping[str, HealthRule] = {
     rule.name: rule
     for rule in (
+        *EVALUATION_RULES,
         *POLICY_RULES,
         *GROUP_RULES,
         *REWARD_RULES,

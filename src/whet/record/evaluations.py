@@ -1,0 +1,236 @@
+"""The evaluations of a run: each with its 95% interval, the best and the last, and which of them differ. Pure.
+
+Two evaluations of a run ask the same prompts, so they are compared prompt by prompt where the log has what each prompt
+scored (`whet.record.metrics.paired`), else as two shares of so many prompts. A metric of which neither is known (a
+held-out loss) has no interval: any better value is then a new best, and nothing is ever said to have fallen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from whet.record.log import EvalRecord
+from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share_interval
+from whet.record.metrics.paired import mcnemar_p, paired_t
+from whet.record.metrics.significance import more_right_p
+from whet.record.text import ACCURACY_NAMES, LOWER_IS_BETTER, estimate_text, headline, metric_text, plain_metrics, words
+
+NEW_BEST_LEVEL = 0.05  # one-sided: a look that is wrongly a new best only lets a run go on
+# Of runs in which nothing changes, so many are wrongly said to have fallen, or risen, at any of their looks. A single
+# look at k evaluations spends 1 / (k (k - 1)) of it, which sums to 1 over all k, over the k - 1 that the best is of.
+WRONG_RUNS = 0.02
+# one-sided, of each of two evaluations in a row, over the number that the best is of: slow falls are seen sooner
+TWICE_BELOW = 0.005
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The headline metric of one evaluation."""
+
+    step: int  # 0 is before the first step
+    metric: str
+    value: float
+    size: int = 0  # prompts or rows it is a mean over; 0: not known
+    scores: tuple[float, ...] = ()  # of each prompt; NaN: it could not be scored
+
+    @cached_property
+    def estimate(self) -> IntervalEstimate | None:
+        """The value with its 95% interval: Wilson's of a share, Student's of a mean; None where neither is known."""
+        if _is_share(self.metric) and self.size and 0 <= self.value <= 1:
+            return IntervalEstimate(self.value, *share_interval(self.value, self.size))
+        scored = [score for score in self.scores if math.isfinite(score)]
+        if len(scored) < 2:
+            return None
+        interval = mean_estimate(scored)
+        return IntervalEstimate(self.value, interval.low, interval.high)
+
+    @property
+    def text(self) -> str:
+        """The value as it is read, with its interval where there is one."""
+        if self.estimate is None:
+            return metric_text(self.metric, self.value)
+        return estimate_text(self.estimate, _is_share(self.metric))
+
+    def is_better_than(self, other: Measurement) -> bool:
+        """By the value alone."""
+        return self.value < other.value if self.metric in LOWER_IS_BETTER else self.value > other.value
+
+    def better_p(self, other: Measurement) -> float | None:
+        """One-sided p of this evaluation being better than `other`; None where there is nothing to judge by.
+
+        Scores of 0 and 1: McNemar's exact test; other scores: Student's test on the differences; without scores: two
+        shares of as many prompts each, by Fisher's exact test.
+        """
+        pairs = self._pairs(other)
+        if not pairs:
+            if not (_is_share(self.metric) and self.size and self.size == other.size):
+                return None
+            return more_right_p(round(self.value * self.size), round(other.value * self.size), self.size)
+        if all(score in (0, 1) for pair in pairs for score in pair):
+            p: float | None = _changed_p(sum(a > b for b, a in pairs), sum(a < b for b, a in pairs))
+        else:
+            p = paired_t([after - before for before, after in pairs])[0]
+        if p is None:
+            return None
+        return p / 2 if self.is_better_than(other) else 1 - p / 2
+
+    def _pairs(self, other: Measurement) -> list[tuple[float, float]]:
+        """What each prompt scored, before and now; empty where it is not known."""
+        if len(self.scores) != len(other.scores):
+            return []
+        both = zip(other.scores, self.scores, strict=True)
+        return [(before, after) for before, after in both if math.isfinite(before) and math.isfinite(after)]
+
+    def values(self) -> dict[str, Any]:
+        """As JSON."""
+        interval = self.estimate
+        low, high = (None, None) if interval is None else (interval.low, interval.high)
+        return {"step": self.step, "value": self.value, "low": low, "high": high}
+
+
+_changed_p = lru_cache(maxsize=256)(mcnemar_p)  # asked again in every step between two evaluations
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The evaluations of a run so far, by their headline metric."""
+
+    measured: tuple[Measurement, ...] = ()
+
+    @cached_property
+    def best(self) -> Measurement | None:
+        """The best one, the evaluation before the first step included; of equal ones the first."""
+        return _best(self.measured)
+
+    @cached_property
+    def best_trained(self) -> Measurement | None:
+        """The best one after a step: what `best/` holds the model of."""
+        return _best([measurement for measurement in self.measured if measurement.step > 0])
+
+    @property
+    def last(self) -> Measurement | None:
+        """The newest one."""
+        return self.measured[-1] if self.measured else None
+
+    @cached_property
+    def fell_from(self) -> Measurement | None:
+        """The best evaluation where the last is below it beyond noise, or each of the last two is; else None."""
+        count = len(self.measured)
+        if count < 2:
+            return None
+        for looks, level in ((1, WRONG_RUNS / (count * (count - 1))), (2, TWICE_BELOW)):
+            best = _best(self.measured[:-looks])
+            if best is None:
+                return None
+            ps = [best.better_p(measurement) for measurement in self.measured[-looks:]]
+            if all(p is not None and p <= level / (count - looks) for p in ps):
+                return best
+        return None
+
+    @cached_property
+    def rose(self) -> bool:
+        """Whether the last evaluation is above the first beyond noise."""
+        count = len(self.measured)
+        p = self.measured[-1].better_p(self.measured[0]) if count > 1 else None
+        return p is not None and p <= WRONG_RUNS / (count * (count - 1))
+
+    @cached_property
+    def since_new_best(self) -> int:
+        """Evaluations since one was better than the last such one beyond noise; the first counts as one.
+
+        Slow gains add up, because each is compared with the last new best and not with its neighbour.
+        """
+        reference, count = None, -1
+        for measurement in self.measured:
+            p = None if reference is None else measurement.better_p(reference)
+            if reference is None or (measurement.is_better_than(reference) if p is None else p <= NEW_BEST_LEVEL):
+                reference, count = measurement, 0
+            else:
+                count += 1
+        return max(0, count)
+
+    def values(self) -> dict[str, Any]:
+        """As JSON; empty without an evaluation."""
+        if self.best is None or self.last is None:
+            return {}
+        return {
+            "metric": self.last.metric,
+            "size": self.last.size,
+            "best": self.best.values(),
+            "last": self.last.values(),
+            "fell": self.fell_from is not None,
+            "text": self.text,
+        }
+
+    @property
+    def text(self) -> str:
+        """Best and last in one line; empty without an evaluation after a step."""
+        best, last, trained = self.best, self.last, self.best_trained
+        if best is None or last is None or trained is None:
+            return ""
+        of = f" of {last.size:,} eval rows" if last.size else ""
+        if best is last:
+            return f"{words(last.metric)} is best at the last step, {last.step}: {last.text}{of}"
+        at = f"best at step {best.step}" if best.step else "best before the first step"
+        fell = ", significantly below it" if self.fell_from is not None else ""
+        if trained is last:
+            return f"{words(last.metric)} {at}: {best.text}{of}; the last, step {last.step}: {last.text}{fell}"
+        model = "best/ holds the best" if best.step else f"best/ holds step {trained.step}: {trained.text}"
+        return f"{words(last.metric)} {at}: {best.text}{of}; the last, step {last.step}: {last.text}{fell}; {model}"
+
+
+def evaluations_of(evals: Sequence[EvalRecord], preferred: Sequence[str], size: int = 0) -> Evaluations:
+    """`preferred` are the metrics of the run's kind, the headline first; `size` is for a log that does not say it."""
+    if not evals:
+        return Evaluations()
+    own = [evaluation for evaluation in evals if evaluation.name == evals[0].name]
+    name = headline(plain_metrics(own[-1].result), preferred)
+    if name is None:
+        return Evaluations()
+    return Evaluations(
+        tuple(
+            Measurement(
+                evaluation.step,
+                name,
+                float(evaluation.result[name]),
+                len(evaluation.scores.get(name, ())) or evaluation.size or size,
+                tuple(evaluation.scores.get(name, ())),
+            )
+            for evaluation in own
+            if math.isfinite(evaluation.result.get(name, math.nan))
+        )
+    )
+
+
+def best_measurement(summary: Mapping[str, Any]) -> Measurement | None:
+    """The best evaluation by a run's summary; None where it has none."""
+    stated = summary.get("evaluations")
+    try:
+        best = stated["best"]  # type: ignore[index]
+        return Measurement(int(best["step"]), str(stated["metric"]), float(best["value"]), int(stated["size"]))  # type: ignore[index]
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def best_remark(summary: Mapping[str, Any]) -> str:
+    """The best evaluation by a run's summary, where it is not the last; for one line of a list."""
+    best = best_measurement(summary)
+    if best is None or best.step == (summary["evaluations"].get("last") or {}).get("step"):
+        return ""
+    return f"best {metric_text(best.metric, best.value)} at step {best.step}"
+
+
+def _best(measured: Sequence[Measurement]) -> Measurement | None:
+    best: Measurement | None = None
+    for measurement in measured:
+        if best is None or measurement.is_better_than(best):
+            best = measurement
+    return best
+
+
+def _is_share(metric: str) -> bool:
+    return metric in ACCURACY_NAMES or metric.endswith("accuracy")
