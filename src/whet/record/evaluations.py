@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -167,6 +167,30 @@ class Evaluations:
         }
 
     @property
+    def change(self) -> str:
+        """From the first to the last in words, with what noise explains and the best on the way; empty without one."""
+        if self.last is None:
+            return ""
+        first, last, best = self.measured[0], self.measured[-1], self.best
+        name, of = words(last.metric), f" of {last.size:,} prompts" if last.size else ""
+        if first is last:
+            return f"{name} was {last.text}{of} at step {last.step}"
+        ends = f"from {first.text} to {last.text}{of}"
+        on_the_way = f"; the best was {best.text} at step {best.step}" if best not in (None, first, last) else ""
+        if self.fell_from is first:
+            return f"{name} fell {ends}{on_the_way}"
+        if self.rose and self.fell_from is None:
+            return f"{name} rose {ends}{on_the_way}"
+        if self.fell_from is not None and best is not None:
+            return f"{name} went {ends}, after {best.text} at step {best.step}"
+        if first.value == last.value:
+            return f"{name} stayed at {last.text}{of}{on_the_way}"
+        if last.better_p(first) is None:  # there is nothing to judge noise by
+            verb = "rose" if last.value > first.value else "fell"
+            return f"{name} {verb} {ends}{on_the_way}"
+        return f"{name} went {ends}: within noise{on_the_way}"
+
+    @property
     def text(self) -> str:
         """Best and last in one line; empty without an evaluation after a step."""
         best, last, trained = self.best, self.last, self.best_trained
@@ -204,6 +228,12 @@ def evaluations_of(evals: Sequence[EvalRecord], preferred: Sequence[str], size: 
             if math.isfinite(evaluation.result.get(name, math.nan))
         )
     )
+
+
+def with_size(evals: Sequence[EvalRecord], size: Any) -> list[EvalRecord]:
+    """The evaluations of a run whose log does not say how many prompts there were, and whose summary does."""
+    known = size if isinstance(size, int) else 0
+    return [evaluation if evaluation.size else replace(evaluation, size=known) for evaluation in evals]
 
 
 def best_measurement(summary: Mapping[str, Any]) -> Measurement | None:

@@ -43,5 +43,6 @@ CRITIC_RULES = (
         f"the first {SETTLED} steps, while it learns; or every completion is right and there is nothing to explain",
         ("metrics.critic_explains",),
         earliest=SETTLED,
+        depth=1,
     ),
 )

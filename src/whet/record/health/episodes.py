@@ -113,6 +113,7 @@ EPISODE_RULES = (
         "a few of them: the policy is still learning the format",
         ("counts.turns",),
         earliest=RECENT,
+        depth=0,
     ),
     HealthRule(
         "failing tools",
@@ -121,6 +122,7 @@ EPISODE_RULES = (
         "the tool is meant to refuse, and the reward rises",
         ("counts.turns",),
         earliest=RECENT,
+        depth=0,
     ),
     HealthRule(
         "needless calls",
@@ -129,6 +131,7 @@ EPISODE_RULES = (
         "the reward rises: the calls help",
         ("counts.tool_calls",),
         earliest=TREND_STEPS,
+        depth=1,
     ),
     HealthRule(
         "failing environment",
@@ -136,6 +139,7 @@ EPISODE_RULES = (
         "one in twenty episodes or more fails and is left out",
         "never; single failures are left out and counted",
         ("counts.turns",),
+        depth=0,
     ),
     HealthRule(
         "episodes cut off",
@@ -144,6 +148,7 @@ EPISODE_RULES = (
         "the reward rises",
         ("counts.turns",),
         earliest=TREND_STEPS,
+        depth=1,
     ),
     HealthRule(
         "slow environment",

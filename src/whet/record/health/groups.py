@@ -65,6 +65,7 @@ GROUP_RULES = (
         ("metrics.uniform_groups",),
         earliest=RECENT,
         hides=("flat reward", "uniform groups"),
+        depth=3,
     ),
     HealthRule(
         "uniform groups",
@@ -74,6 +75,7 @@ GROUP_RULES = (
         ("metrics.uniform_groups",),
         earliest=MANY_STEPS + LASTING,
         lasting=LASTING,
+        depth=3,
     ),
     HealthRule(
         "groups agree",

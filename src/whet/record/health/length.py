@@ -81,6 +81,7 @@ LENGTH_RULES = (
         "the task is solved all the same",
         ("counts.truncated",),
         earliest=RECENT,
+        depth=1,
     ),
     HealthRule(
         "length collapse",

@@ -247,9 +247,10 @@ def _rule(
     normal_when: str,
     reads: tuple[str, ...],
     earliest: int,
+    depth: int = 2,
     is_note: bool = False,
 ) -> HealthRule:
-    return HealthRule(name, check, about, normal_when, reads, (PREFERENCE,), earliest, is_note=is_note)
+    return HealthRule(name, check, about, normal_when, reads, (PREFERENCE,), earliest, depth=depth, is_note=is_note)
 
 
 PREFERENCE_RULES = (
@@ -260,6 +261,7 @@ PREFERENCE_RULES = (
         "rounding explains it: less than 0.01 nats per token",
         ("metrics.drift",),
         1,
+        depth=0,
     ),
     _rule(
         "likelihood displacement",
@@ -284,6 +286,7 @@ PREFERENCE_RULES = (
         "the loss falls",
         ("metrics.loss",),
         SETTLED,
+        depth=3,
     ),
     _rule(
         "too easy",
@@ -301,6 +304,7 @@ PREFERENCE_RULES = (
         "a few of them",
         ("metrics.alike",),
         1,
+        depth=0,
     ),
     _rule(
         "chosen is shorter",
@@ -309,6 +313,7 @@ PREFERENCE_RULES = (
         "brevity is what was asked for",
         ("metrics.chosen_is_longer", "metrics.longer"),
         1,
+        depth=1,
     ),
     _rule(
         "chosen is longer",
@@ -317,6 +322,7 @@ PREFERENCE_RULES = (
         "the better answers need the room, and length is divided out of the score",
         ("metrics.chosen_is_longer", "metrics.longer"),
         1,
+        depth=1,
     ),
     _rule(
         "length decides",
@@ -325,6 +331,7 @@ PREFERENCE_RULES = (
         "the correlation is below 0.6",
         ("metrics.longer_margin",),
         SETTLED,
+        depth=1,
     ),
     _rule(
         "beta out of range",
@@ -333,5 +340,6 @@ PREFERENCE_RULES = (
         "another score or curve has another unit",
         (),
         1,
+        depth=0,
     ),
 )

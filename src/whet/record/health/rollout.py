@@ -106,6 +106,7 @@ ROLLOUT_RULES = (
         "the trainer's log-probabilities are not the sampler's, before any update",
         "the products run in half precision: 0.05 nats are allowed there, 0.001 otherwise",
         ("metrics.sampler_gap",),
+        depth=0,
     ),
     HealthRule(
         "stale rollouts",
@@ -114,6 +115,7 @@ ROLLOUT_RULES = (
         "completions are a version or two old, and the policy has hardly moved",
         ("metrics.staleness",),
         earliest=RECENT,
+        depth=0,
     ),
     HealthRule(
         "throughput loss",
@@ -124,6 +126,7 @@ ROLLOUT_RULES = (
         kinds=ALL_KINDS,
         earliest=WARM_UP + 3 * RECENT,
         is_timed=True,
+        depth=3,
     ),
     HealthRule(
         "dead experts",
@@ -139,5 +142,6 @@ ROLLOUT_RULES = (
         "sampler and trainer send tokens of a mixture of experts to different experts",
         "the experts are replayed, or the completions are meant to be an older policy's",
         ("metrics.router_drift_layers",),
+        depth=0,
     ),
 )

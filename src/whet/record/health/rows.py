@@ -76,6 +76,7 @@ ROW_RULES = (
         kinds=(SFT, REWARD_MODEL),
         earliest=2 * RECENT + LASTING,
         lasting=LASTING,
+        depth=3,
     ),
     HealthRule(
         "overfitting",
@@ -94,5 +95,6 @@ ROW_RULES = (
         ("metrics.accuracy",),
         kinds=(REWARD_MODEL,),
         earliest=GUESSING_STEPS,
+        depth=3,
     ),
 )
