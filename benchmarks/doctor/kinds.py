@@ -21,6 +21,7 @@ Line = Mapping[str, Any]
 Run = Mapping[str, Any]
 PREFERENCE_METRIC = "chosen_logp"
 SOON = 6  # fewest steps of a run
+WITNESSES = frozenset(("evaluation falls", "evaluation lags"))  # true of any run they are said of: they are measured
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def kind(names: str, follows: str, criterion: str, held: Callable[[Run], bool]) 
     def split(text: str) -> frozenset[str]:
         return frozenset(each.strip() for each in text.split(",") if each.strip())
 
-    return FaultKind(split(names), split(follows), criterion, held)
+    return FaultKind(split(names), split(follows) | WITNESSES - split(names), criterion, held)
 
 
 KINDS: dict[str, FaultKind] = {
@@ -235,7 +236,7 @@ KINDS: dict[str, FaultKind] = {
         lambda run: fmean(series(run, "metrics/uniform_groups")) > 0.8 and last(series(run, "seen/right")) < 0.9,
     ),
     "batch too small": kind(
-        "entropy collapse, falling reward, KL runaway",
+        "batch too small, entropy collapse, falling reward, KL runaway",
         "flat reward, no reward signal, uniform groups, gradient spike, truncated completions, length collapse,"
         " length blow-up, repetition, entropy explosion",
         "right completions fall below 0.6 of the first steps'",
@@ -366,7 +367,7 @@ KINDS: dict[str, FaultKind] = {
         fooled,
     ),
     "swapped labels": kind(
-        "not learning, held-out disagreement, falling reward, chosen is shorter",
+        "swapped labels, not learning, held-out disagreement, falling reward, chosen is shorter",
         "likelihood displacement, the margin grows by sinking",
         "right pairs of the eval set are told apart less than 65 times in 100",
         fooled,

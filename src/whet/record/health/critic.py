@@ -29,7 +29,7 @@ def _misfit(history: History) -> HealthFinding | None:
     return problem(
         f"The critic explains {number(now)} of the variance of its targets {when}",
         "it is no better than a constant, and its errors are in every advantage",
-        history.higher("critic.learning_rate", 3.0),
+        history.higher("critic.learning_rate", 3.0) if never else None,
         history.give("objective.value.warmup", "10"),
         "leave the critic out: compare each completion with its group",
     )
@@ -43,6 +43,6 @@ CRITIC_RULES = (
         f"the first {SETTLED} steps, while it learns; or every completion is right and there is nothing to explain",
         ("metrics.critic_explains",),
         earliest=SETTLED,
-        depth=1,
+        depth=2,
     ),
 )

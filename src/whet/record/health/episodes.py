@@ -14,7 +14,7 @@ from whet.types import StepReport, StopReason
 MANY_MALFORMED = 0.2  # of all calls that were begun
 MANY_ERRORS = 0.3  # of the calls that were read
 MANY_FAILED = 0.05  # of the episodes
-MANY_LIMITED = 0.3  # of the episodes
+MANY_LIMITED, MOST_LIMITED = 0.3, 0.5  # of the episodes
 MANY_CALLS = 2.0  # of an episode
 LIMITS = {  # what an episode may run out of, the setting that says how much there is, and what else helps
     StopReason.TURNS: ("turns", "env.max_turns", "reward fewer calls"),
@@ -81,7 +81,7 @@ def _limits(history: History) -> HealthFinding | None:
         return None
     for reason, (what, setting, otherwise) in LIMITS.items():
         share = share_of(recent, f"ended_by_{reason}")
-        if share >= MANY_LIMITED and not history.doing_well:
+        if share >= MANY_LIMITED and not history.solved and (share >= MOST_LIMITED or not history.doing_well):
             return problem(
                 f"{percent(share)} of the episodes of the last {RECENT} steps ran out of {what}",
                 "they are rewarded for what they had until then",
@@ -145,7 +145,7 @@ EPISODE_RULES = (
         "episodes cut off",
         _limits,
         "three in ten episodes run out of turns, tokens or time",
-        "the reward rises",
+        "the reward rises and fewer than half do, or the task is solved",
         ("counts.turns",),
         earliest=TREND_STEPS,
         depth=1,

@@ -10,6 +10,8 @@ from whet.record.health.rule import HealthRule
 from whet.record.text import number, percent
 
 MANY_STEPS = 10
+FEWEST_IN_GROUP, FEWEST_IN_STEP = 4, 16  # completions
+LOST = 0.05  # of the score, at least
 MOSTLY_UNIFORM = 0.8  # of the groups
 
 
@@ -23,9 +25,17 @@ def _no_signal(history: History) -> HealthFinding | None:
         doubt = f"; look at {', '.join(idle)}, though, which stays at 0" if idle else ""
         cause = f"every completion is right, which is normal once a task is solved{doubt}"
         return note(evidence, f"{cause}. Give harder data to learn more")
+    larger = (history.higher("batch.group_size"), history.warmer())
+    try_it = "score a right and a wrong answer by hand (`whet reward test`)"
+    if len(set(history.scores)) == 1 and history.steps[0].step == 1:
+        value = number(history.scores[0])
+        evidence = f"Every completion since step 1 was rewarded with the same {value}"
+        if history.score <= FAILED:
+            cause = "the reward never pays, or the task is too hard for the model: nothing can be learned"
+            return problem(evidence, cause, try_it, "give easier data", *larger)
+        return problem(evidence, "the reward does not depend on the completion", try_it)
     if history.score > FAILED and (history.rising or len(history.steps) < TREND_STEPS):
         return None
-    larger = (history.higher("batch.group_size"), history.higher("sampling.temperature", 1.2))
     if history.score <= FAILED:
         cause = "every completion is wrong, so there is nothing to learn from"
         return problem(evidence, cause, "give easier data", *larger)
@@ -43,8 +53,29 @@ def _uniform(history: History) -> HealthFinding | None:
         "most prompts are always solved or never, and most completions are wasted",
         "give data of middling difficulty",
         history.higher("batch.group_size"),
-        history.higher("sampling.temperature", 1.2),
+        history.warmer(),
         filters,
+    )
+
+
+def _too_few(history: History) -> HealthFinding | None:
+    """A run that loses what it had, and whose step rests on a handful of completions."""
+    group, prompts = history.setting("batch.group_size"), history.setting("batch.prompts_per_step")
+    if not isinstance(group, int) or not isinstance(prompts, int) or len(history.scores) < 2 * TREND_STEPS:
+        return None
+    if (group >= FEWEST_IN_GROUP and group * prompts >= FEWEST_IN_STEP) or history.doing_well:
+        return None
+    windows = [fmean(history.scores[first : first + RECENT]) for first in range(len(history.scores) - RECENT + 1)]
+    lost = max(windows[: len(windows) // 2 + 1]) - windows[-1]
+    has_lost = history.evaluations.fell_from is not None or lost > max(LOST, 0.5 * abs(max(windows)))
+    if not has_lost:
+        return None
+    return problem(
+        f"A step has {prompts} prompts with {group} completions each, and the run lost what it had",
+        "an update rests on so few completions that noise decides it",
+        history.higher("batch.group_size", 4.0) if group < FEWEST_IN_GROUP else None,
+        history.higher("batch.prompts_per_step", 4.0),
+        history.lower("optimizer.learning_rate"),
     )
 
 
@@ -76,6 +107,16 @@ GROUP_RULES = (
         earliest=MANY_STEPS + LASTING,
         lasting=LASTING,
         depth=3,
+    ),
+    HealthRule(
+        "batch too small",
+        _too_few,
+        f"a step has groups of fewer than {FEWEST_IN_GROUP} completions, or fewer than {FEWEST_IN_STEP} in all, and "
+        "the run lost half of what it had, or its evaluation fell",
+        "the run learns all the same",
+        ("reward",),
+        earliest=2 * TREND_STEPS,
+        depth=1,
     ),
     HealthRule(
         "groups agree",

@@ -139,6 +139,13 @@ class History:
             return None
         return self.higher("optimizer.learning_rate", times)
 
+    def warmer(self) -> SettingAdvice | None:
+        """Advice to sample at a higher temperature; None where the entropy has grown, or evaluation has fallen."""
+        entropies = self.start_and_now(entropy)
+        if self.evaluations.fell_from is not None or (entropies is not None and entropies[1] > entropies[0]):
+            return None
+        return self.higher("sampling.temperature", 1.2)
+
     def setting(self, name: str) -> Any:
         """Its value in this run; None where it has none, or nothing is known of its settings."""
         if name not in SETTINGS:

@@ -14,6 +14,8 @@ from whet.record.text import number, percent
 NARROW = 0.05  # half-width of a band below which most ratios are meant to leave it
 MUCH_CLIPPED = 0.5  # of the tokens
 FAR_OFF = 0.1  # of a mean ratio from 1
+LOSS_LEFT = 0.01  # below, pairs or rows may all be learned
+HUGE = 1000  # times what the clip of the gradient norm lets through
 
 
 def _not_finite(history: History) -> HealthFinding | None:
@@ -40,7 +42,7 @@ def _entropy_collapse(history: History) -> HealthFinding | None:
         f"Entropy fell from {number(start)} to {number(now)} while the reward stays flat",
         "the policy has stopped exploring",
         history.lower("optimizer.learning_rate"),
-        history.higher("sampling.temperature", 1.2),
+        history.warmer(),
         history.higher("objective.clip.high", 1.4),
     )
 
@@ -152,6 +154,36 @@ def _gradient_spike(history: History) -> HealthFinding | None:
     )
 
 
+def _no_gradient(history: History) -> HealthFinding | None:
+    """Completions differ in what they earn, and nothing of it reaches the weights."""
+    norms = finite(map(gradient_norm, history.steps[-RECENT:]))
+    rates, uniform = history.metric("learning_rate"), history.metric("uniform_groups")
+    if len(norms) < RECENT or max(norms) > 0 or (uniform and max(uniform) > 0.999):
+        return None
+    has_signal = bool(uniform) or any(value > LOSS_LEFT for value in history.metric("loss"))
+    if not has_signal or (rates and max(rates) == 0):
+        return None
+    return problem(
+        f"The gradient norm of the last {RECENT} steps was exactly 0",
+        "no weight receives a gradient, though there is something to learn: they are frozen, or every token is masked "
+        "or clipped",
+        "look at which weights are trained (`trainable` among the facts of the run) and at what is masked",
+    )
+
+
+def _huge_gradient(history: History) -> HealthFinding | None:
+    norms, most = finite(map(gradient_norm, history.steps[-RECENT:])), history.setting("optimizer.max_gradient_norm")
+    if len(norms) < RECENT or not isinstance(most, int | float) or not most or min(norms) <= HUGE * most:
+        return None
+    return problem(
+        f"The gradient norm of the last {RECENT} steps was {number(min(norms))} or more, over {HUGE:,} times what "
+        f"optimizer.max_gradient_norm={most:g} lets through",
+        "only its direction is left of any update, and precision is lost: rewards or losses are of another scale",
+        "look at the scale of rewards and losses",
+        history.lower("optimizer.learning_rate"),
+    )
+
+
 def _skipped_updates(history: History) -> HealthFinding | None:
     skipped = sum(step.metrics.get("skipped_updates", 0.0) for step in history.steps[-RECENT:])
     if not skipped:
@@ -246,6 +278,24 @@ POLICY_RULES = (
         "the steps before had no signal and a norm of 0",
         kinds=ALL_KINDS,
         earliest=2 * RECENT + 1,
+    ),
+    HealthRule(
+        "no gradient",
+        _no_gradient,
+        f"the gradient norm is exactly 0 in {RECENT} steps in a row, though there is something to learn",
+        "all groups scored alike, or the learning rate is 0 by its schedule",
+        kinds=ALL_KINDS,
+        earliest=RECENT,
+        depth=0,
+    ),
+    HealthRule(
+        "huge gradient",
+        _huge_gradient,
+        f"the gradient norm is {HUGE:,} times what its clip lets through, in {RECENT} steps in a row",
+        "a single step",
+        kinds=ALL_KINDS,
+        earliest=RECENT,
+        depth=1,
     ),
     HealthRule(
         "skipped updates",

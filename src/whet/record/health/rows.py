@@ -7,6 +7,7 @@ from statistics import fmean
 from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend_in_errors
 from whet.record.health.rule import HealthRule
+from whet.record.metrics.intervals import share_interval
 from whet.record.run_kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.record.text import number, percent
 
@@ -15,6 +16,9 @@ FEWEST_EVALS = 4
 ENDS = 3  # steps whose mean is a loss
 ABOVE = 1.5  # times the loss of the first steps
 WORSE = 0.1  # of the lowest loss on held-out rows
+RUINED = 5  # times the log-probability of the chosen completion at first
+FEWEST_PAIRS = 20  # of an evaluation
+LEARNED, OPPOSITE = 0.7, 0.4  # of the pairs: ordered right in training, and at most in evaluation
 
 
 def _loss_rises(history: History) -> HealthFinding | None:
@@ -42,9 +46,8 @@ def _guesses(history: History) -> HealthFinding | None:
         return None
     return problem(
         f"Accuracy on the training pairs is {percent(now)} after {len(history.steps)} steps",
-        "the scores do not tell better from worse",
-        history.higher("optimizer.learning_rate", 3.0),
-        "read a few pairs: the difference may not be visible, or labels be swapped",
+        "the scores do not tell better from worse: labels are random, or the difference is not visible",
+        "read a few pairs, and count how often you agree with their labels",
     )
 
 
@@ -52,17 +55,39 @@ def _overfits(history: History) -> HealthFinding | None:
     evals, losses = history.evaluated(("loss",)), history.metric("loss", 2 * FLAT_STEPS)
     if len(evals) < FEWEST_EVALS or len(losses) < 2 * ENDS:
         return None
-    lowest, (best_at, best) = min(value for _, value in evals), min(evals, key=lambda each: each[1])
-    falls = fmean(losses[-ENDS:]) < fmean(losses[:ENDS])
+    lowest, (best_at, best) = min(value for _, value in evals), min(evals, key=lambda evaluation: evaluation[1])
+    training, now = fmean(losses[-ENDS:]), evals[-1][1]
+    falls = training < fmean(losses[:ENDS])
     if not falls or min(value for _, value in evals[-2:]) <= lowest + WORSE * max(abs(lowest), 0.01):
         return None
+    if now - training <= WORSE * max(abs(training), 0.01):  # they part, or nothing was learned by heart
+        return None
     return problem(
-        f"The loss on held-out rows rose from {number(best)} at step {best_at} to {number(evals[-1][1])} while the "
-        "training's falls",
+        f"The loss on held-out rows rose from {number(best)} at step {best_at} to {number(now)} while the training's "
+        f"falls to {number(training)}",
         "the rows are being learned by heart",
-        f"take the checkpoint of step {best_at}",
+        "take the model of best/" if best_at else "the model it began with is better",
         "give more rows, or fewer steps",
         history.lower("optimizer.learning_rate"),
+    )
+
+
+def _swapped(history: History) -> HealthFinding | None:
+    """What is learned is the opposite of what is evaluated."""
+    last, known = history.evaluations.last, history.metric("accuracy")
+    pairs = "pair_accuracy" if "chosen_logp" in history.steps[-1].metrics else "accuracy"
+    if last is None or last.metric != pairs or last.size < FEWEST_PAIRS or len(known) < RECENT:
+        return None
+    chosen = [step.metrics.get("chosen_logp", 0.0) for step in (history.steps[0], history.steps[-1])]
+    if abs(chosen[1]) > RUINED * max(abs(chosen[0]), 1.0):  # such a policy orders pairs by accident
+        return None
+    if fmean(known) < LEARNED or share_interval(last.value, last.size)[1] >= OPPOSITE:
+        return None
+    return problem(
+        f"The training pairs are ordered right in {percent(fmean(known))}, those of the evaluation in "
+        f"{percent(last.value)} of {last.size:,}",
+        "the opposite is learned: chosen and rejected are swapped in one of the two files",
+        "read a few pairs of both, and swap the columns of the wrong one",
     )
 
 
@@ -81,11 +106,21 @@ ROW_RULES = (
     HealthRule(
         "overfitting",
         _overfits,
-        "the loss on held-out rows rises while the training's falls",
-        "it rises by less than a tenth, or in a single evaluation",
+        "the loss on held-out rows rises while the training's falls below it",
+        "it rises by less than a tenth, in a single evaluation, or the two do not part",
         ("metrics.loss",),
         kinds=(SFT, PREFERENCE, REWARD_MODEL),
         earliest=2 * ENDS,
+    ),
+    HealthRule(
+        "swapped labels",
+        _swapped,
+        "training pairs are ordered right, and held-out ones the wrong way round, beyond noise",
+        "held-out pairs are ordered no better than by a coin",
+        ("metrics.accuracy",),
+        kinds=(PREFERENCE, REWARD_MODEL),
+        earliest=RECENT,
+        depth=0,
     ),
     HealthRule(
         "guessing",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from whet.record.evaluations import Evaluations
 from whet.record.health.finding import FindingSpan
+from whet.record.health.history import RECENT, TREND_STEPS
 from whet.record.health.registry import RULES
 
 OUTCOME = 3  # depth of the rules that say what came of it
@@ -80,7 +81,8 @@ def story_of(
     ending: RunEnding | None = None,
 ) -> Story:
     """The findings of a run, and how it stands, as one story."""
-    holding = sorted((span for span in spans if span.holds and span.finding.is_problem), key=_nearness)
+    end = max((span.last for span in spans), default=0) if ending is None else ending.step
+    holding = sorted((span for span in spans if span.finding.is_problem and _counts(span, end)), key=_nearness)
     if ending is not None and (ending.status == "failed" or ending.was_killed):
         return _failure(ending, holding)
     if holding:
@@ -90,6 +92,11 @@ def story_of(
         return Story("well", f"{change[0].upper()}{change[1:]}")
     said = "no rule finds a problem"
     return Story("unclear", f"{change[0].upper()}{change[1:]}; {said}" if change else f"{said[0].upper()}{said[1:]}")
+
+
+def _counts(span: FindingSpan, end: int) -> bool:
+    """Whether a finding belongs to the story: it holds, or has held for a while until just now."""
+    return span.holds or (span.last > end - TREND_STEPS and span.num_steps >= RECENT)
 
 
 def _nearness(span: FindingSpan) -> tuple[int, bool, int]:
