@@ -131,6 +131,17 @@ CASES: dict[str, Case] = {
             "another part pays": Course(two(0.3, line(0.0, 0.02)), evals=SAME),
         },
     ),
+    "evaluated on training rows": Case(
+        Course(settings={"run.overlap": "40 of 200 eval prompts are also trained on; what is measured there"}),
+        {"none are": Course(settings={"run.data": "task:arithmetic (1024 prompts)"})},
+    ),
+    "few prompts": Case(
+        Course(settings={"run.data": "rows.jsonl (1 prompts, 200 held out)"}),
+        {
+            "many": Course(settings={"run.data": "task:arithmetic difficulty 3 (1024 prompts, 200 held out)"}),
+            "nobody knows": Course(settings={"run.data": "rows.jsonl (demonstrations)"}),
+        },
+    ),
     "not a number": Case(
         Course(metrics={"loss": float("nan")}), {"an environment's own": Course(metrics={"env_x": float("nan")})}
     ),
@@ -197,6 +208,24 @@ CASES: dict[str, Case] = {
             "five times": Course(metrics={"gradient_norm": after(30, 1.0, 5.0)}),
         },
     ),
+    "no gradient": Case(
+        Course(metrics={"gradient_norm": 0.0, "uniform_groups": 0.5}),
+        {
+            "nothing to learn": Course(metrics={"gradient_norm": 0.0, "uniform_groups": 1.0}),
+            "one step": Course(metrics={"gradient_norm": lambda step: float(step != 29), "uniform_groups": 0.5}),
+            "the schedule has ended": Course(
+                metrics={"gradient_norm": 0.0, "uniform_groups": 0.5, "learning_rate": 0.0}
+            ),
+            "all pairs are learned": pairs(gradient_norm=0.0, loss=0.0),
+        },
+    ),
+    "huge gradient": Case(
+        Course(metrics={"gradient_norm": 2000.0}, settings={"optimizer.max_gradient_norm": 1.0}),
+        {
+            "large": Course(metrics={"gradient_norm": 200.0}, settings={"optimizer.max_gradient_norm": 1.0}),
+            "it is not clipped": Course(metrics={"gradient_norm": 2000.0}, settings={"optimizer.max_gradient_norm": 0}),
+        },
+    ),
     "surrogate near zero": Case(Course(metrics={"surrogate": 1e-4}), {"it is not": Course(metrics={"surrogate": 0.5})}),
     "no reward signal": Case(
         Course({"total": 0.0}, {"uniform_groups": 1.0}),
@@ -211,6 +240,18 @@ CASES: dict[str, Case] = {
             "the task is solved": Course(SOLVED, {"uniform_groups": 0.9}),
             "the reward rises": Course(RISING, {"uniform_groups": 0.9}),
             "half of them": Course({"total": 0.1}, {"uniform_groups": 0.5}),
+        },
+    ),
+    "batch too small": Case(
+        Course(
+            {"total": after(12, 0.8, 0.1)}, settings={"batch.group_size": 2, "batch.prompts_per_step": 16}, steps=40
+        ),
+        {
+            "it learns": Course(RISING, settings={"batch.group_size": 2, "batch.prompts_per_step": 16}),
+            "it holds": Course(FLAT, settings={"batch.group_size": 2, "batch.prompts_per_step": 16}),
+            "the step is large": Course(
+                {"total": after(12, 0.8, 0.1)}, settings={"batch.group_size": 8, "batch.prompts_per_step": 16}
+            ),
         },
     ),
     "groups agree": Case(Course(SOLVED, {"uniform_groups": 0.9}), {"few do": Course(SOLVED, {"uniform_groups": 0.3})}),
@@ -246,6 +287,9 @@ CASES: dict[str, Case] = {
             "the task is solved": Course(SOLVED, counts={"truncated": 60}),
             "fewer than half": Course(FLAT, counts={"truncated": 40}),
             "another limit ended them": Course(FLAT, counts={"truncated": 60, "ended_by_turns": 60}),
+            "cut ones are paid": Course({"total": 0.7}, counts={"truncated": 60}),
+            "the reward pays nobody": Course({"total": 0.0}, counts={"truncated": 60}),
+            "it was not so at first": Course(FLAT, counts={"truncated": after(8, 0, 60)}),
         },
     ),
     "length collapse": Case(
@@ -282,6 +326,13 @@ CASES: dict[str, Case] = {
             "completions became shorter": Course(counts={"tokens": after(20, 2000, 400)}),
             "a warm-up": Course(seconds=after(3, 60.0, 1.0)),
             "a little": Course(seconds=after(20, 1.0, 1.5)),
+        },
+    ),
+    "time spent elsewhere": Case(
+        Course(seconds=1000.0, settings={"run.seconds.save": 20_000.0}),
+        {
+            "a short run": Course(seconds=1.0, settings={"run.seconds.save": 100.0}),
+            "little": Course(seconds=1000.0, settings={"run.seconds.save": 100.0}),
         },
     ),
     "dead experts": Case(
@@ -434,12 +485,24 @@ CASES: dict[str, Case] = {
         rows(loss=line(1.0, 0.2)), {"it falls": rows(), "up and down": rows(loss=lambda step: 1 + 0.2 * (step % 3))}
     ),
     "overfitting": Case(
-        rows([(step, {"loss": 1 + 0.05 * (step - 2) ** 2}) for step in range(0, 31)]),
+        rows([(step, {"loss": 3 + 0.05 * (step - 2) ** 2}) for step in range(0, 31)]),
         {
             "both fall": rows([(step, {"loss": 3 - 0.05 * step}) for step in range(0, 31)]),
             "a single evaluation": rows([(step, {"loss": 2.0 if step == 30 else 1.0}) for step in range(0, 31)]),
+            "they do not part": rows([(step, {"loss": 1 + 0.02 * step}) for step in range(0, 31)]),
             "the training rises too": rows(
                 [(step, {"loss": 1 + 0.01 * (step - 2) ** 2}) for step in range(0, 31)], loss=line(1.0, 0.1)
+            ),
+        },
+    ),
+    "swapped labels": Case(
+        pairs(evals=[(0, {"pair_accuracy": 0.5}), (5, {"pair_accuracy": 0.02})], accuracy=0.98),
+        {
+            "held-out pairs are right": pairs(evals=[(5, {"pair_accuracy": 0.9})], accuracy=0.98),
+            "a coin": pairs(evals=[(5, {"pair_accuracy": 0.5})], accuracy=0.98),
+            "nothing is learned": pairs(evals=[(5, {"pair_accuracy": 0.1})], accuracy=0.5),
+            "the policy is ruined": pairs(
+                evals=[(5, {"pair_accuracy": 0.02})], accuracy=0.98, chosen_logp=line(-10, -30)
             ),
         },
     ),

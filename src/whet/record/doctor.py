@@ -21,6 +21,7 @@ from whet.record.health import (
     HealthFinding,
     Story,
     finding_spans,
+    known_settings,
     recorded_finding,
     rules_of,
     story_of,
@@ -112,8 +113,7 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
         raise WhetError(f"{folder} has no step{asked} in {METRICS} yet; there is nothing to look at")
     facts = summary.get("facts")
     dtype = str(facts.get("dtype", "float32")) if isinstance(facts, Mapping) else "float32"
-    recorded_settings = summary.get("settings")
-    settings = recorded_settings if isinstance(recorded_settings, Mapping) else {}
+    settings = known_settings(summary)
     evals = with_size(evals, summary.get("eval_size"))
     spans = finding_spans(steps, dtype, recorded, settings, evals)
     problems = [span for span in spans if span.finding.is_problem and span.holds]

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from whet.record.evaluations import Evaluations, evaluations_of, with_size
-from whet.record.health import FindingSpan, HealthFinding, RunEnding, Story, finding_spans, findings, story_of
+from whet.record.health import (
+    FindingSpan,
+    HealthFinding,
+    RunEnding,
+    Story,
+    finding_spans,
+    findings,
+    known_settings,
+    story_of,
+)
 from whet.record.log import (
     METRICS,
     SAMPLES,
@@ -99,9 +108,8 @@ class RunRecord:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Those that health rules look at, by name; empty for a run of an older version."""
-        settings = self.summary.get("settings")
-        return settings if isinstance(settings, Mapping) else {}
+        """What health rules look at besides its steps, by name; of a run of an older version nothing is known."""
+        return known_settings(self.summary)
 
     def config_values(self) -> dict[str, Any]:
         """config.toml as nested values; empty where it is not TOML."""

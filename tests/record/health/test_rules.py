@@ -67,10 +67,16 @@ def test_nothing_is_found_without_steps_nor_in_a_run_that_learns() -> None:
 
 
 def test_all_wrong_asks_for_easier_data() -> None:
-    steps = history(5, 0.0, uniform_groups=1.0)
+    steps = history(5, lambda step: 0.1 if step == 1 else 0.0, uniform_groups=1.0)
     (sentence,) = diagnosis(steps)
     assert "every completion is wrong" in sentence and "easier data" in sentence and "group_size" in sentence
     assert names(steps[:4]) == set()
+
+
+def test_a_reward_that_never_differed_is_told_as_one() -> None:
+    (never,), (always,) = (diagnosis(history(5, value, uniform_groups=1.0)) for value in (0.0, 0.5))
+    assert "since step 1" in never and "the reward never pays" in never and "whet reward test" in never
+    assert "does not depend on the completion" in always and "easier data" not in always
 
 
 def test_all_right_is_a_note_that_asks_for_harder_data() -> None:

@@ -16,7 +16,7 @@ from whet.record.health.registry import (
     since_when,
 )
 from whet.record.health.rule import HealthRule
-from whet.record.health.settings import SETTINGS
+from whet.record.health.settings import SETTINGS, known_settings
 from whet.record.health.story import RunEnding, Story, story_of
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "finding_spans",
     "findings",
     "history_of",
+    "known_settings",
     "notes",
     "recorded_finding",
     "rules_of",

@@ -32,7 +32,7 @@ def _truncation(history: History) -> HealthFinding | None:
         return None
     # what is cut behind its answer is paid all the same, and a reward that pays nobody does not pay what ends either
     is_paid = history.score > 1 - share + PAID
-    pays_nobody = share < NEARLY_ALL and len(set(history.scores)) == 1
+    pays_nobody = share < NEARLY_ALL and max(history.scores, default=0.0) <= 0
     if is_paid or pays_nobody:
         return None
     return problem(

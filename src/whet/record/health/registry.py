@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from whet.record.health.critic import CRITIC_RULES
+from whet.record.health.data import DATA_RULES
 from whet.record.health.episodes import EPISODE_RULES
 from whet.record.health.evaluation import EVALUATION_RULES
 from whet.record.health.finding import FindingSpan, HealthFinding, recorded_finding
@@ -33,6 +34,7 @@ RULES: Mapping[str, HealthRule] = {
     rule.name: rule
     for rule in (
         *EVALUATION_RULES,
+        *DATA_RULES,
         *POLICY_RULES,
         *GROUP_RULES,
         *REWARD_RULES,
@@ -67,7 +69,7 @@ def findings(
     if not steps:
         return ()
     history = history_of(steps, dtype, settings, evals)
-    asked = [rule for rule in rules_of(steps) if timed or not rule.is_timed]
+    asked = [rule for rule in rules_of(steps) if timed or not (rule.is_timed or rule.is_stated)]
     by_rule = {rule: finding for rule in asked if (finding := rule.find(history)) is not None}
     if any(finding.is_problem and rule.lasting for rule, finding in by_rule.items()):
         before = _histories_before(steps, dtype, settings, evals, max(rule.lasting for rule in by_rule))
@@ -204,6 +206,8 @@ def since_when(
     evals: Sequence[EvalRecord] = (),
 ) -> tuple[int, int]:
     """Since which step a rule that speaks now has spoken without a break, and in how many steps, by asking it again."""
+    if RULES[name].is_stated:
+        return steps[0].step, len(steps)
     count = 1
     while count < min(len(steps), MOST_REPLAYED):
         earlier = steps[: len(steps) - count]

@@ -16,7 +16,7 @@ FEWEST_EVALS = 4
 ENDS = 3  # steps whose mean is a loss
 ABOVE = 1.5  # times the loss of the first steps
 WORSE = 0.1  # of the lowest loss on held-out rows
-RUINED = 5  # times the log-probability of the chosen completion at first
+RUINED = 3  # times the log-probability of the chosen completion at first
 FEWEST_PAIRS = 20  # of an evaluation
 LEARNED, OPPOSITE = 0.7, 0.4  # of the pairs: ordered right in training, and at most in evaluation
 

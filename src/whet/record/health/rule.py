@@ -31,6 +31,7 @@ class HealthRule:
     is_note: bool = False  # it never finds a problem
     by_evaluation: bool = False  # it reads evaluations alone: between two of them nothing new is known
     is_timed: bool = False  # it reads the clock, so equal runs may differ: not recorded with the steps
+    is_stated: bool = False  # it reads what the run's summary states: true from the start, not recorded with the steps
 
     def find(self, history: History) -> HealthFinding | None:
         """What `check` finds, with this rule's name filled in; None where the rule has nothing to say."""
