@@ -256,7 +256,7 @@ CASES: dict[str, Case] = {
     ),
     "groups agree": Case(Course(SOLVED, {"uniform_groups": 0.9}), {"few do": Course(SOLVED, {"uniform_groups": 0.3})}),
     "flat reward": Case(
-        Course(FLAT, steps=50),
+        Course(FLAT, steps=60),
         {
             "it rises": Course(RISING, steps=50),
             "near its top": Course({"total": 0.9, "accuracy": 0.9}, steps=50),

@@ -19,6 +19,7 @@ from whet.record.metrics.paired import mcnemar_p, paired_t
 from whet.record.metrics.significance import more_right_p
 from whet.record.text import ACCURACY_NAMES, LOWER_IS_BETTER, estimate_text, headline, metric_text, plain_metrics, words
 
+ONE_LOOK = 0.05  # one-sided, of a verdict that is given once
 NEW_BEST_LEVEL = 0.05  # one-sided: a look that is wrongly a new best only lets a run go on
 # Of runs in which nothing changes, so many are wrongly said to have fallen, or risen, at any of their looks. A single
 # look at k evaluations spends 1 / (k (k - 1)) of it, which sums to 1 over all k, over the k - 1 that the best is of.
@@ -132,8 +133,16 @@ class Evaluations:
         return None
 
     @cached_property
+    def gain(self) -> int:
+        """From the first to the last evaluation, looked at once: 1 better, -1 worse, 0 within noise or not known."""
+        if len(self.measured) < 2:
+            return 0
+        better, worse = (self.measured[end].better_p(self.measured[-1 - end]) for end in (-1, 0))
+        return int(better is not None and better <= ONE_LOOK) - int(worse is not None and worse <= ONE_LOOK)
+
+    @cached_property
     def rose(self) -> bool:
-        """Whether the last evaluation is above the first beyond noise."""
+        """Whether the last evaluation is above the first beyond noise, however often that was looked at."""
         count = len(self.measured)
         p = self.measured[-1].better_p(self.measured[0]) if count > 1 else None
         return p is not None and p <= WRONG_RUNS / (count * (count - 1))
@@ -176,19 +185,13 @@ class Evaluations:
         if first is last:
             return f"{name} was {last.text}{of} at step {last.step}"
         ends = f"from {first.text} to {last.text}{of}"
-        on_the_way = f"; the best was {best.text} at step {best.step}" if best not in (None, first, last) else ""
-        if self.fell_from is first:
-            return f"{name} fell {ends}{on_the_way}"
-        if self.rose and self.fell_from is None:
-            return f"{name} rose {ends}{on_the_way}"
-        if self.fell_from is not None and best is not None:
-            return f"{name} went {ends}, after {best.text} at step {best.step}"
+        is_between = best is not None and best is not first and best is not last
+        on_the_way = f"; the best was {best.text} at step {best.step}" if best is not None and is_between else ""
         if first.value == last.value:
             return f"{name} stayed at {last.text}{of}{on_the_way}"
-        if last.better_p(first) is None:  # there is nothing to judge noise by
-            verb = "rose" if last.value > first.value else "fell"
-            return f"{name} {verb} {ends}{on_the_way}"
-        return f"{name} went {ends}: within noise{on_the_way}"
+        if last.better_p(first) is not None and not self.gain:
+            return f"{name} went {ends}: within noise{on_the_way}"
+        return f"{name} {'rose' if last.value > first.value else 'fell'} {ends}{on_the_way}"
 
     @property
     def text(self) -> str:

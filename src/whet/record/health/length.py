@@ -16,7 +16,7 @@ MUCH_REPEATED = 0.5
 SOME = 0.2  # of the completions: cut from the start
 PAID = 0.15  # by how much the score may pass the share of completions that end
 NEARLY_ALL = 0.8  # of the completions
-MUCH_MORE_CUT = 0.15  # of the completions, more than at first
+MORE_CUT, MUCH_MORE_CUT = 1.5, 0.1  # times as many as at first, and so many of the completions more
 
 
 def _cut(steps: Sequence[StepReport]) -> float:
@@ -45,11 +45,14 @@ def _truncation(history: History) -> HealthFinding | None:
 
 
 def _moved_without_gain(history: History) -> tuple[float, float] | None:
-    """Mean lengths at the start and now, where the score is no better for it."""
+    """Mean lengths at the start and now, where evaluation, or else the score, is no better for it."""
     pair, scores = history.start_and_now(completion_length), history.start_and_now(score)
-    if pair is None or history.doing_well or (scores is not None and scores[1] > scores[0] + 0.1 * abs(scores[0])):
+    if pair is None or history.doing_well:
         return None
-    return pair
+    measured = history.evaluations.measured
+    if len(measured) > 1:
+        return None if measured[-1].is_better_than(measured[0]) else pair
+    return None if scores is not None and scores[1] > scores[0] + 0.1 * abs(scores[0]) else pair
 
 
 def _collapse(history: History) -> HealthFinding | None:
@@ -71,7 +74,7 @@ def _blow_up(history: History) -> HealthFinding | None:
     before, now = _cut(history.steps[:TREND_STEPS]), _cut(history.steps[-TREND_STEPS:])
     measured = history.evaluations.measured
     is_worse = history.direction < 0 or (len(measured) > 1 and measured[0].is_better_than(measured[-1]))
-    is_cut = len(history.steps) >= 2 * TREND_STEPS and now > 2 * before and now > before + MUCH_MORE_CUT
+    is_cut = len(history.steps) >= 2 * TREND_STEPS and now > MORE_CUT * before and now > before + MUCH_MORE_CUT
     is_cut = is_cut and (is_worse or now > 0.5)
     if not is_longer and not is_cut:
         return None

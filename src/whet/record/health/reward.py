@@ -23,8 +23,9 @@ MANY_FAILURES = 0.01  # of the completions
 MANY_TIMEOUTS = 0.02  # of the programs
 NEAR_TOP = 0.8  # of a score that ends at 1
 FEWEST_UNMOVED = 30  # steps after which a policy that stays where it began is not warming up
-FEWEST_FLAT = 40  # steps after which a gain would have shown
+FEWEST_FLAT = 50  # steps after which a gain would have shown
 LEAST_GAIN = 0.05  # of the scale of the reward, over the whole run: what 95% of slow runs that learn would show
+LEAST_GROWTH = 0.5  # of the mean reward: where little is earned, a little more is much
 MOST_NOISE = 2.5  # standard errors that a rise may have and be none
 FALLS = -3.6  # standard errors: one in a thousand looks at pure noise, over 20 steps
 
@@ -74,9 +75,9 @@ def _flat(history: History) -> HealthFinding | None:
     if len(scores) < FEWEST_UNMOVED or history.doing_well or NEAR_TOP <= history.score <= 1:
         return None
     rise, error = trend(scores)
-    scale = max(1.0, *map(abs, scores))
+    least = min(LEAST_GAIN * max(1.0, *map(abs, scores)), LEAST_GROWTH * abs(fmean(scores)))
     unmoved = history.is_unmoved and rise <= error
-    shown = len(scores) >= FEWEST_FLAT and rise <= MOST_NOISE * error and rise + 2 * error < LEAST_GAIN * scale
+    shown = len(scores) >= FEWEST_FLAT and rise <= MOST_NOISE * error and rise + 2 * error <= least
     if not (unmoved or shown) or history.direction < 0:
         return None
     half = len(scores) // 2

@@ -88,9 +88,11 @@ def story_of(
     if holding:
         return _problem(holding)
     change = (evaluations or Evaluations()).change
-    if evaluations is not None and evaluations.rose:
+    if evaluations is not None and evaluations.gain > 0:
         return Story("well", f"{change[0].upper()}{change[1:]}")
     said = "no rule finds a problem"
+    if evaluations is not None and evaluations.gain < 0:
+        said = "one in twenty runs in which nothing changes shows as much: evaluate on more prompts to tell"
     return Story("unclear", f"{change[0].upper()}{change[1:]}; {said}" if change else f"{said[0].upper()}{said[1:]}")
 
 
