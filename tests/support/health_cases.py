@@ -506,5 +506,12 @@ CASES: dict[str, Case] = {
             ),
         },
     ),
+    "noisy labels": Case(
+        pairs(evals=[(0, {"pair_accuracy": 0.9})], accuracy=0.62),
+        {
+            "both are alike": pairs(evals=[(0, {"pair_accuracy": 0.7})], accuracy=0.65),
+            "so few pairs": replace(pairs(evals=[(0, {"pair_accuracy": 0.8})], accuracy=0.6), eval_size=20),
+        },
+    ),
     "guessing": Case(replace(rows(score=0.0, accuracy=0.5), steps=60), {"it knows": rows(score=0.0, accuracy=0.8)}),
 }

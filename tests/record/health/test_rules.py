@@ -77,6 +77,8 @@ def test_a_reward_that_never_differed_is_told_as_one() -> None:
     (never,), (always,) = (diagnosis(history(5, value, uniform_groups=1.0)) for value in (0.0, 0.5))
     assert "since step 1" in never and "the reward never pays" in never and "whet reward test" in never
     assert "does not depend on the completion" in always and "easier data" not in always
+    steps, evaluated = history(5, 1.0, uniform_groups=1.0), [EvalRecord(0, "eval", {"accuracy": 0.4}, 1.0, 200)]
+    assert diagnosis(steps) == () and "does not depend" in diagnosis(steps, evals=evaluated)[0]
 
 
 def test_all_right_is_a_note_that_asks_for_harder_data() -> None:

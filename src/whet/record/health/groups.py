@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, note, problem
-from whet.record.health.history import FAILED, LASTING, RECENT, TREND_STEPS, History
+from whet.record.health.history import FAILED, LASTING, RECENT, SOLVED, TREND_STEPS, History
 from whet.record.health.rule import HealthRule
 from whet.record.text import number, percent
 
@@ -20,20 +20,23 @@ def _no_signal(history: History) -> HealthFinding | None:
     if len(uniform) < RECENT or min(uniform) < 0.999:
         return None
     evidence = f"All groups of the last {RECENT} steps scored alike (mean {number(history.score)})"
-    if history.solved:
+    larger = (history.higher("batch.group_size"), history.warmer())
+    try_it = "score a right and a wrong answer by hand (`whet reward test`)"
+    last = history.evaluations.last
+    is_solved = history.solved and not (last is not None and last.estimate is not None and last.estimate.high < SOLVED)
+    is_constant = len(set(history.scores)) == 1 and history.steps[0].step == 1
+    if is_solved:
         idle = sorted(part for part, mean in history.steps[-1].reward.items() if mean == 0)
         doubt = f"; look at {', '.join(idle)}, though, which stays at 0" if idle else ""
         cause = f"every completion is right, which is normal once a task is solved{doubt}"
         return note(evidence, f"{cause}. Give harder data to learn more")
-    larger = (history.higher("batch.group_size"), history.warmer())
-    try_it = "score a right and a wrong answer by hand (`whet reward test`)"
-    if len(set(history.scores)) == 1 and history.steps[0].step == 1:
-        value = number(history.scores[0])
-        evidence = f"Every completion since step 1 was rewarded with the same {value}"
+    if is_constant:
+        evidence = f"Every completion since step 1 was rewarded with the same {number(history.scores[0])}"
         if history.score <= FAILED:
             cause = "the reward never pays, or the task is too hard for the model: nothing can be learned"
             return problem(evidence, cause, try_it, "give easier data", *larger)
-        return problem(evidence, "the reward does not depend on the completion", try_it)
+        measured = f", while evaluation is at {last.text}" if last is not None else ""
+        return problem(f"{evidence}{measured}", "the reward does not depend on the completion", try_it)
     if history.score > FAILED and (history.rising or len(history.steps) < TREND_STEPS):
         return None
     if history.score <= FAILED:

@@ -47,6 +47,11 @@ class History:
     evals: Sequence[EvalRecord] = ()  # up to the last step
 
     @cached_property
+    def knows_settings(self) -> bool:
+        """Whether the run's own settings are known; those of an old or damaged folder are not."""
+        return any(name in SETTINGS for name in self.settings)
+
+    @cached_property
     def scores(self) -> list[float]:
         """What should grow, by step."""
         return finite(map(score, self.steps))
@@ -154,7 +159,7 @@ class History:
 
     def _moved(self, setting: str, times: float, verb: str) -> SettingAdvice | None:
         now, direction = self.setting(setting), 1 if times > 1 else -1
-        if not self.settings:
+        if not self.knows_settings:
             return SettingAdvice(setting, f"{times:g} times what it is", f"{verb} {setting}", direction=direction)
         if not isinstance(now, int | float) or not now:
             return None
@@ -172,7 +177,7 @@ class History:
 
     def tie(self) -> SettingAdvice | None:
         """Advice to hold the policy closer to its reference."""
-        if self.settings and "objective.kl.beta" not in self.settings:
+        if self.knows_settings and "objective.kl.beta" not in self.settings:
             return self.give("objective.kl", "k3")
         return self.higher("objective.kl.beta")
 

@@ -106,13 +106,13 @@ def _clipping(history: History) -> HealthFinding | None:
         history.lower("optimizer.learning_rate"),
         history.lower("batch.updates_per_step", 0.5),
         history.lower("batch.epochs_per_batch", 0.5),
-        history.higher("objective.clip.high", 1.4),
+        "take fewer updates from each batch",
     )
 
 
 def _clipped_by_design(history: History) -> HealthFinding | None:
     shares = history.metric("reweighted")
-    if len(shares) < RECENT or not history.settings or _clips_tokens(history) or (share := fmean(shares)) <= 0.5:
+    if len(shares) < RECENT or not history.knows_settings or _clips_tokens(history) or (share := fmean(shares)) <= 0.5:
         return None
     return note(
         f"{percent(share)} of the tokens have a weight that is not their ratio",

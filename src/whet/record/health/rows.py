@@ -16,6 +16,7 @@ FEWEST_EVALS = 4
 ENDS = 3  # steps whose mean is a loss
 ABOVE = 1.5  # times the loss of the first steps
 WORSE = 0.1  # of the lowest loss on held-out rows
+MUCH_LESS = 0.15  # of the pairs, beyond noise
 RUINED = 3  # times the log-probability of the chosen completion at first
 FEWEST_PAIRS = 20  # of an evaluation
 LEARNED, OPPOSITE = 0.7, 0.4  # of the pairs: ordered right in training, and at most in evaluation
@@ -75,8 +76,7 @@ def _overfits(history: History) -> HealthFinding | None:
 def _swapped(history: History) -> HealthFinding | None:
     """What is learned is the opposite of what is evaluated."""
     last, known = history.evaluations.last, history.metric("accuracy")
-    pairs = "pair_accuracy" if "chosen_logp" in history.steps[-1].metrics else "accuracy"
-    if last is None or last.metric != pairs or last.size < FEWEST_PAIRS or len(known) < RECENT:
+    if last is None or last.metric != _pairs_metric(history) or last.size < FEWEST_PAIRS or len(known) < RECENT:
         return None
     chosen = [step.metrics.get("chosen_logp", 0.0) for step in (history.steps[0], history.steps[-1])]
     if abs(chosen[1]) > RUINED * max(abs(chosen[0]), 1.0):  # such a policy orders pairs by accident
@@ -89,6 +89,25 @@ def _swapped(history: History) -> HealthFinding | None:
         "the opposite is learned: chosen and rejected are swapped in one of the two files",
         "read a few pairs of both, and swap the columns of the wrong one",
     )
+
+
+def _noisy(history: History) -> HealthFinding | None:
+    """Held-out pairs are told apart, and training pairs much less: part of their labels is wrong."""
+    last, known = history.evaluations.last, history.metric("accuracy", FLAT_STEPS)
+    if last is None or last.metric != _pairs_metric(history) or last.size < FEWEST_PAIRS or len(known) < FLAT_STEPS:
+        return None
+    if share_interval(last.value, last.size)[0] <= fmean(known) + MUCH_LESS:
+        return None
+    return problem(
+        f"{percent(last.value)} of the {last.size:,} held-out pairs are ordered right, and {percent(fmean(known))} of "
+        "the training's",
+        "part of the training pairs are labelled the wrong way round",
+        "read the training pairs that the model orders with the largest margin against their label",
+    )
+
+
+def _pairs_metric(history: History) -> str:
+    return "pair_accuracy" if "chosen_logp" in history.steps[-1].metrics else "accuracy"
 
 
 ROW_RULES = (
@@ -120,6 +139,16 @@ ROW_RULES = (
         ("metrics.accuracy",),
         kinds=(PREFERENCE, REWARD_MODEL),
         earliest=RECENT,
+        depth=0,
+    ),
+    HealthRule(
+        "noisy labels",
+        _noisy,
+        "held-out pairs are ordered right far more often than training pairs, beyond noise",
+        "both are ordered alike; where held-out labels are as wrong as the training's, nothing shows it",
+        ("metrics.accuracy",),
+        kinds=(PREFERENCE, REWARD_MODEL),
+        earliest=FLAT_STEPS,
         depth=0,
     ),
     HealthRule(
