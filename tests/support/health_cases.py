@@ -202,7 +202,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "gradient spike": Case(
-        Course(metrics={"gradient_norm": lambda step: {11: 20.0, 30: 80.0}.get(step, 1.0)}),
+        Course(metrics={"gradient_norm": lambda step: {11: 20.0, 30: 800.0}.get(step, 1.0)}),
         {
             "the steps before had no signal": Course(metrics={"gradient_norm": after(30, 0.0, 5.0)}),
             "five times": Course(metrics={"gradient_norm": after(30, 1.0, 5.0)}),

@@ -68,12 +68,12 @@ def test_a_healthy_run_has_no_findings():
 
 FINDINGS = {
     "likelihood displacement": (
-        {"chosen_logp": lambda x: -50 - 20 * x, "rejected_logp": lambda x: -52 - 60 * x},
-        ["-51.82", "-68.18", "-57.45", "-106.5"],
+        {"chosen_logp": lambda x: -50 - 40 * x, "rejected_logp": lambda x: -52 - 60 * x},
+        ["-53.64", "-86.36", "-57.45", "-106.5"],
     ),
     "the margin grows by sinking": (
-        {"chosen_mean_logp": lambda x: -1 - 0.5 * x},
-        ["-1.05", "-1.45", "0.0727", "0.727"],
+        {"chosen_mean_logp": lambda x: -1 - x},
+        ["-1.09", "-1.91", "0.0727", "0.727"],
     ),
     "reference mismatch": ({"drift": 5.0}, ["5 nats", "another model"]),
     "no reference is being subtracted": ({"drift": 51.0}, ["51"]),

@@ -23,7 +23,7 @@ def _misfit(history: History) -> HealthFinding | None:
     now = fmean(known[-LATELY:])
     never = max(fmean(known[start : start + RECENT]) for start in range(len(known) - RECENT + 1)) < HARDLY
     easy = (score(history.steps[0]) or 0.0) >= NEARLY_SOLVED
-    if easy or not (never or (now <= WORTHLESS and history.score < NEARLY_SOLVED)):
+    if easy or not (never or (now <= WORTHLESS and not history.doing_well)):
         return None
     when = "and never did better" if never else f"over the last {LATELY} steps"
     return problem(

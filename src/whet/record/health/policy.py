@@ -14,6 +14,7 @@ from whet.record.text import number, percent
 NARROW = 0.05  # half-width of a band below which most ratios are meant to leave it
 MUCH_CLIPPED = 0.5  # of the tokens
 FAR_OFF = 0.1  # of a mean ratio from 1
+SPIKE = 10  # times the largest norm of the steps before
 LOSS_LEFT = 0.01  # below, pairs or rows may all be learned
 HUGE = 1000  # times what the clip of the gradient norm lets through
 
@@ -142,11 +143,11 @@ def _gradient_spike(history: History) -> HealthFinding | None:
     norm = gradient_norm(history.steps[-1]) or 0.0
     if history.solved:  # most groups agree then, and the few that do not weigh much
         return None
-    if len(earlier) < 2 * RECENT or not norm > max(10 * (typical := median(earlier)), 3 * max(earlier)):
+    if len(earlier) < 2 * RECENT or not norm > SPIKE * max(earlier):
         return None
     return problem(
         f"The gradient norm of step {history.steps[-1].step} was {number(norm)},"
-        f" {norm / typical:.0f} times its median of {number(typical)}",
+        f" {norm / max(earlier):.0f} times the largest of the {len(earlier)} steps before",
         "a few samples dominate the update",
         history.lower("optimizer.max_gradient_norm", 0.5),
         history.lower("optimizer.learning_rate"),
@@ -274,7 +275,7 @@ POLICY_RULES = (
     HealthRule(
         "gradient spike",
         _gradient_spike,
-        "the gradient norm is ten times its recent median, and three times the largest",
+        "the gradient norm is ten times the largest of the 20 steps before",
         "the steps before had no signal and a norm of 0",
         kinds=ALL_KINDS,
         earliest=2 * RECENT + 1,

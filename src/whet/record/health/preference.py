@@ -21,7 +21,7 @@ MetricSeries = Sequence[Mapping[str, float]]
 FEW = 4  # steps before a trend is one
 SETTLED = 10  # steps before it can be said that nothing is learned
 FALL = 1.0  # nats per completion: below this a fall is noise
-MUCH_LOST = 0.3  # of the log-probability of the chosen completion: most runs lose some of it
+MUCH_LOST = 0.5  # of the log-probability of the chosen completion: most runs lose some of it
 MUCH_LONGER = 0.1  # of the length
 SAME = 0.01  # nats per token, what rounding may explain
 STILL = 1e-3  # of a margin or a loss: below this it has not moved
@@ -186,10 +186,9 @@ def _shorter_chosen(history: History) -> HealthFinding | None:
     share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
     if share is None or longer is None or share >= 0.25 or longer > -MUCH_LONGER * _length(series):
         return None
-    return problem(
+    return note(
         f"The chosen completion is longer in only {share:.0%} of the pairs ({longer:.3g} tokens on average)",
-        "this is unusual for preferences",
-        "check that chosen and rejected are not swapped and that neither is truncated",
+        "this is normal where brevity was asked for; where it was not, chosen and rejected may be swapped, or cut",
     )
 
 
@@ -265,7 +264,7 @@ PREFERENCE_RULES = (
     _rule(
         "likelihood displacement",
         _displacement,
-        "the log-probabilities of both completions fall, the chosen one's by three tenths or more",
+        "the log-probabilities of both completions fall, the chosen one's by half or more",
         "only the rejected completion falls, or the chosen one by less",
         ("metrics.chosen_logp", "metrics.rejected_logp"),
         FEW,
@@ -274,7 +273,7 @@ PREFERENCE_RULES = (
         "the margin grows by sinking",
         _falling_chosen,
         "the margin grows while the chosen completion becomes less likely",
-        "it falls by less than three tenths",
+        "it falls by less than half",
         ("metrics.margin", "metrics.chosen_mean_logp"),
         FEW,
     ),
@@ -309,10 +308,11 @@ PREFERENCE_RULES = (
         "chosen is shorter",
         _shorter_chosen,
         "the chosen completion is the longer one in less than a quarter of the pairs, and a tenth shorter on average",
-        "brevity is what was asked for",
+        "always: a note, since brevity may be what was asked for",
         ("metrics.chosen_is_longer", "metrics.longer"),
         1,
         depth=1,
+        is_note=True,
     ),
     _rule(
         "chosen is longer",

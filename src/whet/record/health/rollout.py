@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, problem
@@ -112,9 +112,10 @@ def _slower(history: History) -> HealthFinding | None:
 
 def _elsewhere(history: History) -> HealthFinding | None:
     """Where the time of a long run goes that is neither writing nor learning."""
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     for step in history.steps:
-        spent.update({phase: took for phase, took in step.seconds.items() if math.isfinite(took)})
+        for name, took in step.seconds.items():
+            spent[name] += took if math.isfinite(took) else 0.0
     spent["evaluate"] += sum(evaluation.seconds for evaluation in history.evals if math.isfinite(evaluation.seconds))
     stated = {name.removeprefix(SPENT): took for name, took in history.settings.items() if name.startswith(SPENT)}
     spent |= {phase: took for phase, took in stated.items() if math.isfinite(took)}
