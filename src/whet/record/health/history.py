@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import mul
 from statistics import fmean, median
 from typing import Any
 
@@ -54,7 +55,8 @@ class History:
     @cached_property
     def scores(self) -> list[float]:
         """What should grow, by step."""
-        return finite(map(score, self.steps))
+        name = _score_name(self.steps[-1]) if self.steps else ""
+        return finite(step.reward.get(name) for step in self.steps)
 
     @property
     def score(self) -> float:
@@ -195,8 +197,11 @@ def history_of(
 
 def score(report: StepReport) -> float | None:
     """The number that should grow: a verdict on the answer where one is a part of the reward, the reward otherwise."""
-    name = next((name for name in VERIFIED if name in report.reward), "total")
-    return report.reward.get(name)
+    return report.reward.get(_score_name(report))
+
+
+def _score_name(report: StepReport) -> str:
+    return next((name for name in VERIFIED if name in report.reward), "total")
 
 
 def is_solved(recent: Sequence[StepReport]) -> bool:
@@ -217,8 +222,9 @@ def has_gained(scores: Sequence[float]) -> bool:
     if len(scores) < 2 * RECENT or not all(0 <= value <= 1 for value in scores):
         return False
     start, now = fmean(scores[:3]), fmean(scores[-RECENT:])
-    windows = [fmean(scores[first : first + RECENT]) for first in range(len(scores) - RECENT + 1)]
-    return now >= start + 0.5 * (1 - start) and now >= max(windows) - DIP
+    if now < start + 0.5 * (1 - start):
+        return False
+    return now >= max(fmean(scores[first : first + RECENT]) for first in range(len(scores) - RECENT + 1)) - DIP
 
 
 def direction(values: Sequence[float]) -> int:
@@ -243,11 +249,11 @@ def finite(values: Iterable[float | None]) -> list[float]:
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
     """The rise of the least-squares line from the first to the last value, and its standard error."""
-    num = len(values)
-    middle, mean = (num - 1) / 2, fmean(values)
-    spread = sum((index - middle) ** 2 for index in range(num))
-    slope = sum((index - middle) * (value - mean) for index, value in enumerate(values)) / spread
-    residue = sum((value - mean - slope * (index - middle)) ** 2 for index, value in enumerate(values))
+    num, mean = len(values), fmean(values)
+    middle, spread = (num - 1) / 2, num * (num * num - 1) / 12
+    off = [value - mean for value in values]
+    slope = sum(map(mul, range(num), off)) / spread
+    residue = sum((value - slope * (index - middle)) ** 2 for index, value in enumerate(off))
     return slope * num, num * math.sqrt(residue / (num - 2) / spread)
 
 
