@@ -51,7 +51,9 @@ def whole_table() -> str:
             row("faults that a rule named", lambda half: with_interval(half["faulty"]["named"])),
             row("steps until it was found (median)", lambda half: steps(half["faulty"]["delay"])),
             *(
-                row(f"stories of faults: {words}", lambda half, verdict=verdict: with_interval(half["stories"][verdict]))
+                row(
+                    f"stories of faults: {words}", lambda half, verdict=verdict: with_interval(half["stories"][verdict])
+                )
                 for verdict, words in VERDICTS.items()
             ),
             row(

@@ -164,9 +164,9 @@ def _health(run: RunRecord, width: int) -> list[Text]:
     if story.state not in ("failed", "problem"):
         return [Text(line, style="dim") for line in _folded(plain(f"health fine: {story.headline}"), max(20, width))]
     lines: list[Text] = []
-    told = [story.headline, *story.evidence[:2]] if story.state == "failed" else [story.headline]
-    told += [f"change: {story.change}"] if story.change else []
-    for text in told:
+    sentences = [story.headline, *story.evidence[:2]] if story.state == "failed" else [story.headline]
+    sentences += [f"change: {story.change}"] if story.change else []
+    for text in sentences:
         folded = _folded(plain(text), max(20, width - 2))
         lines += [Text(f"{'! ' if index == 0 else '  '}{line}", style="yellow") for index, line in enumerate(folded)]
     return lines
