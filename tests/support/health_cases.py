@@ -264,6 +264,7 @@ CASES: dict[str, Case] = {
             "evaluation rises": Course(
                 FLAT, evals=[(step, {"accuracy": 0.3 + 0.01 * step}) for step in range(0, 60, 10)], steps=50
             ),
+            "a game of two sides": Course({"total": 0.5}, {"uniform_groups": 0.4}, steps=60),
             "too noisy to tell": Course({"total": lambda step: 0.1 + 0.8 * (step % 2)}, steps=50),
         },
     ),
@@ -462,7 +463,8 @@ CASES: dict[str, Case] = {
     ),
     "the margin grows by sinking": Case(pairs(chosen_mean_logp=line(-0.5, -0.2)), {"the chosen rises": pairs()}),
     "not learning": Case(
-        pairs(accuracy=0.5, margin=0.0, loss=0.693), {"the loss falls": pairs(margin=0.4, accuracy=0.8)}
+        replace(pairs(accuracy=0.5, margin=0.0, loss=0.693), steps=50),
+        {"the loss falls": replace(pairs(margin=0.4, accuracy=0.8), steps=50)},
     ),
     "too easy": Case(pairs(accuracy=1.0), {"later": pairs(accuracy=after(15, 0.7, 1.0))}),
     "hardly different": Case(pairs(alike=0.3), {"a few": pairs(alike=0.05)}),

@@ -134,3 +134,51 @@ def test_a_plateau_is_told_and_what_rose_and_fell_is_not_taken_for_it() -> None:
     assert all("learning_rate" not in change for change in plateau.cause.finding.changes)  # the policy moves
     fell = Stream(((1, 0.1), (60, 0.8), (100, 0.5)), 100, ((0, 0.1), (50, 0.9), (100, 0.6)), metrics=MOVING).story(0)
     assert fell.cause.finding.name == "evaluation falls" and "90.0%" in fell.headline
+
+
+def rows_run(seed: int, steps: int = 200, **courses: Points) -> list[StepReport]:
+    """A run that learns from rows: each metric with a noise of a tenth."""
+    chance, lines = random.Random(seed), {name: through(points) for name, points in courses.items()}
+    return [
+        StepReport(
+            step,
+            step,
+            {"rows": 16, "tokens": 2000},
+            {},
+            {name: course(step) * (1 + chance.gauss(0, 0.1)) for name, course in lines.items()}
+            | {"gradient_norm": 1.0},
+        )
+        for step in range(1, steps + 1)
+    ]
+
+
+def test_slow_runs_on_rows_are_left_in_peace_too() -> None:
+    pairs = {
+        "chosen_logp": ((1, -50.0), (200, -60.0)),
+        "rejected_logp": ((1, -50.0), (200, -75.0)),
+        "chosen_mean_logp": ((1, -1.0), (200, -1.2)),
+        "margin": ((1, 0.001), (200, 0.5)),
+        "accuracy": ((1, 0.5), (200, 0.68)),
+        "drift": ((1, 0.001), (200, 8.0)),
+        "loss": ((1, 0.69), (200, 0.55)),
+        "chosen_length": ((1, 50.0), (200, 50.0)),
+    }
+    kinds = {
+        "sft": {"loss": ((1, 1.4), (60, 1.1), (200, 1.05))},
+        "sft at its plateau": {"loss": ((1, 1.0), (200, 1.0))},
+        "dpo": pairs,
+        "reward model": {
+            "loss": ((1, 0.7), (200, 0.6)),
+            "accuracy": ((1, 0.5), (200, 0.68)),
+            "score": ((1, 0.1), (200, 0.3)),
+        },
+    }
+    alarmed = {
+        (kind, seed, count): finding.name
+        for kind, courses in kinds.items()
+        for seed in range(4)
+        for count in range(8, 201, 8)
+        for finding in findings(rows_run(seed, **courses)[:count], settings=SETTINGS)
+        if finding.is_problem
+    }
+    assert not alarmed, alarmed

@@ -9,10 +9,10 @@ from whet.record.health.history import FAILED, LASTING, RECENT, SOLVED, TREND_ST
 from whet.record.health.rule import HealthRule
 from whet.record.text import number, percent
 
-MANY_STEPS = 10
+MANY_STEPS = 20
 FEWEST_IN_GROUP, FEWEST_IN_STEP = 4, 16  # completions
 LOST = 0.05  # of the score, at least
-MOSTLY_UNIFORM = 0.8  # of the groups
+MOSTLY_UNIFORM = 0.85  # of the groups
 
 
 def _no_signal(history: History) -> HealthFinding | None:
@@ -104,7 +104,7 @@ GROUP_RULES = (
     HealthRule(
         "uniform groups",
         _uniform,
-        f"four in five groups of the last {MANY_STEPS} steps score alike, in a run that does not improve",
+        f"six in seven groups of the last {MANY_STEPS} steps score alike, in a run that does not improve",
         "the reward rises or is at its top: more and more prompts are solved (a note)",
         ("metrics.uniform_groups",),
         earliest=MANY_STEPS + LASTING,

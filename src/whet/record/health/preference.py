@@ -18,8 +18,9 @@ from whet.record.run_kinds import PREFERENCE
 
 MetricSeries = Sequence[Mapping[str, float]]
 
-FEW = 4  # steps before a trend is one
+FEW = 12  # steps before a trend is one: its ends are three each
 SETTLED = 10  # steps before it can be said that nothing is learned
+LEARNED_BY = 40  # steps in which slow runs part good from bad
 FALL = 1.0  # nats per completion: below this a fall is noise
 MUCH_LOST = 0.5  # of the log-probability of the chosen completion: most runs lose some of it
 MUCH_LONGER = 0.1  # of the length
@@ -113,7 +114,7 @@ def _not_learning(history: History) -> HealthFinding | None:
     """The rewards of good and bad completions do not part, and accuracy or loss shows it."""
     series = _metrics(history)
     accuracy, margin, loss = _ends(series, "accuracy"), _ends(_with_margin(series), "margin"), _ends(series, "loss")
-    if len(series) < SETTLED or not margin or not loss or margin[1] > margin[0] + STILL:
+    if len(series) < LEARNED_BY or not margin or not loss or margin[1] > margin[0] + STILL:
         return None
     guessing = accuracy is not None and accuracy[1] <= 0.55
     if not guessing and loss[1] < loss[0] - STILL:
@@ -283,7 +284,7 @@ PREFERENCE_RULES = (
         "the rewards of good and bad completions do not part",
         "the loss falls",
         ("metrics.loss",),
-        SETTLED,
+        LEARNED_BY,
         depth=3,
     ),
     _rule(

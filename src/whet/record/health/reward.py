@@ -9,6 +9,7 @@ from whet.record.health.history import (
     FLAT_STEPS,
     LASTING,
     RECENT,
+    TREND_STEPS,
     History,
     share_of,
     trend,
@@ -27,6 +28,7 @@ FEWEST_FLAT = 50  # steps after which a gain would have shown
 LEAST_GAIN = 0.05  # of the scale of the reward, over the whole run: what 95% of slow runs that learn would show
 LEAST_GROWTH = 0.5  # of the mean reward: where little is earned, a little more is much
 MOST_NOISE = 2.5  # standard errors that a rise may have and be none
+SAME = 1e-6  # of a mean reward
 FALLS = -3.6  # standard errors: one in a thousand looks at pure noise, over 20 steps
 
 
@@ -74,6 +76,8 @@ def _flat(history: History) -> HealthFinding | None:
     scores = history.scores
     if len(scores) < FEWEST_UNMOVED or history.doing_well or NEAR_TOP <= history.score <= 1:
         return None
+    if max(scores) - min(scores) < SAME and min(history.metric("uniform_groups", TREND_STEPS), default=1.0) < 1:
+        return None  # what one side of a game wins the other loses: the mean says nothing
     rise, error = trend(scores)
     least = min(LEAST_GAIN * max(1.0, *map(abs, scores)), LEAST_GROWTH * abs(fmean(scores)))
     unmoved = history.is_unmoved and rise <= error

@@ -5,17 +5,19 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, problem
-from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend_in_errors
+from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend, trend_in_errors
 from whet.record.health.rule import HealthRule
 from whet.record.metrics.intervals import share_interval
 from whet.record.run_kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.record.text import number, percent
 
-GUESSING_STEPS = 45  # scores of a new head begin as guesses
+GUESSING_STEPS = 60  # scores of a new head begin as guesses
 FEWEST_EVALS = 4
 ENDS = 3  # steps whose mean is a loss
 ABOVE = 1.5  # times the loss of the first steps
-WORSE = 0.1  # of the lowest loss on held-out rows
+WORSE = 0.1  # of a loss
+HARDLY = 0.5  # standard errors of a rise that is none
+RISES = 3.6  # standard errors: one in a thousand looks at pure noise
 MUCH_LESS = 0.15  # of the pairs, beyond noise
 RUINED = 3  # times the log-probability of the chosen completion at first
 FEWEST_PAIRS = 20  # of an evaluation
@@ -29,7 +31,8 @@ def _loss_rises(history: History) -> HealthFinding | None:
     if len(history.steps) < 2 * RECENT or not first or not losses:
         return None
     began, start, now = min(first), fmean(losses[:RECENT]), fmean(losses[-RECENT:])
-    rises = len(losses) == FLAT_STEPS and trend_in_errors(losses) > 2
+    is_more = now - start > WORSE * max(abs(start), 0.05)
+    rises = len(losses) == FLAT_STEPS and is_more and trend_in_errors(losses) > RISES
     if not rises and now <= ABOVE * abs(began) + 0.05:
         return None
     where = f"from {number(start)} to {number(now)} over {FLAT_STEPS} steps" if rises else f"from {number(began)}"
@@ -42,8 +45,11 @@ def _loss_rises(history: History) -> HealthFinding | None:
 
 
 def _guesses(history: History) -> HealthFinding | None:
-    accuracies = history.metric("accuracy", GUESSING_STEPS)
+    accuracies = finite(step.metrics.get("accuracy") for step in history.steps)
     if len(accuracies) < GUESSING_STEPS or (now := fmean(accuracies[-2 * RECENT :])) > 0.55:
+        return None
+    rise, error = trend(accuracies)
+    if rise > HARDLY * error or history.evaluations.rose:  # slowly, but it learns
         return None
     return problem(
         f"Accuracy on the training pairs is {percent(now)} after {len(history.steps)} steps",
@@ -114,7 +120,7 @@ ROW_RULES = (
     HealthRule(
         "loss rises",
         _loss_rises,
-        f"the loss rises over {FLAT_STEPS} steps, beyond noise, or is half as much again as at first",
+        f"the loss rises by a tenth over {FLAT_STEPS} steps, beyond noise, or is half as much again as at first",
         "it goes up and down around a level",
         ("metrics.loss",),
         kinds=(SFT, REWARD_MODEL),
@@ -155,7 +161,7 @@ ROW_RULES = (
         "guessing",
         _guesses,
         "a reward model orders its training pairs no better than a coin",
-        "it has seen fewer steps than that",
+        f"it has seen fewer than {GUESSING_STEPS} steps, or its accuracy begins to rise",
         ("metrics.accuracy",),
         kinds=(REWARD_MODEL,),
         earliest=GUESSING_STEPS,
