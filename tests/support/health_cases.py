@@ -461,7 +461,6 @@ CASES: dict[str, Case] = {
             "a little": pairs(chosen_logp=line(-50, -0.01)),
         },
     ),
-    "the margin grows by sinking": Case(pairs(chosen_mean_logp=line(-0.5, -0.2)), {"the chosen rises": pairs()}),
     "not learning": Case(
         replace(pairs(accuracy=0.5, margin=0.0, loss=0.693), steps=50),
         {"the loss falls": replace(pairs(margin=0.4, accuracy=0.8), steps=50)},

@@ -78,36 +78,34 @@ def _reference_mismatch(history: History) -> HealthFinding | None:
 
 
 def _displacement(history: History) -> HealthFinding | None:
+    """The chosen completion loses half of its log-probability, with the rejected one or while the margin grows."""
     series = _metrics(history)
     chosen, rejected = _ends(series, "chosen_logp"), _ends(series, "rejected_logp")
-    if not chosen or not rejected or rejected[0] - rejected[1] < FALL:
-        return None
-    if chosen[0] - chosen[1] < max(FALL, MUCH_LOST * abs(chosen[0])):
+    margin, token = _ends(series, "margin"), _ends(series, "chosen_mean_logp")
+    if chosen and rejected and rejected[0] - rejected[1] >= FALL and _sinks(chosen, FALL):
+        evidence = (
+            f"The log-probability of both completions falls, chosen {chosen[0]:.4g} -> {chosen[1]:.4g} and rejected "
+            f"{rejected[0]:.4g} -> {rejected[1]:.4g} nats per completion"
+        )
+    elif margin and token and margin[1] > margin[0] and _sinks(token, SAME):
+        evidence = (
+            f"The margin goes from {margin[0]:.3g} to {margin[1]:.3g} while a token of the chosen falls from "
+            f"{token[0]:.3g} to {token[1]:.3g} nats"
+        )
+    else:
         return None
     return problem(
-        f"The log-probability of both completions falls, chosen {chosen[0]:.4g} -> {chosen[1]:.4g} and rejected "
-        f"{rejected[0]:.4g} -> {rejected[1]:.4g} nats per completion",
-        "what they lose goes to completions nobody has judged",
+        evidence,
+        "the rejected completion sinks faster, and what both lose goes to completions nobody has judged; accuracy and "
+        "margin do not show it",
         history.give("objective.imitate", "per_completion"),
         history.lower("optimizer.learning_rate"),
         "stop earlier",
     )
 
 
-def _falling_chosen(history: History) -> HealthFinding | None:
-    series = _metrics(history)
-    margin, chosen = _ends(series, "margin"), _ends(series, "chosen_mean_logp")
-    if not margin or not chosen or margin[1] <= margin[0]:
-        return None
-    if chosen[0] - chosen[1] < max(SAME, MUCH_LOST * abs(chosen[0])):
-        return None
-    return problem(
-        f"The margin goes from {margin[0]:.3g} to {margin[1]:.3g} while a token of the chosen completion falls from "
-        f"{chosen[0]:.3g} to {chosen[1]:.3g} nats",
-        "it grows because the rejected completion sinks faster; accuracy and margin say nothing about the chosen one",
-        history.give("objective.imitate", "per_completion"),
-        history.higher("objective.curve.beta"),
-    )
+def _sinks(ends: tuple[float, float], least: float) -> bool:
+    return ends[0] - ends[1] >= max(least, MUCH_LOST * abs(ends[0]))
 
 
 def _not_learning(history: History) -> HealthFinding | None:
@@ -265,17 +263,10 @@ PREFERENCE_RULES = (
     _rule(
         "likelihood displacement",
         _displacement,
-        "the log-probabilities of both completions fall, the chosen one's by half or more",
+        "the chosen completion loses half of its log-probability or more, with the rejected one or while the margin "
+        "grows",
         "only the rejected completion falls, or the chosen one by less",
         ("metrics.chosen_logp", "metrics.rejected_logp"),
-        FEW,
-    ),
-    _rule(
-        "the margin grows by sinking",
-        _falling_chosen,
-        "the margin grows while the chosen completion becomes less likely",
-        "it falls by less than half",
-        ("metrics.margin", "metrics.chosen_mean_logp"),
         FEW,
     ),
     _rule(
