@@ -135,6 +135,13 @@ CASES: dict[str, Case] = {
         Course(settings={"run.overlap": "40 of 200 eval prompts are also trained on; what is measured there"}),
         {"none are": Course(settings={"run.data": "task:arithmetic (1024 prompts)"})},
     ),
+    "gold refused": Case(
+        Course(RISING, {"agreed_groups": 0.8, "refused_majorities": 0.4}, {"prompts": 10}),
+        {
+            "the model is right": Course(FLAT, {"agreed_groups": 0.8, "refused_majorities": 0.1}, {"prompts": 10}),
+            "few agree": Course(FLAT, {"agreed_groups": 0.02, "refused_majorities": 1.0}, {"prompts": 10}),
+        },
+    ),
     "few prompts": Case(
         Course(settings={"run.data": "rows.jsonl (1 prompts, 200 held out)"}),
         {
