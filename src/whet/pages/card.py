@@ -89,15 +89,17 @@ def _mean_of(points: tuple[Point, ...], steps: int) -> tuple[Point, ...]:
 
 
 def run_card(folder: Path | str) -> str:
-    """Verdict, headline numbers, problems and the figure as a piece of HTML. Everything from the run is escaped."""
+    """Verdict, numbers, story, problems and the figure as a piece of HTML. Everything from the run is escaped."""
     run = read_run(folder)
+    spans = run.finding_spans()
     return render(
         "card.html",
         title=run.title,
         status=run.status,
         verdict=verdict(run),
         tiles=tiles(run),
-        problems=[card for card in health_cards(run.finding_spans()) if card["is_problem"]],
+        story=run.story(spans),
+        problems=[card for card in health_cards(spans) if card["is_problem"]],
         figure=_main_figure(run),
         folder=str(run.folder),
     )

@@ -107,6 +107,7 @@ def run_values(
         "status": run.status,
         "verdict": verdict(run),
         "tiles": tiles(run),
+        "story": run.story(spans),
         "cards": health_cards(spans),
         "has_steps": bool(run.steps),
         "figures": drawn_charts(charts.curves, values, run.evals),

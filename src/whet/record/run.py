@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whet.record.evaluations import Evaluations, evaluations_of
-from whet.record.health import FindingSpan, HealthFinding, finding_spans, findings
+from whet.record.evaluations import Evaluations, evaluations_of, with_size
+from whet.record.health import (
+    FindingSpan,
+    HealthFinding,
+    RunEnding,
+    Story,
+    finding_spans,
+    findings,
+    known_settings,
+    story_of,
+)
 from whet.record.log import (
     METRICS,
     SAMPLES,
@@ -25,11 +35,13 @@ from whet.record.log import (
     step_reports,
     step_sums,
 )
+from whet.record.run_folder import ERROR_LOG, JOURNAL, status_of
 from whet.record.run_kinds import RL, RunKind, kind_of
 from whet.record.text import duration, headline, metric_text, words
 from whet.record.thinning import ThinnedLog
 from whet.types import StepReport
 
+LONGEST_CALL = 2048  # bytes of what is said about a sample that was being scored
 MOST_BETWEEN = 1500  # steps of a long run between its first and its last ones
 
 
@@ -71,8 +83,8 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """As run.json has it; running where it says nothing."""
-        return str(self.summary.get("status") or "running")
+        """As run.json has it; one that says it is running and whose lock is free was interrupted."""
+        return status_of(self.folder, self.summary)
 
     @property
     def title(self) -> str:
@@ -96,9 +108,8 @@ class RunRecord:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Those that health rules look at, by name; empty for a run of an older version."""
-        settings = self.summary.get("settings")
-        return settings if isinstance(settings, Mapping) else {}
+        """What health rules look at besides its steps, by name; of a run of an older version nothing is known."""
+        return known_settings(self.summary)
 
     def config_values(self) -> dict[str, Any]:
         """config.toml as nested values; empty where it is not TOML."""
@@ -114,6 +125,14 @@ class RunRecord:
     def finding_spans(self) -> tuple[FindingSpan, ...]:
         """Every problem of any step with the steps in which it held, then the notes of the last step."""
         return finding_spans(self.steps, self.dtype, self.totals.problems, self.settings, self.evals)
+
+    def story(self, spans: Sequence[FindingSpan] | None = None) -> Story:
+        """What it comes to, in one headline with its evidence, cause and remedy."""
+        return story_of(self.finding_spans() if spans is None else spans, self.evaluations(), self.ending())
+
+    def ending(self) -> RunEnding:
+        """How it stands: its status, its error, and what its folder says about it."""
+        return ending_of(self.folder, self.summary, self.num_steps)
 
     def seconds(self) -> dict[str, float]:
         """Where the time went: as summed up by the run, or by its logs where it never came to that."""
@@ -137,8 +156,7 @@ class RunRecord:
 
     def evaluations(self) -> Evaluations:
         """Its evaluations by their headline metric, with intervals."""
-        size = self.summary.get("eval_size")
-        return evaluations_of(self.evals, self.kind.evals, size if isinstance(size, int) else 0)
+        return evaluations_of(self.evals, self.kind.evals)
 
     def gain(self) -> tuple[str, float | None, float | None] | None:
         """The headline measurement with its value before and after training; None where nothing was measured."""
@@ -175,11 +193,25 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
         summary=summary,
         config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
         steps=tuple(step_reports([parsed_line(*line) for line in step_lines.items()])),
-        evals=tuple(eval_records(evals)),
+        evals=tuple(with_size(eval_records(evals), summary.get("eval_size"))),
         first_samples=first,
         last_samples=last,
         totals=totals,
     )
+
+
+def ending_of(folder: Path, summary: Mapping[str, Any], step: int) -> RunEnding:
+    """How a run stands. A sample that was being scored when the process went is in a file that outlives it."""
+    status = status_of(folder, summary)
+    was_killed = status == "interrupted" and summary.get("status") in (None, "", "running")
+    details = []
+    if status in ("failed", "interrupted"):
+        with contextlib.suppress(OSError):
+            scoring = (folder / JOURNAL).read_bytes()[:LONGEST_CALL].decode("utf-8", "replace").strip("\0 \n")
+            details += [f"when it ended, {scoring}"] if scoring else []
+        if status == "failed" and (folder / ERROR_LOG).is_file():
+            details.append(f"the traceback is in {folder / ERROR_LOG}")
+    return RunEnding(status, step, was_killed, str(summary.get("error") or ""), tuple(details))
 
 
 def verdict(run: RunRecord) -> str:
@@ -196,7 +228,7 @@ def verdict(run: RunRecord) -> str:
     opening = {
         "failed": f"The run failed after {reached}",
         "interrupted": f"The run was interrupted after {reached}",
-        "running": f"The run is at {reached}, or was killed there",
+        "running": f"The run is at {reached}",
     }.get(run.status)
     outcome, remark = _outcome(run)
     evaluations = run.evaluations()
@@ -210,7 +242,9 @@ def verdict(run: RunRecord) -> str:
 
 def _outcome(run: RunRecord) -> tuple[str, str]:
     """What changed, and a remark on what was not measured."""
-    gain = run.gain()
+    gain, change = run.gain(), run.evaluations().change
+    if len(run.evaluations().measured) > 1:
+        return change, ""
     if gain is None:
         goal = run.kind.main[0]
         ends = [metric_text(goal.name, goal.measure(step)) for step in (run.steps[0], run.steps[-1])]

@@ -23,10 +23,11 @@ from whet.pages.board.files import FileState, file_state, read_small
 from whet.pages.board.growing_log import GrowingLog, last_lines, spaced_lines
 from whet.pages.envelopes import Envelopes, SeriesPoints
 from whet.pages.run_charts import step_columns
-from whet.record.health import FindingSpan, HealthFinding, findings, recorded_finding
+from whet.record.evaluations import with_size
+from whet.record.health import FindingSpan, current_spans, recorded_finding
 from whet.record.log import METRICS, SUMMARY, EvalRecord, in_todays_names
 from whet.record.run import RunRecord, StepTotals
-from whet.record.run_folder import is_locked
+from whet.record.run_folder import is_locked, status_of
 from whet.record.thinning import ThinnedLog
 from whet.types import StepReport
 
@@ -160,8 +161,9 @@ class RunReader:
         summary, problem = self.summary()
         status = summary.get("status")
         if not isinstance(status, str) or not status:
-            return "damaged" if problem else "running" if is_locked(self.folder) else "interrupted"
-        return "interrupted" if status == "running" and not is_locked(self.folder) else status
+            is_alive = is_locked(self.folder)  # one that starts has no summary yet
+            return "running" if is_alive else "damaged" if problem else "interrupted"
+        return status_of(self.folder, summary)
 
     # looking
 
@@ -170,18 +172,19 @@ class RunReader:
         with self._lock:
             state, (summary, problem) = self._state(), self.summary()
             steps, status = tuple(state.kept.items()), self.status()
-            summary = {**summary, "status": status}  # a run that was killed did not write that it was
+            if status != "interrupted":  # a run that was killed did not write that it was
+                summary = {**summary, "status": status}
             record = RunRecord(
                 folder=self.folder,
                 summary=summary,
                 config=self.config(),
                 steps=steps,
-                evals=tuple(state.evals),
+                evals=tuple(with_size(state.evals, summary.get("eval_size"))),
                 first_samples=(),
                 last_samples=(),
                 totals=state.totals,
             )
-            remarks = [problem] if problem else []
+            remarks = [problem] if problem and status != "running" else []
             remarks += _remarks(state, summary)
             spans = _spans(state, record)
             return RunView(record, status, self.is_complete, spans, tuple(remarks), self.generation)
@@ -388,23 +391,15 @@ def is_newer(one: str, than: str) -> bool:
 
 
 def _spans(state: ReadState, record: RunRecord) -> tuple[FindingSpan, ...]:
-    """Every problem that any step recorded, then the notes of the last step."""
+    """Every problem that any step recorded or that holds, then the notes of the last step."""
     if not record.steps:
         return ()
-    end = record.steps[-1].step
-    now = _found_now(record)
-    known = {each.name: each for each in now if each.is_problem}
-    spans = []
-    for name, span in state.spans.items():
-        holds = span.last == end
-        finding = known.get(name) if holds else None
-        spans.append(FindingSpan(finding or recorded_finding(span.text), span.first, span.last, span.count, holds))
-    spans.sort(key=lambda span: not span.holds)
-    return (*spans, *(FindingSpan(each, end, end, 1, True) for each in now if not each.is_problem))
-
-
-def _found_now(record: RunRecord) -> tuple[HealthFinding, ...]:
+    recorded = {
+        name: FindingSpan(recorded_finding(span.text), span.first, span.last, span.count, False)
+        for name, span in state.spans.items()
+    }
     try:
-        return findings(record.steps, record.dtype, record.settings)
+        spans = current_spans(recorded, record.steps, record.dtype, record.settings, record.evals)
     except (ValueError, TypeError, KeyError, ArithmeticError):  # numbers of a log that no run of ours wrote
-        return ()
+        spans = tuple(recorded.values())
+    return tuple(sorted(spans, key=lambda span: (not span.finding.is_problem, not span.holds)))
