@@ -50,6 +50,7 @@ class ReplayedRun:
     is_rl: bool
     spoke: Mapping[str, Sequence[int]]
     cause: str  # that the story of the finished run tells; empty: it tells none
+    change: str  # of a setting, that it advises first; empty: none
     advised: frozenset[str]  # settings that any step advised to raise (+NAME) or lower (-NAME)
     opposed: bool  # whether any step advised both
 
@@ -126,6 +127,7 @@ def replayed(run: Mapping[str, Any]) -> ReplayedRun:
         is_rl=is_rl(run),
         spoke=spoke,
         cause=cause.finding.name if cause else "",
+        change=next(iter(cause.finding.changes), "") if cause else "",
         advised=frozenset(advised),
         opposed=opposed,
     )
