@@ -186,6 +186,11 @@ def composed(name: str, folder: Path) -> dict[str, Any]:
     return values
 
 
+def distill(folder: Path) -> dict[str, Any]:
+    """`whet pipeline distill`."""
+    return composed("distill", folder)
+
+
 def r1(folder: Path) -> dict[str, Any]:
     """`whet pipeline r1`."""
     return composed("r1", folder)
@@ -301,6 +306,7 @@ PARTS = {
     "overoptimization": overoptimization,
     "rlhf": rlhf,
     "phased": phased,
+    "distill": distill,
     "r1": r1,
     "r1_zero": r1_zero,
     "rejection": rejection,

@@ -25,14 +25,15 @@ from run_archive import ARCHIVES, PlannedRun, evaluations, make_runs, read_archi
 
 from whet.record.metrics.intervals import share_interval
 
-STEPS, EVALS = 60, 3  # steps of a run, evaluations after its start
+STEPS, EVALS = 50, 2  # steps of a run, evaluations after its start
 PROMPTS, GROUP = 32, 8
-EVAL_PROMPTS = 400
+EVAL_PROMPTS, MOST_TOKENS = 400, 512
 RATES = (1e-6, 3e-6)
 ALTERNATIVES: dict[str, dict[str, Any]] = {  # what else a default says, against the same run with the default
     "no warm-up": {"optimizer": {"warmup_steps": 0}},
     "16 x 16": {"batch": {"prompts_per_step": 16, "group_size": 16}},
     "temperature 0.7": {"sampling": {"temperature": 0.7}},
+    "256 tokens": {"sampling": {"max_new_tokens": 256}},
     "no KL": {"objective": {"kl": "none"}},
 }
 
@@ -40,19 +41,21 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {  # what else a default says, against
 def plans(seed: int) -> Iterator[tuple[str, str, str, float, bool, str]]:
     """(model, task, method, rate, with adapters, alternative), the most telling first."""
     for method in ("grpo", "dr_grpo"):
-        for rate in (1e-6, 2e-6, 4e-6):
+        for rate in RATES:
             yield "0.5B", "gsm8k", method, rate, False, ""
     for rate in RATES:
         yield "0.5B", "mbpp", "grpo", rate, False, ""
-    for rate in (1e-5, 3e-5, 1e-4):
+    for rate in (1e-5, 5e-5):
         yield "0.5B", "gsm8k", "grpo", rate, True, ""
-    yield "1.5B", "gsm8k", "grpo", 1e-6, False, ""
     yield "1.5B", "gsm8k", "grpo", 2e-5, True, ""
     for method in ("rloo", "gspo", "reinforce_pp", "ppo", "dapo"):
-        for rate in RATES:
-            yield "0.5B", "gsm8k", method, rate, False, ""
+        yield "0.5B", "gsm8k", method, RATES[0], False, ""
+    yield "0.5B", "gsm8k", "dr_grpo", 1e-5, False, ""
     for alternative in ALTERNATIVES:
-        yield "0.5B", "gsm8k", "grpo", 2e-6, False, alternative
+        yield "0.5B", "gsm8k", "grpo", RATES[0], False, alternative
+    for method in ("rloo", "gspo", "reinforce_pp", "ppo", "dapo"):
+        yield "0.5B", "gsm8k", method, RATES[1], False, ""
+    yield "1.5B", "gsm8k", "grpo", RATES[0], False, ""
     yield "1.5B", "mbpp", "grpo", 2e-5, True, ""
 
 
@@ -79,6 +82,7 @@ def planned(
                 "model": {"name": models[model], **({"lora": 16} if adapters else {})},
                 "batch": {"prompts_per_step": PROMPTS, "group_size": GROUP},
                 "optimizer": {"learning_rate": rate},
+                "sampling": {"max_new_tokens": 48 if tiny else MOST_TOKENS},
                 "eval": {"every": max(1, steps // EVALS), "prompts": EVAL_PROMPTS},
                 "report": {"save": "weights", "save_every": 10**9, "samples_per_step": 0, "weights_dtype": "bf16"},
             }
@@ -105,22 +109,16 @@ def planned(
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By model, task and method: what each rate did, as means over the seeds."""
-    groups: dict[str, dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    """By model, task, method and rate: what happened, as means over the seeds."""
+    groups: dict[tuple[str, float, str], list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
         tags = record["tags"]
-        row = f"{tags['model']} {tags['task']} {tags['method']}" + (" LoRA" if tags["lora"] else "")
-        groups[row][f"{tags['rate']:g}" + (f", {tags['other']}" if tags["other"] else "")].append(record)
+        row = f"{tags['model']}, {tags['task']}, {tags['method']}" + (" with LoRA" if tags["lora"] else "")
+        groups[row, tags["rate"], tags["other"]].append(record)
     return {
-        row: {rate: outcome(members) for rate, members in sorted(rates.items(), key=lambda item: rate_key(item[0]))}
-        for row, rates in groups.items()
+        ", ".join([row, f"{rate:g}", *([other] if other else [])]): outcome(members)
+        for (row, rate, other), members in sorted(groups.items())
     }
-
-
-def rate_key(name: str) -> tuple[float, str]:
-    """Rates in order, and what differs otherwise behind its rate."""
-    rate, _, other = name.partition(",")
-    return float(rate), other
 
 
 def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -141,6 +139,7 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seeds": len(curves),
         "steps": curves[0][-1][0],
         "before": before,
+        "cut_before": fmean(dict(evaluations(record, "truncated"))[0] for record in members if evaluations(record)),
         "last": last,
         "low": low,
         "high": high,
@@ -155,18 +154,16 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def table(values: Mapping[str, Any]) -> str:
     """One line a rate."""
     lines = [f"{'run':44}{'before':>8}{'best':>8}{'last':>8}   95% of the last  truncated  entropy  seeds"]
-    for row, rates in values.items():
-        for rate, result in rates.items():
-            head = f"{row}, {rate}"
-            if "last" not in result:
-                lines.append(f"{head:44}  failed: {result['failed'][0]}")
-                continue
-            numbers = "".join(f"{result[key]:8.1%}" for key in ("before", "best", "last"))
-            interval = f"{result['low']:.1%} to {result['high']:.1%}"
-            lines.append(
-                f"{head:44}{numbers}   {interval:15}  {result['truncated']:9.1%}  {result['entropy']:7.3f}"
-                f"  {result['seeds']:5}"
-            )
+    for name, result in values.items():
+        if "last" not in result:
+            lines.append(f"{name:44}  failed: {result['failed'][0]}")
+            continue
+        numbers = "".join(f"{result[key]:8.1%}" for key in ("before", "best", "last"))
+        interval = f"{result['low']:.1%} to {result['high']:.1%}"
+        lines.append(
+            f"{name:44}{numbers}   {interval:15}  {result['truncated']:9.1%}  {result['entropy']:7.3f}"
+            f"  {result['seeds']:5}"
+        )
     return "\n".join(lines)
 
 
@@ -200,7 +197,7 @@ def main() -> None:
     values = summary(records)
     print(table(values))
     if chosen.results:
-        write_results(chosen.results, {"rates": values})
+        write_results(chosen.results, {"runs": values, "eval_prompts": EVAL_PROMPTS})
         if not chosen.archive and not chosen.tiny:
             write_archive(ARCHIVES / "defaults.jsonl.xz", records)
             print(f"wrote {(ARCHIVES / 'defaults.jsonl.xz').relative_to(ROOT)}")

@@ -2,13 +2,15 @@
 
     python benchmarks/real_run.py --model qwen2.5-coder-0.5b.gguf --data DATA --results
     python benchmarks/real_run.py --model FILE --data DATA --runs code --tree ../whet-0.2    # another version
+    python benchmarks/real_run.py --model FILE --data DATA --runs maths --peer plain --results   # TRL's steps beside it
     python benchmarks/real_run.py --tiny                        # the built-in model on a CPU in a minute: does it run?
 
 `code` is GRPO on MBPP, `maths` is Dr. GRPO on GSM8K, 32 prompts x 8 completions, all other settings as they come.
 DATA holds code/mbpp.jsonl.gz and gsm8k/{train,test}.jsonl.gz; FILE may be cut into pieces, named in their order with
 commas. A run is a process of its own, so that its start counts: `other` is what no phase of the run counts, such as
 starting Python, packing rows and writing logs. A model that was converted before starts faster: give --cold to convert
-it anew.
+it anew. `--peer` then gives the same model, prompts, reward, rate and completions per step to TRL for a few steps:
+what is compared is the step, since the same arithmetic makes the same curve.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
@@ -50,16 +53,16 @@ def settings_of(run: str, data: Path, folder: Path, tiny: bool) -> list[str]:
     """The command line behind `whet train`, without model, steps and folder."""
     if tiny:
         return ["grpo" if run == "code" else "dr_grpo", "--data", f"task:{TASKS[run]}", "--set", "eval.prompts=16"]
-    chat = ["--set", "data.as_chat=true", "--set", "batch.prompts_per_step=32"]
+    size = ["--set", "batch.prompts_per_step=32"]
     if run == "code":
         train, test = mbpp_split(data, folder)
-        return ["grpo", "--data", f"mbpp:{train}", *chat, "--set", f"eval.source=mbpp:{test}", "--set", "eval.every=20"]
+        return ["grpo", "--data", f"mbpp:{train}", *size, "--set", f"eval.source=mbpp:{test}", "--set", "eval.every=20"]
     train, test = data / "gsm8k" / "train.jsonl.gz", data / "gsm8k" / "test.jsonl.gz"
     return [
         "dr_grpo",
         "--data",
         f"gsm8k:{train}",
-        *chat,
+        *size,
         "--set",
         f"eval.source=gsm8k:{test}",
         "--set",
@@ -86,6 +89,7 @@ def measured(command: Sequence[str], folder: Path, environment: Mapping[str, str
         "shares": {phase: took / wall for phase, took in seconds.items()},
         "work_share": sum(seconds.get(phase, 0.0) for phase in WORK) / wall,
         "steps": len(steps),
+        "step_s": median(sum(line["seconds"].values()) for line in steps) if steps else 0.0,
         "tokens": tokens,
         "rollout_tokens_per_s": tokens / seconds["rollout"] if seconds.get("rollout") else 0.0,
         "before": summary.get("before"),
@@ -106,6 +110,35 @@ def table(records: Mapping[str, Mapping[str, Any]]) -> str:
     rows.append(["a step", *(f"{record['wall_s'] / max(1, record['steps']):.2f} s" for record in records.values())])
     rows.append(["rollout tokens/s", *(f"{record['rollout_tokens_per_s']:,.0f}" for record in records.values())])
     return "\n".join("".join(f"{cell:>14}" if column else f"{cell:24}" for column, cell in enumerate(r)) for r in rows)
+
+
+def peer_steps(run: Path, writing: str, steps: int, seconds: float, scratch: Path) -> dict[str, Any]:
+    """TRL's steps on what the run trained on; `writing` as benchmarks/sides/trl_side.py names it."""
+    from whet.model.gguf import converted_folder
+    from whet.settings.layers import read_toml
+    from whet.training.assembly.prompts import load_prompts
+    from whet.training.config import resolved
+
+    stored = read_toml(run / "config.toml")
+    config: Any = resolved(stored.pop("method"), stored)
+    name = config.model.name
+    prompts = load_prompts(config, evaluation=False)
+    job = {
+        "model": str(converted_folder(Path(name))) if name.endswith(".gguf") else name,
+        "rows": [{"prompt": list(prompt.messages), "gold": prompt.answer} for prompt in prompts],
+        "prompts": config.batch.prompts_per_step,
+        "group_size": config.batch.group_size,
+        "rows_per_pass": 32,
+        "most_tokens": config.sampling.max_new_tokens,
+        "learning_rate": config.optimizer.learning_rate,
+        "writing": writing,
+        "steps": steps,
+        "seconds": seconds,
+    }
+    (scratch / "job.json").write_text(json.dumps(job), "utf-8")
+    side = Path(__file__).resolve().parent / "sides" / "trl_real.py"
+    subprocess.run([sys.executable, str(side), str(scratch / "job.json"), str(scratch / "peer.json")], check=True)
+    return dict(json.loads((scratch / "peer.json").read_text("utf-8")))
 
 
 def model_file(pieces: str, folder: Path) -> str:
@@ -132,6 +165,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the runs are kept; default: nowhere")
     parser.add_argument("--cold", action="store_true", help="convert the model within the first run")
     parser.add_argument("--tiny", action="store_true", help="the built-in model on built-in tasks")
+    parser.add_argument("--peer", choices=("plain", "static", "paged", "vllm"), help="TRL's steps too: how it writes")
+    parser.add_argument("--peer-steps", type=int, default=6)
+    parser.add_argument("--peer-seconds", type=float, default=120.0, help="no step of TRL begins after so long")
     add_results_flag(parser, "real_run")
     chosen = parser.parse_args()
     if not chosen.tiny and (chosen.model is None or chosen.data is None):
@@ -151,6 +187,11 @@ def main() -> None:
             command += [word for setting in chosen.set for word in ("--set", setting)]
             records[run] = measured(command, folder / run, environment)
             print(table(records), flush=True)
+            if chosen.peer and run == "maths":
+                peer = peer_steps(folder / run, chosen.peer, chosen.peer_steps, chosen.peer_seconds, Path(temporary))
+                mine = records[run]["step_s"]
+                records["peer"] = {**peer, "whet_step_s": mine, "times": peer["step_s"] / mine}
+                print(f"TRL's step: {peer['step_s']:.1f} s, whet's {mine:.2f} s, {peer['step_s'] / mine:.1f} times")
             if chosen.results:
                 write_results(chosen.results, records)
 

@@ -5,7 +5,7 @@
     write_archive(Path("benchmarks/runs/defaults.jsonl.xz"), records)
 
 A run that is there already in the working folder is not repeated, so that an interrupted command goes on, and no run
-begins after `seconds`. Neither weights nor texts are kept: a few kilobytes per run, one line of JSON each.
+begins after `seconds`. Neither weights nor texts are archived: a few kilobytes per run, one line of JSON each.
 """
 
 from __future__ import annotations
@@ -30,12 +30,16 @@ UNUSED = ("health", "timeline", "spread")  # of a line of metrics.jsonl: compute
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run to be made: `settings` as a config has them, `tags` as a table sorts them."""
+    """A run to be made: `settings` as a config has them, `tags` as a table sorts them.
+
+    `keeps_model`: its run folder stays, as FOLDER/NAME.run, for runs that start from it or are scored by it.
+    """
 
     name: str
     method: str
     settings: Mapping[str, Any]
     tags: Mapping[str, Any] = field(default_factory=dict)
+    keeps_model: bool = False
 
 
 def make_runs(
@@ -87,13 +91,15 @@ def started(plan: PlannedRun, folder: Path) -> subprocess.Popen[bytes]:
 def make_one(file: Path) -> None:
     """Train one run in this process; leave its record and no weights."""
     import whet
+    from whet.types import RunFailed
 
     plan = json.loads(file.read_text("utf-8"))
+    keeps_model = plan.pop("keeps_model")
     folder, error, began = file.with_suffix(".run"), "", time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     try:
         whet.train(plan["method"], config=plan["settings"], folder=str(folder), console=False)
-    except (whet.WhetError, RuntimeError) as failure:  # a run that died is a record too
+    except (whet.WhetError, RunFailed, RuntimeError) as failure:  # a run that died is a record too
         error = str(failure)[:300]
     record = {
         **plan,
@@ -105,7 +111,8 @@ def make_one(file: Path) -> None:
     beside = file.with_suffix(".part")
     beside.write_text(json.dumps(shortened(record), separators=(",", ":")), "utf-8")
     beside.replace(file.with_suffix(".json"))
-    shutil.rmtree(folder, ignore_errors=True)
+    if not keeps_model:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def recorded(folder: Path) -> dict[str, Any]:

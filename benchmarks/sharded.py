@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +35,7 @@ from whet.model.causal_lm import CausalLM
 from whet.model.fast_path import fast_path
 from whet.objective import PRESETS, step_totals
 from whet.tools.bench.benchmark import begin_peak, peak_memory, synchronize
-from whet.training.distributed.ranks import ALONE, Ranks, joined_ranks, leave_ranks
+from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.rollout import WholeCopyEngine
 from whet.training.distributed.shard import Sharding, sharded, sharding
 from whet.training.optimizer import adamw
@@ -136,11 +135,12 @@ def timed(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
 
 def joined(device: torch.device) -> Ranks:
     """The ranks of torchrun; alone, a group of one, which FSDP2 needs too."""
-    ranks = joined_ranks(device)
-    if ranks.size == 1 and not torch.distributed.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
-    return replace(ranks) if ranks.size > 1 else ALONE
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        torch.distributed.init_process_group(backend)
+        return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    return ALONE
 
 
 def main() -> None:
@@ -190,7 +190,7 @@ def main() -> None:
         print(json.dumps(values))
         if chosen.results:
             write_results(chosen.results, values)
-    leave_ranks()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

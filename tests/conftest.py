@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cache
 
@@ -19,6 +21,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background shell star
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+os.fsync = lambda file: None  # what a killed process wrote is there without it; the disk would take a third of a run
+
+
 gc.disable()  # hundreds of modules are imported to stay: a third of collecting would go into looking for garbage
 
 
@@ -28,6 +33,14 @@ typer.testing._get_command = cache(typer.main.get_command)  # else all commands 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # what is there by now is never garbage
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around what pytest does to logs and warnings while tests run
+def pytest_runtestloop() -> Iterator[None]:
+    commands = sys.modules.get("tests.support.commands")  # of tests that start commands
+    if commands is not None and sys.platform == "linux":
+        commands.fork_server()
+    return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)  # before markers deselect anything

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from whet.types import Completion, Prompt, Request, Sample, Sampling, StepReport
 
@@ -119,19 +119,20 @@ class Callback(Protocol):
     """Follows a run. The console, the record on disk and trackers are callbacks.
 
     A callback is any object with any subset of these methods. Inherit from this class to get methods that do nothing.
+    One that returns "stop" from `stepped` or `evaluated` ends the run: it is evaluated, saved and finished.
     """
 
     def started(self, summary: Mapping[str, Any]) -> None:
         """Before the first step, with the run's title, objective and facts."""
         return
 
-    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> Literal["stop"] | None:
         """After each step; `samples` are empty where nothing is generated."""
-        return
+        return None
 
-    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> Literal["stop"] | None:
         """After each evaluation; step 0 is before the first step, and `name` is "eval"."""
-        return
+        return None
 
     def saved(self, step: int, checkpoint: Path) -> None:
         """After each checkpoint, when it is complete."""

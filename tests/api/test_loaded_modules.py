@@ -1,11 +1,13 @@
 """A run loads what it needs: not the environments, the sandbox, the board or the tools that it has no use for."""
 
 import json
-import subprocess
-import sys
+
+from tests.support.commands import finished
 
 PROGRAM = """
 import json, sys
+for name in [name for name in sys.modules if name.split(".")[0] == "whet"]:
+    del sys.modules[name]  # torch and transformers stay: a run loads whet anew
 sys.argv = ["whet", "train", "grpo", "--steps", "1", "--folder", sys.argv[1]]
 for setting in ("batch.prompts_per_step=2", "batch.group_size=2", "eval.prompts=2", "data.count=8", "model.device=cpu"):
     sys.argv += ["--set", setting]
@@ -24,8 +26,9 @@ UNUSED += ("whet.training.assembly.preference", "whet.training.assembly.reward_m
 
 
 def test_a_run_on_a_task_loads_no_environment_no_sandbox_and_no_board(tmp_path):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = finished(str(program), str(tmp_path / "run"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     loaded = set(json.loads(done.stderr.strip().splitlines()[-1]))
     assert "whet.training.rl" in loaded and "whet.training.assembly.rl" in loaded

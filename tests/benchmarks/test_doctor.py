@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,13 +19,14 @@ SURE = (
 )
 
 
-@pytest.fixture
-def measure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "doctor"))
-    return importlib.import_module("measure")
+@pytest.fixture(scope="module")
+def measure() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks" / "doctor"))
+        yield importlib.import_module("measure")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def runs(measure: ModuleType) -> list[dict[str, Any]]:
     return list(measure.read_runs(measure.HERE / "corpus-tune.jsonl.xz"))
 
@@ -36,7 +38,7 @@ def test_a_planted_fault_is_named(measure: ModuleType, runs: list[dict[str, Any]
 
 
 def test_most_healthy_runs_are_left_in_peace(measure: ModuleType, runs: list[dict[str, Any]]) -> None:
-    healthy = [measure.replayed(run) for run in runs if run["kind"] == "healthy"][::5]
+    healthy = [measure.replayed(run) for run in [run for run in runs if run["kind"] == "healthy"][::5]]
     assert len(healthy) >= 12
     alarmed = {run.name: sorted(run.spoke) for run in healthy if run.spoke}
     assert len(alarmed) <= len(healthy) // 4, alarmed

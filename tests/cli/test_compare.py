@@ -119,6 +119,8 @@ def test_again_runs_nothing(made, copied, started):
     compared, text = tiny(copied)
     assert started == [] and compared.status == "finished" and text.count("already finished") == 4
     assert compared.comparison.results == made[0].comparison.results
+    _, text = tiny(copied, methods="grpo")
+    assert started == [] and "the ratio is always 1" not in text  # one method has no other to be alike
 
 
 def test_a_deleted_run_is_made_again(made, copied, started):

@@ -70,6 +70,7 @@ def test_several_tasks_each_with_its_own_reward(capsys):
     assert code == 0
     found = json.loads(out)
     assert [each["task"] for each in found["evals"]] == ["task:arithmetic", "task:countdown"]
+    assert [each["temperature"] for each in found["evals"]] == [0.0, 0.0]  # one completion is the likeliest
     assert "accuracy" not in found and not found["pairs"]
 
 

@@ -72,6 +72,7 @@ def test_a_torn_file_is_gone_on_with_to_the_same_bytes(labelled, tmp_path):
         (("--set", "sampling.temperature=0"), "all completions of a step would be equal"),
         (("--solutions", "task:arithmetic", "--data", "task:lists"), "give one of them"),
         (("--solutions", "task:arithmetic", "--each", "2"), "--each 2"),
+        (("--solutions", "task:arithmetic", "--truth", "working_steps"), "--truth judges the model's own solutions"),
         (("--truth", "exact_answer"), "judges no steps"),
     ],
 )

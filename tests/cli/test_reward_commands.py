@@ -13,7 +13,7 @@ from whet.cli.reward import reward_app
 from whet.pages.review import read_review
 from whet.record.log import read_samples
 from whet.reward.ledger import history
-from whet.reward.run_record import record_effect, record_version, reward_table
+from whet.reward.run_record import note_version, record_effect, reward_table, write_version
 from whet.tools.workbench.completions import given_completions, gold_completions, run_completions
 from whet.tools.workbench.workbench import reward_parts, try_reward
 from whet.types import WhetError
@@ -266,9 +266,11 @@ def test_a_run_leaves_answers_for_review(tmp_path):
 def test_a_run_remembers_its_reward(run, here):
     ledger = here / "rewards.jsonl"
     parts = reward_parts(["exact_answer", "think_format=0.2"])
-    first = record_version(run, parts, ledger)
+    versions = [write_version(run, parts), write_version(run, reward_parts(["exact_answer"]))]
+    first, second = (version.hash for version in versions)
+    note_version(run, versions[0], ledger)
     record_effect(run, first, ledger)
-    second = record_version(run, reward_parts(["exact_answer"]), ledger)
+    note_version(run, versions[1], ledger)
     assert set(reward_table(run)) == {first, second}
     assert reward_table(run)[first]["weights"] == {"exact_answer": "1", "think_format": "0.2"}
     entries = history(ledger)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from whet.data import demonstrations_from, prompts_from
-from whet.data.benchmarks import BENCHMARKS
+from whet.data.benchmarks import BENCHMARKS, REASON, bare_question
 from whet.data.source import parse_source, read_rows
 from whet.reward.find import find_reward
 from whet.training.assembly.fingerprints import data_digest
@@ -90,6 +90,56 @@ def test_its_own_reward_tells_right_from_wrong(name: str, tmp_path: Path) -> Non
         right = f"It is #### {answer}" if answer else demonstrations_from(rows)[0].completion
     wrong = WRONG.get(name, "#### 77")
     assert scores(part.resolved_reward, prompt, right, wrong) == [1.0, 0.0]
+
+
+def test_a_chat_model_is_told_the_form_and_paid_for_it(tmp_path: Path) -> None:
+    """Of every benchmark: the prompt asks for a form, and the reward pays right answers of that form alone."""
+    wrongly = []
+    for name, (row, _, answer) in ROWS.items():
+        source = f"{name}:{written(tmp_path, row)}"
+        rows = read_rows(source, for_chat=True)
+        (prompt,) = prompts_from(rows, as_chat=True)
+        asked, form = prompt.messages[0]["content"], BENCHMARKS[name].answer_form
+        (part,) = build_reward_parts(
+            resolved_evaluation({"data": {"source": source}, "eval": {"source": source}}, {}), wanted=True
+        )
+        solution = rows[0].values.get("solution")
+        if "boxed" in form:
+            right, wrong, marker = [f"2 + 2 = 5, so\n\\boxed{{{answer}}}"], ["\\boxed{77}", "77"], "within \\boxed{}"
+            right += [solution] if solution else []
+        else:
+            marker = "```python block" if form else row["prompt"]
+            right = [solution or RIGHT[name]]
+            wrong = [
+                WRONG.get("humaneval_instruct" if "humaneval" in name else name, "```python\ndef add(a, b): 0\n```")
+            ]
+        verdicts = scores(part.resolved_reward, prompt, *right, *wrong)
+        if marker not in asked or verdicts != [1.0] * len(right) + [0.0] * len(wrong):
+            wrongly.append((name, asked, right, wrong, verdicts))
+        plain = prompts_from(read_rows(source))[0]
+        if plain.id != prompt.id or plain.answer != prompt.answer:
+            wrongly.append((name, "another row", plain, prompt))
+    assert wrongly == []
+
+
+def test_the_sentence_leaves_the_question_as_it_is(tmp_path: Path) -> None:
+    source = f"gsm8k:{written(tmp_path, ROWS['gsm8k'][0])}"
+    told, bare = (prompts_from(read_rows(source, for_chat=chat))[0].question() for chat in (True, False))
+    assert told == f"How many?\n{REASON}" and bare == bare_question(told) == bare_question(bare) == "How many?"
+
+
+def test_a_file_of_another_benchmark_is_named(tmp_path: Path) -> None:
+    for name in ("gsm8k", "mbpp"):
+        (tmp_path / name).mkdir()
+    gsm8k, mbpp = (written(tmp_path / name, ROWS[name][0]) for name in ("gsm8k", "mbpp"))
+    with pytest.raises(WhetError, match=r"a mbpp file has .*'answer', as gsm8k files have"):
+        read_rows(f"mbpp:{gsm8k}")
+    with pytest.raises(WhetError, match=r"a gsm8k file has .*, as mbpp files have; give the file"):
+        read_rows(f"gsm8k:{mbpp}")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(WhetError, match="holds no rows; expected at least one"):
+        read_rows(f"gsm8k:{empty}")
 
 
 def scores(reward, prompt, *completions):

@@ -1,5 +1,5 @@
-"""The tables of docs/rewards.md, config.md, pipelines.md and doctor.md, written from the code; measured numbers of
-every page, written from results/ (quoted_results.py).
+"""The tables of docs/rewards.md, config.md, pipelines.md, doctor.md and claims.md, written from the code; measured
+numbers of every page, written from results/ (quoted_results.py).
 
     python tests/docs/generated_tables.py
 
@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tests.docs import doctor_tables
+from tests.docs import claim_tables, doctor_tables
 from tests.docs.quoted_results import write_pages
 from whet.training.annotated_config import shown_bounds
 
@@ -131,6 +131,13 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "rates of rules": doctor_tables.rule_table,
         "rules without a fault": doctor_tables.unplanted,
         "other diagnosers": doctor_tables.rival_table,
+    },
+    "claims.md": {
+        "verdicts": claim_tables.verdict_table,
+        "claims about training": claim_tables.training_table,
+        "claims about arithmetic": claim_tables.arithmetic_table,
+        "claims beyond this project": claim_tables.untested_table,
+        "runs of the claims": claim_tables.command_table,
     },
 }
 

@@ -71,11 +71,11 @@ def test_the_program_with_the_official_client_is_an_episode(tmp_path):
     runner = AgentRunner(engine, tokenizer, command, AgentLimits(seconds=120), context=2048, end_tokens=end)
     made, tokens = prompts(tokenizer, 2)
     try:
-        groups = runner.play(made, tokens, 4, Sampling(40), (1,))
+        groups = runner.play(made, tokens, 2, Sampling(40), (1,))
     finally:
         runner.close()
     for prompt, samples in zip(made, groups, strict=True):
-        assert len(samples) == 4
+        assert len(samples) == 2
         for sample in samples:
             exact(sample, engine)
             assert sample.returned == float(sample.completion == f"<answer>{prompt.answer}</answer>")

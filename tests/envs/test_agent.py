@@ -418,7 +418,7 @@ def test_a_program_that_hangs_before_its_first_call_costs_its_time_and_no_more(t
     print(json.dumps({"reward": 1}))
     """
     began = time.monotonic()
-    play = Play(tmp_path, tokenizer, program, count=4, limits=AgentLimits(seconds=3))
+    play = Play(tmp_path, tokenizer, program, count=4, limits=AgentLimits(seconds=2))
     assert time.monotonic() - began < 15  # four that ignore the request to end are ended together
     hung, fine = play.groups
     assert [(each.stop, each.returned, each.num_actions) for each in hung] == [(StopReason.SECONDS, None, 0)] * 4
@@ -426,7 +426,7 @@ def test_a_program_that_hangs_before_its_first_call_costs_its_time_and_no_more(t
 
 
 def test_a_command_that_never_works_is_said_at_once(tmp_path, tokenizer):
-    with pytest.raises(WhetError, match=r"first 8 programs of env.agent all failed; episode p0#.: .*: no luck") as e:
+    with pytest.raises(WhetError, match=r"8 programs of env.agent all failed; episode p\d+#\d+: .*: no luck") as e:
         Play(tmp_path, tokenizer, 'raise SystemExit("no luck")', count=40)
     assert "\n" not in str(e.value)
 

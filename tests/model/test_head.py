@@ -61,6 +61,10 @@ def test_a_broken_promise_is_found():
     logp, _ = chunked_logp(head, states, targets, coefficient=lambda logp, window: torch.ones_like(logp))
     with pytest.raises(ValueError, match="promised"):
         (logp * weights).sum().backward()
+    (
+        chunked_logp(head, states, targets, coefficient=lambda logp, window: torch.ones_like(logp))[0] * 0
+    ).sum().backward()
+    assert not gradients(head, states)[0].any()  # a loss that weighs nothing breaks no promise
 
 
 @pytest.mark.parametrize("rows", [4, COUNT])

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from whet.model.block import blocks_of
-from whet.model.causal_lm import causal_lm
+from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.decode_state import BatchShape
 from whet.model.fused_decode import FusedDecoder, fused_decoder
 from whet.model.hooked_decode import disagreement, hooked_decoder
@@ -131,6 +131,15 @@ def test_models_it_does_not_serve_say_why():
     base.lm.model.lm_head.bias = None
     base.lm.model.model.layers[1].self_attn.k_proj.bias = None
     assert "layers.1.self_attn has a bias on some of" in RingDecoder.refusal(base, blocks_of(base.lm))
+
+
+def test_a_trial_ends_with_the_last_position_of_the_context(monkeypatch):
+    decoder, read, hidden = hooked_decoder(causal_lm(model_of("llama"))), [], CausalLM.hidden
+    monkeypatch.setattr(
+        CausalLM, "hidden", lambda lm, tokens, mask, at: read.append(int(at.max())) or hidden(lm, tokens, mask, at)
+    )
+    assert not disagreement(decoder)
+    assert max(read) == decoder.lm.model.config.max_position_embeddings - 1 and decoder.first_position == 0
 
 
 BIASED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")

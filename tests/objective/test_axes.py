@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,9 @@ def test_the_table_has_every_method_with_its_numbers():
     assert len(lines) == len(PRESETS) + 2 and len({len(line) for line in lines}) == 1
 
 
+every_explanation = cache(partial(markdown_page, "policy"))
+
+
 @for_every(PRESETS)
 def test_the_explanation_tells_all_there_is_to_tell(name):
     preset, text = PRESETS[name], explanation(name)
@@ -110,7 +114,7 @@ def test_the_explanation_tells_all_there_is_to_tell(name):
         component = getattr(preset.objective, axis)
         if POLICY.axes[axis].main or component.name != next(iter(kinds)):
             assert f"{axis:10} {component_choice(component)}" in text
-    assert f"whet train {name}" in text and text in markdown_page("policy")
+    assert f"whet train {name}" in text and text in every_explanation()
 
 
 def test_the_explanation_of_an_unknown_method_names_the_nearest():

@@ -23,7 +23,6 @@ from whet.objective.preference import (
     PairBatch,
     PairExtras,
     PairTotals,
-    balanced_weights,
     pair_totals,
 )
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
@@ -158,16 +157,6 @@ def test_length_correlation_is_pearsons():
     same = replace(batch, lengths=torch.full((40, 2), 3))
     assert length_correlation(METHODS["dpo"].loss(same, logp, pair_totals(same)).metrics) is None
     assert length_correlation({"margin": 1.0}) is None
-
-
-def test_classes_are_balanced():
-    assert balanced_weights(100, 100) == (1.0, 1.0)
-    assert balanced_weights(130, 100) == (1.0, 1.0)
-    assert balanced_weights(400, 100) == (1.0, pytest.approx(3.0))
-    assert balanced_weights(50, 200) == (pytest.approx(4.0), 1.0)
-    for given, missing in (((7, 0), "undesirable"), ((0, 7), "desirable")):
-        with pytest.raises(WhetError, match=f"all 7 labels are .*add {missing} completions"):
-            balanced_weights(*given)
 
 
 def test_totals_are_added_before_the_anchor_is_taken():

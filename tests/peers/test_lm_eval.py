@@ -1,13 +1,19 @@
-"""whet's verdicts on GSM8K and MATH-500 completions against lm-eval's own task code."""
+"""whet's verdicts on GSM8K and MATH-500 completions, and on multiple choice, against lm-eval's own task code."""
 
 import importlib.util
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.peers.peer import PeerMissing
+from tests.data.test_choices import ASKED, ROWS
+from tests.peers.peer import PACKAGES, PeerMissing, install
+from whet.data.choices import CHOICES, choice_prompt
+from whet.data.rows import Row
+from whet.tools.evaluation.likelihood import ACC, ACC_NORM, right_choice
 
 pytestmark = pytest.mark.peers
 ROOT = Path(__file__).parents[2]
@@ -51,3 +57,32 @@ def test_math500_answers_of_models_differ_by_notation_only(groups):
     scores = groups["math500_models"]["scores"]
     assert scores["minerva_math_verify"]["agreement"] >= 0.95
     assert all(score["agreement"] >= 0.85 and score["only_peer"] <= 2 for score in scores.values())
+
+
+def test_multiple_choice_has_the_same_words_and_verdicts():
+    """Of every benchmark: what is asked, and both accuracies for log-likelihoods that part them."""
+    cases = []
+    for name, row in ROWS.items():
+        doc = {**row, "subject": "abstract_algebra"} if name == "mmlu" else row
+        count = len(ASKED[name][1])
+        cases += [(name, doc, [-float(3 + (number * seed) % 7) for number in range(count)]) for seed in range(1, 7)]
+    lines = [{"task": "choices", "name": name, "doc": doc, "logp": logp} for name, doc, logp in cases]
+    try:
+        folder = install(PACKAGES["lm_eval"])
+    except PeerMissing as reason:
+        pytest.skip(str(reason))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "peers" / PACKAGES["lm_eval"].script)],
+        input="".join(json.dumps(line) + "\n" for line in lines),
+        env={**os.environ, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-800:]
+    theirs = [json.loads(line) for line in done.stdout.splitlines()]
+    ours = []
+    for name, doc, logp in cases:
+        question = choice_prompt(CHOICES[name], 0, Row(doc, "here"))
+        meta = question.meta
+        verdicts = {ACC: right_choice(question, logp, False), ACC_NORM: right_choice(question, logp, True)}
+        ours.append({"text": question.text, "choices": meta["choices"], "right": meta["right"], **verdicts})
+    assert ours == theirs
+    assert any(one[ACC] != one[ACC_NORM] for one in ours) and {one[ACC] for one in ours} == {0.0, 1.0}

@@ -37,25 +37,31 @@ def surveyed(objective, batch, logp):
     return batch if batch.step_weight is not None else objective.surveyed(batch, logp)
 
 
-def found_gradients(objective, batch, logp, extras, totals=None):
+def gradients_and_metrics(objective, batch, logp, extras, totals=None):
     """Of a prepared batch: the policy's loss and the critic's together."""
     totals = totals or step_totals(batch, batch.max_new_tokens)
     batch = surveyed(objective, batch, logp)
     leaf, extras = logp.clone().requires_grad_(), with_leaves(extras)
-    value = objective.tuned(MEMORY).loss(batch, leaf, totals, extras).value
+    loss = objective.tuned(MEMORY).loss(batch, leaf, totals, extras)
+    value = loss.value
     if objective.value.needs:
         value = value + objective.critic_loss(batch, extras.value, totals).value
     if value.requires_grad:
         value.backward()
-    return gradients(leaf, extras)
+    return gradients(leaf, extras), loss.metrics
+
+
+def found_gradients(*arguments):
+    return gradients_and_metrics(*arguments)[0]
 
 
 @cache
 def whole_step(name, kind):
-    """A method, a prepared batch in which one completion could not be scored, and its gradients in one pass."""
+    """A method, a prepared batch in which one completion could not be scored, and its gradients and metrics in one
+    pass."""
     objective, batch, logp, extras = example(METHODS[name], 3, kind)
     batch = prepared(objective, batch)
-    return objective, batch, logp, extras, found_gradients(objective, batch, logp, extras)
+    return objective, batch, logp, extras, *gradients_and_metrics(objective, batch, logp, extras)
 
 
 def trained(objective, batch):
@@ -86,9 +92,10 @@ def in_parts(objective, batch, logp, extras, parts):
         learned = trained(objective, batch)[rows]
         width = int(learned.any(0).nonzero().max()) + 1 if learned.any() else 1
         part, component = batch.select(rows).narrowed(width), chosen(extras, rows, width)
-        for name, gradient in found_gradients(objective, part, logp[rows, :width], component, totals).items():
+        found, metrics = gradients_and_metrics(objective, part, logp[rows, :width], component, totals)
+        for name, gradient in found.items():
             whole[name][rows, :width] += gradient
-        for name, number in metrics_of(objective, part, logp[rows, :width], component, totals).items():
+        for name, number in metrics.items():
             sums[name] = sums.get(name, 0.0) + number
     return whole, sums
 
@@ -99,19 +106,18 @@ def tensors_of(logp, extras):
 
 @for_every([*((name, 1, "completions") for name in PRESET_METHODS), *((name, 60, "branches") for name in METHODS)])
 def test_micro_batches_do_not_matter(name, micro_batch_tokens, kind):
-    objective, batch, logp, extras, expected = whole_step(name, kind)
+    objective, batch, logp, extras, expected, whole = whole_step(name, kind)
     parts = token_micro_batches(batch, micro_batch_tokens)
     assert sorted(row for rows in parts for row in rows) == list(range(batch.num_sequences))
     found, metrics = in_parts(objective, batch, logp, extras, parts)
     assert_same(found, expected)
-    whole = metrics_of(objective, batch, logp, extras, step_totals(batch, batch.max_new_tokens))
     assert metrics == pytest.approx(whole, rel=1e-6, abs=1e-14)
 
 
 @for_every([*((name, 2, "completions") for name in PRESET_METHODS), *((name, 3, "branches") for name in METHODS)])
 def test_the_number_of_ranks_does_not_matter(name, ranks, kind):
     """Each rank sees only its rows and the summed totals; metrics are sums, so they add up over ranks too."""
-    objective, batch, logp, extras, expected = whole_step(name, kind)
+    objective, batch, logp, extras, expected, whole = whole_step(name, kind)
     shares = [list(range(rank, batch.num_sequences, ranks)) for rank in range(ranks)]
     counted = [step_totals(batch.select(rows), batch.max_new_tokens) for rows in shares]
     totals = step_totals(batch, batch.max_new_tokens)
@@ -122,7 +128,7 @@ def test_the_number_of_ranks_does_not_matter(name, ranks, kind):
     assert min(totals.correct_tokens, totals.observed_tokens, totals.demonstrated_tokens) > 0
     found, metrics = in_parts(objective, batch, logp, extras, shares)
     assert_same(found, expected)
-    assert metrics == pytest.approx(metrics_of(objective, batch, logp, extras, totals), rel=1e-6, abs=1e-14)
+    assert metrics == pytest.approx(whole, rel=1e-6, abs=1e-14)
 
 
 def test_ranks_agree_on_the_grad_of_a_learned_share():
@@ -149,7 +155,7 @@ def test_order_does_not_matter(name, kind):
         logp[order],
         chosen(extras, order, logp.shape[1]),
     )
-    straight = whole_step(name, kind)[-1]
+    straight = whole_step(name, kind)[-2]
     assert_same(shuffled, {name: gradient[order] for name, gradient in straight.items()})
 
 
@@ -164,7 +170,7 @@ def spoiled(values, action, fill):
 @for_every(METHODS, [(float("nan"), "completions"), (float("-inf"), "completions"), (float("inf"), "branches")])
 def test_prompts_tool_output_and_padding_may_hold_anything(name, fill, kind):
     objective, batch, logp, extras = example(METHODS[name], 3, kind)
-    whole = whole_step(name, kind)[-1]
+    whole = whole_step(name, kind)[-2]
     fills = {"tokens": 11, "segment": 3, "anchor": 1, "action": False, "observed": False, "truncated": True}
     fills["demonstrated"] = False
     given = {field: getattr(batch, field) for field in TOKEN_FIELDS if getattr(batch, field) is not None}
@@ -190,7 +196,7 @@ def test_prompts_tool_output_and_padding_may_hold_anything(name, fill, kind):
 
 @for_every(METHODS_AND_KINDS)
 def test_untrained_tokens_get_exactly_no_gradient(name, kind):
-    objective, batch, _, _, found = whole_step(name, kind)
+    objective, batch, _, _, found, _ = whole_step(name, kind)
     for gradient in found.values():
         assert (gradient[~trained(objective, batch)] == 0).all()
     if "observed" in objective.needs():
@@ -479,16 +485,13 @@ def test_equal_branches_of_an_episode_are_the_episode(name):
     branched = replace(batch.select(rows), episode=rows)
     plain, branches = prepared(objective, batch), prepared(objective, branched)
     torch.testing.assert_close(branches.advantage, plain.advantage[rows], rtol=1e-11, atol=1e-13)
-    expected = found_gradients(objective, plain, logp, extras)
-    found = found_gradients(objective, branches, logp[rows], chosen(extras, rows, logp.shape[1]))
+    expected, usual = gradients_and_metrics(objective, plain, logp, extras, step_totals(plain, 16))
+    copied = (branches, logp[rows], chosen(extras, rows, logp.shape[1]))
+    found, metrics = gradients_and_metrics(objective, *copied, step_totals(branches, 16))
     assert_same(
         {key: torch.zeros_like(expected[key]).index_add(0, rows, each) for key, each in found.items()}, expected
     )
-    metrics = [
-        metrics_of(objective, *given, step_totals(given[0], 16))
-        for given in ((plain, logp, extras), (branches, logp[rows], chosen(extras, rows, logp.shape[1])))
-    ]
-    assert metrics[1] == pytest.approx(metrics[0], rel=1e-6, abs=1e-14)
+    assert metrics == pytest.approx(usual, rel=1e-6, abs=1e-14)
     remembered = [objective.advantage(each, MEMORY)[1] for each in (batch, branched)]
     assert remembered[1] == pytest.approx(remembered[0])
 

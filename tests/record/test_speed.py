@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.support.for_every import for_every
 from whet.record.speed import (
@@ -14,13 +15,13 @@ from whet.record.speed import (
     rollout_bytes,
     rollout_limit,
     rollout_operations,
-    sequence_operations,
     speed_advice,
     speed_text,
     tokens_that_fit,
     training_operations,
 )
 from whet.record.text import memory_text
+from whet.tools.bench import benchmark
 from whet.types import WhetError
 
 SHAPE = RolloutShape(num_prompts=2, group_size=3, prompt_tokens=4, completion_tokens=5)
@@ -56,12 +57,11 @@ def test_tokens_of_a_shape():
 def test_useful_operations_count_a_prompt_once_and_the_head_on_completions():
     assert training_operations(ANATOMY, SHAPE) == 6 * (1000 * 38 + 100 * 30) + 12 * 10 * 230
     assert rollout_operations(ANATOMY, SHAPE) == 2 * (1000 * 38 + 100 * 30) + 4 * 10 * 230
-    assert sequence_operations(ANATOMY, [3, 2], trained=4) == 6 * (1000 * 5 + 100 * 4) + 12 * 10 * 9
 
 
 def test_one_completion_a_prompt_is_a_plain_sequence():
     shape = RolloutShape(1, 1, 4, 5)
-    assert training_operations(ANATOMY, shape) == sequence_operations(ANATOMY, [9], trained=5)
+    assert training_operations(ANATOMY, shape) == 6 * (1000 * 9 + 100 * 5) + 12 * 10 * 45
 
 
 def test_a_rollout_reads_all_weights_for_every_position():
@@ -81,6 +81,15 @@ def test_a_pass_takes_half_of_what_is_free():
     assert tokens_that_fit(1e9, 1e5) == 4096  # 5,000 would fit
     assert tokens_that_fit(1e9, 1e5, share=1.0) == 8192
     assert tokens_that_fit(1.0, 1e9) == 256
+
+
+def test_products_grow_to_the_largest_and_stop_early_where_time_is_short(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(benchmark, "best_seconds", lambda work, *_: sizes.append(len(work())) or 1e-9)
+    monkeypatch.setitem(benchmark.LARGEST, "cpu", 256)
+    assert benchmark.matrix_rate(torch.device("cpu"), torch.float32, 60.0) == 2 * 256**3 / 1e-9
+    benchmark.matrix_rate(torch.device("cpu"), torch.float32, 0.0)
+    assert sizes == [128, 256, 128]
 
 
 def test_the_share_of_the_matrix_rate():

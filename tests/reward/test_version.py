@@ -22,7 +22,6 @@ from whet.reward.version import (
     parts_version,
     pieces_hash,
     reward_hash,
-    reward_parts_hash,
     reward_version,
     version_changes,
 )
@@ -156,11 +155,11 @@ def test_the_name_of_a_part_is_no_content_but_its_weight_and_place_are():
     assert reward_hash(one) == reward_hash(other)
     format_part = RewardPart(find_reward("think_format"))
     hashes = {
-        reward_parts_hash([RewardPart(one), format_part]),
-        reward_parts_hash([format_part, RewardPart(one)]),
-        reward_parts_hash([RewardPart(one, 2.0), format_part]),
-        reward_parts_hash([RewardPart(one), RewardPart(find_reward("think_format"), gate=Gate("tolerant"))]),
-        reward_parts_hash([RewardPart(one), format_part], {"template": "math"}),
+        parts_version([RewardPart(one), format_part]).hash,
+        parts_version([format_part, RewardPart(one)]).hash,
+        parts_version([RewardPart(one, 2.0), format_part]).hash,
+        parts_version([RewardPart(one), RewardPart(find_reward("think_format"), gate=Gate("tolerant"))]).hash,
+        parts_version([RewardPart(one), format_part], {"template": "math"}).hash,
     }
     assert len(hashes) == 5
 

@@ -69,6 +69,7 @@ def requests_of(copies=3):
 def test_each_part_is_that_of_the_weights_that_wrote_it(family):
     models = policies(family)
     samples = written(models, Sampling(max_new_tokens=24), requests_of(), loads=(2, 6), ends=(0, 48))
+    cuts = [causal_lm(model) for model in models]
     mixed, told_apart, parts = 0, 0, 0
     for request, sample in zip(requests_of(), samples, strict=True):
         versions = versions_of(sample)
@@ -79,11 +80,12 @@ def test_each_part_is_that_of_the_weights_that_wrote_it(family):
         mixed += len(versions.unique()) > 1
         assert (sample.behavior_logp[~sample.action] == 0).all()
         for version in versions[sample.action].unique().tolist():
-            lm = causal_lm(models[version])
-            own = token_logp(lm, sample.tokens[None], sample.action[None]).logp[0]
+            own, other = (
+                token_logp(lm, sample.tokens[None], sample.action[None]).logp[0]
+                for lm in (cuts[version], cuts[(version + 1) % 3])
+            )
             here = sample.action & (versions == version)
             assert (own - sample.behavior_logp)[here].abs().max() < GAP
-            other = token_logp(causal_lm(models[(version + 1) % 3]), sample.tokens[None], sample.action[None]).logp[0]
             told_apart += bool((other - sample.behavior_logp)[here].abs().max() > 100 * GAP)
             parts += 1
     assert mixed > 4

@@ -50,6 +50,7 @@ def model_of(family):
     with torch.no_grad():  # spread the logits, or every choice is a near tie
         for parameter in model.parameters():
             parameter.mul_(3.0)
+    model.config._name_or_path = family  # as if read from a checkpoint: what was tried on it holds for every copy
     return model
 
 

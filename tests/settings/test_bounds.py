@@ -22,7 +22,7 @@ from whet.rollout.sections import SamplingSection
 from whet.settings.layers import from_settings, read_toml, validated
 from whet.settings.sections import Section, is_number
 from whet.training.config import PolicyConfig, resolved
-from whet.training.sections import BatchSection, OptimizerSection
+from whet.training.sections import BatchSection, OptimizerSection, RerankSection
 from whet.types import WhetError
 
 
@@ -73,6 +73,19 @@ def unbounded() -> list[str]:
 def test_every_number_of_every_section_has_finite_bounds() -> None:
     assert len(every_section()) > 20
     assert unbounded() == []
+
+
+def test_every_default_lies_within_its_bounds() -> None:
+    outside = [
+        (section.__name__, name, field.default)
+        for section in every_section()
+        for name, field in section.model_fields.items()
+        if isinstance(field.default, int | float) and not isinstance(field.default, bool)
+        for low, high in numbers_in(field.annotation, field.metadata)
+        if not low <= field.default <= high
+    ]
+    assert outside == []
+    assert validated(RerankSection, {"beams": 1, "branches": 1}).beams == 1  # a greedy search
 
 
 def test_the_walk_sees_a_number_without_bounds() -> None:

@@ -31,12 +31,15 @@ def test_the_built_in_model_has_numbers_of_its_own():
     assert resolved("dpo").optimizer.learning_rate == 1e-4
     assert resolved("ppo").batch.updates_per_step == 4
     assert (resolved("ppo").critic.learning_rate, resolved("grpo").critic.learning_rate) == (1e-3, 0.0)
+    assert [resolved(method).optimizer.learning_rate for method in ("opd", "opd_full", "gkd")] == [1e-3] * 3
 
 
 @pytest.mark.parametrize(
     ("method", "wide", "narrow"),
     [
         ("sft", 2e-5, 1e-4),
+        ("opd", 2e-5, 1e-4),  # a teacher grades every token: the rate of demonstrations
+        ("sdpo", 2e-5, 1e-4),
         ("dpo", 1e-6, 7e-6),
         ("orpo", 5e-6, 4e-5),  # its paper's own
         ("apo_zero", 2e-7, 1e-6),
@@ -60,7 +63,9 @@ def test_a_policy_learns_at_one_rate_whatever_the_width_of_a_real_model(tmp_path
     assert [rate("grpo", model) for model in (wide, half_billion, "smollm2")] == [1e-6] * 3
     assert [rate("ppo", model, lora=16) for model in (wide, half_billion)] == [pytest.approx(1e-5)] * 2
     assert rate("grpo", folder_of(tmp_path / "toy", hidden_size=64)) == 6e-5  # narrower than the built-in model
-    assert "not measured" in rate_reasons(resolved("grpo", {"model": {"name": "smollm2"}}))["optimizer.learning_rate"]
+    assert (
+        "docs/defaults.md" in rate_reasons(resolved("grpo", {"model": {"name": "smollm2"}}))["optimizer.learning_rate"]
+    )
 
 
 def test_a_policy_warms_up_on_a_real_model():
@@ -131,7 +136,22 @@ def test_the_reason_stands_beside_the_rate():
     text = " ".join(annotated_toml(resolved("sft", {"model": {"name": "smollm2"}})).replace("\n# ", " ").split())
     assert "2e-05 at width 4096 (Touvron et al. 2023; Tunstall et al. 2023), as 1 / width for 576 learn" in text
     mine = resolved("sft", {"model": {"name": "smollm2"}, "optimizer": {"learning_rate": 3e-4}})
-    assert rate_reasons(mine) == {"optimizer.learning_rate": "as given"}
+    assert rate_reasons(mine)["optimizer.learning_rate"] == "as given"
+
+
+def test_a_run_is_evaluated_four_times_or_more_and_for_a_twentieth_of_its_completions():
+    def every(method="grpo", steps=100, prompts_per_step=8, **changes):
+        batch = {"prompts_per_step": prompts_per_step} if method == "grpo" else {}
+        values = {"model": {"name": "smollm2"}, "steps": steps, "batch": batch, **changes}
+        return resolved(method, values).eval.every
+
+    assert every() == 25 and every(steps=1000) == 63  # 200 / (0.05 x 64 completions)
+    assert every(steps=1000, prompts_per_step=64) == 10 == every(steps=20)  # never closer
+    assert every(steps=1000, eval={"prompts": 400}) == 125 and every(eval={"every": 3}) == 3
+    assert every("sft", 1000) == every("rm", 1000) == 125 and every("dpo", 1000) == 63
+    config = resolved("grpo", {"model": {"name": "smollm2"}, "steps": 1000})
+    assert resolved("grpo", {**tomllib.loads(toml_text(config)), "steps": 2000}).eval.every == 63  # as it was begun
+    assert "4 evaluations of 1000 steps" in rate_reasons(config)["eval.every"]
 
 
 def test_adapters_learn_ten_times_as_fast():

@@ -1,11 +1,14 @@
 """whet commands as processes of their own, forked from one that has imported whet: half a second instead of five.
 
+That one is forked itself, from the process that has collected the tests, before it runs any (`fork_server`).
+
 They are killed, interrupted and resumed as `python -m whet` is. What is said of a process that starts from nothing
 (its imports, its environment, a script) is tested with `subprocess`.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -13,10 +16,38 @@ import runpy
 import signal
 import sys
 import tempfile
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
+from unittest import mock
 
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["tests.support.warm_start"])
+
+
+def fork_server() -> None:
+    """Start the server as a copy of this process, with its imports; without this it starts anew when it is needed."""
+    resource_tracker.ensure_running()
+    with mock.patch.object(util, "spawnv_passfds", _copied), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those of pytest-xdist hold nothing of ours
+        forkserver.ensure_running()
+
+
+def _copied(_program: str, _arguments: Sequence[str], passed: Sequence[int]) -> int:
+    if process := os.fork():
+        return process
+    try:
+        faulthandler.disable()
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if number > 2 and number not in passed:
+                with suppress(OSError):
+                    os.close(number)  # whoever waits for the tests to end must not wait for this process
+        forkserver._forkserver.__init__()  # its lock is held by the copied process
+        forkserver.main(*passed, ["tests.support.warm_start"])
+    finally:
+        os._exit(0)
 
 
 class Command:

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from tests.support.rank_processes import joined_ranks
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.assembly.assembly import assemble
 from whet.training.config import resolved
-from whet.training.distributed.ranks import ALONE, Ranks, joined_ranks, leave_ranks
+from whet.training.distributed.ranks import ALONE, Ranks
 from whet.types import Sample
 
 STEPS = 2
@@ -66,11 +67,11 @@ def _traced(samples: Sequence[Sample]) -> dict[str, float]:
 
 def main(file: str, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
-    ranks = joined_ranks(torch.device("cpu"), timeout=120)
+    ranks = joined_ranks()
     found = {name: reported(name, ranks) for name in names}
     if ranks.is_first:
         Path(file).write_text(json.dumps(found), encoding="utf-8")
-    leave_ranks()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

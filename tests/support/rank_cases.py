@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.oracle_methods import MEMORY, METHODS, example
+from tests.support.rank_processes import joined_ranks
 from whet.data.families import ClassifierRow, Family
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.critic import critic_on
@@ -29,7 +30,7 @@ from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLos
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.completion_logp import LiveReference, stored_reference
-from whet.training.distributed.ranks import ALONE, OtherRankFailed, Ranks, joined_ranks, leave_ranks
+from whet.training.distributed.ranks import ALONE, OtherRankFailed, Ranks
 from whet.training.distributed.shard import (
     Sharding,
     sharded,
@@ -150,7 +151,12 @@ def policy_case(name: str, model: CausalLM) -> tuple[Any, TokenBatch]:
     shift = logp - drifted
     moved = {"old_logp": batch.old_logp, "behavior_logp": batch.behavior_logp, "ref_logp": batch.ref_logp}
     batch = replace(batch, **{name: torch.where(batch.action, value + shift, 0.0) for name, value in moved.items()})
-    return objective, objective.advantage(batch, MEMORY)[0]
+    stream = torch.Generator().manual_seed(8)
+    every = torch.randn((*batch.action.shape, VOCABULARY), generator=stream, dtype=torch.float64)
+    taught = every.log_softmax(-1).topk(3, -1)
+    batch = replace(batch, teacher_top=taught.indices.int(), teacher_top_logp=taught.values)
+    batch, _ = objective.advantage(batch, MEMORY)
+    return objective, objective.surveyed(batch, logp)  # some rules look at the whole step before its update
 
 
 def policies(world: World, names: Sequence[str], tied: bool = True) -> dict[str, Gradients]:
@@ -421,14 +427,14 @@ def all_gradients(world: World, every: bool = True) -> dict[str, Gradients]:
 def main(mode: str, file: str, every: str = "every") -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    ranks = joined_ranks(device, timeout=120)
+    ranks = joined_ranks()
     shards = sharding(ranks, device)
     if mode != "even":
         ranks = Uneven(ranks.rank, ranks.size, empty=mode == "empty")
     found = all_gradients(World(ranks, shards), every == "every")
     if ranks.is_first:
         torch.save(found, file)
-    leave_ranks()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

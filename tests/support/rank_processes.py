@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from datetime import timedelta
 from pathlib import Path
+
+import torch
 
 from tests.support.commands import Command, started
 from whet.training.distributed.launch import rank_environment
+from whet.training.distributed.ranks import Ranks
 
 HERE = Path(__file__).parent
 
@@ -17,6 +21,12 @@ def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
+
+
+def joined_ranks() -> Ranks:
+    """This process as one of the ranks that `run_ranks` has started."""
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
+    return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
 
 
 def run_ranks(size: int, script: str, *arguments: str, folder: Path | None = None, seconds: float = 600) -> None:

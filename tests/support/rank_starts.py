@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from tests.support.rank_cases import tiny
+from tests.support.rank_processes import joined_ranks
 from whet.model.causal_lm import causal_lm
 from whet.model.critic import critic_on
 from whet.model.reference import CopiedReference
-from whet.training.distributed.ranks import joined_ranks, leave_ranks
 from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference, sharding
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def check(tied: bool) -> None:
 
 
 if __name__ == "__main__":
-    RANKS = joined_ranks(CPU)
+    RANKS = joined_ranks()
     for tied in (True, False):
         check(tied)
-    leave_ranks()
+    torch.distributed.destroy_process_group()

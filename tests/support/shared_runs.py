@@ -28,5 +28,5 @@ def train_imitator(folder: Path) -> None:
     """SFT on the built-in task, until the model answers otherwise than the built-in one."""
     import whet
 
-    settings = {"data": {"count": 256}, "eval": {"prompts": 0}, "model": {"threads": 1}, "batch": {"rows_per_step": 64}}
-    whet.train("sft", steps=12, folder=str(folder), config=settings, console=False)
+    settings = {"data": {"count": 256}, "eval": {"prompts": 0}, "model": {"threads": 1}, "batch": {"rows_per_step": 32}}
+    whet.train("sft", steps=8, folder=str(folder), config=settings, console=False)

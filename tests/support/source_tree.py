@@ -79,7 +79,9 @@ class Words:
 
 
 NAME_FIELDS = {"id", "attr", "name", "asname", "arg", "module"}
-CONTEXTS = (ast.Load, ast.Store, ast.Del)
+MAY_IMPORT = {ast.Import, ast.ImportFrom, ast.Call}
+LATER = {*FUNCTIONS, ast.Lambda}  # what stands in them runs when they are called
+NAMING = {ast.Name, ast.Attribute, ast.ClassDef, *FUNCTIONS, ast.arg, ast.alias}
 
 
 @cache
@@ -88,19 +90,25 @@ def words_of(module: Module) -> Words:
     stack: list[tuple[ast.AST, bool, bool]] = [(module.tree, False, False)]
     while stack:
         node, lazy, typing = stack.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+        kind = type(node)
+        if kind is ast.Constant:
+            if isinstance(node.value, str):
+                words.strings.append(node)
+            continue
+        if kind in MAY_IMPORT:
             words.imports.append((node, lazy, typing))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            words.strings.append(node)
-        if bound := _bound(node):
+        if kind in NAMING and (bound := _bound(node)):
             words.bound.append((node.lineno, *bound))
-        lazy = lazy or isinstance(node, (*FUNCTIONS, ast.Lambda))
-        only_types = isinstance(node, ast.If) and _is_type_checking(node.test)
-        for field, value in vars(node).items():
+        lazy = lazy or kind in LATER
+        only_types = kind is ast.If and _is_type_checking(node.test)
+        for field in kind._fields:
+            value = getattr(node, field, None)
+            if value is None or field == "ctx":
+                continue
             below = typing or (only_types and field == "body")
             if isinstance(value, list):
                 stack += [(child, lazy, below) for child in value if isinstance(child, ast.AST)]
-            elif isinstance(value, ast.AST) and not isinstance(value, CONTEXTS):
+            elif isinstance(value, ast.AST):
                 stack.append((value, lazy, below))
             elif field in NAME_FIELDS and isinstance(value, str):
                 words.identifiers.append((getattr(node, "lineno", 1), value))

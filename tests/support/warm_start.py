@@ -2,9 +2,11 @@
 
 import gc
 import importlib
+import os
 
 from whet.model.load import load_model
 
+os.fsync = lambda file: None  # as in tests/conftest.py
 for name in (
     *("api.training", "api.evaluation", "cli.runs", "cli.train", "cli.evaluate", "pages.run_report", "record.console"),
     *("training.assembly.assembly", "training.assembly.rl", "training.assembly.sft", "training.assembly.preference"),

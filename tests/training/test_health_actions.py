@@ -132,6 +132,6 @@ def test_every_rank_does_what_the_first_one_decides() -> None:
 
     watch, progress = HealthWatch(HealthSection(on_problem={"KL runaway": "lower_rate"}, after_steps=1)), _Progress()
     trainer = SimpleNamespace(rate_factor=1.0)
-    taken = _actions(watch, (), progress, trainer, Second())  # its own numbers, by the clock say, show nothing
+    taken = _actions(watch, (), False, progress, trainer, Second())  # its own numbers, by the clock say, show nothing
     assert list(taken) == ["lower_rate"] and trainer.rate_factor == progress.rate_factor == 0.5
     assert progress.streaks == {"KL runaway": 1}

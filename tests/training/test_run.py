@@ -47,7 +47,7 @@ class Adding:
     def __init__(self, during=None, evaluating=None, held_out=True):
         self.model, self.tokenizer = Weights(), NoTokens()
         self.during, self.evaluating, self.held_out = during or {}, evaluating or {}, held_out
-        self.done = 0
+        self.done, self.prompt_scores = 0, {}
 
     def step(self, number, timer):
         with timer.phase("train"), torch.no_grad():

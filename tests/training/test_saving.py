@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import whet
+from tests.support.commands import finished, started
 from tests.training.test_run import SMALL, Adding, Diary, Weights, command, interrupt, run, saved_steps, timeless
 from whet.model import snapshot, tensor_files
 from whet.model.checkpoint import load_checkpoint, verify_checkpoint
@@ -396,9 +395,9 @@ def everything(folder):
 
 
 def test_killed_at_every_point_of_a_save_it_goes_on_to_the_same_bytes(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED)
+    done = finished(str(program), str(tmp_path), folder=ROOT)
     assert done.returncode == 0, done.stderr
     points = done.stdout.splitlines()
     assert len(points) == 8 and not [point for point in points if "never" in point]
@@ -421,8 +420,6 @@ def test_killed_at_every_point_of_a_save_it_goes_on_to_the_same_bytes(tmp_path):
 def test_killed_at_random_moments_with_the_cadence_by_cost(tmp_path):
     """When it is saved depends on the clock; what a run comes to does not."""
     import random
-
-    from tests.support.commands import finished, started
 
     def arguments(folder):
         settings = [

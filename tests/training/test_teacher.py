@@ -1,6 +1,7 @@
 """Learning from a teacher: the numbers it gives, what a run without a reward does, and what is refused."""
 
 import json
+import re
 import shutil
 import threading
 from contextlib import contextmanager
@@ -200,6 +201,11 @@ def test_the_policy_teaches_itself_and_goes_on_from_a_checkpoint(tmp_path, metho
     if method == "sdpo":
         assert sum(line["counts"]["untaught"] for line in steps) > 0
         assert all(line["metrics"]["teacher_divergence"] > 0 for line in steps if line["metrics"]["gradient_norm"])
+    else:
+        said = json.loads((run.folder / "run.json").read_text())["facts"]["teacher"]
+        read, unread = re.search(r"has (-[\d.]+) nats per token, and (-[\d.]+) unread", said).groups()
+        # the built-in model never saw a demonstration beside a prompt
+        assert float(read) < float(unread) - 3 and "cannot use what it reads" in said
 
 
 class Words:

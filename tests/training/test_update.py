@@ -4,6 +4,7 @@ import contextlib
 import copy
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -156,15 +157,23 @@ def flat_gradient(parameters):
 def prepared(model, objective, batch, temperature=1.0):
     """With advantages and, for a clip rule that looks at the whole step, its weights."""
     batch, _ = objective.advantage(batch, MEMORY)
+    if not objective.surveys(batch):
+        return batch
     with torch.no_grad():
         return objective.surveyed(batch, plain_logp(model, batch.tokens, temperature))
+
+
+@cache
+def cut(model):
+    """Trunk and head, found by trial: once for each model."""
+    return causal_lm(model)
 
 
 def gradient(model, batch, name="grpo", micro_batch_tokens=10_000, temperature=1.0, max_gradient_norm=1e9):
     objective = row_of(name)
     batch = prepared(model, objective, batch, temperature)
     spy = Spy(model)
-    state = TrainState(causal_lm(model), spy, temperature, micro_batch_tokens, max_gradient_norm)
+    state = TrainState(cut(model), spy, temperature, micro_batch_tokens, max_gradient_norm)
     metrics, _ = update(state, objective, batch, step_totals(batch, BUDGET))
     return spy.gradient, metrics
 

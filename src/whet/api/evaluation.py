@@ -57,7 +57,8 @@ def evaluate(
     rewards, unless others are given.
     """
     from whet.tools.evaluation.evaluation import evaluate_groups, group_metrics
-    from whet.tools.evaluation.measure import completion_rows, group_summary
+    from whet.tools.evaluation.likelihood import asks_choices, measured_choices
+    from whet.tools.evaluation.measure import EvalPlan, completion_rows, group_summary
 
     refuse_while_importing("whet.evaluate")
     check_tokenizer(model, tokenizer)
@@ -76,6 +77,9 @@ def evaluate(
             source = str(Path(scratch) / ROWS)
             write_rows(Path(source), rows)
         config = evaluation_config(name, source, values)
+        if asks_choices(config):
+            result, _ = measured_choices(config, EvalPlan(samples=samples))
+            return EvalResult(result.metrics, result.rows, result.summary, result.facts)
         groups = evaluate_groups(config, samples, made_rewards(parts), facts.update)
     by = config.eval.by
     return EvalResult(

@@ -34,6 +34,7 @@ class ListedRun:
     metric: str = ""  # the headline metric; empty where nothing was measured
     before: float | None = None
     after: float | None = None
+    best: str = ""  # the best evaluation, where it is not the last
     started: float = 0.0  # seconds since 1970; 0: unknown
 
 
@@ -52,6 +53,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 
 def _listed(folder: Path) -> ListedRun:
+    from whet.record.evaluations import best_remark
     from whet.record.run import read_run
 
     run = Run(folder)
@@ -70,6 +72,7 @@ def _listed(folder: Path) -> ListedRun:
             metric=name,
             before=before,
             after=after,
+            best=best_remark({"evaluations": record.evaluations().values()}),
             started=started,
         )
     except WhetError:
@@ -92,6 +95,7 @@ def listing_text(runs: Sequence[ListedRun], now: float | None = None) -> str:
     lines = [HEADS]
     for run in runs:
         gain = f"{run.metric} {metric_text(run.metric, run.before)} -> {metric_text(run.metric, run.after)}"
+        gain += f", {run.best}" if run.best else ""
         model = run.model if len(run.model) <= 28 else f"...{run.model[-25:]}"
         steps = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
         age = _age((time.time() if now is None else now) - run.started) if run.started else "-"

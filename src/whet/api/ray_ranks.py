@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from whet.training.config import Config
+
+logger = logging.getLogger(__name__)
 
 
 def rank_main(entry: Callable[..., Any], arguments: Mapping[str, Any], line: Callable[[Any], None] | None) -> str:
@@ -38,7 +41,12 @@ def run_on_ray(
 
     def hear(event: tuple[str, tuple[Any, ...]]) -> None:
         name, values = event
-        notify(everyone, name, *values)
+        if asked := notify(everyone, name, *values):
+            logger.warning(
+                "the callback %s asked to stop, which ranks that Ray started do not hear; give hours, eval.stop_after "
+                "or health.on_problem, or start the ranks with torchrun",
+                asked,
+            )
 
     pool = open_cluster(scale.address, cpus=scale.workers + scale.engines + scale.reward_workers, gpus=gpus)
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.api.tables import table, write_table
+from whet.record.evaluations import Evaluations
 from whet.record.rows import eval_row, sample_row, step_row
 from whet.record.run_folder import CONFIG, status_of
 from whet.training.saved_config import read_values
@@ -116,6 +117,14 @@ class Run:
         if about_model(self.folder / BEST) is None:
             raise WhetError(f"{self.folder} has no best model: nothing was evaluated after a step")
         return self.folder / BEST
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """Its evaluations by their headline metric: `best` and `last`, each with value and 95% interval, and whether
+        the last ones fell significantly below the best."""
+        from whet.record.run import read_run
+
+        return read_run(self.folder).evaluations()
 
     def load(self, device: str = "cpu") -> tuple[Any, Any]:
         """Its newest weights as a transformers model and its tokenizer."""

@@ -152,7 +152,22 @@ def _checkpoint_to_resume(folder: Path, config: Config, name: str | None, is_lon
             f"{folder}: nothing to do, all {config.steps} steps are done; to train on, "
             f"`whet resume {folder} --steps {2 * config.steps}`"
         )
+    _refuse_spent(folder, config.hours)
     return chosen
+
+
+def _refuse_spent(folder: Path, hours: float) -> None:
+    """Raise where a run ended with its time and is given no more."""
+    from whet.record.log import is_finished, read_summary
+
+    if not is_finished(folder):
+        return
+    summary = read_summary(folder)
+    if summary.get("ended_by") == "hours" and 0 < hours <= float(summary.get("hours") or 0):
+        raise WhetError(
+            f"{folder}: nothing to do, its {hours:g} hours are spent; to train on, give a larger total: "
+            f"`whet resume {folder} --hours {2 * hours:g}`"
+        )
 
 
 @contextlib.contextmanager

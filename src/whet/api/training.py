@@ -123,6 +123,7 @@ def resume(
     folder: str | Path | Run,
     *,
     steps: int | None = None,
+    hours: float | None = None,
     checkpoint: str | None = None,
     reward: Rewards | None = None,
     env: Any = None,
@@ -133,7 +134,7 @@ def resume(
     console: bool = True,
     command: str = "",
 ) -> Run:
-    """Go on with a run exactly where its newest complete checkpoint is; `steps` extends its total.
+    """Go on with a run exactly where its newest complete checkpoint is; `steps` and `hours` extend its totals.
 
     `settings` are nested values over those of the run: how long it trains, what it saves and reports, how often it is
     evaluated. Data, model, reward or settings that decide what is trained and are no longer those of the run are
@@ -147,7 +148,8 @@ def resume(
         environment_section(env, tools, None)  # what is in no file is found by its name again
         config = read_config(path)
         refuse_resume_of_0_1(path)
-        changes = merged({} if steps is None else {"steps": steps}, settings or {})
+        longer = {name: value for name, value in (("steps", steps), ("hours", hours)) if value is not None}
+        changes = merged(longer, settings or {})
         if changes:
             config = with_settings(config, changes)
         check_trackers(config)
@@ -160,8 +162,9 @@ def resume(
             )
         if session.group is None and config.scale.workers > 1:
             asked = {
-                **{"folder": path, "steps": steps, "checkpoint": checkpoint, "reward": reward, "env": env},
-                **{"tools": tools, "settings": settings, "accept_changes": accept_changes, "command": command},
+                **{"folder": path, "steps": steps, "hours": hours, "checkpoint": checkpoint, "reward": reward},
+                **{"env": env, "tools": tools, "settings": settings, "accept_changes": accept_changes},
+                "command": command,
             }
             return _train_on_ray(config, resume, asked, callbacks, console)
         if session.group is not None:
@@ -198,7 +201,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         return _run_silently(session, files, rewards)
 
     config, folder, group = files.config, files.folder, session.group
-    started = time.time()
+    started, begun = time.time(), time.monotonic()
     display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
     trackers: Trackers | None = None
     assembly: Assembly | None = None
@@ -231,6 +234,8 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
                 everyone,
                 summary,
                 **_schedule(config),
+                begun=begun,
+                eval_size=assembly.eval_size,
                 checkpoint=files.checkpoint,
                 precision=assembly.precision,
                 health_settings=assembly.settings,
@@ -278,12 +283,14 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
 
 
 def _schedule(config: Config) -> dict[str, Any]:
-    """How many steps a run has, when it evaluates and saves, and what it does about problems."""
+    """How many steps and hours a run has, when it evaluates and saves, and what it does about problems."""
     from whet.training.assembly.health import health_policy
 
     return {
         "steps": config.steps,
+        "hours": config.hours,
         "eval_every": config.eval.every,
+        "stop_after": config.eval.stop_after,
         "saving": config.report,
         "problems": health_policy(config),
     }
@@ -322,6 +329,7 @@ def _run_silently(session: TrainingSession, files: RunFiles, rewards: Any) -> Ru
         (),
         {},
         **_schedule(config),
+        eval_size=assembly.eval_size,
         checkpoint=files.checkpoint,
         precision=assembly.precision,
         health_settings=assembly.settings,
@@ -446,7 +454,8 @@ def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
 
 def _summary(config: Config, assembly: Assembly, folder: Path, started: float, inputs: RunInputs) -> dict[str, Any]:
     changed = [f"after step {change['after_step']}: {', '.join(change['what'])}" for change in inputs.changes]
-    facts = {**assembly.facts, "seed": str(config.seed), "folder": config.folder or str(folder)}
+    budget = {"hours": f"at most {config.hours:g}, or {config.steps} steps"} if config.hours else {}
+    facts = {**assembly.facts, **budget, "seed": str(config.seed), "folder": config.folder or str(folder)}
     return {
         "whet": sys.modules["whet"].__version__,  # the front door imports this file
         "title": assembly.title,
@@ -454,6 +463,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, i
         "objective": assembly.objective,
         "facts": {**facts, "changed": "; ".join(changed)} if changed else facts,
         "total_steps": config.steps,
+        "hours": config.hours,
         "eval_size": assembly.eval_size,
         "started": started,
         "command": inputs.command or f"whet resume {shlex.quote(str(folder))}",
@@ -523,7 +533,8 @@ def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
         "after": dict(outcome.after),
         "seconds": {"start_up": start_up, **outcome.seconds},
         "tokens": outcome.tokens,
+        "evaluations": outcome.evaluations.values(),
         "saving": dict(outcome.saving),
         "checkpoints": saving_text(outcome.saving),
     }
-    return {**ending, "ended": outcome.ended} if outcome.ended else ending
+    return ending if outcome.ended is None else {**ending, "ended": outcome.ended.text, "ended_by": outcome.ended.by}

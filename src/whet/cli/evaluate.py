@@ -42,7 +42,7 @@ def evaluate(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data", help="task:arithmetic (countdown, lists), gym:NAME, a file, hub:owner/name. Repeatable."
+            "--data", help="task:NAME, gym:NAME, a file, gsm8k:FILE, mmlu:FOLDER, hub:owner/name. Repeatable."
         ),
     ] = None,
     reward: Rewards = None,

@@ -19,8 +19,9 @@ from whet.cli.options import (
     command_line,
     environment_settings,
     exit_if_interrupted,
+    number,
 )
-from whet.settings.bounds import MOST_REPEATS, MOST_SEED, MOST_STEPS
+from whet.settings.bounds import LEAST_HOURS, MOST_HOURS, MOST_REPEATS, MOST_SEED, MOST_STEPS
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -38,6 +39,10 @@ def train(
         str | None, typer.Option("--teacher", help="Whom a distilling method learns from: a model or a run folder.")
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps.")] = None,
+    hours: Annotated[
+        float | None,
+        number("--hours", "Wall-clock hours after which the run ends, finished.", LEAST_HOURS, MOST_HOURS),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random in the run.")
     ] = None,
@@ -70,7 +75,9 @@ def train(
     from whet.settings.layers import from_settings, merged, read_toml
 
     flags: dict[str, Any] = {
-        key: value for key, value in (("steps", steps), ("seed", seed), ("folder", folder)) if value is not None
+        key: value
+        for key, value in (("steps", steps), ("hours", hours), ("seed", seed), ("folder", folder))
+        if value is not None
     }
     values = merged(read_toml(config) if config else {}, from_settings(settings or []))
     values = merged(values, environment_settings(env, tool, agent))
@@ -98,6 +105,9 @@ def resume(
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="New total of steps, to train longer.")
     ] = None,
+    hours: Annotated[
+        float | None, number("--hours", "New total of wall-clock hours, to train longer.", LEAST_HOURS, MOST_HOURS)
+    ] = None,
     checkpoint: Annotated[
         str | None, typer.Option("--from", help="Checkpoint to go on from, e.g. step-000020; default: the newest.")
     ] = None,
@@ -109,19 +119,20 @@ def resume(
 ) -> None:
     """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped.
 
-    --set changes what does not decide the training: steps, report.*, eval.every, batch.micro_batch_tokens, ...; other
-    settings only with --accept-changes.
+    --set changes what does not decide the training: steps, hours, report.*, eval.every, batch.micro_batch_tokens, ...;
+    other settings only with --accept-changes.
     """
     from whet import api
     from whet.settings.layers import from_settings
     from whet.tools.pipelines.runner import is_pipeline, resume_pipeline
 
     if is_pipeline(run):
-        exit_if_interrupted(resume_pipeline(run, steps, checkpoint, settings, accept_changes))
+        exit_if_interrupted(resume_pipeline(run, steps, checkpoint, settings, accept_changes, hours))
         return
     run_on = api.resume(
         run,
         steps=steps,
+        hours=hours,
         checkpoint=checkpoint,
         settings=from_settings(settings or []),
         accept_changes=accept_changes,

@@ -1,7 +1,8 @@
 """Public benchmarks as their authors publish them: `gsm8k:FILE` reads such a file, in its authors' columns.
 
 Each format says which columns a row must have, what the model is asked, what the gold answer is, and which reward
-judges it where the user names none. The files are the user's own; nothing is fetched.
+judges it where the user names none. A chat model is also told which form the answer has; a base model gets the bare
+text. The files are the user's own; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from whet.data.gold import after_hashes, boxed
+from whet.data.gold import HASHES, after_hashes, boxed
 from whet.data.rows import BadRow, Row
 from whet.data.shapes import value_text
 
 Values = dict[str, Any]
+Change = Callable[[Values], Values]
 UNIT = re.compile(r"(-?\d+(?:,\d{3})*(?:\.\d+)?)\s*(?:\((.*)\))?")
-MATH, NUMBERS, CODE, FOLLOWED = "math_answer", "math_answer", "code_tests", "instructions"
 WRITE_FUNCTION = (
     "Complete this Python function. Reply with the whole function, its imports included, in one ```python block."
 )
+REASON = "Please reason step by step, and put your final answer within \\boxed{}."
+SEVERAL = f"{REASON[:-1]}; separate several answers by commas."
+IN_BOX, IN_BLOCK = "the answer in \\boxed{}", "code in one ```python block"
 
 
 @dataclass(frozen=True)
@@ -30,27 +35,32 @@ class BenchmarkFormat:
     name: str
     about: str  # what it holds, for the list of formats
     columns: tuple[str, ...]  # a row must have them; "a|b": one of them
-    read: Callable[[Values], Values]  # columns of the row -> prompt, answer, id, solution and whatever its reward reads
+    read: Change  # columns of the row -> prompt, answer, id, solution and whatever its reward reads
     reward: str  # judges where the user names none
     settings: Mapping[str, Any] = field(default_factory=dict)  # of that reward
+    for_chat: Change = dict  # what was read -> the same, as a chat model is asked
+    answer_form: str = ""  # that the prompt of a chat model asks for, in words
 
 
 class _WrongValue(ValueError):
     """A column that does not hold what the format says: (column, expected)."""
 
 
-def benchmark_row(row: Row, form: BenchmarkFormat) -> Row:
-    """The row in whet's own columns; a fault names the column that is missing or wrong, and what is expected."""
+def benchmark_row(row: Row, form: BenchmarkFormat, for_chat: bool = False) -> Row:
+    """The row in whet's own columns; a fault names the column that is missing or wrong, and what is expected.
+
+    `for_chat` says in the prompt which form the answer has, and gives a gold solution that form.
+    """
     if row.fault is not None:
         return row
     for wanted in form.columns:
-        if not any(row.values.get(name) is not None for name in wanted.split("|")):
+        if not _has(row, wanted):
             names = " or ".join(map(repr, wanted.split("|")))
             expected = ", ".join(column.replace("|", " or ") for column in form.columns)
             message = (
                 f"{row.where}: {names} is missing; a {form.name} file has {expected}, and this row has "
-                f"{', '.join(map(repr, row.values)) or 'nothing'}; give the file as its authors publish it, or read "
-                "it as a plain file, without the prefix"
+                f"{', '.join(map(repr, row.values)) or 'nothing'}{_likely(row)}; give the file as its authors publish "
+                "it, or read it as a plain file, without the prefix"
             )
             return Row({}, row.where, fault=BadRow(message, f"{names} is missing"))
     try:
@@ -62,7 +72,22 @@ def benchmark_row(row: Row, form: BenchmarkFormat) -> Row:
             f"{row.where}: {column} is {shown_value}; expected {expected} ({form.name}); correct the row, or drop it"
         )
         return Row({}, row.where, fault=BadRow(message, f"{column} is not {expected}"))
-    return row.changed(values)
+    return row.changed(form.for_chat(values) if for_chat else values)
+
+
+def _likely(row: Row) -> str:
+    """The benchmark whose columns the row has, in words; nothing where there is none."""
+    matching = [form for form in BENCHMARKS.values() if all(_has(row, wanted) for wanted in form.columns)]
+    return f", as {max(matching, key=lambda form: len(form.columns)).name} files have" if matching else ""
+
+
+def _has(row: Row, wanted: str) -> bool:
+    return any(row.values.get(name) is not None for name in wanted.split("|"))
+
+
+def bare_question(prompt: str) -> str:
+    """A maths prompt without the sentence on the form of its answer."""
+    return prompt.removesuffix(f"\n{REASON}").removesuffix(f"\n{SEVERAL}")
 
 
 def _text(values: Values, *names: str) -> str:
@@ -98,6 +123,17 @@ def _sentence(text: str) -> str:
     """With a full stop and a space at its end, for what follows."""
     text = text.strip()
     return f"{text} " if not text or text[-1] in ".?!,;:" else f"{text}. "
+
+
+def _boxed(values: Values, sentence: str = REASON) -> Values:
+    """Asks for the answer in a box, and puts that of the gold solution into one."""
+    changed = {**values, "prompt": f"{values['prompt'].rstrip()}\n{sentence}"}
+    solution = values.get("solution")
+    if isinstance(solution, str) and not boxed(solution):
+        worked = HASHES.split(solution)
+        shown = "".join(worked[:-1]) if len(worked) > 1 else solution
+        changed["solution"] = f"{shown.rstrip()}\n\\boxed{{{values['answer']}}}"
+    return changed
 
 
 def _gsm8k(values: Values) -> Values:
@@ -180,13 +216,17 @@ def _humaneval(values: Values) -> Values:
     return {**values, **converted}
 
 
+def _whole_function(values: Values) -> Values:
+    """Asks in words for the whole function, and gives the gold solution with its beginning."""
+    beginning = values["prompt"]
+    changed = {**values, "prompt": f"{WRITE_FUNCTION}\n\n```python\n{beginning.rstrip()}\n```"}
+    if "solution" in values:
+        changed["solution"] = f"```python\n{beginning}{values['solution'].rstrip()}\n```"
+    return changed
+
+
 def _humaneval_instruct(values: Values) -> Values:
-    converted = _humaneval(values)
-    prompt = converted["prompt"]
-    converted["prompt"] = f"{WRITE_FUNCTION}\n\n```python\n{prompt.rstrip()}\n```"
-    if "solution" in converted:
-        converted["solution"] = f"```python\n{prompt}{converted['solution'].rstrip()}\n```"
-    return converted
+    return _whole_function(_humaneval(values))
 
 
 def _mbpp(values: Values) -> Values:
@@ -220,55 +260,62 @@ def _ifeval(values: Values) -> Values:
     return {**values, **converted}
 
 
+def _maths(name: str, about: str, columns: tuple[str, ...], read: Change, **more: Any) -> BenchmarkFormat:
+    return BenchmarkFormat(
+        name, about, columns, read, "math_answer", **{"for_chat": _boxed, "answer_form": IN_BOX, **more}
+    )
+
+
+def _code(name: str, about: str, columns: tuple[str, ...], read: Change, **more: Any) -> BenchmarkFormat:
+    return BenchmarkFormat(
+        name, about, columns, read, "code_tests", settings={"partial": False}, answer_form=IN_BLOCK, **more
+    )
+
+
 BENCHMARKS: Mapping[str, BenchmarkFormat] = {
     benchmark.name: benchmark
     for benchmark in (
-        BenchmarkFormat(
-            "gsm8k", "grade-school word problems; the answer follows ####", ("question", "answer"), _gsm8k, NUMBERS
+        _maths("gsm8k", "grade-school word problems; the answer follows ####", ("question", "answer"), _gsm8k),
+        _maths(
+            "math", "MATH and MATH-500: competition problems by subject and level",
+            ("problem", "answer|solution"), _math,
         ),
-        BenchmarkFormat(
-            "math", "MATH and MATH-500: competition problems by subject and level", ("problem", "answer|solution"),
-            _math, MATH,
-        ),
-        BenchmarkFormat(
-            "aime", "AIME, any year: integers from 0 to 999", ("problem|question", "answer"), _aime, NUMBERS
-        ),
-        BenchmarkFormat("amc", "AMC with a number as the answer", ("problem|question", "answer"), _aime, NUMBERS),
-        BenchmarkFormat(
+        _maths("aime", "AIME, any year: integers from 0 to 999", ("problem|question", "answer"), _aime),
+        _maths("amc", "AMC with a number as the answer", ("problem|question", "answer"), _aime),
+        _maths(
             "olympiadbench", "OlympiadBench, open-ended maths; several answers count together",
-            ("question", "final_answer"), _olympiad, MATH,
+            ("question", "final_answer"), _olympiad, for_chat=partial(_boxed, sentence=SEVERAL),
         ),
-        BenchmarkFormat(
+        _maths(
             "svamp", "word problems, changed so that a pattern does not solve them",
-            ("Body|body", "Question|question", "Answer|answer"), _svamp, NUMBERS,
+            ("Body|body", "Question|question", "Answer|answer"), _svamp,
         ),
-        BenchmarkFormat(
-            "asdiv", "word problems; some answers are a time, a ratio or a name", ("body", "question", "answer"),
-            _asdiv, MATH,
+        _maths(
+            "asdiv", "word problems; some answers are a time, a ratio or a name", ("body", "question", "answer"), _asdiv
         ),
-        BenchmarkFormat(
+        _maths(
             "mawps", "word problems of one or more operations",
-            ("input|question|sQuestion", "target|answer|lSolutions"), _mawps, NUMBERS,
+            ("input|question|sQuestion", "target|answer|lSolutions"), _mawps,
         ),
-        BenchmarkFormat(
-            "gsm_hard", "GSM8K with large numbers", ("input|question", "target|answer"), _mawps, NUMBERS,
-            {"tolerance": 1e-9},
+        _maths(
+            "gsm_hard", "GSM8K with large numbers", ("input|question", "target|answer"), _mawps,
+            settings={"tolerance": 1e-9},
         ),
-        BenchmarkFormat(
-            "humaneval", "a function's beginning, to be continued: for base models",
-            ("task_id", "prompt", "entry_point", "test"), _humaneval, CODE, {"partial": False},
+        _code(
+            "humaneval", "a function's beginning: base models continue it, chat models are asked in words",
+            ("task_id", "prompt", "entry_point", "test"), _humaneval, for_chat=_whole_function,
         ),
-        BenchmarkFormat(
-            "humaneval_instruct", "the same, asked in words: for chat models",
-            ("task_id", "prompt", "entry_point", "test"), _humaneval_instruct, CODE, {"partial": False},
+        _code(
+            "humaneval_instruct", "the same, asked in words of every model",
+            ("task_id", "prompt", "entry_point", "test"), _humaneval_instruct,
         ),
-        BenchmarkFormat(
+        _code(
             "mbpp", "MBPP, also sanitized: a task and three tests that the prompt shows",
-            ("task_id", "text|prompt", "test_list"), _mbpp, CODE, {"partial": False},
+            ("task_id", "text|prompt", "test_list"), _mbpp,
         ),
         BenchmarkFormat(
             "ifeval", "instructions that a program can check", ("prompt", "instruction_id_list", "kwargs"), _ifeval,
-            FOLLOWED,
+            "instructions",
         ),
     )
 }  # fmt: skip

@@ -8,8 +8,7 @@ per text, however long it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,14 +38,6 @@ class Sketches:
 
     def __len__(self) -> int:
         return len(self._same)
-
-    def add_all(self, texts: Iterable[str]) -> Iterator[int]:
-        """Add texts; yields their numbers as they are taken."""
-        stream = iter(texts)
-        while chunk := list(islice(stream, CHUNK)):
-            start = len(self)
-            self.add(chunk)
-            yield from range(start, len(self))
 
     def add(self, texts: Sequence[str], sketched: bool = True) -> None:
         """Add texts; without a sketch only exact duplicates are found."""

@@ -21,7 +21,7 @@ from whet.types import WhetError
 
 TEXT_FORMATS = (".jsonl", ".json", ".csv")
 JOINED = " + "  # between two columns that became one
-FORMATS = (*TEXT_FORMATS, *(f"{suffix}.gz" for suffix in TEXT_FORMATS), ".parquet")
+FORMATS = (*TEXT_FORMATS, *(f"{suffix}.gz" for suffix in TEXT_FORMATS), ".parquet", ".arrow")
 DEEPEST = 64  # lists and objects inside one another
 MOST_DIGITS = 300  # of an integer: a float still holds it
 LONGEST_FIELD = 2**31 - 1  # bytes of a CSV field; the package's own limit of 131,072 refuses honest texts
@@ -90,7 +90,7 @@ def column_notes(rows: Iterable[Row]) -> str:
 
 
 def file_rows(source: str) -> Iterator[Row]:
-    """The rows of a JSON Lines, JSON, CSV or Parquet file, read on demand.
+    """The rows of a JSON Lines, JSON, CSV, Parquet or Arrow file, read on demand.
 
     A line that cannot be read is a row with a `fault`; what spoils the whole file is an error.
     """
@@ -108,8 +108,8 @@ def file_rows(source: str) -> Iterator[Row]:
     hint = f" (a dataset of the hub is written hub:{shown_source(source)})" if on_hub else ""
     path = readable_file(source, expected, hint=hint)
     lower = path.name.lower()
-    if lower.endswith(".parquet"):
-        return _parquet_rows(path)
+    if lower.endswith((".parquet", ".arrow")):
+        return _table_rows(path)
     readers = {".jsonl": jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}
     reader = readers.get(Path(lower.removesuffix(".gz")).suffix)
     if reader is None:
@@ -354,29 +354,35 @@ def _csv_header(fields: list[str], where: str) -> list[str]:
     return fields
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _table_rows(path: Path) -> Iterator[Row]:
+    """Of a Parquet file, or of an Arrow stream as `datasets` writes it."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         _raise_missing_package(path.name, "pyarrow", error)
-    name = shown_source(path.name)
+    name, kind = shown_source(path.name), "Arrow" if path.name.lower().endswith(".arrow") else "Parquet"
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
+        if kind == "Parquet":
+            opened = pyarrow.parquet.ParquetFile(path)
+            names, batches = opened.schema_arrow.names, opened.iter_batches(batch_size=1024)
+        else:
+            opened = pyarrow.ipc.open_stream(path)
+            names, batches = opened.schema.names, iter(opened)
+        with opened:
             twice = next((column for column in names if names.count(column) > 1), None)
             if twice is not None:
                 raise WhetError(
                     f"{name}: column {_shortened(twice)} appears twice; expected different names; rename one of them"
                 )
-            values = (value for batch in file.iter_batches(batch_size=1024) for value in batch.to_pylist())
+            values = (value for batch in batches for value in batch.to_pylist())
             for number, value in enumerate(values, start=1):
                 yield sound(Row(value, f"{name}: row {number}"))
     except WhetError:
         raise
     except Exception as error:  # of damaged files pyarrow raises many kinds, OSError and UnicodeDecodeError too
         raise WhetError(
-            f"{name}: not readable as Parquet ({first_line(error)}); expected a whole Parquet file with UTF-8 text; "
+            f"{name}: not readable as {kind} ({first_line(error)}); expected a whole {kind} file with UTF-8 text; "
             "fetch or write it again"
         ) from error
 

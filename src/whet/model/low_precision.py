@@ -33,11 +33,6 @@ class WideEmbedding(nn.Embedding):
         return super().forward(input).float()
 
 
-def is_narrow(model: nn.Module) -> bool:
-    """Whether matrices are kept in less than float32."""
-    return next(model.parameters()).dtype.itemsize < 4
-
-
 @torch.no_grad()
 def widen_vectors(model: nn.Module) -> None:
     """Put float32 around matrices of 16 bits, in place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,6 +46,14 @@ def stated_width(config: Any) -> int | None:
 
 def gguf_width(file: Path) -> int | None:
     """`ARCHITECTURE.embedding_length` of a GGUF header, which stands before the long lists of the tokenizer."""
+    for key, kind, value in gguf_fields(file):
+        if key.endswith(".embedding_length") and kind == GGUF_UINT32:
+            return int.from_bytes(value, "little")
+    return None
+
+
+def gguf_fields(file: Path) -> Iterator[tuple[str, int, bytes]]:
+    """Key, type and bytes of each field of a GGUF header, lists without their bytes; ends where the file is damaged."""
     damage = (OSError, struct.error, KeyError, OverflowError, MemoryError, RecursionError)
     try:  # a damaged file is told when it is loaded
         with file.open("rb") as stream:
@@ -53,12 +61,13 @@ def gguf_width(file: Path) -> int | None:
             for _ in range(count if magic == b"GGUF" else 0):
                 key = stream.read(_number(stream, "<Q")).decode("utf-8", "replace")
                 kind = _number(stream, "<I")
-                if key.endswith(".embedding_length") and kind == GGUF_UINT32:
-                    return _number(stream, "<I")
-                _skip(stream, kind)
+                if kind == GGUF_ARRAY:
+                    _skip(stream, kind)
+                    yield key, kind, b""
+                else:
+                    yield key, kind, stream.read(_number(stream, "<Q") if kind == GGUF_TEXT else GGUF_BYTES[kind])
     except damage:
-        return None
-    return None
+        return
 
 
 def _number(stream: BinaryIO, layout: str) -> int:

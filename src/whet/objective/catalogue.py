@@ -56,6 +56,7 @@ class Method:
     unverified: str = ""  # what could not be read in the paper or its authors' code
     components: Mapping[str, ComponentChoice] = field(default_factory=dict)  # by axis; none for SFT and reward models
     needs: tuple[str, ...] = ()  # what the training loop provides beyond rewards or pairs
+    is_taught: bool = False  # a teacher grades every token, and no reward is learned from
     episodes: bool = False  # a run needs an environment, tools or an agent
     run: Mapping[str, Any] = field(default_factory=dict)  # settings of a run that the method is nothing without
     small_run: Mapping[str, Any] = field(default_factory=dict)  # and for the built-in model
@@ -149,4 +150,11 @@ def _description(preset: Preset[Any], kind: MethodKind) -> Method:
             objective.name, kind, **shared, learns=objective.learns, words=objective.words, columns=objective.columns
         )
     components = {axis: component_choice(getattr(objective, axis)) for axis in family_of(objective).axes}
-    return Method(objective.name, kind, **shared, components=components, needs=tuple(sorted(objective.needs())))
+    return Method(
+        objective.name,
+        kind,
+        **shared,
+        components=components,
+        needs=tuple(sorted(objective.needs())),
+        is_taught=kind == "policy" and objective.is_taught,
+    )

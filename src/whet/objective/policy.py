@@ -92,6 +92,11 @@ class Objective:
         verdicts = {"parts", "step_reward", "greedy_reward", "drawn"} & self.needs()
         return self.baseline.sees_reward or bool(verdicts) or self.keep.refills or self.keep.grows
 
+    @property
+    def is_taught(self) -> bool:
+        """True where a teacher grades every token, and no reward is learned from."""
+        return bool({"teacher_logp", "teacher_divergence"} & self.needs()) and not self.needs_reward
+
     def tuned(self, memory: Memory) -> Objective:
         """The method of this step: with the coefficients its controllers have arrived at."""
         kl, weight = self.kl, self.entropy.coefficient(memory)

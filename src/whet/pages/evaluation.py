@@ -105,6 +105,9 @@ def eval_text(report: EvalReport) -> str:
 def evals_summary(evals: Sequence[ModelEval]) -> str:
     """How many prompts and completions, and how they were drawn."""
     first = evals[0]
+    if first.summary.lengths is None:
+        questions = count_of(first.summary.prompts, "question")
+        return f"{questions}, choices scored by log-likelihood; 95% intervals over the questions"
     how = f"at temperature {first.temperature:g}" if first.temperature else "greedy"
     return (
         f"{count_of(first.summary.prompts, 'prompt')}, {count_of(first.summary.samples, 'completion')} each, {how}; "
@@ -118,7 +121,10 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
     estimates = {summary.measure: summary.value, **{f"pass@{point.n}": point for point in summary.pass_at}}
     estimates |= {f"{summary.measure}_{name}": value for name, value in summary.tasks.items()}
     estimates |= {f"majority@{point.n}": point for point in summary.votes}
-    estimates["truncated"] = summary.lengths.truncated
+    estimates |= summary.readings
+    lengths = summary.lengths
+    if lengths is not None:
+        estimates["truncated"] = lengths.truncated
     lines = []
     for name, value in each.metrics.items():
         estimate = estimates.get(name)
@@ -135,9 +141,9 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
                 f"prompts, {100 * (accuracy.sample_error or 0):.1f} by the draw of completions",
             )
         )
-    lengths = summary.lengths
-    lines.append(("length", f"median {number(lengths.median)} tokens, 90% up to {number(lengths.tenth_longest)}"))
-    if lengths.right is not None and lengths.wrong is not None:
+    if lengths is not None:
+        lines.append(("length", f"median {number(lengths.median)} tokens, 90% up to {number(lengths.tenth_longest)}"))
+    if lengths is not None and lengths.right is not None and lengths.wrong is not None:
         lines.append(("", f"right ones {number(lengths.right)}, wrong ones {number(lengths.wrong)} on average"))
     if summary.answered is not None:
         lines.append(("answered", estimate_text(summary.answered)))
@@ -190,8 +196,11 @@ def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:
         f"majority@{samples}",
         [estimate_text(evaluation.summary.votes[-1] if evaluation.summary.votes else None) for evaluation in evals],
     )
-    add("tokens", [number(evaluation.summary.lengths.mean) for evaluation in evals])
-    add("truncated", [percent(evaluation.summary.lengths.truncated.value) for evaluation in evals])
+    for name in dict.fromkeys(name for evaluation in evals for name in evaluation.summary.readings):
+        add(name, [estimate_text(evaluation.summary.readings.get(name)) for evaluation in evals])
+    lengths = [evaluation.summary.lengths for evaluation in evals]
+    add("tokens", [number(length.mean) if length else ABSENT for length in lengths])
+    add("truncated", [percent(length.truncated.value) if length else ABSENT for length in lengths])
     add(
         "answered",
         [percent(evaluation.summary.answered.value) if evaluation.summary.answered else ABSENT for evaluation in evals],

@@ -24,6 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from whet.record.evaluations import Evaluations, Measurement, best_measurement
 from whet.record.health import recorded_finding
 from whet.record.run_kinds import RunKind, StepMetric, kind_of
 from whet.record.text import (
@@ -64,9 +65,11 @@ class Console:
         self._report: StepReport | None = None
         self._kind: RunKind | None = None
         self._main: list[float] = []
-        self._evals: dict[str, list[float]] = {}
+        self._evals: dict[str, Evaluations] = {}
+        self._eval_size = 0
         self._intervals: deque[float] = deque(maxlen=STEPS_FOR_ETA)
         self._stepped_at = time.monotonic()
+        self._ends_at = math.inf  # by the budget of the run
         self._printed_at = -math.inf
         self._reported: set[str] = set()
 
@@ -79,7 +82,12 @@ class Console:
     def started(self, summary: Mapping[str, Any]) -> None:
         """Print what is about to run, and begin the display on a terminal."""
         self._total = int(summary.get("total_steps") or 0)
+        self._eval_size = int(summary.get("eval_size") or 0)
+        earlier = best_measurement(summary)
+        if earlier is not None:  # of a run that is resumed
+            self._evals[earlier.metric] = Evaluations((earlier,))
         self._stepped_at = time.monotonic()
+        self._ends_at = self._stepped_at + 3600 * float(summary.get("hours") or math.inf)
         self._print(header(summary))
         if self._is_live:
             self._live = Live(get_renderable=self._display, console=self._terminal, refresh_per_second=4)
@@ -113,9 +121,12 @@ class Console:
         main = headline(metrics, self._kind.evals if self._kind is not None else ())
         if main is None:
             return
-        self._evals.setdefault(main, []).append(float(result[main]))
+        newest = Measurement(step, main, float(result[main]), self._eval_size)
+        evaluations = Evaluations((*self._evals.get(main, Evaluations()).measured, newest))
+        self._evals[main] = evaluations
         if self._live is None:
-            values = "  ".join(f"{words(key)} {metric_text(key, value)}" for key, value in metrics.items())
+            texts = {key: metric_text(key, value) for key, value in metrics.items()} | {main: eval_text(evaluations)}
+            values = "  ".join(f"{words(key)} {text}" for key, text in texts.items())
             which = "eval" if name == "eval" else f"eval {name}"
             self._write(f"{which} at step {step}  {values}  ({duration(seconds)})")
 
@@ -144,7 +155,7 @@ class Console:
             return None
         pace = sum(self._intervals) / len(self._intervals)
         left = pace * (self._total - self._report.step) - (time.monotonic() - self._stepped_at)
-        return max(0.0, left)
+        return max(0.0, min(left, self._ends_at - time.monotonic()))
 
     def _display(self) -> RenderableType:
         return display(self._report, self._total, self._eta(), self._sparklines())
@@ -157,7 +168,8 @@ class Console:
             main = self._kind.main[0]
             lines.append((main.label, metric_text(main.name, self._main[-1]), self._main))
         lines += [
-            (f"eval {words(name)}", metric_text(name, values[-1]), values) for name, values in self._evals.items()
+            (f"eval {words(name)}", eval_text(evaluations), [measured.value for measured in evaluations.measured])
+            for name, evaluations in self._evals.items()
         ]
         return [(name, value, sparkline(values, 16, blocks)) for name, value, values in lines]
 
@@ -177,6 +189,14 @@ class Console:
             print(text.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
         except (OSError, ValueError):  # the terminal is gone, the pipe or the stream closed: training goes on unwatched
             self._stream = io.StringIO()
+
+
+def eval_text(evaluations: Evaluations) -> str:
+    """The last evaluation and, where that is another, the best, each with its interval."""
+    best, last = evaluations.best, evaluations.last
+    if best is None or last is None:
+        return ""
+    return last.text if best is last else f"{last.text}, best {best.text} at step {best.step}"
 
 
 def step_text(report: StepReport, total_steps: int, eta: float | None) -> str:
@@ -236,6 +256,9 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
         change = f"{metric_text(name, before.get(name))} {arrow} {metric_text(name, value)}"
         rows.append((words(name), Text(change, style="bold")))
     rows += [(words(name), Text(metric_text(name, value))) for name, value in before.items() if name not in after]
+    best = str((summary.get("evaluations") or {}).get("text") or "")
+    if best:
+        rows.append(("evaluation", Text(best, style="bold")))
     seconds = dict(ordered(summary.get("seconds") or {}))
     total = sum(seconds.values())
     if total > 0:

@@ -87,13 +87,6 @@ def training_operations(anatomy: Anatomy, shape: RolloutShape) -> float:
     return products + attention_operations(anatomy, shape.pairs, TRAINING)
 
 
-def sequence_operations(anatomy: Anatomy, lengths: list[int], trained: int) -> float:
-    """The same for separate sequences of these lengths, `trained` of whose tokens carry loss."""
-    pairs = sum(length * (length + 1) // 2 for length in lengths)
-    products = TRAINING * (anatomy.trunk_weights * sum(lengths) + anatomy.head_weights * trained)
-    return products + attention_operations(anatomy, pairs, TRAINING)
-
-
 def attention_operations(anatomy: Anatomy, pairs: int, factor: int) -> float:
     """Scores and the weighted sum of values: two products of the attention's width a pair."""
     return 2.0 * factor * anatomy.attention_width * pairs

@@ -26,13 +26,6 @@ TABLE = "rewards.json"  # of a run: every reward its samples were scored by, by 
 ENDS = 0.1  # share of a run's steps that its first and last means are taken over
 
 
-def record_version(folder: str | Path, parts: Sequence[RewardPart], ledger: str | Path | None = None) -> str:
-    """The run's table of rewards and, where the reward is new, a line in the ledger. The hash."""
-    version = write_version(folder, parts)
-    note_version(folder, version, ledger)
-    return version.hash
-
-
 def note_version(folder: str | Path, version: RewardVersion, ledger: str | Path | None = None) -> None:
     """A line in the ledger, where the reward is new."""
     note_run(Path(ledger) if ledger else ledger_path(folder), version)

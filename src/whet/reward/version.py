@@ -58,11 +58,6 @@ def reward_version(reward: Reward | Callable[..., Any]) -> RewardVersion:
     return RewardVersion(pieces_hash(pieces), str(name), dict(sorted(pieces.items())))
 
 
-def reward_parts_hash(parts: Sequence[RewardPart], *also: Any) -> str:
-    """The hash of a whole reward: its parts in their order, how each counts, and `also`, whatever else shapes it."""
-    return parts_version(parts, *also).hash
-
-
 def parts_version(parts: Sequence[RewardPart], *also: Any) -> RewardVersion:
     """The version of a whole reward; the pieces of a part begin with its name."""
     pieces: dict[str, str] = {"parts": ", ".join(part.name for part in parts)}

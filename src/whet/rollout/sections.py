@@ -13,7 +13,9 @@ from whet.settings.sections import Section, Table, Temperature
 class SamplingSection(Section):
     """`[sampling]`: how tokens are drawn and what ends a completion, and the engine that writes it."""
 
-    max_new_tokens: int = Field(256, ge=1, le=MOST_TOKENS, description="longest completion, in tokens")
+    max_new_tokens: int = Field(
+        512, ge=1, le=MOST_TOKENS, description="longest completion, in tokens; measured at 0.5B: docs/defaults.md"
+    )
     temperature: Temperature = Field(1.0, description="0 is greedy, for evaluation only")
     top_p: float = Field(1.0, ge=1e-6, le=1, description="1 is off")
     top_k: int = Field(0, ge=0, le=2**31 - 1, description="0 is off")

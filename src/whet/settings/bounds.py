@@ -12,3 +12,4 @@ MOST_REPEATS = 1000  # rounds, and runs that differ in their seed only
 LEAST_NUMBER, MOST_NUMBER = 1e-12, 1e9  # of an objective, whichever sign: float32 holds their squares
 COLDEST = 1e-3  # temperature: logits divided by less leave the range of float32
 LONGEST_BENCH = 3600.0  # seconds
+LEAST_HOURS, MOST_HOURS = 0.001, 8760.0  # of a run

@@ -80,6 +80,7 @@ FOREIGN: Mapping[str, Target] = {
     **dict.fromkeys(("dataset", "dataset_name", "train_dataset", "train_files", "prompt_data"), "data.source"),
     **dict.fromkeys(("eval_dataset", "val_files", "eval_data"), "eval.source"),
     **dict.fromkeys(("eval_steps", "eval_strategy", "test_freq"), "eval.every"),
+    **{"early_stopping_patience": "eval.stop_after"},
     **dict.fromkeys(("save_steps", "save_freq"), "report.save_every"),
     **dict.fromkeys(("save_total_limit", "max_ckpt_num"), "report.keep_checkpoints"),
     **dict.fromkeys(("output_dir", "default_local_dir", "save_path"), "folder"),

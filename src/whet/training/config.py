@@ -7,6 +7,7 @@ The resolved value is written into the run folder before anything else happens.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from whet.objective.catalogue import MethodKind
 from whet.record.sections import HealthSection, ReportSection
 from whet.reward.sections import RewardSection, SandboxSection
 from whet.rollout.sections import SamplingSection
-from whet.settings.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
+from whet.settings.bounds import MOST_HOURS, MOST_ROWS, MOST_SEED, MOST_STEPS
 from whet.settings.hostile import shown
 from whet.settings.layers import flattened, foreign_hint, merged, read_toml, validated
 from whet.settings.names import OLD_COMPONENTS, OLD_NUMBERS, SINCE
@@ -46,7 +47,10 @@ from whet.types import WhetError
 
 SUPERVISED = "sft"
 RATE, CRITIC_RATE, WARMUP = "optimizer.learning_rate", "critic.learning_rate", "optimizer.warmup_steps"
+EVERY = "eval.every"
 OF_TEACHER = frozenset(("teacher_logp", "teacher_divergence"))  # needs of a method that a teacher answers
+EVALUATED_SHARE = 0.05  # of the completions that a run trains on, those it is evaluated with
+FEWEST_LOOKS, FEWEST_BETWEEN = 4, 10  # evaluations of a run that is not short, and steps between two of them
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 _NOTHING_SAMPLED = "has no effect: without eval prompts nothing is sampled or scored; drop it"
 
@@ -62,6 +66,13 @@ class RunConfig(Section):
     method: str = Field(description="a method that `whet algorithms` lists")
     seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything random in the run")
     steps: int = Field(100, ge=1, le=MOST_STEPS, description="training steps")
+    hours: float = Field(
+        0.0,
+        ge=0,
+        le=MOST_HOURS,
+        description="wall-clock hours, start-up included, after which the run ends evaluated, saved and finished, "
+        "whatever is left of its steps; 0: no limit",
+    )
     folder: str = Field("", description="run folder; empty: the next free one under runs/")
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -92,6 +103,10 @@ class RunConfig(Section):
         """True where the run writes completions, in training or in evaluation."""
         return self.draws_completions() or self.scores_eval_prompts()
 
+    def completions_per_step(self) -> int:
+        """Completions, demonstrations, pairs or rankings that a step trains on."""
+        raise NotImplementedError
+
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this run, with the reason."""
         idle = idle_data_keys(self.data)
@@ -105,6 +120,11 @@ class RunConfig(Section):
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
             idle |= dict.fromkeys(("scale.engines", "scale.reward_workers"), _NOTHING_SAMPLED)
+        if not self.eval.every or not (self.eval.prompts if self.data.parsed_source.is_generated else self.eval.source):
+            idle["eval.stop_after"] = (
+                "has no effect: nothing is evaluated during training; give eval.every and eval.source or eval.prompts, "
+                "or drop it"
+            )
         if not self.scale.reward_workers:
             idle["scale.reward_memory"] = "has no effect without scale.reward_workers; give some, or drop it"
         if not self.scale.uses_ray:
@@ -141,6 +161,9 @@ class PolicyConfig(RunConfig):
 
     def scores_eval_prompts(self) -> bool:
         return True
+
+    def completions_per_step(self) -> int:
+        return self.batch.prompts_per_step * self.batch.group_size
 
     def trains_critic(self) -> bool:
         """Whether the method learns a value function."""
@@ -237,6 +260,9 @@ class SFTConfig(RunConfig):
     def scores_eval_prompts(self) -> bool:
         return self.data.parsed_source.is_generated or bool(self.eval.source)
 
+    def completions_per_step(self) -> int:
+        return self.batch.rows_per_step
+
 
 class PreferenceConfig(RunConfig):
     """A policy learns from pairs of completions, or from completions with labels."""
@@ -258,11 +284,14 @@ class PreferenceConfig(RunConfig):
     def draws_completions(self) -> bool:
         return self.preference.online > 0
 
+    def completions_per_step(self) -> int:
+        return self.batch.rows_per_step * max(1, self.preference.online)
+
     def scores_eval_prompts(self) -> bool:
         return self.data.parsed_source.is_task
 
     def check(self) -> None:
-        _refuse_crowd("batch.rows_per_step x preference.online", self.batch.rows_per_step * self.preference.online)
+        _refuse_crowd("batch.rows_per_step x preference.online", self.completions_per_step())
 
 
 class RewardModelConfig(RunConfig):
@@ -278,6 +307,9 @@ class RewardModelConfig(RunConfig):
 
     batch: RowsSection = RowsSection()
     reward_model: RewardModelSection = RewardModelSection()
+
+    def completions_per_step(self) -> int:
+        return self.batch.rows_per_step
 
     def idle(self) -> dict[str, str]:
         idle = super().idle()
@@ -338,7 +370,7 @@ def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) 
     base = _small_run(method) if is_small(str(name or ModelSection().name)) else dict(preset.run)
     base = merged(base, env_defaults(settings))
     config: Config = validated(form, merged(merged(base, settings), {"method": method}))
-    for path, choice in default_rates(config, width).items():
+    for path, choice in {**default_rates(config, width), EVERY: default_every(config)}.items():
         part, key = path.split(".")
         if key not in settings.get(part, {}):
             changed = getattr(config, part).model_copy(update={key: choice.value})
@@ -376,10 +408,25 @@ def default_rates(config: Config, width: int | None = None) -> dict[str, Default
     return {**rates, CRITIC_RATE: default_rate(CRITIC, origin, adapters, width)} if has_critic else rates
 
 
+def default_every(config: Config) -> DefaultChoice:
+    """The steps between two evaluations that this run has unless others are given.
+
+    By steps and not by the clock: equal runs are evaluated at equal steps, also after a kill.
+    """
+    rows = config.completions_per_step()
+    cheap = math.ceil(config.eval.prompts / (EVALUATED_SHARE * rows))
+    every = max(FEWEST_BETWEEN, min(cheap, config.steps // FEWEST_LOOKS))
+    why = (
+        f"{config.eval.prompts} prompts after so many steps of {rows} are at most {EVALUATED_SHARE:.0%} of what is "
+        f"trained on, or {FEWEST_LOOKS} evaluations of {config.steps} steps; never fewer than {FEWEST_BETWEEN} steps"
+    )
+    return DefaultChoice(every, why)
+
+
 def rate_reasons(config: Config) -> dict[str, str]:
-    """Why the run's learning rates and its warm-up are what they are, by their keys."""
+    """Why the run's learning rates, its warm-up and its evaluations are what they are, by their keys."""
     reasons = {}
-    for path, choice in default_rates(config).items():
+    for path, choice in {**default_rates(config), EVERY: default_every(config)}.items():
         part, key = path.split(".")
         reasons[path] = choice.why if getattr(getattr(config, part), key) == choice.value else "as given"
     return reasons

@@ -14,6 +14,8 @@ from whet.rollout.episode_runner import EpisodeRunner, tell_failures
 from whet.rollout.episodes import EnvironmentRunner
 from whet.types import Group, Prompt, Sample, Sampling, StopReason, by_episode
 
+PromptScores = Mapping[str, Sequence[float]]  # of each prompt, by metric; NaN: it could not be scored
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -40,9 +42,12 @@ class Evaluator:
         tell_failures(runner.take_notes())
         return score_groups(self.prompts, completions, self.score)
 
-    def metrics(self) -> dict[str, float]:
-        """The metrics of one greedy completion per prompt."""
-        return eval_metrics(self.evaluate(), self.by)
+    def measure(self) -> tuple[dict[str, float], PromptScores]:
+        """The metrics of one greedy completion per prompt, and what each prompt scored."""
+        groups = self.evaluate()
+        metrics = eval_metrics(groups, self.by)
+        name, score = ("accuracy", _accuracy) if "accuracy" in metrics else ("reward", _reward)
+        return metrics, {name: [score(group.samples) for group in groups]}
 
 
 def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What a run does about its own problems, where it was told to: stop, save a checkpoint, lower the learning rate.
 
-A problem must hold for some consecutive steps, and is acted on again after as many more.
+A problem must hold for some consecutive steps, and is acted on again after as many more. What evaluations alone say is
+acted on after each evaluation that says it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from whet.record.health import ACTIONS, recorded_finding
+from whet.record.health import ACTIONS, RULES, recorded_finding
 from whet.record.sections import HealthSection
 
 HealthAction = Literal["stop", "checkpoint", "lower_rate"]
@@ -23,14 +24,18 @@ class HealthWatch:
     streaks: dict[str, int] = field(default_factory=dict)
     rate_factor: float = 1.0
 
-    def look(self, health: Sequence[str]) -> dict[HealthAction, str]:
-        """What to do after a step with these problems, each with a sentence that is recorded with the step."""
+    def look(self, health: Sequence[str], is_evaluated: bool = False) -> dict[HealthAction, str]:
+        """What to do after a step with these problems, each with a sentence that is recorded with the step.
+
+        `is_evaluated`: there was an evaluation since the step before.
+        """
         held = {recorded_finding(text).name for text in health}
         self.streaks = {name: self.streaks.get(name, 0) + 1 for name in self.policy.on_problem if name in held}
         taken: dict[HealthAction, str] = {}
         for name, count in self.streaks.items():
             action = self.policy.on_problem[name]
-            if count % self.policy.after_steps == 0 and action not in taken:
+            is_due = is_evaluated if RULES[name].by_evaluation else count % self.policy.after_steps == 0
+            if is_due and action not in taken:
                 taken[action] = f"{ACTIONS[action]}: {name} has held for {count} steps{self._effect(action)}."
         return taken
 

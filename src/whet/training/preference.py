@@ -252,7 +252,8 @@ class PreferenceTrainer(RowTrainer):
         if self._evaluator is None:
             return result
         self._evaluator.load_weights(self.model.state_dict(), self._version)
-        return {**result, **self._evaluator.metrics()}
+        measured, self.prompt_scores = self._evaluator.measure()
+        return {**result, **measured}
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "memory": dict(self._memory), "moved": self._reference_moved}

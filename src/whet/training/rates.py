@@ -4,8 +4,8 @@ The published rates are for models of 7B and 8B, which are 4096 wide. AdamW's be
 2022, Tensor Programs V), so a narrower model gets more. One digit is kept: nobody knows the second.
 
 A policy is the exception: rewards of sampled completions are a far noisier signal than demonstrations, and 5e-6, which
-1 / width gives a model of 0.5B, ruined one. Until rates are measured, every policy wider than the built-in model
-learns at the published rate itself, after a warm-up.
+1 / width gives a model of 0.5B, ruined one. Every policy wider than the built-in model learns at the published rate
+itself, after a warm-up; docs/defaults.md has the runs.
 """
 
 from __future__ import annotations
@@ -46,12 +46,15 @@ CRITIC = PublishedRate(1e-5, "Ouyang et al. 2022 (9e-6)")
 PREFERENCE = PublishedRate(1e-6, "Rafailov et al. 2023")
 DEMONSTRATION = PublishedRate(2e-5, "Touvron et al. 2023; Tunstall et al. 2023")
 REWARD_MODEL = PublishedRate(1e-5, "Touvron et al. 2023; Ouyang et al. 2022 (9e-6)")
+# a teacher's word on every token is as dense a signal as a demonstration, and nothing like one reward per completion
+TEACHER = PublishedRate(DEMONSTRATION.rate, f"that of demonstrations, {DEMONSTRATION.source}")
 BY_KIND = {"policy": POLICY, "preference": PREFERENCE, "sft": DEMONSTRATION, "reward_model": REWARD_MODEL}
 
 
 def published_rate(method: Method) -> PublishedRate:
     """The method's own rate where its paper states one, else that of its kind of training."""
-    own, usual = method.run.get("optimizer", {}).get("learning_rate"), BY_KIND[method.kind]
+    own = method.run.get("optimizer", {}).get("learning_rate")
+    usual = TEACHER if method.is_taught else BY_KIND[method.kind]
     return usual if own is None else PublishedRate(own, method.paper.partition(",")[0], usual.depends_on_width)
 
 
@@ -59,7 +62,7 @@ def default_rate(published: PublishedRate, model: str, adapters: bool, width: in
     """The rate for a model of the user's own; `width` is known for a model that has no name yet."""
     width = width or model_width(model)
     if not published.depends_on_width and (width is None or width > BUILT_IN_WIDTH):
-        why = f"{published.rate:g} ({published.source}) at every width: how it depends on width is not measured"
+        why = f"{published.rate:g} ({published.source}) at every width: measured at 0.5B, docs/defaults.md"
         return DefaultChoice(published.rate, why) if not adapters else adapter_rate(published.rate, why)
     rate = float(f"{published.rate * PUBLISHED_WIDTH / (width or PUBLISHED_WIDTH):.0e}")
     why = f"{published.rate:g} at width {PUBLISHED_WIDTH} ({published.source})"

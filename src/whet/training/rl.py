@@ -29,7 +29,7 @@ from whet.rollout.collect import Collector, outcomes_of
 from whet.rollout.seed import request_seed
 from whet.training.demonstrations import DemonstrationSource, ShownRow
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.evaluate import Evaluator
+from whet.training.evaluate import Evaluator, PromptScores
 from whet.training.expert_metrics import drift_metrics, expert_counts, load_metrics, replayed_share, used_experts
 from whet.training.optimizer import (
     adamw,
@@ -48,6 +48,7 @@ from whet.training.step_metrics import (
     group_counts,
     group_staleness,
     mean_rewards,
+    outcome_lengths,
     refused_majorities,
     repetition,
     reward_company,
@@ -138,6 +139,7 @@ class RLTrainer:
         self._version = 0
         self._has_skipped = False
         self.rate_factor = 1.0  # what is left of the scheduled learning rate
+        self.prompt_scores: PromptScores = {}
         self._train_state = TrainState(
             models.policy,
             adamw(models.policy.model, optimizer),
@@ -222,6 +224,7 @@ class RLTrainer:
                 **teacher_metrics(batch),
                 **rollout.notes,
                 **reward_company(batch),
+                **outcome_lengths(groups),
                 **deciding_parts(batch, groups, rollout.part_weights),
                 **repetition(groups),
                 **refused_majorities(groups),
@@ -468,7 +471,10 @@ class RLTrainer:
             self._models.reference.follow(self._models.policy, kept_share)
 
     def evaluate(self) -> dict[str, float]:
-        return {} if self._evaluator is None else self._evaluator.metrics()
+        if self._evaluator is None:
+            return {}
+        metrics, self.prompt_scores = self._evaluator.measure()
+        return metrics
 
     def close(self) -> None:
         """End what writes completions in the background."""

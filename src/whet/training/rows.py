@@ -14,6 +14,7 @@ from whet.data.cursor import Cursor
 from whet.objective.policy import Loss
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.distributed.ranks import ALONE, Ranks
+from whet.training.evaluate import PromptScores
 from whet.training.optimizer import (
     adamw,
     optimizer_tensors,
@@ -77,6 +78,7 @@ class RowTrainer:
         self._cursor = Cursor(num_rows, seed)
         self._version = 0  # of the weights: the steps taken
         self.rate_factor = 1.0  # what is left of the scheduled learning rate
+        self.prompt_scores: PromptScores = {}
         model.train()
 
     def take_rows(self, count: int) -> list[int]:

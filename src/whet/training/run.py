@@ -22,17 +22,24 @@ from torch import Tensor
 from whet.model.checkpoint import hide, load_checkpoint
 from whet.model.finite import non_finite_weight
 from whet.model.run_models import checkpoint_step, complete_checkpoints
+from whet.record.evaluations import Evaluations, evaluations_of
 from whet.record.health import diagnosis
-from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, read_metrics, step_reports
+from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, is_finished, read_metrics, step_reports
 from whet.record.metrics.timer import PhaseTimer
+from whet.record.run_kinds import kind_of
 from whet.record.sections import HealthSection, ReportSection
 from whet.record.thinning import ThinnedLog
 from whet.training.distributed.agreement import agree_on_step
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded
+from whet.training.evaluate import PromptScores
 from whet.training.health_actions import HealthAction, HealthWatch
 from whet.training.saving import Savable, Saver
+from whet.training.stopping import EarlyEnd, TimeBudget, no_new_best
 from whet.types import Prompt, RunFailed, Sample, StepReport
+
+STOP = "stop"  # what a callback returns to end the run
+STOPPING_EVENTS = ("stepped", "evaluated")
 
 
 class FolderLost(RunFailed):
@@ -63,6 +70,11 @@ class Trainer(Protocol):
 
     def evaluate(self) -> dict[str, float]:
         """Metrics on eval data; empty where there is none."""
+        ...
+
+    @property
+    def prompt_scores(self) -> PromptScores:
+        """What each prompt scored in the last evaluation; empty where that is not known."""
         ...
 
     @property
@@ -112,7 +124,8 @@ class TrainingResult:
     after: Mapping[str, float]
     seconds: Mapping[str, float]
     tokens: int  # generated, or trained on where nothing is generated
-    ended: str = ""  # why a finished run ended before its last step
+    ended: EarlyEnd | None = None  # why a finished run ended before its last step
+    evaluations: Evaluations = field(default_factory=Evaluations)
     saving: Mapping[str, float] = field(default_factory=dict)  # what saving cost, and a kill would have
 
 
@@ -127,15 +140,27 @@ class _Progress:
     tokens: int = 0
     streaks: dict[str, int] = field(default_factory=dict)  # steps for which problems have held that are acted on
     rate_factor: float = 1.0  # what is left of the scheduled learning rate
-    stopped: str = ""  # the problem that ended the run early
+    ended: list[str] = field(default_factory=list)  # what ended the run early, and in words
 
 
-def notify(callbacks: Sequence[object], event: str, *arguments: Any) -> None:
-    """Tell every callback that has a method of this name. A callback may have any subset of `Callback`'s methods."""
+def notify(callbacks: Sequence[object], event: str, *arguments: Any) -> str:
+    """Tell every callback that has a method of this name. A callback may have any subset of `Callback`'s methods.
+
+    The name of the first that returned "stop" is returned, which ends the run; else nothing.
+    """
+    asked = ""
     for callback in callbacks:
         method = getattr(callback, event, None)
-        if method is not None:
-            method(*arguments)
+        answer = method(*arguments) if method is not None else None
+        if isinstance(answer, str):
+            name = type(callback).__name__
+            if answer != STOP or event not in STOPPING_EVENTS:
+                raise RunFailed(
+                    f"the callback {name} returned {answer!r} from {event}; return {STOP!r} from "
+                    f"{' or '.join(STOPPING_EVENTS)} to end the run, else nothing"
+                )
+            asked = asked or name
+    return asked
 
 
 def _for_checks(report: StepReport) -> StepReport:
@@ -153,6 +178,10 @@ def run_training(
     steps: int,
     eval_every: int,
     saving: ReportSection,
+    stop_after: int = 0,
+    hours: float = 0.0,
+    begun: float | None = None,
+    eval_size: int = 0,
     problems: HealthSection | None = None,
     checkpoint: Path | None = None,
     precision: str = "fp32",
@@ -166,6 +195,8 @@ def run_training(
 
     `eval_every` 0 evaluates only before the first and after the last step; `saving` says when
     checkpoints are saved and how many are kept, `problems` what is done about the run's health.
+    `stop_after` ends the run after so many evaluations without a new best, `hours` when they are spent since `begun`
+    (by the monotonic clock; None: now). `eval_size` is how many prompts or rows an evaluation is a mean over.
     `also_saved` is what checkpoints hold besides the trainer, by name; `identity` is what they say whose they are.
     Of several ranks the first alone writes records and is listened to by callbacks; `note` hears what this rank does.
     """
@@ -179,14 +210,20 @@ def run_training(
         history.append(_for_checks(earlier))
     evals = eval_records(lines)
     watch = HealthWatch(problems or HealthSection(), dict(progress.streaks), progress.rate_factor)
-    progress.stopped = ""
     if watch.rate_factor != 1:
         trainer.rate_factor = watch.rate_factor
     spent = _spent(lines)
+    budget = TimeBudget(hours, sum(spent.values()), begun)
     everyone = [record, *callbacks]
-    notify(everyone, "started", summary)
 
-    def evaluate(step: int) -> None:
+    def evaluations() -> Evaluations:
+        return evaluations_of(evals, kind_of(history.items()).evals)
+
+    was_finished = ranks.first(lambda: is_finished(folder))  # before "running" is written
+    notify(everyone, "started", {**summary, "evaluations": evaluations().values()} if evals else summary)
+
+    def evaluate(step: int) -> str:
+        """Evaluate; the callback that asked to stop, or nothing."""
         note(f"evaluating after step {step}")
         _check_weights(trainer.model, step, folder)
         timer = PhaseTimer()
@@ -195,10 +232,13 @@ def run_training(
         if step == 0:
             progress.before = result
         progress.after, progress.evaluated_at = result, step
-        if result:  # nothing to evaluate on takes no time worth a line
-            _add(spent, timer.seconds)
-            evals.append(EvalRecord(step, "eval", result, timer.seconds["evaluate"]))
-            notify(everyone, "evaluated", step, "eval", result, timer.seconds["evaluate"])
+        if not result:  # nothing to evaluate on takes no time worth a line
+            return ""
+        _add(spent, timer.seconds)
+        took, scores = timer.seconds["evaluate"], {name: tuple(row) for name, row in trainer.prompt_scores.items()}
+        evals.append(EvalRecord(step, "eval", result, took, eval_size, scores))
+        record.evaluated(step, "eval", result, took, eval_size, scores)
+        return notify(callbacks, "evaluated", step, "eval", result, took)
 
     def state() -> dict[str, Any]:
         return {
@@ -229,35 +269,44 @@ def run_training(
 
     saver = Saver(folder, saving, ranks, progress.step, lambda *done: notify(everyone, "saved", *done), failed)
     try:
+        end = _method_end(trainer) or _known_end(progress, was_finished)
+        progress.ended = []
         if progress.evaluated_at < 0:
-            evaluate(0)
+            end = _agreed(ranks, end, evaluate(0))
         saved = progress.step if checkpoint is not None else -1
         is_final = False
         with _graceful_stop() as stopping:
-            for step in range(progress.step + 1, (steps if trainer.ended_early is None else progress.step) + 1):
+            for step in range(progress.step + 1, (steps if end is None else progress.step) + 1):
                 timer = PhaseTimer()
                 note(f"in step {step}")
                 with _memory_in_words(f"step {step}", folder):
                     report, samples = trainer.step(step, timer)
                 health = diagnosis([*history.items(), report], precision, health_settings, evals)
-                taken = _actions(watch, health, progress, trainer, ranks)
+                is_evaluated = progress.evaluated_at == step - 1
+                taken = _actions(watch, health, is_evaluated, progress, trainer, ranks)
                 report = replace(report, health=(*health, *taken.values()), seconds=timer.seconds)
                 history.append(_for_checks(report))
                 _add(spent, timer.seconds)
                 progress.step = step
                 progress.tokens += report.counts.get("tokens", 0)
                 _refuse_lost(record, step)
-                notify(everyone, "stepped", report, samples)
+                asked = notify(everyone, "stepped", report, samples)
                 saver.stepped(content(step))
-                done = step == steps or trainer.ended_early is not None or "stop" in taken
+                end = _method_end(trainer) or (EarlyEnd("health", taken["stop"]) if "stop" in taken else None)
+                reserve = sum(timer.seconds.values()) + (evals[-1].seconds if evals else 0.0) + saver.next_seconds
+                end = _agreed(ranks, end, asked, budget.end(reserve))
+                done = step == steps or end is not None
                 stops, disagreement = agree_on_step(ranks, trainer.model, report, samples, stopping.is_set())
                 if disagreement:
                     raise RunFailed(disagreement)
                 best = None
                 if done or (eval_every and step % eval_every == 0):
-                    evaluate(step)
+                    asked = evaluate(step)
                     best = saver.new_best(report, progress.after)
+                    end = _agreed(ranks, end, asked, no_new_best(evaluations(), stop_after))
+                    done = done or end is not None
                 is_final = done or stops
+                progress.ended = [] if end is None else [end.by, end.text]
                 if is_final or "checkpoint" in taken or saver.due(step):
                     save(step, checkpoint=True, best=best, is_last=is_final)
                     saved = step
@@ -274,8 +323,28 @@ def run_training(
     finally:
         saver.release()
     _refuse_lost(record, progress.step)
-    result = _result(progress, steps, trainer.ended_early or progress.stopped or None, spent)
-    return replace(result, saving=saver.account())
+    result = _result(progress, steps, end if progress.step < steps else None, spent)
+    return replace(result, saving=saver.account(), evaluations=evaluations())
+
+
+def _known_end(progress: _Progress, was_finished: bool) -> EarlyEnd | None:
+    """What ended a run that was killed before it could say so; one that did is resumed to go on.
+
+    A budget that was spent is looked at again: the resume may have brought more hours.
+    """
+    end = EarlyEnd(*progress.ended) if progress.ended else None  # type: ignore[arg-type]
+    return None if end is None or was_finished or end.by == "hours" else end
+
+
+def _method_end(trainer: Trainer) -> EarlyEnd | None:
+    return None if trainer.ended_early is None else EarlyEnd("method", trainer.ended_early)
+
+
+def _agreed(ranks: Ranks, end: EarlyEnd | None, asked: str, other: EarlyEnd | None = None) -> EarlyEnd | None:
+    """Why the run ends, if it does: the first reason there is, and what the first rank knows of clock and callbacks."""
+    if end is not None:  # every rank knows it
+        return end
+    return ranks.first(lambda: EarlyEnd("callback", f"the callback {asked} asked for it") if asked else other)
 
 
 def _leave(saver: Saver, error: BaseException) -> None:
@@ -290,16 +359,20 @@ def _leave(saver: Saver, error: BaseException) -> None:
 
 
 def _actions(
-    watch: HealthWatch, health: Sequence[str], progress: _Progress, trainer: Trainer, ranks: Ranks
+    watch: HealthWatch,
+    health: Sequence[str],
+    is_evaluated: bool,
+    progress: _Progress,
+    trainer: Trainer,
+    ranks: Ranks,
 ) -> dict[HealthAction, str]:
     """What is done about the problems of a step. Every rank does what the first one decides."""
     if not watch.policy.on_problem:
         return {}
-    taken = watch.look(ranks.first(lambda: tuple(health)))
+    taken = watch.look(ranks.first(lambda: tuple(health)), is_evaluated)
     progress.streaks, progress.rate_factor = watch.streaks, watch.rate_factor
     if "lower_rate" in taken:
         trainer.rate_factor = watch.rate_factor
-    progress.stopped = taken.get("stop", "")
     return taken
 
 
@@ -333,11 +406,11 @@ def _check_weights(model: Any, step: int, folder: Path) -> None:
         )
 
 
-def _result(progress: _Progress, steps: int, ended: str | None, spent: Mapping[str, float]) -> TrainingResult:
+def _result(progress: _Progress, steps: int, ended: EarlyEnd | None, spent: Mapping[str, float]) -> TrainingResult:
     status = "finished" if progress.step == steps or ended is not None else "interrupted"
     # a metric that only one of the two evaluations has is no comparison
     before = {name: value for name, value in progress.before.items() if name in progress.after}
-    return TrainingResult(status, progress.step, before, progress.after, spent, progress.tokens, ended or "")
+    return TrainingResult(status, progress.step, before, progress.after, spent, progress.tokens, ended)
 
 
 def _ignore(text: str) -> None:
@@ -359,14 +432,16 @@ def _restored(
     for name, saved in state["also"].items():
         if name in others:  # a reward that was taken out has nothing to restore
             others[name].restore(saved)
+    # "stopped" is of an earlier version
+    progress = _Progress(**{name: value for name, value in state["run"].items() if name != "stopped"})
     if not ranks.is_first:
-        return _Progress(**state["run"])
+        return progress
     cut_back(folder, state["logs"])
     # newer ones belong to the lines just cut off: pruning would take them for the newest, and so would a resume
     for path in complete_checkpoints(checkpoint.parent):
         if checkpoint_step(path) > checkpoint_step(checkpoint):
             hide(path)
-    return _Progress(**state["run"])
+    return progress
 
 
 def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.data.benchmarks import BENCHMARKS
+from whet.data.choices import CHOICES
 from whet.record.run_folder import CONFIG, LOCK, claimed_place, was_cut_off
 from whet.settings.layers import read_toml
 from whet.settings.names import translated
@@ -73,7 +74,7 @@ def _find_paths(values: dict[str, Any], start: Path) -> None:
 
     def found(text: Any) -> Any:
         path, colon, function = text.partition(":") if isinstance(text, str) else ("", "", "")
-        if path in BENCHMARKS and colon:  # gsm8k:PATH
+        if path in (*BENCHMARKS, *CHOICES) and colon:  # gsm8k:PATH
             return f"{path}:{found(function)}"
         if not path or Path(path).expanduser().is_absolute() or not (start / path).exists():
             return text

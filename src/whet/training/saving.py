@@ -242,6 +242,11 @@ class Saver:
         self._is_last = True
         self.wait()
 
+    @property
+    def next_seconds(self) -> float:
+        """What the next save will take, by the last one."""
+        return self._next_held + self._next_writing
+
     def abandon(self) -> None:
         """Give up the save under way unless it ends at once: the last whole checkpoint then stays the newest."""
         writing, self._writing = self._writing, None

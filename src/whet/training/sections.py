@@ -213,7 +213,17 @@ class EvalSection(Section):
 
     source: str = Field("", description="file or hub dataset to evaluate on; tasks and gym datasets have their own")
     every: int = Field(
-        10, ge=0, le=MOST_STEPS, description="steps between evaluations; 0: only before and after training"
+        10,
+        ge=0,
+        le=MOST_STEPS,
+        description="steps between evaluations; 0: only before and after training; by default 10, or more where a run "
+        "is long: so many that evaluated completions are a twentieth of those trained on, or a quarter of the steps",
+    )
+    stop_after: int = Field(
+        0,
+        ge=0,
+        le=MOST_STEPS,
+        description="evaluations in a row without a new best beyond noise after which the run ends, finished; 0: off",
     )
     prompts: int = Field(200, ge=0, le=MOST_ROWS, description="prompts per evaluation; 0 switches evaluation off")
     by: str = Field("", description="column of the eval rows; each of its values gets a metric of its own")

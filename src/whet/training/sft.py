@@ -71,7 +71,8 @@ class SFTTrainer(RowTrainer):
         if self._evaluator is None:
             return metrics
         self._evaluator.load_weights(self.model.state_dict(), self._version)
-        return {**metrics, **self._evaluator.metrics()}
+        measured, self.prompt_scores = self._evaluator.measure()
+        return {**metrics, **measured}
 
 
 def _equal_weights(logp: Tensor, window: slice) -> Tensor:

@@ -108,6 +108,19 @@ def reward_company(batch: TokenBatch) -> dict[str, float]:
     return {name: value for name, value in correlations.items() if value is not None}
 
 
+def outcome_lengths(groups: Sequence[Group]) -> dict[str, float]:
+    """Mean tokens of the right and of the wrong completions; nothing where the reward's first part is not 0 or 1."""
+    tokens: dict[float, list[int]] = {1.0: [], 0.0: []}
+    for sample in (sample for group in groups for sample in group.samples):
+        if sample.outcome is None:
+            continue
+        if sample.outcome not in tokens:
+            return {}
+        tokens[sample.outcome].append(sample.num_actions)
+    named = {"right_tokens": tokens[1.0], "wrong_tokens": tokens[0.0]}
+    return {name: fmean(counts) for name, counts in named.items() if counts}
+
+
 def deciding_parts(batch: TokenBatch, groups: Sequence[Group], weights: Mapping[str, float]) -> dict[str, float]:
     """Each reward part's share of the total reward's variance within groups: cov(w part, total) / var.
 

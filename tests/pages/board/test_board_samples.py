@@ -141,6 +141,7 @@ def test_a_search_that_runs_out_of_time_says_so_and_goes_on(tmp_path):
     written(tmp_path / "run", [line(step, completion="needle" if step % 10 == 0 else "hay") for step in range(300)])
     index = SampleIndex(tmp_path / "run" / "samples.jsonl")
     index.refresh(5)
+    assert index.share_read == 1.0 == SampleIndex(tmp_path / "no log").share_read
     finder = SampleFinder(index)
     first = finder.find(SampleQuery("needle"), 0.0)
     assert not first.is_complete and len(first.numbers) < 30
@@ -206,7 +207,9 @@ def test_pages_and_json(tmp_path):
             and values["weight"] == [1.0, 0.0]
             and values["advantage"] == [0.7] * 2
         )
-        newest = board.json(f"{address}/samples")["samples"][0]["place"]
+        listed = board.json(f"{address}/samples")
+        assert listed["page"] == 1 and listed == board.json(f"{address}/samples?page=1")
+        newest = listed["samples"][0]["place"]
         none = board.json(f"{address}/tokens?place={newest}")
         assert none["pieces"] == [] and "report.tokens" in none["why"]
 

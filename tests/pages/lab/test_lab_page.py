@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from whet.pages.lab import __main__ as command
 from whet.pages.lab.experiments import experiment_named, experiments
 from whet.pages.lab.packing import unpacked
 from whet.pages.lab.page import static_page, written_tables
@@ -36,6 +37,16 @@ def test_the_page_around_the_tables_is_fresh(written):
     assert stage(static_page(written)) == stage(held), stale
     for own in (ASSETS / "lab.js", TEMPLATES / "lab.css"):
         assert own.read_text(encoding="utf-8") in held, stale
+
+
+def test_the_command_writes_the_file_that_it_is_told(monkeypatch, tmp_path, capsys):
+    calls = []
+    monkeypatch.setattr(command, "rewrite_static_page", lambda path: calls.append(path) or "rewritten")
+    monkeypatch.setattr(command, "write_static_page", lambda path, said: calls.append(path) or "written")
+    for words in (["--keep-tables", str(tmp_path)], [str(tmp_path)], ["--keep-tables"]):
+        monkeypatch.setattr("sys.argv", ["lab", *words])
+        command.main()
+    assert calls == [tmp_path, tmp_path, PAGE] and capsys.readouterr().out == "rewritten\nwritten\nrewritten\n"
 
 
 def stage(page):

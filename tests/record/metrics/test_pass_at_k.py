@@ -146,7 +146,11 @@ def test_several_samples_are_tested_by_prompt():
     found = paired_test(("a", before), ("b", after))
     assert found.test == "paired t" and found.p == pytest.approx(0.391002, abs=1e-6)
     assert found.low < 0 < found.difference == 0.125 < found.high
-    assert paired_t([0.5, 0.5]) == (None, 0.5, 0.5) and paired_t([0.5])[0] is None
+    assert (
+        paired_t([0.5, 0.5]) == (None, 0.5, 0.5)
+        and paired_t([0.0, 0.0]) == (None, 0.0, 0.0)
+        and paired_t([0.5])[0] is None
+    )
     with pytest.raises(ValueError, match="cannot be paired"):
         paired_test(("a", before), ("b", after[:3]))
 

@@ -9,7 +9,7 @@ import torch
 from tests.support.for_every import for_every
 from whet.record.metrics.pass_at_k import pass_rates
 from whet.training.evaluate import Evaluator, eval_metrics
-from whet.training.step_metrics import group_counts, mean_rewards, uniform_share
+from whet.training.step_metrics import group_counts, mean_rewards, outcome_lengths, uniform_share
 from whet.types import Group, Prompt, Sample, Sampling, StopReason
 
 
@@ -75,6 +75,14 @@ def test_mean_rewards_are_over_the_scored_samples():
     samples = sample(2.0, a=1.0, b=3.0), sample(4.0, a=2.0, b=5.0), sample(None, a=9.0)
     assert mean_rewards([Group(Prompt("q", (), "?"), samples)]) == {"total": 3.0, "a": 1.5, "b": 4.0}
     assert math.isnan(mean_rewards([group(None)])["total"])
+
+
+def test_lengths_are_told_apart_by_the_outcome_of_the_first_part():
+    first = Group(Prompt("q", (), "?"), (sample(1.5, length=5, right=1.0), sample(0.2, length=2, right=0.0)))
+    second = Group(Prompt("r", (), "?"), (sample(0.0, length=4, right=0.0), sample(None, length=9, right=1.0)))
+    assert outcome_lengths([first, second]) == {"right_tokens": 5.0, "wrong_tokens": 3.0}
+    assert outcome_lengths([group(1.0, 1.0)]) == {"right_tokens": 3.0}  # none is wrong
+    assert outcome_lengths([group(0.5, 1.0)]) == outcome_lengths([group(None)]) == {}  # graded, unscorable
 
 
 @for_every(

@@ -17,12 +17,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 WEAKER = Path(__file__).parents[3] / "benchmarks/trust/_weaker.py"
 ROWS = [{"prompt": "Write add(a, b).", "tests": ["assert add(1, 2) == 3"], "answer": "def add(a, b): return a + b"}] * 2
 FEW = ["--set", "batch.prompts_per_step=1", "--set", "batch.group_size=2", "--set", "eval.prompts=0"]
+SHORT = ["--set", "rounds=1", "--set", "prompts_per_round=1", "--set", "eval.prompts=1"]
 COMMANDS = {
     "train": ["train", "grpo", "--reward", "code_tests", "--steps", "1", "--folder", "out", *FEW],
     "eval": ["eval", "whetstone", "--reward", "code_tests", "--out", "out"],
     "reward": ["reward", "test", "code_tests"],
     "label": ["label", "steps", "--reward", "code_tests", "--count", "1", "--rollouts", "1", "--out", "out.jsonl"],
-    "pipeline": ["pipeline", "iterative_dpo", "--set", "reward.template=code", "--folder", "out"],
+    "pipeline": ["pipeline", "iterative_dpo", "--set", "reward.template=code", "--folder", "out", *SHORT],
 }
 
 

@@ -450,7 +450,7 @@ def test_a_straggler_keeps_one_worker_busy_and_no_other_batch_waiting():
         pool.start()
 
         def ask(name: str, source: str, count: int) -> None:
-            results = pool.run([ProgramJob(source, limits=SMALL)] * count)
+            results = pool.run([ProgramJob(source, limits=replace(SMALL, wall_seconds=3.0))] * count)
             assert all(result.stdout == f"{name}\n" or name == "slow" for result in results)
             order.append(name)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from whet.data.distillation_target import TEMPLATES
 from whet.model.load import load_model
 from whet.pages.pipeline_changes import MeasuredPolicy, branched, compared, fallen, lost_prompts
 from whet.tools.pipelines.distill import DistillSettings, distill_entries
@@ -121,3 +122,28 @@ def test_all_ways_run_for_about_the_same_arithmetic(tmp_path):
     assert set(saved["result"]["tests"]) == {"eval-on_policy", "eval-self", "eval-rl"}
     page = (tmp_path / "run" / "pipeline.html").read_text()
     assert "points on warm-student" in page
+
+
+def test_a_student_reads_demonstrations_in_the_form_in_which_it_teaches_itself():
+    found = {entry.name: entry for entry in entries(**TINY, reading_rows=8)}
+    plain, shown = found["demonstrations"].sources
+    assert (plain.template, found["warm-student"].data) == ("", "demonstrations")
+    assert shown.template == TEMPLATES["demonstration"]
+    own = {"self_teaching": {"train": {"teacher": {"template": "{prompt} {text}"}}}}
+    [mixed] = [entry for entry in entries(**TINY, **own, reading_rows=8) if entry.name == "demonstrations"]
+    assert mixed.sources[1].template == "{prompt} {text}"
+    assert "demonstrations" not in {entry.name for entry in entries(**TINY)}
+
+
+def test_a_choice_of_a_way_keeps_its_method():
+    settings = DistillSettings(pipeline="distill", on_policy={"steps": 3}, self_teaching={"steps": 3})
+    assert (settings.on_policy.method, settings.self_teaching.method) == ("opd_full", "sdft")
+
+
+def test_the_student_teaches_itself_over_distributions_unless_told_otherwise():
+    def own(**choice):
+        return next(entry.train for entry in entries(**TINY, self_teaching=choice) if entry.name == "self")
+
+    assert own()["objective"] == {"baseline": "none", "teacher": "reverse_kl"} and own()["teacher"] == {"top_k": 100}
+    assert own(train={"objective": {"scale": "none"}}) == {"objective": {"scale": "none"}}
+    assert own(method="sdpo") == {}

@@ -3,6 +3,7 @@
 import pytest
 
 from whet.tools.pipelines.library.policy_measures import (
+    headline,
     length_slope,
     measures,
     optimised_words,
@@ -83,13 +84,35 @@ def test_over_optimisation_and_length_are_said():
     def rate(value, width=0.02):
         return {"value": value, "low": value - width, "high": value + width, "prompts": 9}
 
-    even = {"win_rate": rate(0.6), "win_rate_reward_model": rate(0.61), "win_rate_same_length": rate(0.59)}
+    rates = {"win_rate": rate(0.6), "win_rate_reward_model": rate(0.61), "win_rate_same_length": rate(0.59)}
+    even = {**rates, "kl": rate(2.0)}
     assert optimised_words("way", even, {}) == []
-    assert "over-optimised" in optimised_words("way", {**even, "win_rate_reward_model": rate(0.9)}, {})[0]
+    assert "the judge 60.0%" in optimised_words("way", {**even, "win_rate_reward_model": rate(0.9)}, {})[0]
+    assert "over-optimised, KL is 19" in optimised_words("way", {**even, "kl": rate(19.0)}, {})[0]
     assert "length may be the gain" in optimised_words("way", {**even, "win_rate_same_length": rate(0.5)}, {})[0]
     assert "worse than where it started" in optimised_words("way", {**even, "win_rate": rate(0.4)}, {})[-1]
     fell = optimised_words("way", {**even, "accuracy": rate(0.4)}, {"accuracy": rate(0.8)})
-    assert len(fell) == 1 and "accuracy fell from 80.0%" in fell[0]
+    assert len(fell) == 1 and "over-optimised, accuracy fell from 80.0%" in fell[0]
+
+
+def test_the_headline_goes_by_accuracy_and_kl_and_not_by_a_judge_that_was_fooled():
+    def rate(value):
+        return {"value": value, "low": value - 0.02, "high": value + 0.02, "prompts": 9}
+
+    def way(judge, kl, accuracy=None):
+        return {"win_rate": rate(judge), "kl": rate(kl), "accuracy": accuracy and rate(accuracy)}
+
+    start = way(0.5, 0.0, 0.7)
+    fooled = {"dpo": way(0.57, 0.2, 0.92), "grpo": way(0.82, 19.2, 0.16), "ppo": way(0.63, 1.2, 0.84)}
+    ranked, words = headline(fooled, start, "sft")
+    assert ranked == ["dpo", "ppo", "grpo"]
+    assert words.startswith("best by accuracy: dpo, 92.0% (90.0 to 94.0) (sft 70.0% (68.0 to 72.0)), KL 0.2")
+    assert "grpo was over-optimised: accuracy fell from 70.0%" in words and "ppo" not in words
+    unknown = {name: {**values, "accuracy": None} for name, values in fooled.items()}
+    ranked, words = headline(unknown, {**start, "accuracy": None}, "sft")
+    assert ranked == ["ppo", "dpo", "grpo"] and words.startswith("best by the judge: ppo, 63.0%")
+    assert "grpo was over-optimised: KL is 19.2 nats" in words
+    assert "none is better than sft" in headline({"grpo": fooled["grpo"]}, start, "sft")[1]
 
 
 def test_samples_run_from_the_least_liked_to_the_most():

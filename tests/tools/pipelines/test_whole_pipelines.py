@@ -15,7 +15,9 @@ from whet.tools.pipelines import read_json_lines
 from whet.tools.pipelines.library.pair_rows import prompt_key
 from whet.tools.pipelines.library.phases import kept_verdict
 from whet.tools.pipelines.registry import PIPELINES
+from whet.tools.pipelines.rlhf import RLHFSettings, rlhf_entries
 from whet.tools.pipelines.runner import resume_pipeline, run_pipeline
+from whet.tools.pipelines.training import train_run, trained_result
 from whet.types import WhetError
 
 ROWS = {"batch": {"rows_per_step": 4}}
@@ -210,6 +212,36 @@ def test_completions_are_scored_by_both_and_their_distance_is_measured(made):
         for stage in ("sft-judged", "best_of_n-judged")
     ]
     assert texts[0] != [each[:2] for each in texts[1]]  # the pool is not what the start is measured by
+
+
+def test_training_against_the_reward_model_ends_by_kl_unless_the_user_says_how():
+    def controls(**given):
+        entries = rlhf_entries(RLHFSettings(pipeline="rlhf", **given))
+        return {
+            entry.name: (entry.train.get("objective") or {}).get("control")
+            for entry in entries
+            if entry.name.endswith("-train")
+        }
+
+    assert controls(most_kl=2.0) == {
+        "ppo-train": {"kind": "budget", "nats": 2.0},
+        "grpo-train": {"kind": "budget", "nats": 2.0},
+        "dpo-train": None,
+    }
+    own = {"train": {"grpo": {"objective": {"control": "proportional"}}}, "most_kl": 2.0}
+    assert controls(**own)["grpo-train"] == "proportional"
+    assert controls(most_kl=0.0)["ppo-train"] is None
+    assert controls(compare=["ppo_penalty"], most_kl=2.0)["ppo_penalty-train"] is None  # it has a control of its own
+
+
+def test_steps_are_those_that_were_taken(made, tmp_path):
+    run = made("rlhf").stages["ppo-train"]
+    assert run.result["steps"] == 1
+    folder = tmp_path / "stage"
+    values = {**COMMON, **GROUPS, "data": {"count": 4, "difficulty": [1]}, "eval": {"every": 0, "prompts": 0}}
+    values["objective"] = {"control": {"kind": "budget", "nats": 1e-9}}
+    train_run(folder, "grpo", {**values, "steps": 5, "optimizer": {"learning_rate": 1e-2}})
+    assert trained_result(folder)["steps"] < 5
 
 
 def test_the_comparison_names_every_way_with_what_it_spent(made):

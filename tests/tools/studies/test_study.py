@@ -148,6 +148,24 @@ def test_every_proxy_has_a_seed_of_its_own() -> None:
     assert [places[f"member{at}-32-seed0"] for at in (1, 2, 3)] == [(32, 0, 1), (32, 0, 2), (32, 0, 3)]
 
 
+def test_a_proxy_is_the_checkpoint_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import whet.tools.studies.overoptimization.stages as study
+
+    (tmp_path / "drawn").mkdir()
+    rows = [{"messages": "2+2?", "completions": [f"{at}", "x"], "gold": [float(at), 0.5]} for at in range(6)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "drawn" / study.COMPARISONS).write_text(text, encoding="utf-8")
+    checkpoint = tmp_path / "proxy" / study.RUN / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    monkeypatch.setattr(study, "NUM_HELD_OUT", 2)
+    monkeypatch.setattr(study, "train_run", lambda *_: {"after": {"accuracy": 0.75}})
+    monkeypatch.setattr(study, "_prompt", lambda row: row["messages"])
+    monkeypatch.setattr(ProxyReward, "opinions", lambda self, prompts, completions: [[1.0] * len(completions)])
+    drawn = FinishedStage(tmp_path / "drawn", {"spread": 1.0})
+    result = study.train_proxy(study_settings({"sizes": [4]}), 4, 0, 0, tmp_path / "proxy", {study.COMPLETIONS: drawn})
+    assert result["model"] == str(checkpoint.resolve()) and result["mean"] == 1.0 and "75" in result["summary"]
+
+
 @pytest.mark.slow
 def test_a_tiny_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import whet.tools.studies.overoptimization.stages as study

@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import whet
 from tests.support.commands import started
 from tests.support.for_every import for_every
 from tests.support.rank_launching import HERE, end, free_port, said, start_ranks
+from whet.training.distributed.heartbeat import Heartbeat, Post
 from whet.training.distributed.launch import Launch, launched, rank_environment, refuse_idle_ranks, run_rank
 from whet.training.distributed.rank_group import disagreement
 from whet.types import WhetError
@@ -59,6 +61,16 @@ def test_what_differs_is_named_with_the_ranks():
     assert disagreement([same, {"torch": "2.13"}], "fix") == ""  # a rank that does not know
     found = disagreement([same, {**same, "torch": "2.11"}, same], "install one")
     assert found == "the ranks do not agree: torch is 2.13 on ranks 0, 2, 2.11 on rank 1; install one"
+
+
+def test_a_rank_hears_why_another_ended_and_not_its_own_words():
+    for failed, cause in ((0, "rank 0: out of memory"), (1, None)):
+        post = Post(torch.distributed.HashStore(), "run/", rank=1, size=2)
+        heart = Heartbeat(post, timeout=60)
+        heart.has_reported = True
+        post.fail(failed, "out of memory")
+        heart._listen()
+        assert heart.cause == cause and post.has("heard/1") == (failed == 0)
 
 
 def test_the_environment_of_a_rank_is_set_while_it_runs(monkeypatch):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from whet.training.distributed.ranks import ALONE, Ranks, joined_ranks
-from whet.types import WhetError
+from whet.training.distributed.ranks import ALONE, Ranks
 
 
 def test_alone_keeps_everything() -> None:
@@ -34,15 +33,3 @@ def test_families_stay_together_unless_that_is_uneven() -> None:
     assert even == [[0, 1, 4, 5], [2, 3, 6, 7]]
     one_family = Ranks(0, 2).shares([1.0] * 4, families=[0, 0, 0, 0])
     assert [len(share) for share in one_family] == [2, 2]
-
-
-def test_ranks_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert joined_ranks(torch.device("cpu")) is ALONE
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(WhetError, match="torchrun"):
-        joined_ranks(torch.device("cpu"))

@@ -13,6 +13,7 @@ import pytest
 import whet
 from whet.training.distributed.rank_group import package_versions
 from whet.training.distributed.ray_cluster import (
+    _is_importable,
     demo_cluster,
     open_cluster,
     require_cores,
@@ -60,6 +61,11 @@ def marked(monkeypatch):
     while ray_processes() and time.monotonic() < until:
         time.sleep(0.5)
     assert not ray_processes()
+
+
+def test_only_what_another_process_can_import_is_sent_by_its_name():
+    importable = [name for name in ("json", "whet.types", "no_such_module", "/tmp/reward.py") if _is_importable(name)]
+    assert importable == ["json", "whet.types"]
 
 
 def test_an_unreachable_cluster_is_one_line():

@@ -21,7 +21,8 @@ import torch
 
 from whet.envs.serve.wire import ReportedReward, message_key
 from whet.rollout.expert_log import joined_experts
-from whet.types import Message, Sample, StopReason, Support, Turn
+from whet.rollout.scheduler import joined_support
+from whet.types import Message, Sample, StopReason, Turn
 
 
 @dataclass(eq=False)
@@ -185,7 +186,7 @@ class CallRecord:
             versions=(min(oldest for oldest, _ in versions), max(newest for _, newest in versions)),
             stop=stop,
             completion=leaf.text,
-            support=_joined(supports),
+            support=joined_support(supports),
             turns=tuple(turns),
             returned=returned,
             episode=self.name,
@@ -193,13 +194,6 @@ class CallRecord:
             metrics=dict(self.metrics),
             routed_experts=joined_experts(experts),
         )
-
-
-def _joined(supports: Sequence[Support | None]) -> Support | None:
-    known = [support for support in supports if support is not None]
-    if not known:
-        return None
-    return Support(torch.cat([support.ids for support in known]), torch.cat([support.counts for support in known]))
 
 
 def _prefix_keys(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:

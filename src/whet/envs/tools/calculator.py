@@ -88,7 +88,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 def _exact_root(base: Fraction, exponent: Fraction) -> Fraction | None:
     """base ** (p / q) where it is a fraction; None where it is not."""
-    if base < 0 or exponent.denominator > 64 or abs(exponent.numerator) > 64:
+    if base < 0 or exponent.denominator > 64:
         return None
     parts = []
     for number in (base.numerator, base.denominator):

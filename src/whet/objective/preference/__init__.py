@@ -8,7 +8,6 @@ from whet.objective.preference.batch import (
     PairBatch,
     PairExtras,
     PairTotals,
-    balanced_weights,
     mismatched_rows,
     pair_totals,
 )
@@ -38,7 +37,6 @@ __all__ = [
     "RankBatch",
     "RankLoss",
     "RewardTotals",
-    "balanced_weights",
     "mismatched_rows",
     "pair_ranks",
     "pair_totals",

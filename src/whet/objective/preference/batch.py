@@ -13,13 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from whet.objective.lazy_torch import torch
-from whet.types import WhetError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-# the ratio of the two classes' total weights that the labels' paper asks for: Ethayarajh 2024 (2402.01306)
-BALANCE = (1.0, 4 / 3)
 
 
 @dataclass(frozen=True)
@@ -183,18 +179,3 @@ def mismatched_rows(group: Tensor) -> Tensor:
         if at < count:
             partner[here] = following
     return torch.tensor(partner, dtype=torch.long, device=group.device)
-
-
-def balanced_weights(num_desirable: int, num_undesirable: int) -> tuple[float, float]:
-    """(lambda_D, lambda_U) with n_D lambda_D / (n_U lambda_U) in [1, 4/3]: the rarer class is raised just enough."""
-    if not num_desirable or not num_undesirable:
-        label = "desirable" if num_desirable else "undesirable"
-        raise WhetError(
-            f"all {num_desirable + num_undesirable} labels are {label}; a loss on labelled completions needs both "
-            "kinds: "
-            f"add {'undesirable' if num_desirable else 'desirable'} completions"
-        )
-    ratio = num_desirable / num_undesirable
-    if ratio > BALANCE[1]:
-        return 1.0, ratio / BALANCE[1]
-    return (BALANCE[0] / ratio, 1.0) if ratio < BALANCE[0] else (1.0, 1.0)

@@ -21,6 +21,8 @@ from whet.objective.teacher import (
 
 SINGLE = {"batch": {"group_size": 1, "prompts_per_step": 64}}
 SMALL_SINGLE = {"batch": {"group_size": 1, "prompts_per_step": 128}}
+# the built-in model's rate of SFT: a teacher's word on every token is as dense a signal as a demonstration
+SMALL_TAUGHT = {**SMALL_SINGLE, "optimizer": {"learning_rate": 1e-3}}
 
 OPD = Preset(
     Objective("opd", TeacherGap(), NoScale(), TokenRatio(), Unclipped(), TokenMean(), NoKL()),
@@ -36,7 +38,7 @@ OPD = Preset(
     ),
     unverified="the authors' text; the formula is that of prime-rl, verl and TRL",
     run=SINGLE,
-    small_run=SMALL_SINGLE,
+    small_run=SMALL_TAUGHT,
 )
 
 IW_OPD = Preset(
@@ -49,7 +51,7 @@ IW_OPD = Preset(
     deviations=("as TRL's trainer has it: no ratio, no clip, the mean over the step's tokens",),
     unverified="the paper itself; its formula was read in TRL's iw_opd trainer and in a test that derives it",
     run=SINGLE,
-    small_run=SMALL_SINGLE,
+    small_run=SMALL_TAUGHT,
 )
 
 OPD_FULL = Preset(
@@ -71,7 +73,7 @@ OPD_FULL = Preset(
     deviations=("MiniLLM's long-term part, its mixed sampling and its length norm are left out",),
     unverified="the papers themselves; the divergence was read in TRL and in a summary",
     run=SINGLE,
-    small_run=SMALL_SINGLE,
+    small_run=SMALL_TAUGHT,
 )
 
 GKD = Preset(
@@ -97,7 +99,7 @@ GKD = Preset(
     ),
     unverified="the papers themselves; the divergence was read in TRL and in a summary",
     run=SINGLE,
-    small_run=SMALL_SINGLE,
+    small_run=SMALL_TAUGHT,
 )
 
 SDPO = Preset(

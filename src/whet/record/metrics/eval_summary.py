@@ -61,12 +61,13 @@ class EvalSummary:
     pass_at: tuple[SizedEstimate, ...]
     votes: tuple[SizedEstimate, ...]
     calibration: Mapping[str, Calibration]  # by "votes" or "tokens"
-    lengths: LengthSummary
+    lengths: LengthSummary | None  # None where nothing was written: choices were scored
     answered: IntervalEstimate | None  # share with an explicit final answer; None where none has one
     in_format: IntervalEstimate | None
     budgets: tuple[BudgetPoint, ...]
     refusals: Mapping[str, IntervalEstimate]  # by the value of a column; "" is all prompts
     tasks: Mapping[str, IntervalEstimate]  # by the value of a column
+    readings: Mapping[str, IntervalEstimate] = field(default_factory=dict)  # the same attempts, judged otherwise
 
 
 def summarized(
@@ -74,10 +75,12 @@ def summarized(
     labels: Sequence[str] = (),
     refusals: bool = False,
     counts: Sequence[int] = (),
+    readings: Mapping[str, Sequence[float]] | None = None,
 ) -> EvalSummary:
     """Summarize [prompts][attempts], each prompt with as many; `labels` name the part of the task a prompt belongs to.
 
-    `counts` are the k of pass@k and the n of votes.
+    `counts` are the k of pass@k and the n of votes. `readings` are other verdicts, 0 or 1 for each prompt, where
+    choices were scored and nothing was written.
     """
     outcomes = [[attempt.outcome for attempt in row] for row in attempts]
     flat = [attempt for row in attempts for attempt in row]
@@ -98,7 +101,9 @@ def summarized(
         pass_at=pass_curve(outcomes, counts) if is_share and samples > 1 else (),
         votes=vote_curve(outcomes, answers, counts) if is_share and votable else (),
         calibration=_calibrations(attempts) if is_share else {},
-        lengths=LengthSummary(
+        lengths=None
+        if readings
+        else LengthSummary(
             fmean(lengths),
             median(lengths),
             quantile(lengths, 0.9),
@@ -117,6 +122,7 @@ def summarized(
             for name, value in _by_label(attempts, labels, lambda attempt: attempt.outcome, is_share).items()
             if name
         },
+        readings={name: share_estimate(list(values), 1) for name, values in (readings or {}).items()},
     )
 
 

@@ -57,7 +57,7 @@ def paired_t(differences: Sequence[float]) -> tuple[float | None, float, float]:
     if count < 2:
         return None, -math.inf, math.inf
     error = math.sqrt(variance(differences) / count)
-    if error <= 1e-12 * max(1e-300, *map(abs, differences)):
+    if error <= 1e-12 * max(map(abs, differences)):
         return None, mean, mean
     half = t_quantile(0.975, count - 1) * error
     return two_sided_p(mean / error, count - 1), mean - half, mean + half

@@ -92,7 +92,7 @@ def benchmark(
         rates=rates,
         bytes_rate=bytes_rate,
         rollout=rollout,
-        rollout_ceiling=rollout_limit(anatomy, shape, ceilings, torch.finfo(dtype).bits // 8),
+        rollout_ceiling=rollout_limit(anatomy, shape, ceilings, dtype.itemsize),
         train=median(step.seconds["train"] for step in chosen),
         operations=training_operations(anatomy, shape),
         peak=peak,

@@ -11,6 +11,7 @@ from whet.reward.combine import RewardPart
 from whet.rollout.collect import Score
 from whet.rollout.episode_runner import tell_failures
 from whet.tools.evaluation.prompting import STOP, PromptStyle, examples_for, styled
+from whet.training.assembly.forms import form_facts
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, scorable_prompts
 from whet.training.assembly.rows import column_facts, left_out_phrases
@@ -43,7 +44,7 @@ def evaluate_groups(
     """
     runtime, evaluator = eval_setup(config, rewards, scored)
     if on_facts is not None:
-        on_facts(eval_facts(runtime, evaluator))
+        on_facts(eval_facts(config, runtime, evaluator))
     return run_evaluator(config, num_samples, evaluator)
 
 
@@ -55,10 +56,11 @@ def run_evaluator(config: EvaluationConfig, num_samples: int, evaluator: Evaluat
     return evaluator.evaluate(num_samples, config.sampling.temperature, config.seed)
 
 
-def eval_facts(runtime: Runtime, evaluator: Evaluator) -> dict[str, str]:
-    """How the prompts were read, which are left out, and how completions are written."""
+def eval_facts(config: EvaluationConfig, runtime: Runtime, evaluator: Evaluator) -> dict[str, str]:
+    """How the prompts were read and put, which are left out, and how completions are written."""
     left_out = left_out_phrases(evaluator.prompts)
     return {
+        **form_facts(config, config.eval.source),
         **column_facts(evaluator.prompts),
         **({"left out": left_out[0]} if left_out else {}),
         **decode_facts(runtime, evaluator.sampling, evaluator.prompt_tokens),

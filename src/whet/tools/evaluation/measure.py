@@ -24,6 +24,7 @@ from whet.tools.evaluation.evaluation import check_samples, eval_facts, eval_set
 from whet.tools.evaluation.prompting import PromptStyle
 from whet.tools.evaluation.saved_completions import CompletionFile, Fingerprint, sample_from, sample_record, text_digest
 from whet.training.assembly.fingerprints import model_digest, reward_file_digests
+from whet.training.assembly.forms import AUTO
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
@@ -99,6 +100,7 @@ class MeasuredModel:
     summary: EvalSummary
     facts: Mapping[str, str]
     temperature: float  # 0: greedy
+    rows: tuple[Mapping[str, Any], ...] = field(repr=False)  # of the file that is kept
 
     @property
     def outcomes(self) -> list[list[float]]:
@@ -153,6 +155,8 @@ def prepared(config: EvaluationConfig, plan: EvalPlan, runtime: Runtime | None =
     if plan.longest:
         sampling = config.sampling.model_copy(update={"max_new_tokens": plan.longest})
         config = config.model_copy(update={"sampling": sampling})
+    if plan.style.plain and config.data.as_chat == AUTO:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"as_chat": False})})
     return EvalSetup(config, plan, *eval_setup(config, style=plan.style, runtime=runtime))
 
 
@@ -193,8 +197,9 @@ def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callabl
         attempts=tuple(attempts),
         metrics={**group_metrics(groups, 1, by), **_curve_ends(summary)},
         summary=summary,
-        facts=eval_facts(setup.runtime, evaluator),
+        facts=eval_facts(config, setup.runtime, evaluator),
         temperature=config.sampling.temperature if plan.samples > 1 else 0.0,
+        rows=tuple(completion_rows(groups)),
     )
 
 

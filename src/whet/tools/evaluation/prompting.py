@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from whet.data import demonstrations_from, prompts_from
+from whet.data.benchmarks import bare_question
 from whet.data.source import TRAIN, parse_source, read_rows
 from whet.data.tasks import demonstrations
+from whet.training.assembly.forms import PromptForm, prompt_form
 from whet.training.config import EvaluationConfig
 from whet.types import Demonstration, Message, Prompt, WhetError
 
@@ -82,39 +84,43 @@ def examples_for(config: EvaluationConfig, style: PromptStyle, prompts: Sequence
 
 
 def _normal(question: str) -> str:
-    return " ".join(question.split()).casefold()
+    return " ".join(bare_question(question).split()).casefold()
 
 
 def _demonstrations(config: EvaluationConfig, style: PromptStyle) -> list[Demonstration]:
     source, data = config.data.parsed_source, config.data
     if style.shots_from:
-        return file_examples(style.shots_from)
+        return file_examples(style.shots_from, prompt_form(config, style.shots_from))
     count = SPARE * style.shots
     if source.is_task:
         return source.from_tasks(
             lambda task, share, level: demonstrations(task, share, config.seed, level), count, data.difficulty
         )
     if source.is_generated:
-        return [_answered(prompt) for prompt in source.prompts(TRAIN, count, config.seed, settings=data.settings)]
+        return [
+            _answered(prompt, PromptForm())
+            for prompt in source.prompts(TRAIN, count, config.seed, settings=data.settings)
+        ]
     raise WhetError(
         f"--shots takes its examples from a training split, and {source} names none; give --shots-from FILE "
         "(a file of training questions with completions or answers)"
     )
 
 
-def file_examples(source: str) -> list[Demonstration]:
-    """Demonstrations of a file; where it has answers only, each is said in a sentence."""
+def file_examples(source: str, form: PromptForm) -> list[Demonstration]:
+    """Demonstrations of a file; where it has answers only, each is said in a sentence, or in the form asked for."""
     if parse_source(source).is_generated:
         raise WhetError(f"--shots-from {source}: give a file or hub:owner/name; a task's own examples need no name")
-    rows = read_rows(source, MOST_READ)
+    rows = read_rows(source, MOST_READ, for_chat=form.says_answer_form)
     try:
         return demonstrations_from(rows)
     except WhetError as no_completions:
         prompts = prompts_from(rows)
         if any(prompt.answer is None for prompt in prompts):
             raise WhetError(f"--shots-from {source}: {no_completions}") from None
-        return [_answered(prompt) for prompt in prompts]
+        return [_answered(prompt, form) for prompt in prompts]
 
 
-def _answered(prompt: Prompt) -> Demonstration:
-    return Demonstration(prompt, f"The answer is {prompt.answer}.")
+def _answered(prompt: Prompt, form: PromptForm) -> Demonstration:
+    answer = f"\\boxed{{{prompt.answer}}}" if form.says_answer_form else prompt.answer
+    return Demonstration(prompt, f"The answer is {answer}.")

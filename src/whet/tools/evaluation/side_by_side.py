@@ -11,7 +11,8 @@ from pathlib import Path
 from whet.pages.evaluation import EvalReport, ModelEval
 from whet.pages.rerank import Reranking
 from whet.record.metrics.paired import paired_tests
-from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel, completion_rows, measured, prepared
+from whet.tools.evaluation.likelihood import asks_choices, check_choices, measured_choices
+from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel, measured, prepared
 from whet.tools.evaluation.reranking import RerankPlan, rerank_groups, rerank_plan
 from whet.tools.evaluation.saved_completions import PARTIAL, CompletionFile
 from whet.training.assembly.runtime import Runtime
@@ -79,6 +80,8 @@ def _measured(
     tell: Callable[[str], None],
 ) -> tuple[MeasuredModel, Reranking | None, Runtime]:
     """One cell; `runtime` is that of the cell before it, where the model is the same."""
+    if asks_choices(cell.config):
+        return _of_choices(cell, plan, runtime, on_progress)
     setup = prepared(cell.config, plan, runtime)
     result = measured(setup, cell.out, lambda now: on_progress(cell, now), tell)
     reranking = None
@@ -86,6 +89,13 @@ def _measured(
         parts = (setup.runtime, setup.evaluator)
         reranking = rerank_groups(setup.config, rerank, parts, result.groups, result.summary.measure)
     return result, reranking, setup.runtime
+
+
+def _of_choices(
+    cell: EvalCell, plan: EvalPlan, runtime: Runtime | None, on_progress: OnCell
+) -> tuple[MeasuredModel, None, Runtime]:
+    result, runtime = measured_choices(cell.config, plan, runtime, lambda now: on_progress(cell, now))
+    return result, None, runtime
 
 
 def _reranks(config: EvaluationConfig) -> bool:
@@ -96,6 +106,8 @@ def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]
     """Refuse before the first model is read what would fail at the last; the scorers of each cell."""
     for cell in cells:
         plan.check(cell.config)
+        if asks_choices(cell.config):
+            check_choices(cell.config, plan)
     tasks: dict[str, list[str]] = {}
     for cell in cells:
         tasks.setdefault(cell.model, []).append(cell.task)
@@ -129,13 +141,15 @@ def _require_same_prompts(results: Sequence[MeasuredModel]) -> None:
             raise WhetError(
                 f"{other.model} and {newest.model} were asked different prompts ({len(theirs)} and {len(ours)}; the "
                 f"first that differs is {apart!r}), and can only be compared on the same; give --data for all of them, "
-                "and --set data.unusable=stop if one leaves out prompts"
+                "--set data.unusable=stop if one leaves out prompts, and --set data.as_chat=false if one has no chat "
+                "template"
             )
 
 
 def _write(path: Path, result: MeasuredModel) -> None:
     try:
-        path.write_text("".join(json.dumps(line) + "\n" for line in completion_rows(result.groups)), encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in result.rows), encoding="utf-8")
     except OSError as error:
         raise WhetError(f"--out {path}: cannot write the completions there ({error.strerror})") from error
 

@@ -9,10 +9,14 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.data.distillation_target import TEMPLATES
+from whet.objective import catalogue
 from whet.settings.bounds import MOST_ROWS
+from whet.settings.layers import merged
 from whet.settings.sections import Section
 from whet.tools.pipelines.library import (
     EvalEntry,
+    MixEntry,
     RLEntry,
     SFTEntry,
     StageEntry,
@@ -20,11 +24,16 @@ from whet.tools.pipelines.library import (
 from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
 from whet.tools.pipelines.library.distilling import MOST_LAYERS, CompareEntry, MatchedEntry, StudentEntry
 from whet.tools.pipelines.library.evaluation import NOBODY
+from whet.tools.pipelines.library.sampling import MixSource
 from whet.tools.pipelines.r1 import require_reward
 from whet.tools.pipelines.settings import Names, Pipeline, PipelineSettings, can_evaluate
 from whet.types import WhetError, did_you_mean
 
-STUDENT, TAUGHT, TRACES, KEPT = "student", "warm-student", "traces", "kept-traces"
+STUDENT, READ, TAUGHT, TRACES, KEPT = "student", "demonstrations", "warm-student", "traces", "kept-traces"
+# self-teaching by one token at a time is noisier, and the student's own distributions are here to be compared
+SAMPLED = "sdft"
+OVER_DISTRIBUTIONS = {"objective": {"baseline": "none", "teacher": "reverse_kl"}, "teacher": {"top_k": 100}}
+READING = {"learning_rate": 3e-3, "schedule": "cosine"}  # at 1e-3 the built-in model does not learn to copy in time
 WAYS = ("traces", "on_policy", "self", "rl")  # the first sets the budget of the others
 
 
@@ -36,6 +45,18 @@ class StudentChoice(Section):
     from_scratch: bool = Field(False, description="new weights instead of the teacher's")
 
 
+class OnPolicyChoice(RLChoice):
+    """Grades of a teacher: it is in this process, so whole distributions are compared."""
+
+    method: str = Field("opd_full", description="a method with a teacher of `whet algorithms`")
+
+
+class SelfChoice(RLChoice):
+    """Grades of the student, with more in its context."""
+
+    method: str = Field("sdft", description="a method of `whet algorithms` whose teacher is the policy")
+
+
 class DistillSettings(PipelineSettings):
     """A teacher, a student, and the ways in which the one teaches the other."""
 
@@ -44,14 +65,21 @@ class DistillSettings(PipelineSettings):
     student: StudentChoice = StudentChoice()
     demonstrations: str = Field("", description="that the student sees before anything else; a task: its own")
     warm_rows: int = Field(0, ge=0, le=MOST_ROWS, description="demonstrations of that warm-up; 0: all of a file")
+    reading_rows: int = Field(
+        0,
+        ge=0,
+        le=MOST_ROWS,
+        description="demonstrations of the warm-up that stand beside their prompt too, as the student reads them where "
+        "it teaches itself; 0: it can use what it reads, as models that follow instructions can",
+    )
     warm: SFTChoice = Field(SFTChoice(epochs=1.0), description="the warm-up of the student")
     compare: Names = Field(
         WAYS, min_length=1, max_length=len(WAYS), description="the ways to teach: traces, on_policy, self, rl"
     )
     traces: RejectionChoice = Field(RejectionChoice(), description="what the teacher writes, and what of it is kept")
     imitate: SFTChoice = Field(SFTChoice(), description="the student learns from the traces")
-    on_policy: RLChoice = Field(RLChoice(method="opd"), description="the teacher grades the student's own tokens")
-    self_teaching: RLChoice = Field(RLChoice(method="sdft"), description="the student, shown the demonstration, grades")
+    on_policy: OnPolicyChoice = Field(OnPolicyChoice(), description="the teacher grades the student's own completions")
+    self_teaching: SelfChoice = Field(SelfChoice(), description="the student, shown the demonstration, grades")
     rl: RLChoice = Field(RLChoice(), description="the student learns from the reward alone")
 
     small_run: ClassVar[Mapping[str, Any]] = {
@@ -59,9 +87,13 @@ class DistillSettings(PipelineSettings):
         "sampling": {"max_new_tokens": 64},
         "teacher_rl": {"steps": 30},
         "student": {"layers": 2},
-        "warm_rows": 128,
-        "warm": {"epochs": 4.0, "train": {"batch": {"rows_per_step": 32}, "optimizer": {"learning_rate": 1e-3}}},
+        "warm_rows": 512,
+        "reading_rows": 512,
+        "warm": {"epochs": 4.0, "train": {"batch": {"rows_per_step": 32}, "optimizer": READING}},
         "imitate": {"epochs": 8.0, "train": {"batch": {"rows_per_step": 32}}},
+        # as many completions per update as the imitation has rows
+        "on_policy": {"train": {"batch": {"prompts_per_step": 32}}},
+        "self_teaching": {"train": {"batch": {"prompts_per_step": 32}, "teacher": {"template": "{prompt}\n{text}"}}},
     }
 
     def idle(self) -> dict[str, str]:
@@ -89,7 +121,12 @@ def distill_entries(settings: DistillSettings) -> list[StageEntry]:
     if not teacher:
         teacher = "teacher"
         entries.append(RLEntry(name=teacher, reward=reward, **settings.teacher_rl.values()))
-    student = settings.student
+    student, warm = settings.student, {"data": shown, "rows": settings.warm_rows}
+    if settings.reading_rows:
+        template = shown_template(settings.self_teaching)
+        sources = (MixSource(**warm), MixSource(data=shown, rows=settings.reading_rows, template=template))
+        entries.append(MixEntry(name=READ, sources=sources))
+        warm = {"data": READ}
     entries += [
         StudentEntry(
             name=STUDENT,
@@ -99,7 +136,7 @@ def distill_entries(settings: DistillSettings) -> list[StageEntry]:
             from_scratch=student.from_scratch,
             seed=settings.seed,
         ),
-        SFTEntry(name=TAUGHT, start=STUDENT, data=shown, rows=settings.warm_rows, **settings.warm.values()),
+        SFTEntry(name=TAUGHT, start=STUDENT, **warm, **settings.warm.values()),
         *settings.traces.entries(teacher, (TRACES, KEPT)),
         SFTEntry(name=WAYS[0] + "-sft", start=TAUGHT, data=KEPT, **settings.imitate.values()),
     ]
@@ -109,8 +146,17 @@ def distill_entries(settings: DistillSettings) -> list[StageEntry]:
         taught = {"teacher": teacher} if way == "on_policy" else {}
         scored: dict[str, Any] = {"reward": reward} if way == "rl" else {}
         shown_to = {"prompts": settings.demonstrations} if way == "self" else {}
-        entries.append(MatchedEntry(name=way, **budget, **taught, **scored, **shown_to, **choice.values()))
+        values = choice.values()
+        if choice.method == SAMPLED and "objective" not in choice.train:
+            values["train"] = merged(OVER_DISTRIBUTIONS, choice.train)
+        entries.append(MatchedEntry(name=way, **budget, **taught, **scored, **shown_to, **values))
     return measured_entries(settings, entries, teacher)
+
+
+def shown_template(choice: RLChoice) -> str:
+    """How a demonstration stands beside the prompt where the student teaches itself by this method."""
+    teacher = merged(catalogue.method(choice.method).run.get("teacher", {}), choice.train.get("teacher", {}))
+    return teacher.get("template") or TEMPLATES[teacher["context"]]
 
 
 def measured_entries(settings: DistillSettings, entries: list[StageEntry], teacher: str) -> list[StageEntry]:

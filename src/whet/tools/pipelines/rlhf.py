@@ -15,6 +15,7 @@ from pydantic import Field
 from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS
+from whet.settings.layers import merged
 from whet.settings.sections import Table
 from whet.tools.pipelines.library import (
     PairsEntry,
@@ -35,6 +36,7 @@ from whet.types import WhetError, did_you_mean
 SELECT = "best_of_n"  # no training: the reward model chooses among n completions of the first stage's policy
 WAYS = ("ppo", "dpo", "grpo", SELECT)
 PAIRS, SCORER, JUDGE = "pairs", "reward-model", "judge-model"
+MOST_KL = 3.0  # about that of the best of 64 completions, log 64 - 63/64
 JUDGE_SEED = 1000  # added to the seed: the judge has other first weights and another order of its rows
 
 
@@ -131,6 +133,13 @@ class RLHFSettings(PairSettings):
     steps: int = Field(
         100, ge=1, le=MOST_STEPS, description="of the first method in compare; the others get as many as cost the same"
     )
+    most_kl: float = Field(
+        MOST_KL,
+        ge=0,
+        le=1000,
+        description="nats per completion from the policy of the first stage, at which training against the reward "
+        "model ends; 0: only after its steps. Not for a way whose objective.control is given",
+    )
     most_n: int = Field(
         64,
         ge=1,
@@ -190,6 +199,16 @@ def check_ways(settings: RLHFSettings) -> None:
             raise WhetError(f"train.{name}.steps is set by the pipeline: it follows from the budget; set steps instead")
 
 
+def training_of(settings: RLHFSettings, way: str) -> Mapping[str, Any]:
+    """The user's settings of a way; one that learns from the reward model has an end by KL besides."""
+    given = settings.train.get(way) or {}
+    if not settings.most_kl or config_class(way) is PreferenceConfig or "control" in given.get("objective", {}):
+        return given
+    if PRESETS[way].objective.control.name != "fixed":
+        return given
+    return merged(given, {"objective": {"control": {"kind": "budget", "nats": settings.most_kl}}})
+
+
 def rlhf_entries(settings: RLHFSettings) -> list[StageEntry]:
     """Pairs, imitation, a reward model and a judge; then each way from one start and for one budget; the comparison."""
     check_ways(settings)
@@ -229,7 +248,7 @@ def rlhf_entries(settings: RLHFSettings) -> list[StageEntry]:
             "lengths": beginning.name,
             **budget,
         }
-        common |= {"train": settings.train.get(way) or {}, "steps": 0 if budget else settings.steps}
+        common |= {"train": training_of(settings, way), "steps": 0 if budget else settings.steps}
         if config_class(way) is PreferenceConfig:
             most = settings.most_epochs if budget else 0.0
             entries.append(PreferenceEntry(data=f"{PAIRS}/{OWN}", most_epochs=most, **common))

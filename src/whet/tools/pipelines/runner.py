@@ -106,6 +106,7 @@ def resume_pipeline(
     checkpoint: str | None = None,
     settings: Sequence[str] | None = None,
     accept_changes: bool = False,
+    hours: float | None = None,
 ) -> PipelineRun:
     """Continue a pipeline; stages that are finished are not run again."""
     refuse_ranks("a pipeline")
@@ -113,8 +114,8 @@ def resume_pipeline(
     if start is not None and not start.samefile(Path.cwd()):  # relative paths in its settings start there
         path = Path(os.path.relpath(path.resolve(), start))
         with contextlib.chdir(start):
-            return resume_pipeline(path, steps, checkpoint, settings, accept_changes)
-    for flag, value in (("--steps", steps), ("--from", checkpoint), ("--set", settings)):
+            return resume_pipeline(path, steps, checkpoint, settings, accept_changes, hours)
+    for flag, value in (("--steps", steps), ("--hours", hours), ("--from", checkpoint), ("--set", settings)):
         if value is not None and value != []:
             raise WhetError(f"{flag} has no effect on a pipeline, which continues where it stopped; drop it")
     values = read_toml(path / SETTINGS)

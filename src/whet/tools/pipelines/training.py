@@ -79,13 +79,14 @@ def steps_for(num_rows: int, epochs: float, rows_per_step: int) -> int:
     return max(1, math.ceil(epochs * num_rows / rows_per_step))
 
 
-def trained_result(folder: Path, **more: Any) -> dict[str, Any]:
-    """A finished training, slimmed: its updates and tokens, and nothing kept that only a resume would read."""
+def trained_result(folder: Path) -> dict[str, Any]:
+    """A finished training, slimmed: its steps and tokens, and nothing kept that only a resume would read."""
     from whet.model.checkpoint import drop_training_state
 
     for checkpoint in sorted((folder / RUN / "checkpoints").glob("step-*")):
         drop_training_state(checkpoint)
-    return stage_result(run_summary(folder), cost=training_cost(folder / RUN), **more)
+    taken = sum("metrics" in line for line in read_metrics(folder / RUN))  # fewer than given where it ended early
+    return stage_result(run_summary(folder), cost=training_cost(folder / RUN), steps=taken)
 
 
 def training_cost(run: Path) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from whet.reward.combine import RewardPart
 from whet.reward.score import Failures
+from whet.training.assembly.forms import form_facts
 from whet.training.assembly.health import health_settings
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.reward_workers import scored_elsewhere
@@ -90,6 +91,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
             **runtime.facts,
             **decoding,
             **facts,
+            **form_facts(config, config.data.source, config.eval.source),
             **sandbox_summary(parts),
             **worker_facts,
             **settings_facts(config),

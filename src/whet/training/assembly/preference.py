@@ -32,6 +32,7 @@ from whet.training.assembly.rows import (
     left_out_phrases,
     method_for,
     naming_source,
+    overlap_facts,
     refuse_too_long,
     rows_summary,
     task_rows,
@@ -111,7 +112,8 @@ def build_preference(
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
     lengths = rows_fact([completion.tokens for row in rows for completion in row.family])
-    return trainer, {"data": data, **column_facts(train, evaluation), **lengths}, len(eval_rows)
+    facts = {**column_facts(train, evaluation), **overlap_facts(train, evaluation)}
+    return trainer, {"data": data, **facts, **lengths}, len(eval_rows)
 
 
 def build_online_preference(
@@ -152,6 +154,7 @@ def build_online_preference(
         **decode_facts(runtime, sampling, tokens),
         "data": data_summary(config, prompts, eval_prompts),
         **columns,
+        **overlap_facts(prompts, eval_prompts[: config.eval.prompts]),
         "reward": reward_summary(parts),
         **sampling_fact(sampling, tokens),
     }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from whet.data import prompts_from
 from whet.data.source import EVAL, TRAIN
+from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.rows import left_out_phrases, read_usable
 from whet.training.config import Config, EvaluationConfig
 from whet.types import Prompt, WhetError
@@ -15,7 +16,7 @@ def load_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[Pr
     """The training prompts of a config or, with `evaluation`, its eval prompts."""
     prompts = _read_prompts(config, evaluation)
     if evaluation:
-        _require_column(prompts, config.eval.by, config.eval.source or config.data.source)
+        require_column(prompts, config.eval.by, config.eval.source or config.data.source)
     return prompts
 
 
@@ -25,10 +26,13 @@ def _read_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[P
         split, count = (EVAL, config.eval.prompts) if evaluation else (TRAIN, data.count)
         return data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
     source = config.eval.source if evaluation else data.source
-    return read_usable(data, source, lambda _: prompts_from, data.limit) if source else []
+    if not source:
+        return []
+    return read_usable(data, source, lambda _: prompts_from, data.limit, prompt_form(config, source))
 
 
-def _require_column(prompts: Sequence[Prompt], by: str, source: str) -> None:
+def require_column(prompts: Sequence[Prompt], by: str, source: str) -> None:
+    """Raise unless every prompt has a value in the column `by`, where one is named."""
     without = next((prompt for prompt in prompts if by and prompt.meta.get(by) is None), None)
     if without is not None:
         known = ", ".join(sorted(without.meta)) or "none but those of the prompt"

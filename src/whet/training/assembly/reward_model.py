@@ -24,6 +24,7 @@ from whet.training.assembly.rows import (
     left_out_phrases,
     method_for,
     naming_source,
+    overlap_facts,
     refuse_too_long,
     rows_summary,
     task_rows,
@@ -109,7 +110,8 @@ def build_reward_model_run(
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
     lengths = rows_fact([completion.tokens for row in rows for completion in row.rows])
-    return trainer, {"data": data, **column_facts(train, evaluation), **lengths}, len(eval_rows)
+    facts = {**column_facts(train, evaluation), **overlap_facts(train, evaluation)}
+    return trainer, {"data": data, **facts, **lengths}, len(eval_rows)
 
 
 def _separator(config: RewardModelConfig, rows: Sequence[Any]) -> str:

@@ -38,7 +38,7 @@ from whet.training.assembly.rewards import (
     score_and_check,
     take_notes,
 )
-from whet.training.assembly.rows import column_facts
+from whet.training.assembly.rows import column_facts, overlap_facts
 from whet.training.assembly.runtime import (
     Runtime,
     decode_facts,
@@ -46,12 +46,21 @@ from whet.training.assembly.runtime import (
     sampling_fact,
     sampling_from,
 )
-from whet.training.assembly.teacher import SELF, build_teacher, check_teacher, distillation_settings, needs_verdicts
+from whet.training.assembly.teacher import (
+    READ_FIRST,
+    SELF,
+    build_teacher,
+    check_teacher,
+    distillation_settings,
+    needs_verdicts,
+    with_reading,
+)
 from whet.training.config import OF_TEACHER, PolicyConfig
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference
 from whet.training.evaluate import Evaluator
 from whet.training.rl import RLModels, RLTrainer
+from whet.training.teacher import ModelTeacher
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 
@@ -120,6 +129,7 @@ def build_rl(
         **decode_facts(runtime, sampling, tokens),
         "data": data_summary(config, prompts, eval_prompts),
         **column_facts(prompts, eval_prompts),
+        **overlap_facts(prompts, eval_prompts[: config.eval.prompts]),
         **({"teacher": trainer.taught_by} if trainer.taught_by else {}),
         **({"demonstrations": trainer.shown} if trainer.shown else {}),
         "reward": reward_fact(objective, parts),
@@ -207,7 +217,10 @@ def build_rl_trainer(
         policy = sharded(policy, shards)
         critic = None if critic is None else sharded_critic(critic, shards)
         reference = None if reference is None else sharded_reference(reference, policy, shards)
+    target = distillation_settings(config, runtime, dataset.prompts)
     teacher = build_teacher(config, runtime, objective, sampling, dataset.prompt_tokens, reference)
+    if isinstance(teacher, ModelTeacher) and target.section.context == "demonstration":
+        teacher = with_reading(teacher, target, runtime.tokenizer, dataset.prompts[:READ_FIRST])
     models = RLModels(
         policy,
         runtime.tokenizer,
@@ -215,7 +228,7 @@ def build_rl_trainer(
         critic=critic,
         critic_rate=config.critic.learning_rate,
         teacher=teacher,
-        target=distillation_settings(config, runtime, dataset.prompts),
+        target=target,
         demonstrations=build_demonstrations(config, objective, runtime, dataset.prompts),
     )
     spec = RolloutSpec(

@@ -15,18 +15,26 @@ from whet.data.sections import DataSection
 from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source
 from whet.data.usable import Usable, left_out_words, usable, without
 from whet.objective.presets.reward_model import REWARD_MODELS
+from whet.record.text import count_of
+from whet.training.assembly.forms import PromptForm, prompt_form, stated_form
 from whet.training.config import PreferenceConfig, RewardModelConfig
-from whet.types import WhetError
+from whet.types import Prompt, WhetError
 
 Read = Callable[..., list[Any]]
 Encodings = TypeVar("Encodings")
 
 
-def read_usable(data: DataSection, source: str, reader: Callable[[Row], Read], limit: int = 0) -> Usable[Any]:
-    """The values of a file; `reader` says by its first row who reads it. At most `limit` rows, 0 is all."""
-    rows = renamed(read_rows(source, limit or None, faulty=True), data.columns)
+def read_usable(
+    data: DataSection, source: str, reader: Callable[[Row], Read], limit: int = 0, form: PromptForm | None = None
+) -> Usable[Any]:
+    """The values of a file; `reader` says by its first row who reads it. At most `limit` rows, 0 is all.
+
+    `form` is that of the model that is asked; where there is none, the data section's own.
+    """
+    form = form or stated_form(data)
+    rows = renamed(read_rows(source, limit or None, faulty=True, for_chat=form.says_answer_form), data.columns)
     first = next((row for row in rows if row.fault is None), None)
-    read: Read = partial(reader(first), as_chat=data.as_chat) if first else list  # then each row has its fault
+    read: Read = partial(reader(first), as_chat=form.as_chat) if first else list  # then each row has its fault
     return usable(rows, read, drop=data.unusable == "drop")
 
 
@@ -70,6 +78,26 @@ def column_facts(*values: Sequence[Any]) -> dict[str, str]:
     return {"columns": "; ".join(notes)} if notes else {}
 
 
+def overlap_facts(train: Sequence[Any], evaluation: Sequence[Any]) -> dict[str, str]:
+    """How many eval prompts are also trained on, for the run's facts; white space does not count. Empty for none."""
+    known = {_prompt_key(value) for value in train} if evaluation else set()
+    both = sum(_prompt_key(value) in known for value in evaluation)
+    if not both:
+        return {}
+    are = "is" if both == 1 else "are"
+    return {
+        "overlap": f"{both} of {count_of(len(evaluation), 'eval prompt')} {are} also trained on; "
+        "what is measured there may be memory (`whet data contamination` finds near copies too)"
+    }
+
+
+def _prompt_key(value: Any) -> tuple[str, ...]:
+    """The words of a prompt, or of a row's; two that differ in white space alone are the same."""
+    prompt: Prompt = getattr(value, "prompt", value)
+    texts = (prompt.text or "", *(f"{message['role']} {message['content']}" for message in prompt.messages))
+    return tuple(word for text in texts for word in text.split())
+
+
 def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
     """Training and eval rows that a task writes."""
     data = config.data
@@ -88,11 +116,13 @@ def file_rows(
     """`of_task` writes the rows of a task that a file is measured on."""
     data = config.data
     data.parsed_source.require_completions(config.method)
-    train = read_usable(data, data.source, reader, data.limit)
+    train = read_usable(data, data.source, reader, data.limit, prompt_form(config, data.source))
     if of_task is not None and parse_source(config.eval.source).is_task:
         asked = data.model_copy(update={"source": config.eval.source})
         return train, task_rows(config.model_copy(update={"data": asked}), of_task)[1]
-    return train, read_usable(data, config.eval.source, reader) if config.eval.source else []
+    if not config.eval.source:
+        return train, []
+    return train, read_usable(data, config.eval.source, reader, form=prompt_form(config, config.eval.source))
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from functools import partial
 from whet.data import check_context, demonstration_tokens, demonstrations_from
 from whet.data.tasks import Task, demonstrations
 from whet.model.load import LoadedModel
+from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.prompts import data_summary
-from whet.training.assembly.rows import column_facts, encodable, left_out_phrases, read_usable
+from whet.training.assembly.rows import column_facts, encodable, left_out_phrases, overlap_facts, read_usable
 from whet.training.assembly.runtime import Runtime, rows_fact
 from whet.training.config import SFTConfig
 from whet.training.distributed.shard import sharded
@@ -23,8 +24,11 @@ def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[De
     data = config.data
     data.parsed_source.require_completions(config.method)
     if not data.parsed_source.is_task:
-        read = partial(read_usable, data, reader=lambda _: demonstrations_from)
-        return read(source=data.source, limit=data.limit), read(source=config.eval.source) if config.eval.source else []
+
+        def read(source: str, limit: int = 0) -> list[Demonstration]:
+            return read_usable(data, source, lambda _: demonstrations_from, limit, prompt_form(config, source))
+
+        return read(data.source, data.limit), read(config.eval.source) if config.eval.source else []
 
     def draw(task: Task, count: int, difficulty: int) -> list[Demonstration]:
         return demonstrations(task, count, config.seed, difficulty, data.share_worked)
@@ -74,7 +78,8 @@ def build_sft(
     phrases = [data_summary(config, (), eval_prompts), *left_out_phrases(rows, eval_rows)]
     phrases += [f"{dropped} left out: too long for the context"] if dropped else []
     lengths = rows_fact([row.tokens for row in encoded])
-    return trainer, {"data": ", ".join(phrases), **column_facts(rows, eval_rows), **lengths}
+    overlap = overlap_facts(rows, eval_rows or eval_prompts[: config.eval.prompts])
+    return trainer, {"data": ", ".join(phrases), **column_facts(rows, eval_rows), **overlap, **lengths}
 
 
 def _fitting(

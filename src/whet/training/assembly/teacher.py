@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from whet.data import prompt_tokens
-from whet.data.distillation_target import COLUMNS, TEMPLATES, column_text
+from whet.data.chat import demonstration_tokens
+from whet.data.distillation_target import COLUMNS, TEMPLATES, column_text, with_text
 from whet.data.source import TRAIN
 from whet.data.tasks import solutions
 from whet.model.causal_lm import CausalLM, causal_lm
@@ -19,9 +25,13 @@ from whet.rollout.logp_server import LogpServer, logp_server, probed
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import OF_TEACHER, PolicyConfig
 from whet.training.teacher import DistillationSettings, ModelTeacher, ServerTeacher, Teacher
-from whet.types import Prompt, Sampling, WhetError
+from whet.types import Demonstration, Encoded, Prompt, Sampling, TokenBatch, WhetError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SELF = "self"
+READ_FIRST = 32  # prompts whose demonstrations are read, before step 1
 
 
 def check_teacher(config: PolicyConfig, objective: Objective) -> None:
@@ -144,6 +154,35 @@ def build_teacher(
     size = sum(parameter.numel() for parameter in lm.model.parameters())
     said = f"{section.name} ({size / 1e6:.1f}M weights, frozen, {where})"
     return ModelTeacher(FrozenModel(lm), section.temperature, tokens, runtime.ranks, section.top_k, said)
+
+
+def with_reading(
+    teacher: ModelTeacher, target: DistillationSettings, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
+) -> ModelTeacher:
+    """The teacher, saying what it makes of demonstrations that it reads: a model that cannot use them has nothing to
+    teach."""
+    texts = [target.known.get(prompt.id) or column_text(prompt, "demonstration") or "" for prompt in prompts]
+    shown = [with_text(prompt, text, target.template) for prompt, text in zip(prompts, texts, strict=True)]
+    asked, read = (
+        [demonstration_tokens(tokenizer, Demonstration(*row)) for row in zip(questions, texts, strict=True)]
+        for questions in (prompts, shown)
+    )
+    fitting = [index for index, row in enumerate(read) if len(row.tokens) <= target.longest]
+    if not fitting:
+        return teacher
+    before, after = (_nats_per_token(teacher, [rows[index] for index in fitting]) for rows in (asked, read))
+    said = f"reading it, a demonstration has {after:.2f} nats per token, and {before:.2f} unread"
+    if after < before:
+        said += ": this model cannot use what it reads, and unlearns what it knows; show it rows in that form first"
+    return replace(teacher, said=f"{teacher.said}; {said}")
+
+
+def _nats_per_token(teacher: ModelTeacher, rows: Sequence[Encoded]) -> float:
+    """Mean log-probability of the actions."""
+    tokens = pad_sequence([torch.tensor(row.tokens) for row in rows], batch_first=True)
+    action = pad_sequence([torch.tensor(row.action) for row in rows], batch_first=True)
+    logp = teacher.logp(TokenBatch(tokens, action, torch.arange(len(rows)), torch.zeros(len(rows))))
+    return float((logp.double() * action).sum() / action.sum())
 
 
 def load_teacher(config: PolicyConfig, runtime: Runtime) -> tuple[CausalLM, int, str]:

@@ -36,7 +36,7 @@ LEFT = "left"
 TORCH = str(Path(torch.__file__).parent)
 PACKAGE = Path(__file__).parents[2]
 # a main thread that stands still there waits for other ranks or for a device, not for a reward or an environment
-WAITING = (TORCH, *(str(PACKAGE / room) for room in ("dist", "train", "model")))
+WAITING = (TORCH, *(str(PACKAGE / room) for room in ("training", "model")))
 
 
 def interval_of(timeout: float) -> float:

@@ -8,10 +8,8 @@ are taken over gathered numbers in the order of the ranks: every rank holds the 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -151,30 +149,6 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-def joined_ranks(device: torch.device, timeout: float = 600.0) -> Ranks:
-    """The ranks that torchrun or Ray started, by RANK and WORLD_SIZE in the environment; `ALONE` without them."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    rank = os.environ.get("RANK", "0")
-    if not (size.isdigit() and rank.isdigit() and int(rank) < int(size)):
-        raise WhetError(f"RANK={rank} and WORLD_SIZE={size} do not fit; leave both unset, or start with torchrun")
-    if int(size) == 1:
-        return ALONE
-    if not torch.distributed.is_initialized():
-        cuda = device.type == "cuda"
-        if cuda:
-            torch.cuda.set_device(device)
-        torch.distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout)
-        )
-    return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
-
-
-def leave_ranks() -> None:
-    """End what `joined_ranks` began."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def _in_words(error: Exception) -> str:

@@ -66,11 +66,11 @@ class RayCall:
                 raise cause from None
             if isinstance(cause, MemoryError) and OUT_OF_MEMORY in str(cause):
                 raise WorkerLost(str(cause)) from None
-            raise WorkerLost(f"{type(cause).__name__}: {_first_line(cause)}") from error
+            raise WorkerLost(f"{type(cause).__name__}: {_last_line(cause)}") from error
         except (errors.ObjectStoreFullError, errors.OutOfDiskError) as error:
             raise RunFailed(_full_store(error)) from error
         except errors.OutOfMemoryError as error:
-            raise WorkerLost(f"Ray ended it, because its machine ran out of memory: {_first_line(error)}") from error
+            raise WorkerLost(f"Ray ended it, because its machine ran out of memory: {_last_line(error)}") from error
         except errors.RayError as error:
             raise WorkerLost(_death(error)) from error
         if isinstance(value, _Begun):
@@ -186,7 +186,7 @@ class RayCluster:
             actor = host.remote(ray.cloudpickle.dumps(make) if files else make, files, os.getcwd(), memory)
         except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
             raise WhetError(
-                f"{name} cannot be sent to another process ({_first_line(error)}); give it by the name of a file"
+                f"{name} cannot be sent to another process ({_last_line(error)}); give it by the name of a file"
             ) from error
         worker = RayWorker(self, name, actor)
         self._workers.append(worker)
@@ -333,7 +333,7 @@ def _connected(address: str) -> RayCluster:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise WhetError(
-            f"scale.address={address}: no Ray cluster answers ({_first_line(error).split('. ')[0]}); start one with "
+            f"scale.address={address}: no Ray cluster answers ({_last_line(error).split('. ')[0]}); start one with "
             "`ray start --head`, or drop scale.address"
         ) from error
     except RuntimeError as error:
@@ -450,7 +450,7 @@ def _versions_by_node(nodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
             versions[name] = ray.get(reference, timeout=PROBE_SECONDS)
         except ray.exceptions.RayError as error:
             raise WhetError(
-                f"the machine {name} of the Ray cluster does not run whet ({_first_line(error)}); install the same "
+                f"the machine {name} of the Ray cluster does not run whet ({_last_line(error)}); install the same "
                 "packages there, or take it out of the cluster"
             ) from error
     return versions
@@ -515,7 +515,7 @@ def _free_port() -> int:
 
 def _full_store(error: BaseException) -> str:
     return (
-        f"Ray's object store is full, and so is the disk it spills to ({_first_line(error)}); free disk space in Ray's "
+        f"Ray's object store is full, and so is the disk it spills to ({_last_line(error)}); free disk space in Ray's "
         "temporary folder, or start the cluster with a larger --object-store-memory, then resume the run"
     )
 
@@ -530,6 +530,6 @@ def _death(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}"
 
 
-def _first_line(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__

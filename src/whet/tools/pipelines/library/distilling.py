@@ -139,7 +139,7 @@ class MatchedEntry(RLEntry):
             if more < 1 or spent > CLOSE * budget:
                 break
             steps += more
-        result = trained_result(run.folder, steps=steps)
+        result = trained_result(run.folder)
         summary = f"{result['summary']}; {percent(spent / budget)} of the arithmetic that the traces took"
         return {**result, "summary": summary, "operations": spent, "budget": budget}
 

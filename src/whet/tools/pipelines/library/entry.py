@@ -302,5 +302,7 @@ def refuse_contamination(settings: PipelineSettings, trained_on: Mapping[str, st
 def _questions(settings: PipelineSettings, source: str) -> list[str]:
     from whet.training.assembly.prompts import load_prompts
 
-    config = sampling_config(settings, "", {**settings.data.model_dump(), "source": source, "limit": 0})
+    config = sampling_config(
+        settings, "", {**settings.data.model_dump(), "source": source, "limit": 0, "as_chat": False}
+    )
     return [prompt.question() for prompt in load_prompts(config, evaluation=False)]

@@ -26,6 +26,7 @@ from whet.tools.pipelines.library.policy_measures import (
     REWARD_MODEL,
     TRUTH,
     PolicyMeasures,
+    headline,
     length_slope,
     mean_sequence,
     measures,
@@ -305,11 +306,7 @@ class WaysEntry(StageEntry):
             if "n" not in result:
                 rows = read_json_lines(run.done[stage].folder / JUDGED)
                 shown += [{"way": way, **pair} for pair in sample_pairs(rows, start_rows, SAMPLES)]
-        ranked = sorted(measured, key=lambda way: -(measured[way]["win_rate"] or {"value": 0})["value"])
-        summary = f"best by the judge: {ranked[0]}, {rate_cell(measured[ranked[0]]['win_rate'])}"
-        if all(values["accuracy"] for values in measured.values()):
-            best = max(measured, key=lambda way: float(measured[way]["accuracy"]["value"]))
-            summary += f"; by accuracy: {best}, {rate_cell(measured[best]['accuracy'])}"
+        ranked, summary = headline(measured, start["measured"], self.start.removesuffix("-judged"))
         summary += f"; {count_of(len(words), 'warning')}" if words else "; no sign of over-optimisation"
         summary += f"; the budget is {budget:,.0f} forward tokens"
         said: dict[str, Any] = {"table": table, "findings": words, "samples": shown, "ranked": ranked}

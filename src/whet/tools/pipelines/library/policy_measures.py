@@ -21,9 +21,10 @@ from whet.record.metrics.win_rate import (
     win_shares,
     win_shares_by_length,
 )
-from whet.record.text import percent
+from whet.record.text import number, percent
 
 REWARD_MODEL, JUDGE, TRUTH = "reward_model", "judge", "truth"
+FAR = 10.0  # nats: the start would write such a completion once in e^10 = 22,000 times
 Row = Mapping[str, Any]
 
 
@@ -214,19 +215,44 @@ def mean_sequence(rows: Sequence[Row]) -> tuple[float, float]:
     return prompt, _mean_of(rows, "tokens")
 
 
+def over_optimised(measured: Mapping[str, Any], start: Mapping[str, Any]) -> list[str]:
+    """Why this policy must not be called the best, whatever its win rate: it gained by the reward model alone."""
+    before, after, strayed = start.get("accuracy"), measured.get("accuracy"), measured["kl"]
+    reasons = []
+    if before and after and after["high"] < before["low"]:
+        reasons.append(f"accuracy fell from {rate_cell(before)} to {rate_cell(after)}")
+    if strayed and strayed["value"] > FAR:
+        reasons.append(f"KL is {number(strayed['value'])} nats, above {FAR:g}")
+    return reasons
+
+
 def optimised_words(name: str, measured: Mapping[str, Any], start: Mapping[str, Any]) -> list[str]:
-    """What a win rate alone would hide: over-optimisation, length, and a truth that fell."""
+    """What a win rate alone would hide: over-optimisation, and length."""
     judge, own, even = (measured[key] for key in ("win_rate", "win_rate_reward_model", "win_rate_same_length"))
-    remarks = []
+    remarks = [f"{name}: over-optimised, {reason}" for reason in over_optimised(measured, start)]
     if judge and own and own["low"] > judge["high"]:
-        remarks.append(
-            f"{name}: over-optimised, its reward model sees {rate_cell(own)} and the judge {rate_cell(judge)}"
-        )
+        remarks.append(f"{name}: its reward model sees {rate_cell(own)} and the judge {rate_cell(judge)}")
     if judge and even and judge["low"] > 0.5 >= even["low"]:
         remarks.append(f"{name}: at equal length its win rate is {rate_cell(even)}: length may be the gain")
     if judge and judge["high"] < 0.5:
-        remarks.append(f"{name}: worse than where it started, {rate_cell(judge)}")
-    before, after = start.get("accuracy"), measured.get("accuracy")
-    if before and after and after["high"] < before["low"]:
-        remarks.append(f"{name}: accuracy fell from {rate_cell(before)} to {rate_cell(after)}, whatever the judges say")
+        remarks.append(f"{name}: worse than where it started by the judge, {rate_cell(judge)}")
     return remarks
+
+
+def headline(measured: Mapping[str, Mapping[str, Any]], start: Mapping[str, Any], first: str) -> tuple[list[str], str]:
+    """The ways from the best to the worst, and the best in words: by accuracy where the truth is known, else by the
+    judge; what was over-optimised comes last and is named."""
+    by_truth = bool(start["accuracy"]) and all(values["accuracy"] for values in measured.values())
+    key = "accuracy" if by_truth else "win_rate"
+    spoiled = [way for way, values in measured.items() if over_optimised(values, start)]
+    ranked = sorted(measured, key=lambda way: (way in spoiled, -(measured[way][key] or {"value": 0})["value"]))
+    best = measured[ranked[0]]
+    words = f"none is better than {first}: every way was over-optimised"
+    if ranked[0] not in spoiled:
+        came_from = f" ({first} {rate_cell(start[key])})" if by_truth else ""
+        words = f"best by {'accuracy' if by_truth else 'the judge'}: {ranked[0]}, {rate_cell(best[key])}{came_from}"
+        words += f", KL {number(best['kl']['value'])}"
+    for way in ranked:
+        if way in spoiled and ranked[0] not in spoiled:
+            words += f"; {way} was over-optimised: {', '.join(over_optimised(measured[way], start))}"
+    return ranked, words

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.data.distillation_target import with_text
 from whet.record.text import count_of, percent
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
@@ -220,6 +221,9 @@ class MixSource(Section):
     data: str = Field("", description="an earlier stage, a file, task:NAME or hub:owner/name")
     rows: int = Field(0, ge=0, le=MOST_ROWS, description="how many a task writes, or of others only the first; 0: all")
     drop_answers: bool = Field(False, description="prompts only: leave the gold answers out")
+    template: str = Field(
+        "", description="demonstrations only: puts the completion, {text}, beside its {prompt}, as teacher.context does"
+    )
 
 
 class MixEntry(StageEntry):
@@ -260,7 +264,7 @@ class MixEntry(StageEntry):
         counts = {}
         for position, (source, rows) in enumerate(zip(self.sources, run.inputs.values(), strict=True), 1):
             read = self._rows(run.settings, self.data_of(run.settings, source, rows, rows.location(run.done)), source)
-            counts[rows.label] = len(read)
+            counts[f"{rows.label}, beside its prompt" if source.template else rows.label] = len(read)
             mixed += [{**row, "id": f"{position}/{row['id']}"} if len(self.sources) > 1 else row for row in read]
         Random(f"mix/{run.settings.seed}").shuffle(mixed)
         write_rows(run.folder / OUTPUT_FILES["rows"], mixed)
@@ -271,8 +275,12 @@ class MixEntry(StageEntry):
         if self.of == "demonstrations":
             from whet.training.assembly.sft import load_demonstrations
 
-            config = SFTConfig(method=SUPERVISED, seed=settings.seed, data=data)  # type: ignore[arg-type]
-            return [{**prompt_row(row.prompt), "completion": row.completion} for row in load_demonstrations(config)[0]]
+            config = SFTConfig(method=SUPERVISED, seed=settings.seed, model=settings.model, data=data)  # type: ignore[arg-type]
+            shown = source.template or "{prompt}"
+            return [
+                {**prompt_row(with_text(row.prompt, row.completion, shown)), "completion": row.completion}
+                for row in load_demonstrations(config)[0]
+            ]
         from whet.training.assembly.prompts import load_prompts
 
         prompts = load_prompts(sampling_config(settings, "", data), evaluation=False)

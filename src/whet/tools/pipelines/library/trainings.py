@@ -150,12 +150,12 @@ class TrainingEntry(StageEntry):
         else:
             steps = self.known_steps(config, 0) or self.known_steps(config, num_rows(config))
         metrics = train_run(run.folder, self.method_name(), self.config(run.settings, run.inputs, located, steps))
-        result = self.result(run, metrics, steps)
+        result = self.result(run, metrics)
         return {**result, **self.spending(run, config, result, steps, step_cost)} if self.lengths else result
 
-    def result(self, run: StageWork, metrics: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    def result(self, run: StageWork, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """What the training came to; `metrics` are those of its own eval, before and after."""
-        return trained_result(run.folder, steps=steps)
+        return trained_result(run.folder)
 
     def step_cost(self, run: StageWork, config: Any) -> float:
         """Forward tokens that one step is expected to cost."""
@@ -328,8 +328,8 @@ class RewardModelEntry(RowTraining):
         is_empty = file is None or (file.is_file() and not file.stat().st_size)
         return {} if is_empty else {"eval": {"source": str(file), "prompts": EvalSection().prompts}}
 
-    def result(self, run: StageWork, metrics: Mapping[str, Any], steps: int) -> dict[str, Any]:
-        result, after = super().result(run, metrics, steps), metrics["after"]
+    def result(self, run: StageWork, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        result, after = super().result(run, metrics), metrics["after"]
         if "accuracy" not in after:
             return result
         count = len(read_json_lines(Path(run.location("held out"))))

@@ -1,0 +1,114 @@
+"""TRL's side of a real run: GRPO steps of the same model on the same prompts with the same reward, and their seconds.
+
+    python benchmarks/sides/trl_real.py JOB.json OUT.json
+
+`benchmarks/real_run.py --peer` writes the job. Completions end where the model ends them. Settings are those that make
+TRL fastest at equal work: no gradient checkpointing, no logging, no saving, no second scoring of the completions.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import trl
+from datasets import Dataset
+from transformers import AutoTokenizer, TrainerCallback
+from trl_side import WRITING
+
+from whet.reward.mathematics.math_answer import math_answers
+from whet.types import Prompt
+
+
+class StepClock(TrainerCallback):
+    """The wall seconds of each step, and no more steps once the time is over."""
+
+    def __init__(self, limit: float) -> None:
+        self.seconds: list[float] = []
+        self._limit, self._began = limit, time.monotonic()
+        self._since = self._began
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        torch.cuda.synchronize()
+        self._since = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        torch.cuda.synchronize()
+        now = time.monotonic()
+        self.seconds.append(now - self._since)
+        self._since = now
+        print(f"step {len(self.seconds)}: {self.seconds[-1]:.1f} s", flush=True)
+        control.should_training_stop = now - self._began > self._limit
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    began = time.monotonic()
+    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    # as plain text: TRL would render the conversations itself, and its data set cannot pickle how
+    rows = [
+        {**row, "prompt": tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)}
+        for row in job["rows"]
+    ]
+    clock, rewards, tokens = StepClock(job["seconds"]), [], []
+
+    def answers(prompts: Any, completions: Any, completion_ids: Any, gold: list[str], **_: Any) -> list[float]:
+        asked = [Prompt(id=str(n), messages=(), answer=answer) for n, answer in enumerate(gold)]
+        scores = [float(score or 0.0) for score in math_answers(asked, completions)]
+        rewards.append(sum(scores) / len(scores))
+        tokens.append(sum(len(ids) for ids in completion_ids))
+        return scores
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = trl.GRPOConfig(
+            output_dir=folder,
+            bf16=True,
+            per_device_train_batch_size=job["rows_per_pass"],
+            gradient_accumulation_steps=job["prompts"] * job["group_size"] // job["rows_per_pass"],
+            gradient_checkpointing=False,
+            learning_rate=job["learning_rate"],
+            max_steps=job["steps"],
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=0,
+            model_init_kwargs={"dtype": "float32"},
+            num_generations=job["group_size"],
+            max_completion_length=job["most_tokens"],
+            temperature=1.0,
+            beta=0.0,
+            num_iterations=1,
+            loss_type="dr_grpo",
+            **WRITING[job["writing"]],
+        )
+        trainer = trl.GRPOTrainer(
+            model=job["model"],
+            reward_funcs=answers,
+            args=settings,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            callbacks=[clock],
+        )
+        trainer.train()
+    record = {
+        "trl": trl.__version__,
+        "writing": job["writing"],
+        "start_s": time.monotonic() - began - sum(clock.seconds),
+        "step_s": median(clock.seconds[1:] or clock.seconds),
+        "steps_s": clock.seconds,
+        "rewards": rewards,
+        "tokens_per_step": sum(tokens) / max(1, len(tokens)),
+        "peak_GiB": torch.cuda.max_memory_allocated() / 2**30,
+    }
+    Path(sys.argv[2]).write_text(json.dumps(record), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

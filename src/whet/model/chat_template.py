@@ -1,0 +1,47 @@
+"""Whether a model has a chat template, read without loading it: prompts are written before a weight is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from whet.model.hub import hub_file
+from whet.model.run_models import run_model
+from whet.model.width import gguf_fields
+
+BUILTIN = Path(__file__).parent / "builtin"
+KNOWN = {"smollm2": True}
+GGUF_KEY = "tokenizer.chat_template"
+TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+
+
+def has_chat_template(name: str) -> bool | None:
+    """Of a built-in model, a folder, a run, a .gguf file, smollm2 or a hub model; None where it cannot be read."""
+    if name in KNOWN:
+        return KNOWN[name]
+    path = Path(os.path.expanduser(name))
+    if path.suffix == ".gguf" and os.path.isfile(path):  # False for a name that is too long, too
+        return any(key == GGUF_KEY and value.strip() for key, _, value in gguf_fields(path))
+    if name and os.path.isdir(BUILTIN / name):
+        return _in_folder(BUILTIN / name)
+    if name and os.path.isdir(path):
+        return _in_folder(run_model(path) or path)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        return None
+    settings = hub_file(name, SETTINGS)
+    if settings is not None and _stated(settings):
+        return True
+    return hub_file(name, TEMPLATE) is not None if settings is not None else None
+
+
+def _in_folder(folder: Path) -> bool:
+    return (folder / TEMPLATE).is_file() or bool(_stated(folder / SETTINGS))
+
+
+def _stated(settings: Path) -> Any:
+    try:
+        return json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError, RecursionError):  # what is wrong with it is told when it is loaded
+        return None

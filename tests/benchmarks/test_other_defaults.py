@@ -1,0 +1,51 @@
+"""The rule that chooses a default: it never loses against the start, and is within noise of the best."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def sweep(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    return importlib.import_module("other_defaults")
+
+
+def outcomes(sweep: ModuleType, start: float, **after: float) -> list[Any]:
+    """Three seeds that end around the share, by value: `v1e_3` is 1e-3."""
+    return [
+        sweep.Outcome(float(name[1:].replace("_", "-")), (start,) * 3, (share - 0.01, share, share + 0.01))
+        for name, share in after.items()
+    ]
+
+
+def test_a_value_is_fine_where_no_seed_loses_and_the_mean_is_near_the_best(sweep: ModuleType) -> None:
+    found = outcomes(sweep, 0.3, v1e_5=0.32, v1e_4=0.85, v1e_3=0.88, v1e_2=0.05)
+    assert [one.loses() for one in found] == [False, False, False, True]
+    assert sweep.fine_values(found) == ([1e-4, 1e-3], 1e-3)
+    lucky = sweep.Outcome(1e-2, (0.3, 0.3, 0.3), (1.0, 1.0, 0.1))  # one seed is enough to lose, whatever the mean
+    assert lucky.mean > 0.6 and lucky.loses() and 1e-2 not in sweep.fine_values([*found[:3], lucky])[0]
+    assert sweep.fine_values([lucky]) == ([], 0.0)
+
+
+def test_today_stands_where_it_is_fine_and_else_the_value_that_suits_most_methods_is_chosen(sweep: ModuleType) -> None:
+    one = outcomes(sweep, 0.3, v1e_5=0.32, v1e_4=0.85, v1e_3=0.88, v1e_2=0.05)
+    other = outcomes(sweep, 0.3, v1e_5=0.31, v1e_4=0.50, v1e_3=0.80, v1e_2=0.81)
+    alone = sweep.choose({"one": one}, today=9e-5)
+    assert (alone.nearest, alone.stands, alone.chosen) == (1e-4, True, 1e-4)
+    both = sweep.choose({"one": one, "other": other}, today=9e-5)
+    assert not both.stands and both.chosen == 1e-3 and both.losing == {"one": [1e-2], "other": []}
+
+
+def test_every_group_has_seven_values_over_two_decades_and_settings_of_its_own_key(sweep: ModuleType) -> None:
+    for group in sweep.GROUPS:
+        values = group.values()
+        assert len(values) == 7 and 99 < values[-1] / values[0] < 101, group.name
+    assert sweep.nested("objective.control.nats", 3.0) == {"objective": {"control": {"nats": 3.0}}}
+    plans = sweep.planned([sweep.GROUPS[-1]], 2, Path("runs"))
+    assert len({plan.name for plan in plans}) == len(plans) == 7 * 2 * len(sweep.GROUPS[-1].methods)
