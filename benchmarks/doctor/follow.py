@@ -15,6 +15,7 @@ import json
 import lzma
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,16 @@ def advised(path: Path, only: str) -> dict[str, tuple[PlannedRun, Mapping[str, A
             settings = merged(plan.settings, from_settings([change]))
             found[plan.name] = (replace(plan, name=f"{plan.name}-followed", settings=settings), before, change)
     return found
+
+
+def in_turn(runs: Mapping[str, tuple[PlannedRun, Any, str]]) -> list[tuple[str, Any]]:
+    """One of each kind after the other: what is cut short is of all kinds."""
+    turns: Counter[str] = Counter()
+    order = {}
+    for name, (plan, _, _) in runs.items():
+        order[name] = (turns[plan.kind], plan.kind)
+        turns[plan.kind] += 1
+    return sorted(runs.items(), key=lambda item: order[item[0]])
 
 
 def right(run: Mapping[str, Any]) -> float:
@@ -85,7 +96,7 @@ def main() -> None:
     add_results_flag(parser, "doctor_advice")
     options = parser.parse_args()
     runs = advised(HERE / f"corpus-{options.half}.jsonl.xz", options.only)
-    runs = dict(list(runs.items())[: options.most or None])
+    runs = dict(in_turn(runs)[: options.most or None])
     follow(runs, options)
     compared: dict[str, Any] = {}
     for name, (plan, before, change) in runs.items():
