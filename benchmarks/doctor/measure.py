@@ -29,7 +29,8 @@ from results_file import add_results_flag, write_results
 from rivals import is_rl
 from split_corpus import HALVES, read_runs
 
-from whet.record.health import RULES, FindingSpan, RunEnding, findings, story_of
+from whet.record.health import RULES, FindingSpan, findings, story_of
+from whet.record.health.registry import lingers
 from whet.record.log import eval_records, step_reports
 from whet.record.metrics.intervals import share_interval
 from whet.record.thinning import ThinnedLog
@@ -50,6 +51,7 @@ class ReplayedRun:
     is_rl: bool
     spoke: Mapping[str, Sequence[int]]
     cause: str  # that the story of the finished run tells; empty: it tells none
+    change: str  # of a setting, that it advises first; empty: none
     advised: frozenset[str]  # settings that any step advised to raise (+NAME) or lower (-NAME)
     opposed: bool  # whether any step advised both
 
@@ -115,8 +117,10 @@ def replayed(run: Mapping[str, Any]) -> ReplayedRun:
         spans |= {span.finding.name: span for span in current}
         opposed = opposed or any(f"-{advice[1:]}" in step_advice for advice in step_advice if advice[0] == "+")
         advised |= step_advice
-    ended = [replace(span, holds=span.last == report.step) for span in spans.values()] if num_steps else []
-    cause = story_of(ended, ending=RunEnding("finished", report.step)).cause if num_steps else None
+    ended = [
+        replace(span, holds=span.last == report.step, lingers=lingers(span, report.step)) for span in spans.values()
+    ]
+    cause = story_of(ended).cause
     return ReplayedRun(
         name=run["name"],
         kind=run["kind"],
@@ -126,6 +130,7 @@ def replayed(run: Mapping[str, Any]) -> ReplayedRun:
         is_rl=is_rl(run),
         spoke=spoke,
         cause=cause.finding.name if cause else "",
+        change=next(iter(cause.finding.changes), "") if cause else "",
         advised=frozenset(advised),
         opposed=opposed,
     )

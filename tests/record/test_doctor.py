@@ -114,6 +114,19 @@ def test_what_is_over_is_said_and_what_an_older_version_did_not_record_is_found(
     assert doctor_report(folder).problems[0].first == 10
 
 
+def test_what_held_until_just_now_is_told_and_what_only_older_rules_said_is_not(tmp_path: Path) -> None:
+    late = Course(metrics={"sampler_gap": lambda step: 0.01 if 10 <= step <= 28 else 1e-6})
+    report = doctor_report(written(tmp_path / "late", late))
+    assert report.story.cause.finding.name == "sampler gap" and report.story.change and not report.is_healthy
+    folder = written(tmp_path / "old", CASES["flat reward"].well["it rises"])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    said = ["flat reward: it is flat: too slow; raise optimizer.learning_rate."]
+    text = "".join(json.dumps({**line, "health": said if line["step"] > 20 else []}) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    report = doctor_report(folder)
+    assert report.is_healthy and [span.finding.name for span in report.over] == ["flat reward"]
+
+
 def test_a_damaged_folder_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     folder = ill(tmp_path / "run")
     log = folder / "metrics.jsonl"

@@ -181,7 +181,7 @@ class Evaluations:
         if self.last is None:
             return ""
         first, last, best = self.measured[0], self.measured[-1], self.best
-        name, of = words(last.metric), f" of {last.size:,} prompts" if last.size else ""
+        name, of = words(last.metric), f" of {last.size:,} eval rows" if last.size else ""
         if first is last:
             return f"{name} was {last.text}{of} at step {last.step}"
         ends = f"from {first.text} to {last.text}{of}"

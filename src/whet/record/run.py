@@ -231,9 +231,6 @@ def verdict(run: RunRecord) -> str:
         "running": f"The run is at {reached}",
     }.get(run.status)
     outcome, remark = _outcome(run)
-    evaluations = run.evaluations()
-    if evaluations.best is not evaluations.last and evaluations.text:
-        remark += f"; {evaluations.text}"
     if opening:
         return f"{opening}: {outcome}{remark}."
     ended = f"; it ended early: {run.summary['ended']}" if run.summary.get("ended") else ""

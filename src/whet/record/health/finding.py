@@ -72,6 +72,7 @@ class FindingSpan:
     last: int
     num_steps: int
     holds: bool  # still true at the last step
+    lingers: bool = False  # true for a while until just before it
 
 
 def problem(evidence: str, cause: str, *options: str | SettingAdvice | None) -> HealthFinding:

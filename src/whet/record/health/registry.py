@@ -18,7 +18,7 @@ from whet.record.health.evaluation import EVALUATION_RULES
 from whet.record.health.finding import FindingSpan, HealthFinding, recorded_finding
 from whet.record.health.groups import GROUP_RULES
 from whet.record.health.hacking import HACKING_RULES
-from whet.record.health.history import History, history_of
+from whet.record.health.history import RECENT, TREND_STEPS, History, history_of
 from whet.record.health.length import LENGTH_RULES
 from whet.record.health.policy import POLICY_RULES
 from whet.record.health.preference import PREFERENCE_RULES
@@ -85,11 +85,11 @@ def findings(
     return _without_opposites(shown)
 
 
-def _without_opposites(found: Sequence[HealthFinding]) -> tuple[HealthFinding, ...]:
+def _without_opposites(problems_first: Sequence[HealthFinding]) -> tuple[HealthFinding, ...]:
     """The findings without advice that contradicts that of an earlier one, which is nearer to the root."""
     advised: dict[str, tuple[int, str]] = {}  # direction and value of each setting
     agreeing = []
-    for finding in found:
+    for finding in problems_first:
         wanted = {advice.setting: (advice.direction, advice.value) for advice in finding.advice}
         opposite = {
             setting
@@ -189,8 +189,30 @@ def current_spans(
         else:
             first, count = since_when(finding.name, steps, dtype, settings, evals)
         spans[finding.name] = FindingSpan(finding, first, end, count, True)
+    for name, span in spans.items():
+        if not span.holds and lingers(span, end) and _is_judged(name, steps[-1]):
+            spans[name] = _asked_again(span, steps, dtype, settings, evals)
     last = [FindingSpan(note, end, end, 1, True) for note in now if not note.is_problem]
     return (*spans.values(), *last)
+
+
+def lingers(span: FindingSpan, end: int) -> bool:
+    """Whether a problem held for a while until just before the last step."""
+    return end - TREND_STEPS < span.last < end and span.num_steps >= RECENT
+
+
+def _asked_again(
+    span: FindingSpan,
+    steps: Sequence[StepReport],
+    dtype: str,
+    settings: Mapping[str, Any] | None,
+    evals: Sequence[EvalRecord],
+) -> FindingSpan:
+    """A problem that was recorded until just now, as today's rules tell it; unchanged where they do not."""
+    earlier = [step for step in steps if step.step <= span.last]
+    known = [evaluation for evaluation in evals if evaluation.step <= span.last]
+    finding = RULES[span.finding.name].find(history_of(earlier, dtype, settings, known)) if earlier else None
+    return span if finding is None or not finding.is_problem else replace(span, finding=finding, lingers=True)
 
 
 def _is_judged(name: str, step: StepReport) -> bool:

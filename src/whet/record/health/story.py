@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from whet.record.evaluations import Evaluations
 from whet.record.health.finding import FindingSpan
-from whet.record.health.history import RECENT, TREND_STEPS
 from whet.record.health.registry import RULES
 
 OUTCOME = 3  # depth of the rules that say what came of it
@@ -81,8 +80,8 @@ def story_of(
     ending: RunEnding | None = None,
 ) -> Story:
     """The findings of a run, and how it stands, as one story."""
-    end = max((span.last for span in spans), default=0) if ending is None else ending.step
-    holding = sorted((span for span in spans if span.finding.is_problem and _counts(span, end)), key=_nearness)
+    telling = [span for span in spans if span.finding.is_problem and (span.holds or span.lingers)]
+    holding = sorted(telling, key=_nearness)
     if ending is not None and (ending.status == "failed" or ending.was_killed):
         return _failure(ending, holding)
     if holding:
@@ -94,11 +93,6 @@ def story_of(
     if evaluations is not None and evaluations.gain < 0:
         said = "one in twenty runs in which nothing changes shows as much: evaluate on more prompts to tell"
     return Story("unclear", f"{change[0].upper()}{change[1:]}; {said}" if change else f"{said[0].upper()}{said[1:]}")
-
-
-def _counts(span: FindingSpan, end: int) -> bool:
-    """Whether a finding belongs to the story: it holds, or has held for a while until just now."""
-    return span.holds or (span.last > end - TREND_STEPS and span.num_steps >= RECENT)
 
 
 def _nearness(span: FindingSpan) -> tuple[int, bool, int]:
