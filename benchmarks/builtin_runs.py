@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -191,6 +192,32 @@ def distill(folder: Path) -> dict[str, Any]:
     return composed("distill", folder)
 
 
+# a model that keeps its layers and sees next to nothing but demonstrations beside their prompts
+READING = {"teacher": "whetstone", "student": {"layers": 3}, "warm_rows": 1, "compare": ["traces"]}
+READING |= {"traces": {"prompts": 8}, "imitate": {"epochs": 1.0}}
+SELF_TAUGHT = {
+    "steps": 40,
+    "data": {"source": "task:arithmetic", "count": 512},
+    "sampling": {"max_new_tokens": 64},
+    "batch": {"group_size": 1, "prompts_per_step": 32},
+    "optimizer": {"learning_rate": 1e-3},
+    "objective": {"baseline": "none", "teacher": "reverse_kl"},
+    "teacher": {"top_k": 100, "template": "{prompt}\n{text}"},
+}
+
+
+def self_teaching(folder: Path) -> dict[str, Any]:
+    """`sdft` on the built-in model as it is, and on one that has learned to use a demonstration that it reads."""
+    reader = next(piped("distill", folder, "reading", READING).glob("*-warm-student/run"))
+    values = {}
+    for name, model in (("as_it_is", "whetstone"), ("reading", str(reader))):
+        run = trained_as(folder, f"sdft-{name}", "sdft", merged(SELF_TAUGHT, {"model": {"name": model}}))
+        said = json.loads((Path(run.folder) / "run.json").read_text())["facts"]["teacher"]
+        read, unread = (float(nats) for nats in re.findall(r"(-[\d.]+)(?: nats per token| unread)", said))
+        values[name] = {**before_after(run), "nats_read": read, "nats_unread": unread}
+    return values
+
+
 def r1(folder: Path) -> dict[str, Any]:
     """`whet pipeline r1`."""
     return composed("r1", folder)
@@ -211,12 +238,12 @@ def ttrl(folder: Path) -> dict[str, Any]:
     return composed("ttrl", folder)
 
 
-def piped(name: str, folder: Path) -> Path:
-    """The folder of a finished pipeline with its own settings; what is done in it is kept."""
+def piped(name: str, folder: Path, own_name: str = "", settings: Mapping[str, Any] | None = None) -> Path:
+    """The folder of a finished pipeline, with its own settings unless others are given; what is done in it is kept."""
     from whet.tools.pipelines.runner import run_pipeline
 
-    run_folder = folder / name
-    run_pipeline(name, merged(THREAD, {"folder": str(run_folder)}))
+    run_folder = folder / (own_name or name)
+    run_pipeline(name, merged(THREAD, settings or {}), {"folder": str(run_folder)})
     return run_folder
 
 
@@ -307,6 +334,7 @@ PARTS = {
     "rlhf": rlhf,
     "phased": phased,
     "distill": distill,
+    "self_teaching": self_teaching,
     "r1": r1,
     "r1_zero": r1_zero,
     "rejection": rejection,

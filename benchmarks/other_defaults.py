@@ -42,6 +42,7 @@ ERRORS = 2.0  # standard errors that count as noise
 PROMPTS = 200  # of an evaluation
 RATE, CRITIC_RATE = "optimizer.learning_rate", "critic.learning_rate"
 BETA, NATS = "objective.kl.beta", "objective.control.nats"
+BUDGET = {"kind": "budget", "decay": 0.8}  # as `whet pipeline rlhf` has it
 SPARE = {"model": {"device": "cpu", "threads": 1}, "eval": {"every": 0}, "report": {"save_every": 100_000}}
 ADAPTERS = {"model": {"lora": 16}}
 # models that stages of the pipelines make, by stage; they are run first, with next to nothing behind these stages
@@ -92,7 +93,7 @@ GROUPS = (
     Group("teacher-sibling", ("sdpo",), 1e-3, merged(merged(merged(TASK, STUDYING), READING), SIBLINGS)),
     Group("rlhf-rate", ("grpo",), 1e-4, SCORED),
     Group("rlhf-beta", ("grpo",), 1e-1, SCORED, BETA, today=0.04),
-    Group("rlhf-nats", ("grpo", "ppo"), 3.0, merged(SCORED, {"objective": {"control": {"kind": "budget"}}}), NATS, 3.0),
+    Group("rlhf-nats", ("grpo", "ppo"), 3.0, merged(SCORED, {"objective": {"control": BUDGET}}), NATS, 3.0),
     Group("preference", ("dpo", "ipo", "kto", "simpo", "orpo"), 1e-4),
     Group("reward-model", ("rm", "orm", "prm"), 1e-3),
     Group("critic", ("ppo",), 1e-3, key=CRITIC_RATE),

@@ -10,7 +10,7 @@ import pytest
 from tests.support.for_every import for_every
 from whet.model.width import model_width
 from whet.training.annotated_config import annotated_toml
-from whet.training.config import rate_reasons, resolved, toml_text
+from whet.training.config import rate_reasons, resolved, resolved_evaluation, toml_text
 from whet.types import WhetError
 
 
@@ -183,3 +183,12 @@ def test_a_batch_may_be_as_small_as_one(method, name):
     assert getattr(resolved(method, {"batch": {name: 1}}).batch, name) == 1
     with pytest.raises(WhetError, match=rf"batch\.{name}"):
         resolved(method, {"batch": {name: 0}})
+
+
+def test_an_evaluation_of_a_run_of_the_built_in_model_has_its_budget_of_tokens(tmp_path):
+    (tmp_path / "config.toml").write_text('[model]\nname = "whetstone"\n')
+    budgets = [
+        resolved_evaluation({}, {"model": {"name": name}}).sampling.max_new_tokens
+        for name in ("whetstone", str(tmp_path), "smollm2")
+    ]
+    assert budgets[0] == budgets[1] == 64 < budgets[2]

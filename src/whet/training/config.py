@@ -456,8 +456,8 @@ def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> E
         shared["env"], wanted["env"] = evaluated_env(shared.get("env"), wanted["env"])
     settings = _given((shared, wanted))
     model = settings.get("model")
-    is_small = isinstance(model, Mapping) and str(model.get("name")) == ModelSection().name
-    sampling = PolicyConfig.small_run["sampling"] if is_small else {}
+    named = model.get("name") if isinstance(model, Mapping) else None
+    sampling = PolicyConfig.small_run["sampling"] if named and is_small(str(named)) else {}
     return validated(EvaluationConfig, merged(merged({"sampling": sampling}, env_defaults(settings)), settings))
 
 

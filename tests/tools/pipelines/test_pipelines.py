@@ -223,7 +223,7 @@ def test_a_policy_is_evaluated_on_the_way_only_where_there_is_something_to_measu
 def test_the_first_method_sets_the_budget_and_pairs_are_passed_over_no_more_than_allowed():
     settings = built_in("rlhf")
     found = {stage.name: stage for stage in PIPELINES["rlhf"].stages(settings)}
-    assert found["dpo-train"].most_epochs == 2.0
+    assert found["dpo-train"].most_epochs == 1.0
     assert steps_within(1000.0, 10.0) == 100 and steps_within(1000.0, 10.0, most=7) == 7
     from whet.training.config import resolved
 

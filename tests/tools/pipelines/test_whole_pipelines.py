@@ -224,8 +224,8 @@ def test_training_against_the_reward_model_ends_by_kl_unless_the_user_says_how()
         }
 
     assert controls(most_kl=2.0) == {
-        "ppo-train": {"kind": "budget", "nats": 2.0},
-        "grpo-train": {"kind": "budget", "nats": 2.0},
+        "ppo-train": {"kind": "budget", "nats": 2.0, "decay": 0.8},
+        "grpo-train": {"kind": "budget", "nats": 2.0, "decay": 0.8},
         "dpo-train": None,
     }
     own = {"train": {"grpo": {"objective": {"control": "proportional"}}}, "most_kl": 2.0}

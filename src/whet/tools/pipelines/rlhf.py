@@ -36,7 +36,9 @@ from whet.types import WhetError, did_you_mean
 SELECT = "best_of_n"  # no training: the reward model chooses among n completions of the first stage's policy
 WAYS = ("ppo", "dpo", "grpo", SELECT)
 PAIRS, SCORER, JUDGE = "pairs", "reward-model", "judge-model"
-MOST_KL = 3.0  # about that of the best of 64 completions, log 64 - 63/64
+# MOST_KL is about that of the best of 64 completions, log 64 - 63/64. It is a mean over some five steps: a critic that
+# is still being fitted drives PPO away for a few, and it comes back.
+MOST_KL, KL_DECAY = 3.0, 0.8
 JUDGE_SEED = 1000  # added to the seed: the judge has other first weights and another order of its rows
 
 
@@ -147,7 +149,7 @@ class RLHFSettings(PairSettings):
         description=f"{SELECT}: at most this n; less where the budget is spent on the judged prompts before",
     )
     most_epochs: float = Field(
-        2.0,
+        1.0,
         ge=0,
         le=1000,
         description="passes over the pairs that a method which learns from pairs makes at most, though it then spends "
@@ -206,7 +208,7 @@ def training_of(settings: RLHFSettings, way: str) -> Mapping[str, Any]:
         return given
     if PRESETS[way].objective.control.name != "fixed":
         return given
-    return merged(given, {"objective": {"control": {"kind": "budget", "nats": settings.most_kl}}})
+    return merged(given, {"objective": {"control": {"kind": "budget", "nats": settings.most_kl, "decay": KL_DECAY}}})
 
 
 def rlhf_entries(settings: RLHFSettings) -> list[StageEntry]:
