@@ -88,5 +88,7 @@ def test_what_is_said_after_the_box_must_not_contradict_it(gold: str, completion
 def test_an_exact_answer_is_contradicted_by_another_number_behind_it() -> None:
     prompt = Prompt("p", (), text="What is it?", answer="7")
     assert exact_answer(prompt, r"\boxed{7} Actually the answer is 8.") == 0.0
+    assert exact_answer(prompt, r"\boxed{7} Actually the answer is \frac{1}{2}.") == 0.0
     assert exact_answer(prompt, r"\boxed{7} So the answer is 7.") == 1.0
+    assert exact_answer(prompt, r"\boxed{7} So the answer is (B) 7.") == 1.0
     assert exact_answer(prompt, r"\boxed{7} The answer is 7 apples.") == 1.0

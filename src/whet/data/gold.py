@@ -119,10 +119,10 @@ def after_hashes(text: str) -> list[str]:
         title = TITLE.fullmatch(lines[0].strip("*_ "))
         if title is not None and (title[1] or len(lines) > 1):
             line, has_text = (title[1], len(lines) > 1) if title[1] else (lines[1], len(lines) > 2)
-            if _is_bare_value(line) or not (has_text or SENTENCE.search(line) or len(line.split()) > MOST_WORDS):
+            if is_bare_value(line) or not (has_text or SENTENCE.search(line) or len(line.split()) > MOST_WORDS):
                 marks.append(bare_answer(line))
         elif (
-            _is_bare_value(lines[0])
+            is_bare_value(lines[0])
             or (is_last and COUNTED.fullmatch(lines[0].strip("*_ ")))
             or (len(lines) == 1 and not SECTION.match(lines[0]))
         ):
@@ -130,7 +130,7 @@ def after_hashes(text: str) -> list[str]:
     return marks
 
 
-def _is_bare_value(line: str) -> bool:
+def is_bare_value(line: str) -> bool:
     """True for a number or formula without words: what a heading never is."""
     bare = TEXT_COMMAND.sub("", line.strip().strip("*`_ "))
     if not re.search(r"[0-9\\]", bare) or ENUMERATED.match(bare):

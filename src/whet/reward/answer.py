@@ -10,7 +10,7 @@ import re
 import string
 from typing import Any, Literal
 
-from whet.data.gold import after_hashes, bare_answer, boxed, first_line
+from whet.data.gold import after_hashes, bare_answer, boxed, first_line, is_bare_value
 from whet.types import Prompt, WhetError
 
 Form = Literal["normal", "words", "strict"]
@@ -37,8 +37,9 @@ def exact_answer(prompt: Prompt, completion: str, *, form: Form = "normal", any_
     alternatives = prompt.answer if any_of and isinstance(prompt.answer, list | tuple) else [gold_answer]
     gold = {changed(alternative) for alternative in alternatives}
     answers = {changed(answer) for answer in explicit_answers(completion)}
-    numbers = all(NUMBER.fullmatch(answer) for answer in answers)
-    later = {answer for answer in map(changed, said_after_marks(completion)) if numbers and NUMBER.fullmatch(answer)}
+    # "x = 7" says \boxed{7} again, and a sentence says something about it
+    said = [changed(text) for text in said_after_marks(completion) if is_bare_value(text)]
+    later = {text for text in said if not any(answer in text for answer in answers)}
     return float(len(answers | later) == 1 and answers <= gold)
 
 
