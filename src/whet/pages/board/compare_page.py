@@ -63,7 +63,8 @@ def add_routes(app: BoardApp, board: Board) -> None:
         }
         every = [
             {"id": each.id, "place": each.place, "is_chosen": each.id in {run.id for run in runs}}
-            for each in board.runs()
+            for each in board.look().values()
+            if each.kind == RUN
         ]
         metrics = common_metrics(runs)
         keys = [*(["evals"] if any(run.view.record.evals for run in runs) else ()), *metrics[:9]]

@@ -36,6 +36,7 @@ SMALL = 1 << 20  # bytes of a log that is read whole at once
 MOST_BETWEEN = 800  # steps kept whole beside the first and the last ones, for the rules of health
 MOST_EVALS = 5000
 MOST_SPANS = 200  # problems by name
+LATEST = 4e10  # seconds since 1970: no run began or ended later
 EXACT_ROWS = 2000  # rows of a zoomed chart that are read from the log itself
 
 
@@ -160,7 +161,7 @@ class RunReader:
         summary, problem = self.summary()
         status = summary.get("status")
         if not isinstance(status, str) or not status:
-            return "damaged" if problem else "running" if is_locked(self.folder) else "interrupted"
+            return "running" if is_locked(self.folder) else "damaged" if problem else "interrupted"
         return "interrupted" if status == "running" and not is_locked(self.folder) else status
 
     # looking
@@ -351,6 +352,8 @@ def checked_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
     checked = {}
     for name, value in summary.items():
         if value is not None and name in kinds and not isinstance(value, kinds[name]):
+            continue
+        if name in ("started", "finished") and value is not None and not 0 < value < LATEST:
             continue
         if name in ("seconds", "before", "after") and isinstance(value, dict):
             value = {key: each for key, each in _numbers(value).items() if math.isfinite(each)}
