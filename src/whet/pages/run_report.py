@@ -115,6 +115,7 @@ def run_values(
         "times": [*drawn_charts(charts.times, values), *typical_step(run.steps)],
         "others": drawn_charts(charts.others, values) if draws_others else listed,
         "evaluation": evaluation_section(run),
+        "course": run.totals.course_values() if is_complete else None,
         "phases": phases(run) if is_complete or summary.get("seconds") else [],
         "objective": [str(text)[:LONGEST_TEXT] for text in summary.get("objective") or ()],
         "facts": facts,

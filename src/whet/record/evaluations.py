@@ -218,17 +218,22 @@ def evaluations_of(evals: Sequence[EvalRecord], preferred: Sequence[str], size: 
     name = headline(plain_metrics(own[-1].result), preferred)
     if name is None:
         return Evaluations()
+    return measured_by(own, name, size)
+
+
+def measured_by(evals: Sequence[EvalRecord], metric: str, size: int = 0) -> Evaluations:
+    """Evaluations of one eval set by one metric; those that did not measure it are left out."""
     return Evaluations(
         tuple(
             Measurement(
                 evaluation.step,
-                name,
-                float(evaluation.result[name]),
-                len(evaluation.scores.get(name, ())) or evaluation.size or size,
-                tuple(evaluation.scores.get(name, ())),
+                metric,
+                float(evaluation.result[metric]),
+                len(evaluation.scores.get(metric, ())) or evaluation.size or size,
+                tuple(evaluation.scores.get(metric, ())),
             )
-            for evaluation in own
-            if math.isfinite(evaluation.result.get(name, math.nan))
+            for evaluation in evals
+            if math.isfinite(evaluation.result.get(metric, math.nan))
         )
     )
 

@@ -53,6 +53,22 @@ class StepTotals:
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     problems: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # of each step that has any
+    evaluation_seconds: float = 0.0
+    # (step, tokens so far, seconds so far) of steps here and there
+    course: ThinnedLog[tuple[int, int, float]] = field(default_factory=ThinnedLog, compare=False)
+
+    def passed(self, step: int) -> None:
+        """A step was added: note what has been spent by now."""
+        spent = sum(self.seconds.values()) + self.evaluation_seconds
+        self.course.append((step, self.counts.get("tokens", 0), spent))
+
+    def course_values(self) -> dict[str, list[float]] | None:
+        """What was spent after each of some steps, for the axes of charts; None before the first step."""
+        rows = [(0, 0, 0.0), *self.course.items()]
+        if len(rows) < 2:
+            return None
+        steps, tokens, seconds = zip(*rows, strict=True)
+        return {"step": list(steps), "tokens": list(tokens), "seconds": [round(spent, 2) for spent in seconds]}
 
     def add(self, line: Mapping[str, Any]) -> None:
         """One more step, as metrics.jsonl has it."""
@@ -63,6 +79,7 @@ class StepTotals:
             self.counts[name] = self.counts.get(name, 0) + count
         if line["health"]:
             self.problems.append((line["step"], tuple(line["health"])))
+        self.passed(line["step"])
 
 
 @dataclass(frozen=True)
@@ -183,6 +200,7 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
     for position, text in raw_lines(folder / METRICS):
         if b'"eval": ' in text and "eval" in (line := parsed_line(position, text)):
             evals.append(line)
+            totals.evaluation_seconds += line["seconds"].get("evaluate") or 0.0
         else:
             totals.add(step_sums(position, text))
             step_lines.append((position, text))
@@ -273,5 +291,5 @@ def _samples_at_the_ends(
 
 def started_on(run: RunRecord) -> str:
     """The day and minute the run began, in universal time; empty where it is not known."""
-    began = run.summary.get("started")
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(began))) if began else ""
+    began = float(run.summary.get("started") or 0)
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began)) if 0 < began < 4e10 else ""
