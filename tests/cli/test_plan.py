@@ -90,7 +90,7 @@ def test_a_model_is_named_in_many_ways(monkeypatch, capsys, tmp_path):
         (("--simulate", "--gpus", "cpu:8GB"), "--simulate needs devices whose rates were measured"),
         (("--simulate", "--method", "sft"), "sft draws no completions"),
         (("--simulate", "--gpus", "4xH100", "--set", "scale.engines=4"), "leave no device to train on"),
-        (("--simulate", "--mean-length", "9000"), "--mean-length is 9000 and the longest completion 256 tokens"),
+        (("--simulate", "--mean-length", "9000"), "--mean-length is 9000 and the longest completion 512 tokens"),
     ],
 )
 def test_each_mistake_is_one_line(monkeypatch, capsys, words, line):

@@ -11,7 +11,7 @@ from whet.tools.planner.from_config import UNKNOWN_PROMPT, model_shape, workload
 from whet.tools.planner.machines import Devices, devices
 from whet.tools.planner.plan import Plan, plan_for
 from whet.tools.planner.workload import Workload
-from whet.training.config import resolved
+from whet.training.config import is_small, resolved
 from whet.training.sections import ScaleSection
 from whet.types import WhetError
 
@@ -68,7 +68,8 @@ def _asked(
 ) -> tuple[Devices, Workload, ScaleSection]:
     room, shape = devices(gpus), model_shape(model)
     layer: dict[str, Any] = {} if completion_tokens is None else {"sampling": {"max_new_tokens": completion_tokens}}
-    # the run of a large model, whatever it is called: the built-in model's small defaults are not meant
-    config = resolved(method, {"model": {"name": "planned/model"}}, settings or {}, layer, width=shape.hidden)
+    # the run of a large model, whatever it is called, unless the built-in one itself is meant
+    name = model if is_small(model) else "planned/model"
+    config = resolved(method, {"model": {"name": name}}, settings or {}, layer, width=shape.hidden)
     work = workload(config, shape, prompt_tokens, on_cpu=room.is_cpu, eval_prompts=config.eval.prompts)
     return room, work, config.scale
