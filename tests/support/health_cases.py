@@ -227,10 +227,11 @@ CASES: dict[str, Case] = {
         },
     ),
     "huge gradient": Case(
-        Course(metrics={"gradient_norm": 2000.0}, settings={"optimizer.max_gradient_norm": 1.0}),
+        Course(metrics={"gradient_norm": after(11, 1.0, 2000.0)}),
         {
-            "large": Course(metrics={"gradient_norm": 200.0}, settings={"optimizer.max_gradient_norm": 1.0}),
-            "it is not clipped": Course(metrics={"gradient_norm": 2000.0}, settings={"optimizer.max_gradient_norm": 0}),
+            "it was so from the start": Course(metrics={"gradient_norm": 2000.0}),
+            "a hundredfold": Course(metrics={"gradient_norm": after(11, 1.0, 100.0)}),
+            "the run goes well": Course(RISING, {"gradient_norm": after(11, 1.0, 2000.0)}),
         },
     ),
     "surrogate near zero": Case(Course(metrics={"surrogate": 1e-4}), {"it is not": Course(metrics={"surrogate": 0.5})}),

@@ -29,8 +29,8 @@ def _misfit(history: History) -> HealthFinding | None:
     return problem(
         f"The critic explains {number(now)} of the variance of its targets {when}",
         "it is no better than a constant, and its errors are in every advantage",
-        history.higher("critic.learning_rate", 3.0) if never else None,
         history.give("objective.value.warmup", "10"),
+        "try critic.learning_rate ten times lower and ten times higher: both break it",
         "leave the critic out: compare each completion with its group",
     )
 

@@ -16,7 +16,7 @@ MUCH_CLIPPED = 0.5  # of the tokens
 FAR_OFF = 0.1  # of a mean ratio from 1
 SPIKE = 10  # times the largest norm of the steps before
 LOSS_LEFT = 0.01  # below, pairs or rows may all be learned
-HUGE = 1000  # times what the clip of the gradient norm lets through
+HUGE = 1000  # times the norm of the first steps
 
 
 def _not_finite(history: History) -> HealthFinding | None:
@@ -173,15 +173,19 @@ def _no_gradient(history: History) -> HealthFinding | None:
 
 
 def _huge_gradient(history: History) -> HealthFinding | None:
-    norms, most = finite(map(gradient_norm, history.steps[-RECENT:])), history.setting("optimizer.max_gradient_norm")
-    if len(norms) < RECENT or not isinstance(most, int | float) or not most or min(norms) <= HUGE * most:
+    """The norm has grown a thousandfold and stays there; its size alone is the method's own affair."""
+    first = [norm for norm in finite(map(gradient_norm, history.steps[:TREND_STEPS])) if norm > 0]
+    norms = finite(map(gradient_norm, history.steps[-RECENT:]))
+    if len(history.steps) < TREND_STEPS + RECENT or len(norms) < RECENT or len(first) < RECENT or history.doing_well:
+        return None
+    if min(norms) <= HUGE * (typical := median(first)):
         return None
     return problem(
-        f"The gradient norm of the last {RECENT} steps was {number(min(norms))} or more, over {HUGE:,} times what "
-        f"optimizer.max_gradient_norm={most:g} lets through",
-        "only its direction is left of any update, and precision is lost: rewards or losses are of another scale",
-        "look at the scale of rewards and losses",
+        f"The gradient norm of the last {RECENT} steps was {number(min(norms))} or more, {number(typical)} at first",
+        "the updates have left the region in which the model was trained: only their direction is left by the clip",
+        "go back to an earlier checkpoint",
         history.lower("optimizer.learning_rate"),
+        "look at the scale of rewards and losses",
     )
 
 
@@ -292,11 +296,10 @@ POLICY_RULES = (
     HealthRule(
         "huge gradient",
         _huge_gradient,
-        f"the gradient norm is {HUGE:,} times what its clip lets through, in {RECENT} steps in a row",
-        "a single step",
+        f"the gradient norm is {HUGE:,} times that of the first steps, in {RECENT} steps in a row",
+        "a single step, or the run goes well",
         kinds=ALL_KINDS,
-        earliest=RECENT,
-        depth=1,
+        earliest=TREND_STEPS + RECENT,
     ),
     HealthRule(
         "skipped updates",
