@@ -21,6 +21,7 @@ Line = Mapping[str, Any]
 Run = Mapping[str, Any]
 PREFERENCE_METRIC = "chosen_logp"
 SOON = 6  # fewest steps of a run
+WITNESSES = frozenset(("evaluation falls", "evaluation lags"))  # true of any run they are said of: they are measured
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def kind(names: str, follows: str, criterion: str, held: Callable[[Run], bool]) 
     def split(text: str) -> frozenset[str]:
         return frozenset(each.strip() for each in text.split(",") if each.strip())
 
-    return FaultKind(split(names), split(follows), criterion, held)
+    return FaultKind(split(names), split(follows) | WITNESSES - split(names), criterion, held)
 
 
 KINDS: dict[str, FaultKind] = {
@@ -235,7 +236,7 @@ KINDS: dict[str, FaultKind] = {
         lambda run: fmean(series(run, "metrics/uniform_groups")) > 0.8 and last(series(run, "seen/right")) < 0.9,
     ),
     "batch too small": kind(
-        "entropy collapse, falling reward, KL runaway",
+        "batch too small, entropy collapse, falling reward, KL runaway",
         "flat reward, no reward signal, uniform groups, gradient spike, truncated completions, length collapse,"
         " length blow-up, repetition, entropy explosion",
         "right completions fall below 0.6 of the first steps'",
@@ -361,30 +362,30 @@ KINDS: dict[str, FaultKind] = {
     ),
     "random labels": kind(
         "not learning, guessing",
-        "loss rises, flat reward, likelihood displacement, the margin grows by sinking",
+        "loss rises, flat reward, likelihood displacement",
         "right pairs of the eval set are told apart less than 65 times in 100",
         fooled,
     ),
     "swapped labels": kind(
-        "not learning, held-out disagreement, falling reward, chosen is shorter",
-        "likelihood displacement, the margin grows by sinking",
+        "swapped labels, not learning, held-out disagreement, falling reward, chosen is shorter",
+        "likelihood displacement",
         "right pairs of the eval set are told apart less than 65 times in 100",
         fooled,
     ),
     "chosen is padded": kind(
         "chosen is longer, length decides",
-        "too easy, likelihood displacement, the margin grows by sinking",
+        "too easy, likelihood displacement",
         "the chosen completion is the longer one in nine pairs of ten",
         lambda run: fmean(series(run, "metrics/chosen_is_longer") or [0.0]) > 0.9,
     ),
     "wrong reference": kind(
         "reference mismatch",
-        "likelihood displacement, not learning, the margin grows by sinking",
+        "likelihood displacement, not learning",
         "before the first update policy and reference are half a nat per completion apart",
         lambda run: (series(run, "metrics/drift") or [0.0])[0] > 0.5,
     ),
     "displacement": kind(
-        "likelihood displacement, the margin grows by sinking",
+        "likelihood displacement",
         "KL runaway, not a number, gradient spike, beta out of range, not learning, loss rises",
         "both completions lose three nats",
         lost_pairs,

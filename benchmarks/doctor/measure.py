@@ -5,7 +5,8 @@
     python benchmarks/doctor/measure.py --results             # and write results/doctor.json
 
 Every run is replayed: after each step the rules see what they would have seen then. A rule that speaks once in a run
-has spoken. `kinds.py` says which rules are right for which fault.
+has spoken. `kinds.py` says which rules are right for which fault. What counts for a user is the cause that the story of
+the finished run tells: it names the fault, tells a true consequence, is wrong, or nothing is said.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from results_file import add_results_flag, write_results
 from rivals import is_rl
 from split_corpus import HALVES, read_runs
 
-from whet.record.health import RULES, findings
+from whet.record.health import RULES, FindingSpan, findings, story_of
+from whet.record.health.registry import lingers
 from whet.record.log import eval_records, step_reports
 from whet.record.metrics.intervals import share_interval
 from whet.record.thinning import ThinnedLog
@@ -48,10 +50,23 @@ class ReplayedRun:
     num_steps: int
     is_rl: bool
     spoke: Mapping[str, Sequence[int]]
+    cause: str  # that the story of the finished run tells; empty: it tells none
+    change: str  # of a setting, that it advises first; empty: none
+    advised: frozenset[str]  # settings that any step advised to raise (+NAME) or lower (-NAME)
+    opposed: bool  # whether any step advised both
 
     @property
     def is_healthy(self) -> bool:
         return self.kind == HEALTHY
+
+    def verdict(self) -> str:
+        """What the story of the finished run comes to, measured by its fault."""
+        if not self.cause:
+            return "healthy" if self.is_healthy else "silent"
+        if self.is_healthy:
+            return "alarmed"
+        kind = KINDS[self.kind]
+        return "named" if self.cause in kind.names else "consequence" if self.cause in kind.follows else "wrong"
 
     def heard(self, names: Iterable[str]) -> int | None:
         """The first step at or after the fault's in which one of the rules spoke."""
@@ -77,18 +92,48 @@ def replayed(run: Mapping[str, Any]) -> ReplayedRun:
     lines = run["lines"]
     known: list[Any] = []
     dtype = str(run["dtype"]).split(" ")[0]
-    num_steps = 0
+    num_steps, opposed = 0, False
+    advised: set[str] = set()
+    spans: dict[str, FindingSpan] = {}
     for line in lines:
         if "eval" in line:
-            known += eval_records([line])
+            known += eval_records([{"size": run["settings"].get("eval", {}).get("prompts", 0), **line}])
             continue
         (report,) = step_reports([{**line, "health": []}])
         log.append(replace(report, spread={}))
         num_steps += 1
+        current = []
         for finding in findings(log.items(), dtype, run.get("health_settings"), known):
             if finding.is_problem:
-                spoke.setdefault(finding.name, []).append(report.step)
-    return ReplayedRun(run["name"], run["kind"], run["model"], run["start"], num_steps, is_rl(run), spoke)
+                at = spoke.setdefault(finding.name, [])
+                at.append(report.step)
+                current.append(FindingSpan(finding, at[0], report.step, len(at), True))
+        step_advice = {
+            f"{'+' if advice.direction > 0 else '-'}{advice.setting}"
+            for span in current
+            for advice in span.finding.advice
+            if advice.direction
+        }
+        spans |= {span.finding.name: span for span in current}
+        opposed = opposed or any(f"-{advice[1:]}" in step_advice for advice in step_advice if advice[0] == "+")
+        advised |= step_advice
+    ended = [
+        replace(span, holds=span.last == report.step, lingers=lingers(span, report.step)) for span in spans.values()
+    ]
+    cause = story_of(ended).cause
+    return ReplayedRun(
+        name=run["name"],
+        kind=run["kind"],
+        model=run["model"],
+        start=run["start"],
+        num_steps=num_steps,
+        is_rl=is_rl(run),
+        spoke=spoke,
+        cause=cause.finding.name if cause else "",
+        change=next(iter(cause.finding.changes), "") if cause else "",
+        advised=frozenset(advised),
+        opposed=opposed,
+    )
 
 
 def replay_all(runs: Sequence[Mapping[str, Any]], workers: int) -> list[ReplayedRun]:
@@ -167,6 +212,20 @@ def summary(runs: Sequence[ReplayedRun]) -> dict[str, Any]:
             / max(steps, 1),
             "by": dict(alarms.most_common()),
         },
+        "stories": {
+            verdict: share(sum(run.verdict() == verdict for run in faulty), len(faulty))
+            for verdict in ("named", "consequence", "wrong", "silent")
+        },
+        "advice": {
+            "opposite settings": share(sum(run.opposed for run in runs), len(runs)),
+            "a higher rate for a healthy run": share(
+                sum("+optimizer.learning_rate" in run.advised for run in healthy), len(healthy)
+            ),
+            "a higher rate for another fault": share(
+                sum("+optimizer.learning_rate" in run.advised for run in faulty if run.kind != "rate too low"),
+                sum(run.kind != "rate too low" for run in faulty),
+            ),
+        },
         "faulty": {
             "found": share(sum(at is not None for at in found), len(faulty)),
             "named": share(sum(at is not None for at in named), len(faulty)),
@@ -203,6 +262,8 @@ def told(half: str, found: Mapping[str, Any]) -> str:
         f"  healthy runs with an alarm {cell(found['healthy']['alarmed'])} {found['healthy']['by']}",
         f"  faults found {cell(found['faulty']['found'])}, named {cell(found['faulty']['named'])}, median delay "
         f"{found['faulty']['delay']}, another rule spoke too {cell(found['faulty']['wrong'])}",
+        f"  stories of faults: {', '.join(f'{name} {cell(of)}' for name, of in found['stories'].items())}",
+        f"  advice: {', '.join(f'{name} {cell(of)}' for name, of in found['advice'].items())}",
         f"  {'fault':26}{'found':>8}{'named':>8}{'delay':>7}{'wrong':>8}",
     ]
     for name, each in found["faults"].items():
@@ -222,7 +283,8 @@ def details(runs: Sequence[ReplayedRun]) -> str:
     for run in runs:
         said = ", ".join(f"{name} {steps[0]}-{steps[-1]} ({len(steps)})" for name, steps in run.spoke.items())
         missed = "" if run.is_healthy or run.heard(KINDS[run.kind].names | KINDS[run.kind].follows) else "MISSED "
-        lines.append(f"{run.name} (from {run.start} of {run.num_steps}): {missed}{said or 'nothing'}")
+        told = f"{run.verdict()}{f' ({run.cause})' if run.cause else ''}"
+        lines.append(f"{run.name} (from {run.start} of {run.num_steps}): {told}: {missed}{said or 'nothing'}")
     return "\n".join(lines)
 
 

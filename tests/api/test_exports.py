@@ -115,6 +115,7 @@ def test_figures_of_metrics_and_of_several_runs(run: whet.Run, tmp_path: Path) -
     assert both == run.plot("reward", against=other).svg == run.plot("reward", against=[other]).svg
     assert whet.plot(run).svg == run.plot("reward").svg  # what the run trains
     assert run.plot("reward", smooth=3).svg != run.plot("reward").svg
+    assert run.plot("eval/accuracy", smooth=3).svg == run.plot("eval/accuracy").svg, "evaluations are not smoothed"
     assert ElementTree.fromstring(run.plot().svg).tag.endswith("svg")
     assert run.plot("reward").save(tmp_path / "figure.svg").read_text() == run.plot("reward").svg
 

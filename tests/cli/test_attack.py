@@ -62,7 +62,23 @@ def test_a_strict_reward_and_one_that_pays_everything_the_same_have_no_holes(her
     for name in ("mine.py:strict", "mine.py:half", "exact_answer"):
         code, record = attacked(name, "--data", "sums.jsonl")
         assert (code, paid(record)) == (0, set())
-        assert record["tried"] == len(STRATEGIES) * 4
+        assert record["tried"] == (len(STRATEGIES) + 1) * 4  # and the sum of the question itself
+
+
+def test_the_formulas_of_the_users_own_questions_are_copied(here: Path) -> None:
+    (here / "mine.py").write_text(
+        "from whet.reward.mathematics.same_value import verdict\n"
+        "from whet.data.gold import boxed\n"
+        "def value(completion, answer):\n"
+        "    return float(any(verdict(answer, box) is True for box in boxed(completion)))\n"
+    )
+    rows = [("Evaluate $\\log_2 64$.", "6"), ("How many weeks are 3 * 7 days?", "3"), ("Is it $5$ or $6$?", "5")]
+    questions = "".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in rows)
+    (here / "mine.jsonl").write_text(questions)
+    code, record = attacked("mine.py:value", "--data", "mine.jsonl")
+    copied = next(strategy for strategy in record["strategies"] if strategy["name"] == "a formula of the question")  # type: ignore[attr-defined]
+    assert (code, copied["tried"], len(copied["paid"])) == (1, 2, 1)  # 3 * 7 is not paid, and 5 is no formula
+    assert "a formula of the question" not in paid(attacked("math_answer", "--data", "mine.jsonl")[1])
 
 
 def test_length_and_obedience_are_found(here: Path) -> None:

@@ -9,6 +9,12 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "results" / "doctor.json"
 TUNED, SEALED = "tune", "sealed"
+VERDICTS = {
+    "named": "the cause is named",
+    "consequence": "a true consequence is named",
+    "wrong": "a wrong cause",
+    "silent": "nothing is said",
+}
 
 
 def values() -> dict[str, Any]:
@@ -44,6 +50,16 @@ def whole_table() -> str:
             row("faults that a fitting rule found", lambda half: with_interval(half["faulty"]["found"])),
             row("faults that a rule named", lambda half: with_interval(half["faulty"]["named"])),
             row("steps until it was found (median)", lambda half: steps(half["faulty"]["delay"])),
+            *(
+                row(
+                    f"stories of faults: {words}", lambda half, verdict=verdict: with_interval(half["stories"][verdict])
+                )
+                for verdict, words in VERDICTS.items()
+            ),
+            row(
+                "runs that were ever advised opposite settings",
+                lambda half: with_interval(half["advice"]["opposite settings"]),
+            ),
             row("faulty runs in which another rule spoke as well", lambda half: with_interval(half["faulty"]["wrong"])),
         ]
     )

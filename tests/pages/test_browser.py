@@ -70,6 +70,51 @@ def test_smoothing_moves_the_line_and_not_what_was_measured(report):
         assert max(calm) - min(calm) <= max(raw) - min(raw)
 
 
+def test_charts_go_by_tokens_and_time_and_on_a_log_scale(report):
+    with opened_page() as (page, complaints, _):
+        page.goto(report.as_uri())
+        chart = "document.querySelector('figure.wide').chart"
+        steps = page.evaluate(f"{chart}.spec.series.at(-1).x")
+        course = page.evaluate("JSON.parse(document.getElementById('course').textContent)")
+        page.select_option("select[data-across]", "tokens")
+        assert page.evaluate(f"{chart}.spec.x.label") == "tokens"
+        assert page.evaluate(f"{chart}.spec.series.at(-1).x") == [
+            course["tokens"][course["step"].index(step)] for step in steps
+        ]
+        page.evaluate(f"{chart}.plot.setScale('x', {{min: {course['tokens'][2]}, max: {course['tokens'][4]}}})")
+        assert page.evaluate(f"{chart}.zoom") == {"min": 2, "max": 4}, "a zoom is one of steps"
+        page.select_option("select[data-across]", "time")
+        assert page.evaluate(f"{chart}.spec.x.label") == "seconds"
+        assert page.evaluate(f"{chart}.plot.scales.x.min") == pytest.approx(course["seconds"][2])
+        page.check("input[data-log]")
+        assert page.evaluate(f"{chart}.plot.scales.y.distr") == 3
+        assert complaints == []
+
+
+def test_a_chart_is_saved_as_it_is_drawn_and_its_numbers_as_they_were_measured(report, tmp_path):
+    with opened_page() as (page, complaints, _):
+        page.goto(report.as_uri())
+        figure = page.locator("figure.wide[data-chart]").first
+        files = {}
+        for kind in ("SVG", "PNG", "CSV"):
+            figure.locator(".save summary").click()
+            with page.expect_download() as download:
+                figure.locator(".save button", has_text=kind).click()
+            files[kind] = tmp_path / download.value.suggested_filename
+            download.value.save_as(files[kind])
+        head, *rows = files["CSV"].read_text().splitlines()
+        series = page.evaluate("document.querySelector('figure.wide').chart.spec.series")
+        assert head.startswith('"step",') and all(f'"{line["name"]}"' in head for line in series)
+        first = series[-1]
+        row = next(row.split(",") for row in rows if row.split(",")[0] == str(first["x"][0]))
+        assert float(row[-1]) == first["y"][0], "smoothing is no measurement"
+        drawn = files["SVG"].read_text()
+        assert drawn.startswith("<svg xmlns=") and all(line["name"] in drawn for line in series)
+        assert drawn.count("<path") > 8 and "script" not in drawn
+        assert files["PNG"].read_bytes().startswith(b"\x89PNG") and files["PNG"].stat().st_size > 5000
+        assert complaints == []
+
+
 def test_print_and_readers_without_scripts_get_what_python_drew(report):
     drawn = "figure[data-chart] .drawn svg >> visible=true"
     with opened_page() as (page, _, _):

@@ -8,7 +8,10 @@ from shutil import which
 import pytest
 
 from whet.pages.chart_specs import MOST_CELLS, chart, curve, line
+from whet.pages.chart_svg import chart_svg, figure_file
 from whet.pages.render import ASSETS
+from whet.pages.run_charts import held_out_lines
+from whet.record.log import EvalRecord
 
 
 def test_a_short_line_is_given_point_by_point():
@@ -48,3 +51,33 @@ def test_smoothing_starts_at_the_first_value_and_leaves_gaps():
     found = json.loads(subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout)
     # weights 1/3 and 2/3: the mean of what came, without a pull towards 0
     assert found[0] == [4, None, pytest.approx(4 / 3 + 16 / 3)] and found[1:] == ["12.3k", "50%"]
+
+
+def test_held_out_curves_have_intervals_and_the_best_is_marked():
+    right = {0: 12, 10: 48, 20: 30}  # of 60 prompts
+    evals = [
+        EvalRecord(
+            step, "eval", {"accuracy": n / 60}, 1.0, 60, {"accuracy": [float(i < n) for i in range(60)]} if step else {}
+        )
+        for step, n in right.items()
+    ]
+    (drawn,) = held_out_lines(evals, "accuracy")
+    assert drawn["best"] == [10, 0.8] and drawn["y"] == [0.2, 0.8, 0.5]
+    # Wilson's interval of 48 of 60
+    assert (drawn["low"][1], drawn["high"][1]) == pytest.approx((0.682, 0.882), abs=1e-3)
+    assert drawn["low"][0] < 0.2 < drawn["high"][0], "without scores by the number of prompts"
+    picture = chart_svg(chart([drawn]), "a")
+    assert picture.count('class="line s0 best"') == 1 and "best: 0.8" in picture and 'class="band s0"' in picture
+    assert 'class="line s0 best"' in figure_file([chart([drawn])])
+
+    losses = [EvalRecord(step, "eval", {"loss": loss}, 1.0) for step, loss in ((0, 2.0), (5, 1.0), (10, 1.5))]
+    (drawn,) = held_out_lines(losses, "loss")
+    assert drawn["best"] == [5, 1.0] and "low" not in drawn, "the lowest loss, of which no interval is known"
+    sized = held_out_lines([EvalRecord(0, "eval", {"accuracy": 0.5}, 1.0)], "accuracy", size=20)
+    assert sized[0]["low"][0] == pytest.approx(0.299, abs=1e-3) and "best" not in sized[0]
+    assert [
+        each["name"] for each in held_out_lines([*evals, EvalRecord(0, "hard", {"accuracy": 0.1}, 1.0)], "accuracy")
+    ] == [
+        "held-out accuracy",
+        "held-out hard accuracy",
+    ]

@@ -174,7 +174,7 @@ def test_hostile_text_is_inert_wherever_it_comes_from(tmp_path: Path, hostile: s
 
 def test_run_without_a_step_renders(tmp_path: Path) -> None:
     leave_run(tmp_path, 0, evaluate=False, finish=False)
-    assert "has not made its first step" in Reader(html_report(tmp_path)).text
+    assert "interrupted before its first step" in Reader(html_report(tmp_path)).text
 
 
 def test_killed_run_renders_with_a_torn_line(tmp_path: Path) -> None:

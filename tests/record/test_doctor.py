@@ -12,9 +12,12 @@ from typer.testing import CliRunner
 
 from tests.support.health_cases import CASES, Course
 from whet.cli import app
+from whet.pages.board.reader import RunReader
 from whet.record.doctor import doctor_report, doctor_text
 from whet.record.health import RULES, diagnosis
 from whet.record.log import RunRecorder
+from whet.record.run import read_run
+from whet.record.run_folder import locked
 from whet.types import StepReport, WhetError
 
 SETTINGS = {"optimizer.learning_rate": 1e-4, "sampling.temperature": 1.0, "objective.clip.high": 0.2}
@@ -39,13 +42,12 @@ def ill(folder: Path, **options: object) -> Path:
 def test_a_problem_is_explained_with_its_steps_settings_and_a_command_that_exists(tmp_path: Path) -> None:
     report = doctor_report(ill(tmp_path / "a run"))
     names = [span.finding.name for span in report.problems]
-    assert names == ["entropy collapse", "flat reward"] and not report.is_healthy
+    assert names == ["entropy collapse"] and not report.is_healthy
     span = report.problems[0]
     assert (span.first, span.num_steps, span.finding.changes[0]) == (14, 17, "optimizer.learning_rate=3e-05")
     text = doctor_text(report)
     for part in (
-        "since step 14 (17 steps)",
-        "evidence",
+        "since         step 14",
         "has stopped exploring",
         "normal when",
         "from 0.0001 to 3e-05",
@@ -55,8 +57,34 @@ def test_a_problem_is_explained_with_its_steps_settings_and_a_command_that_exist
     words = shlex.split(command)
     assert words[:3] == ["whet", "train", "grpo"] and f"{tmp_path / 'a run'}/config.toml" in words
     assert words[-2:] == ["--set", "optimizer.learning_rate=3e-05"]
-    running = doctor_text(doctor_report(ill(tmp_path / "b", status="running")))
-    assert "--accept-changes" in running and "whet resume" in running
+    with locked(ill(tmp_path / "b", status="running")):
+        running = doctor_text(doctor_report(tmp_path / "b"))
+    assert "--accept-changes" in running and "whet resume" in running and "running, looked" in running
+
+
+def test_a_run_that_failed_or_was_killed_is_not_healthy_and_its_error_is_the_headline(tmp_path: Path) -> None:
+    course = CASES["flat reward"].well["it rises"]
+    failed = written(tmp_path / "failed", replace(course, steps=5), status="running")
+    (failed / "error.log").write_text("Traceback")
+    summary = json.loads((failed / "run.json").read_text())
+    (failed / "run.json").write_text(json.dumps({**summary, "status": "failed", "error": "unexpected KeyError: 'x'"}))
+    report = doctor_report(failed)
+    assert not report.is_healthy and report.status == "failed"
+    assert report.story.headline == "The run failed after step 5: unexpected KeyError: 'x'"
+    assert str(failed / "error.log") in doctor_text(report) and f"whet resume {failed}" in doctor_text(report)
+    killed = written(tmp_path / "killed", replace(course, steps=5), status="running")
+    (killed / "scoring.txt").write_bytes(b"reward 'mine' was judging prompt 'p7'" + b"\0" * 100)
+    report = doctor_report(killed)
+    assert report.status == "interrupted" and not report.is_healthy
+    assert "was killed after step 5" in report.story.headline and "prompt 'p7'" in report.story.evidence[0]
+    assert read_run(killed).story() == report.story and read_run(failed).story().state == "failed"
+    (killed / "metrics.jsonl").unlink()
+    (killed / "run.json").unlink()
+    with locked(killed), pytest.raises(WhetError, match="is starting"):
+        doctor_report(killed)
+    assert RunReader(killed).status() == "damaged"
+    with locked(killed):
+        assert RunReader(killed).status() == "running"
 
 
 def test_a_healthy_run_is_called_so_with_what_was_looked_at_and_what_could_not_be(tmp_path: Path) -> None:
@@ -86,6 +114,19 @@ def test_what_is_over_is_said_and_what_an_older_version_did_not_record_is_found(
     assert doctor_report(folder).problems[0].first == 10
 
 
+def test_what_held_until_just_now_is_told_and_what_only_older_rules_said_is_not(tmp_path: Path) -> None:
+    late = Course(metrics={"sampler_gap": lambda step: 0.01 if 10 <= step <= 28 else 1e-6})
+    report = doctor_report(written(tmp_path / "late", late))
+    assert report.story.cause.finding.name == "sampler gap" and report.story.change and not report.is_healthy
+    folder = written(tmp_path / "old", CASES["flat reward"].well["it rises"])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    said = ["flat reward: it is flat: too slow; raise optimizer.learning_rate."]
+    text = "".join(json.dumps({**line, "health": said if line["step"] > 20 else []}) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    report = doctor_report(folder)
+    assert report.is_healthy and [span.finding.name for span in report.over] == ["flat reward"]
+
+
 def test_a_damaged_folder_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     folder = ill(tmp_path / "run")
     log = folder / "metrics.jsonl"
@@ -93,11 +134,11 @@ def test_a_damaged_folder_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     log.write_bytes(b"".join([*lines[:12], b"\x00garbage\n", b'{"step": "x"}\n', b"[1]\n", *lines[12:], lines[0][:40]]))
     (folder / "run.json").write_text("{")
     report = doctor_report(folder)
-    assert [span.finding.name for span in report.problems] == ["entropy collapse", "flat reward"]
+    assert [span.finding.name for span in report.problems] == ["entropy collapse"]
     assert len(report.damage) == 2 and "3 lines" in report.damage[1] and "settings" in report.damage[0]
     assert report.problems[0].finding.changes == ()  # nothing is known of its settings
     (folder / "run.json").unlink()
-    assert doctor_report(folder).status == "running"
+    assert doctor_report(folder).status == "interrupted"
     with pytest.raises(WhetError, match="give the folder of a run"):
         doctor_report(tmp_path)
     (folder / "metrics.jsonl").write_text("")
@@ -126,7 +167,7 @@ def test_the_exit_code_says_whether_a_problem_holds(tmp_path: Path) -> None:
     found = runner.invoke(app, ["doctor", str(sick), "--json"])
     values = json.loads(found.stdout)
     assert found.exit_code == 1 and values["problems"][0]["since"] == 14 and not values["healthy"]
-    assert values["problems"][0]["command"].endswith("--set optimizer.learning_rate=3e-05")
+    assert values["story"]["command"].endswith("--set optimizer.learning_rate=3e-05")
     assert runner.invoke(app, ["doctor", str(well)]).exit_code == 0
     assert runner.invoke(app, ["doctor", str(sick), "--step", "9"]).exit_code == 0
 

@@ -74,16 +74,16 @@ def test_a_new_best_is_one_beyond_noise_and_slow_gains_add_up() -> None:
     assert shares(0.3, 0.5, 0.3, 0.3).since_new_best == 2 and Evaluations().since_new_best == 0
 
 
-def test_one_low_look_is_no_fall_and_the_luck_of_many_looks_is_paid_for() -> None:
-    assert shares(0.345, 0.2).fell_from is None is shares(0.345, 0.2, 0.3).fell_from
-    assert shares(0.345, 0.2, 0.2).fell_from.step == 0
-    assert shares(0.345, 0.225, 0.225).fell_from is not None
+def test_one_low_look_must_be_very_low_and_the_luck_of_many_looks_is_paid_for() -> None:
+    assert shares(0.345, 0.24).fell_from is None is shares(0.345, 0.2, 0.3).fell_from
+    assert shares(0.345, 0.2).fell_from.step == shares(0.345, 0.2, 0.2).fell_from.step == 0
+    assert shares(0.345, 0.3, 0.21, 0.21).fell_from is not None is shares(0.345, 0.3, 0.24, 0.21).fell_from
     assert shares(*[0.3] * 20, 0.345, 0.225, 0.225).fell_from is None  # the largest of 21 is partly luck
 
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_runs_that_do_not_change_are_rarely_said_to_fall(paired: bool) -> None:
-    """Of 100 runs with 40 looks each at most 1; a run whose accuracy halves is found in most."""
+    """Of 100 runs with 40 looks each at most 1; a run whose accuracy halves is found in many."""
     random.seed(7)
     prompts, runs, looks = 100, 100, 40
     alarms = finds = 0
@@ -95,7 +95,7 @@ def test_runs_that_do_not_change_are_rarely_said_to_fall(paired: bool) -> None:
         measured = of(*rows).measured
         alarms += any(Evaluations(measured[:known]).fell_from is not None for known in range(3, looks + 1))
         finds += of(*rows[:5], *worse).fell_from is not None
-    assert alarms <= runs // 100 and finds >= 0.5 * runs, (alarms, finds)
+    assert alarms <= runs // 100 and finds >= 0.4 * runs, (alarms, finds)
 
 
 def test_the_log_keeps_what_each_prompt_scored(tmp_path) -> None:

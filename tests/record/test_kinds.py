@@ -136,7 +136,7 @@ def test_the_card_and_the_figure_are_small_and_escaped(tmp_path: Path) -> None:
 
 def test_a_run_without_steps_has_a_card_and_no_figure(tmp_path: Path) -> None:
     RunRecorder(tmp_path).started({"title": "t"})
-    assert run_figure(tmp_path) == "" and "has not made its first step" in run_card(tmp_path)
+    assert run_figure(tmp_path) == "" and "interrupted before its first step" in run_card(tmp_path)
 
 
 @for_every(

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
             (Prompt("a", (), "?"), sample(f"{step} none", None, 0.5)),
             (Prompt("b", (), "?"), sample(f"{step} high", 0.8, 0.1)),
         ]
-        counts, reward = {"samples": 3, "tokens": 6}, {"total": 0.5 * step, "short": 0.3}
+        counts, reward = {"samples": 3, "tokens": 6, "truncated": 1}, {"total": 0.5 * step, "short": 0.3}
         record.stepped(StepReport(step, step - 1, counts, reward, {"kl": 0.1}, (), {"train": 1.5}), samples)
     record.close()
     return tmp_path
@@ -45,6 +45,10 @@ def test_steps_and_evals_are_flat(folder: Path) -> None:
         "kl": 0.1,
         "samples": 3,
         "tokens": 6,
+        "truncated": 1,
+        "completion_length": 2.0,
+        "truncated_share": 1 / 3,
+        "tokens_per_second": 4.0,
         "seconds/train": 1.5,
     }
     assert second["reward"] == 1.0

@@ -44,7 +44,7 @@ def write_run(folder: Path, steps: int) -> None:
     recorder = RunRecorder(folder)
     recorder.started({"title": "long"})
     for number in range(1, steps + 1):
-        health = ("flat reward: it is flat.",) if 100 <= number < 200 or number == 1001 else ()
+        health = ("a rule of before: it is flat.",) if 100 <= number < 200 or number == 1001 else ()
         metrics = {"loss": 1.0, "health": 2.0, "eval": 0.5}
         counts = {"samples": 2, "tokens": number}
         seconds = {"train": 0.5}
@@ -61,7 +61,7 @@ def test_the_page_of_a_long_run_draws_some_steps_and_counts_all(tmp_path) -> Non
     assert (run.num_steps, run.totals.num_steps, len(run.evals)) == (steps, steps, 1)
     assert run.totals.counts == {"samples": 2 * steps, "tokens": steps * (steps + 1) // 2}
     assert run.seconds() == {"train": 0.5 * steps, "evaluate": 1.0}
-    (problem,) = [card for card in health_cards(run.finding_spans()) if card["is_problem"]]
+    (problem,) = [card for card in health_cards(run.finding_spans()) if card["name"] == "a rule of before"]
     assert problem["when"] == "101 of the steps 100 to 1,001, over by the last step"
     page = html_report(tmp_path)
     assert f"{len(run.steps):,} of {steps:,}" in page

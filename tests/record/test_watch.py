@@ -49,14 +49,14 @@ def texts(frame: WatchFrame, width: int = 80, height: int = 24, unicode: bool = 
 
 
 def test_a_frame_has_the_essentials(tmp_path: Path) -> None:
-    advice = "KL runaway: the KL rose to 3 nats: the policy leaves its reference; raise objective.kl.coefficient."
+    advice = "a rule of before: the KL rose to 3 nats: the policy leaves its reference; raise objective.kl.coefficient."
     with locked(write_run(tmp_path / "run", health=advice)):
         shown = "\n".join(texts(watched_run(tmp_path / "run")))
     assert "running" in shown and "step 30/60" in shown and "50%" in shown and "1 min 00 s left" in shown
     assert "eval at step 30  accuracy 60.0% (from 10.0%)" in shown
     assert "reward" in shown and "▁" in shown and "█" in shown and "0.500  from 0.017" in shown
     shown = " ".join(shown.split())
-    assert "! KL runaway" in shown and "raise objective.kl.coefficient." in shown
+    assert "! a rule of before" in shown and "raise objective.kl.coefficient." in shown
     assert "rollout 50% train 50%" in shown and "397 tokens/s" in shown
     assert "best 1.00" in shown and "worst 0" in shown
 

@@ -140,6 +140,46 @@ def test_one_test_function_is_one_test():
     assert scored("def add(a, b):\n    while a == 1: pass\n    return 10", prompt(tests=tests), seconds=1) == 0.0
 
 
+UNASSERTED = {
+    "if": "def test_if():\n    r = add(1, 2)\n    if r:\n        assert r == 3\n",
+    "loop": "def test_loop():\n    for r in [add(1, 2)] * bool(add(1, 2)):\n        assert r == 3\n",
+    "try": "def test_try():\n    try:\n        assert add(1, 2) == 3\n    except Exception:\n        pass\n",
+    "return": "def test_return():\n    if not add(1, 2):\n        return\n    assert add(1, 2) == 3\n",
+    "method": "class TestAdd:\n    def test_if(self):\n        if add(1, 2):\n            assert add(1, 2) == 3\n",
+    "unittest": "import unittest\nclass T(unittest.TestCase):\n    def test_if(self):\n        r = add(1, 2)\n"
+    "        if r:\n            self.assertEqual(r, 3)\n",
+    "unittest in try": "import unittest\nclass T(unittest.TestCase):\n    def test_if(self):\n        try:\n"
+    "            self.assertEqual(add(1, 2), 3)\n        except Exception:\n            pass\n",
+}
+
+
+@pytest.mark.parametrize("beside", ["", "def test_beside():\n    assert add(0, 0) != 1\n"])
+def test_a_test_function_that_asserts_nothing_counts_as_not_run(beside):
+    wrong = "def add(a, b):\n    return None\n"
+    scores = {
+        name: (scored(RIGHT, prompt(tests=t + beside)), scored(wrong, prompt(tests=t + beside)))
+        for name, t in UNASSERTED.items()
+    }
+    assert scores == dict.fromkeys(UNASSERTED, (1.0, 0.5 if beside else 0.0))
+
+
+def test_a_test_that_passes_by_not_reaching_a_line_is_run():
+    raising = "def add(a, b):\n    if b is None:\n        raise ValueError\n    return a + b\n"
+    must_raise = (
+        "def test_raises():\n    try:\n        add(1, None)\n        assert False\n    except {}:\n        pass\n"
+    )
+    either = (
+        "def test_one():\n    try:\n        assert add(1, 2) == 4\n"
+        "    except AssertionError:\n        assert add(1, 2) == 3\n"
+    )
+    no_check = "def test_smoke():\n    add(1, 2)\ndef test_sum():\n    assert add(1, 2) == 3\n"
+    lenient = "def add(a, b):\n    return a + (b or 0)\n"
+    for kind in ("ValueError", "Exception"):
+        given = prompt(tests=must_raise.format(kind))
+        assert (scored(raising, given), scored(lenient, given)) == (1.0, 0.0)
+    assert scored(RIGHT, prompt(tests=either)) == scored(RIGHT, prompt(tests=no_check)) == 1.0
+
+
 def test_an_early_error_leaves_the_other_assertions_failed():
     tests = (
         "def check(candidate):\n    assert candidate(1, 2) == 3\n    x = candidate(2, 2)\n" + "    assert x == 4\n" * 8

@@ -229,3 +229,45 @@ def test_latex_spaces_at_the_ends_of_an_answer_change_nothing() -> None:
                 unpaid[gold, answer] = math_answer(prompt(gold), rf"\boxed{{{answer}}}")
     assert {case: score for case, score in unpaid.items() if score != 1.0} == {}
     assert math_answer(prompt("5"), r"\boxed{6\,}") == 0.0
+
+
+@for_every(
+    [
+        ("5", r"\boxed{5\,}"),
+        ("1/2", r"\boxed{\;\dfrac12\;}"),
+        ("131", "Total: **131**"),
+        ("5", r"\boxed{\text{The answer is }5}"),
+        ("5", r"\boxed{\text{Answer: 5}}"),
+        ("0", r"\boxed{x^2-x^2}"),
+        ("1234.5", r"\boxed{1.234,5}"),
+        ("1000000", r"\boxed{1.000.000}"),
+        ("1000000", r"\boxed{x = 1.000.000}"),
+        ("1000", r"\boxed{1'000}"),
+        ("1234.5", r"\boxed{1'234.5}"),
+        ("100000", r"\boxed{1,00,000}"),
+        ("100000.25", r"\boxed{1,00,000.25}"),
+        ("12345678.5", r"\boxed{12.345.678,50 \text{ kg}}"),
+    ]
+)
+def test_right_answers_in_other_spellings(gold: str, completion: str) -> None:
+    assert math_answer(prompt(gold), completion) == 1.0
+
+
+@for_every(
+    [
+        ("1000", r"\boxed{1.000}"),  # a decimal
+        ("1234567", r"\boxed{12,34,567}"),  # a list of three
+        ("1234.5", r"\boxed{1.234, 5}"),  # a list of two
+        ("5", r"\boxed{\text{The answer is not }5}"),
+        ("5", r"\boxed{\text{Twice the answer is }5}"),
+        ("1", r"\boxed{x - 1}"),
+    ]
+)
+def test_spellings_that_mean_something_else(gold: str, completion: str) -> None:
+    assert math_answer(prompt(gold), completion) == 0.0
+
+
+def test_a_gold_answer_of_any_length_is_read_or_refused_before_it_is_computed() -> None:
+    digits = "7" * 100_000
+    assert math_answer(prompt(digits), rf"\boxed{{{digits}}}") is None
+    assert math_answer(prompt("7"), rf"\boxed{{{digits}}}") == 0.0

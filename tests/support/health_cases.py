@@ -29,7 +29,7 @@ class Course:
     seconds: Number = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     evals: Sequence[tuple[int, dict[str, float]]] = ()
-    eval_size: int = 0
+    eval_size: int = 500  # prompts of an evaluation
     steps: int = 30  # when it is looked at
 
     def reports(self, num_steps: int) -> list[StepReport]:
@@ -51,11 +51,6 @@ class Course:
 
     def evaluations(self) -> list[EvalRecord]:
         return [EvalRecord(step, "eval", result, 1.0, self.eval_size) for step, result in self.evals]
-
-
-def evaluated(*accuracies: float, size: int = 200) -> Course:
-    """A run that is evaluated before its first step and after each of the next."""
-    return Course(evals=[(step, {"accuracy": value}) for step, value in enumerate(accuracies)], eval_size=size)
 
 
 def after(step: int, before: float, later: float) -> Callable[[int], float]:
@@ -116,7 +111,44 @@ class Case:
 
 
 FALLING = [(step, {"accuracy": 0.5 - 0.01 * step}) for step in range(0, 31, 5)]
+SAME = [(step, {"accuracy": 0.3}) for step in range(0, 31, 10)]
 CASES: dict[str, Case] = {
+    "evaluation falls": Case(
+        Course(evals=[(0, {"accuracy": 0.5}), (1, {"accuracy": 0.3}), (30, {"accuracy": 0.2})]),
+        {
+            "it stays": Course(evals=SAME),
+            "it rises": Course(evals=[(0, {"accuracy": 0.3}), (30, {"accuracy": 0.5})]),
+            "so few prompts": Course(evals=[(0, {"accuracy": 0.5}), (20, {"accuracy": 0.3})], eval_size=20),
+            "nobody knows how many prompts": Course(evals=FALLING, eval_size=0),
+        },
+    ),
+    "evaluation lags": Case(
+        Course(RISING, evals=SAME),
+        {
+            "evaluation follows": Course(RISING, evals=[(0, {"accuracy": 0.3}), (20, {"accuracy": 0.5})]),
+            "so few prompts": Course(RISING, evals=SAME, eval_size=40),
+            "training gains little": Course({"total": line(0.3, 0.004)}, evals=SAME),
+            "another part pays": Course(two(0.3, line(0.0, 0.02)), evals=SAME),
+        },
+    ),
+    "evaluated on training rows": Case(
+        Course(settings={"run.overlap": "40 of 200 eval prompts are also trained on; what is measured there"}),
+        {"none are": Course(settings={"run.data": "task:arithmetic (1024 prompts)"})},
+    ),
+    "gold refused": Case(
+        Course(RISING, {"agreed_groups": 0.8, "refused_majorities": 0.4}, {"prompts": 10}),
+        {
+            "the model is right": Course(FLAT, {"agreed_groups": 0.8, "refused_majorities": 0.1}, {"prompts": 10}),
+            "few agree": Course(FLAT, {"agreed_groups": 0.02, "refused_majorities": 1.0}, {"prompts": 10}),
+        },
+    ),
+    "few prompts": Case(
+        Course(settings={"run.data": "rows.jsonl (1 prompts, 200 held out)"}),
+        {
+            "many": Course(settings={"run.data": "task:arithmetic difficulty 3 (1024 prompts, 200 held out)"}),
+            "nobody knows": Course(settings={"run.data": "rows.jsonl (demonstrations)"}),
+        },
+    ),
     "not a number": Case(
         Course(metrics={"loss": float("nan")}), {"an environment's own": Course(metrics={"env_x": float("nan")})}
     ),
@@ -177,10 +209,28 @@ CASES: dict[str, Case] = {
         },
     ),
     "gradient spike": Case(
-        Course(metrics={"gradient_norm": lambda step: {11: 20.0, 30: 80.0}.get(step, 1.0)}),
+        Course(metrics={"gradient_norm": lambda step: {11: 20.0, 30: 800.0}.get(step, 1.0)}),
         {
             "the steps before had no signal": Course(metrics={"gradient_norm": after(30, 0.0, 5.0)}),
             "five times": Course(metrics={"gradient_norm": after(30, 1.0, 5.0)}),
+        },
+    ),
+    "no gradient": Case(
+        Course(metrics={"gradient_norm": 0.0, "uniform_groups": 0.5}),
+        {
+            "nothing to learn": Course(metrics={"gradient_norm": 0.0, "uniform_groups": 1.0}),
+            "one step": Course(metrics={"gradient_norm": lambda step: float(step != 29), "uniform_groups": 0.5}),
+            "the schedule has ended": Course(
+                metrics={"gradient_norm": 0.0, "uniform_groups": 0.5, "learning_rate": 0.0}
+            ),
+            "all pairs are learned": pairs(gradient_norm=0.0, loss=0.0),
+        },
+    ),
+    "huge gradient": Case(
+        Course(metrics={"gradient_norm": 2000.0}, settings={"optimizer.max_gradient_norm": 1.0}),
+        {
+            "large": Course(metrics={"gradient_norm": 200.0}, settings={"optimizer.max_gradient_norm": 1.0}),
+            "it is not clipped": Course(metrics={"gradient_norm": 2000.0}, settings={"optimizer.max_gradient_norm": 0}),
         },
     ),
     "surrogate near zero": Case(Course(metrics={"surrogate": 1e-4}), {"it is not": Course(metrics={"surrogate": 0.5})}),
@@ -199,13 +249,30 @@ CASES: dict[str, Case] = {
             "half of them": Course({"total": 0.1}, {"uniform_groups": 0.5}),
         },
     ),
+    "batch too small": Case(
+        Course(
+            {"total": after(12, 0.8, 0.1)}, settings={"batch.group_size": 2, "batch.prompts_per_step": 16}, steps=40
+        ),
+        {
+            "it learns": Course(RISING, settings={"batch.group_size": 2, "batch.prompts_per_step": 16}),
+            "it holds": Course(FLAT, settings={"batch.group_size": 2, "batch.prompts_per_step": 16}),
+            "the step is large": Course(
+                {"total": after(12, 0.8, 0.1)}, settings={"batch.group_size": 8, "batch.prompts_per_step": 16}
+            ),
+        },
+    ),
     "groups agree": Case(Course(SOLVED, {"uniform_groups": 0.9}), {"few do": Course(SOLVED, {"uniform_groups": 0.3})}),
     "flat reward": Case(
-        Course(FLAT),
+        Course(FLAT, steps=60),
         {
-            "it rises": Course(RISING),
-            "near its top": Course({"total": 0.9, "accuracy": 0.9}),
-            "it rose and holds": Course({"total": after(6, 0.2, 0.75)}),
+            "it rises": Course(RISING, steps=50),
+            "near its top": Course({"total": 0.9, "accuracy": 0.9}, steps=50),
+            "it rose and holds": Course({"total": after(6, 0.2, 0.75)}, steps=50),
+            "evaluation rises": Course(
+                FLAT, evals=[(step, {"accuracy": 0.3 + 0.01 * step}) for step in range(0, 60, 10)], steps=50
+            ),
+            "a game of two sides": Course({"total": 0.5}, {"uniform_groups": 0.4}, steps=60),
+            "too noisy to tell": Course({"total": lambda step: 0.1 + 0.8 * (step % 2)}, steps=50),
         },
     ),
     "falling reward": Case(
@@ -228,6 +295,9 @@ CASES: dict[str, Case] = {
             "the task is solved": Course(SOLVED, counts={"truncated": 60}),
             "fewer than half": Course(FLAT, counts={"truncated": 40}),
             "another limit ended them": Course(FLAT, counts={"truncated": 60, "ended_by_turns": 60}),
+            "cut ones are paid": Course({"total": 0.7}, counts={"truncated": 60}),
+            "the reward pays nobody": Course({"total": 0.0}, counts={"truncated": 60}),
+            "it was not so at first": Course(FLAT, counts={"truncated": after(8, 0, 60)}),
         },
     ),
     "length collapse": Case(
@@ -264,6 +334,13 @@ CASES: dict[str, Case] = {
             "completions became shorter": Course(counts={"tokens": after(20, 2000, 400)}),
             "a warm-up": Course(seconds=after(3, 60.0, 1.0)),
             "a little": Course(seconds=after(20, 1.0, 1.5)),
+        },
+    ),
+    "time spent elsewhere": Case(
+        Course(seconds=1000.0, settings={"run.seconds.save": 20_000.0}),
+        {
+            "a short run": Course(seconds=1.0, settings={"run.seconds.save": 100.0}),
+            "little": Course(seconds=1000.0, settings={"run.seconds.save": 100.0}),
         },
     ),
     "dead experts": Case(
@@ -304,22 +381,11 @@ CASES: dict[str, Case] = {
             ),
         },
     ),
-    "evaluation falls": Case(
-        evaluated(0.35, 0.2, 0.2, 0.2),
-        {
-            "a single evaluation": evaluated(0.3, 0.35, 0.2, 0.34, 0.2, 0.35),
-            "few prompts": evaluated(0.35, 0.2, 0.2, 0.2, size=40),
-            "it holds": evaluated(0.28, 0.35, 0.33, 0.3, 0.34),
-            "how many were asked is not known": evaluated(0.35, 0.2, 0.2, 0.2, size=0),
-        },
-    ),
     "held-out disagreement": Case(
         Course(metrics={"held_out_disagreement": after(4, 0.0, 0.4)}),
         {
             "as much at the start": Course(metrics={"held_out_disagreement": 0.3}),
             "hardly any": Course(metrics={"held_out_disagreement": after(4, 0.0, 0.05)}),
-            "evaluations fall with the reward": Course({"total": line(0.9, -0.02)}, evals=FALLING),
-            "evaluations rise": Course(RISING, evals=[(step, {"accuracy": 0.01 * step}) for step in range(0, 31, 5)]),
         },
     ),
     "reward follows the frame": Case(
@@ -402,9 +468,9 @@ CASES: dict[str, Case] = {
             "a little": pairs(chosen_logp=line(-50, -0.01)),
         },
     ),
-    "the margin grows by sinking": Case(pairs(chosen_mean_logp=line(-0.5, -0.2)), {"the chosen rises": pairs()}),
     "not learning": Case(
-        pairs(accuracy=0.5, margin=0.0, loss=0.693), {"the loss falls": pairs(margin=0.4, accuracy=0.8)}
+        replace(pairs(accuracy=0.5, margin=0.0, loss=0.693), steps=50),
+        {"the loss falls": replace(pairs(margin=0.4, accuracy=0.8), steps=50)},
     ),
     "too easy": Case(pairs(accuracy=1.0), {"later": pairs(accuracy=after(15, 0.7, 1.0))}),
     "hardly different": Case(pairs(alike=0.3), {"a few": pairs(alike=0.05)}),
@@ -427,13 +493,32 @@ CASES: dict[str, Case] = {
         rows(loss=line(1.0, 0.2)), {"it falls": rows(), "up and down": rows(loss=lambda step: 1 + 0.2 * (step % 3))}
     ),
     "overfitting": Case(
-        rows([(step, {"loss": 1 + 0.05 * (step - 2) ** 2}) for step in range(0, 31)]),
+        rows([(step, {"loss": 3 + 0.05 * (step - 2) ** 2}) for step in range(0, 31)]),
         {
             "both fall": rows([(step, {"loss": 3 - 0.05 * step}) for step in range(0, 31)]),
             "a single evaluation": rows([(step, {"loss": 2.0 if step == 30 else 1.0}) for step in range(0, 31)]),
+            "they do not part": rows([(step, {"loss": 1 + 0.02 * step}) for step in range(0, 31)]),
             "the training rises too": rows(
                 [(step, {"loss": 1 + 0.01 * (step - 2) ** 2}) for step in range(0, 31)], loss=line(1.0, 0.1)
             ),
+        },
+    ),
+    "swapped labels": Case(
+        pairs(evals=[(0, {"pair_accuracy": 0.5}), (5, {"pair_accuracy": 0.02})], accuracy=0.98),
+        {
+            "held-out pairs are right": pairs(evals=[(5, {"pair_accuracy": 0.9})], accuracy=0.98),
+            "a coin": pairs(evals=[(5, {"pair_accuracy": 0.5})], accuracy=0.98),
+            "nothing is learned": pairs(evals=[(5, {"pair_accuracy": 0.1})], accuracy=0.5),
+            "the policy is ruined": pairs(
+                evals=[(5, {"pair_accuracy": 0.02})], accuracy=0.98, chosen_logp=line(-10, -30)
+            ),
+        },
+    ),
+    "noisy labels": Case(
+        pairs(evals=[(0, {"pair_accuracy": 0.9})], accuracy=0.62),
+        {
+            "both are alike": pairs(evals=[(0, {"pair_accuracy": 0.7})], accuracy=0.65),
+            "so few pairs": replace(pairs(evals=[(0, {"pair_accuracy": 0.8})], accuracy=0.6), eval_size=20),
         },
     ),
     "guessing": Case(replace(rows(score=0.0, accuracy=0.5), steps=60), {"it knows": rows(score=0.0, accuracy=0.8)}),

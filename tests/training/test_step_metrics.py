@@ -12,6 +12,7 @@ from whet.training.step_metrics import (
     collection_counts,
     critic_metrics,
     deciding_parts,
+    refused_majorities,
     repetition,
     role_rewards,
     sampler_metrics,
@@ -100,6 +101,32 @@ def written(tokens, reward=1.0, **parts):
     tokens = torch.tensor(tokens)
     action = torch.ones(len(tokens), dtype=torch.bool)
     return Sample(tokens, action, torch.zeros(len(tokens)), (0, 0), StopReason.END, "", reward=reward, parts=parts)
+
+
+def answered(texts, outcomes):
+    """A group of completions with these answers."""
+    tokens = torch.tensor([1, 2])
+    made = [
+        Sample(
+            tokens,
+            tokens > 1,
+            torch.zeros(2),
+            (0, 0),
+            StopReason.END,
+            f"#### {text}",
+            reward=right,
+            parts={"right": right},
+        )
+        for text, right in zip(texts, outcomes, strict=True)
+    ]
+    return Group(Prompt("p", [{"role": "user", "content": "q"}], "7"), made)
+
+
+def test_a_group_that_agrees_on_an_answer_which_is_refused_is_counted():
+    sure, right = answered(["8", "8", "8.0", "9"], [0.0] * 4), answered(["7"] * 4, [1.0] * 4)
+    torn, small = answered(["1", "2", "3", "3"], [0.0] * 4), answered(["8", "8"], [0.0] * 2)
+    assert refused_majorities([sure, right, torn, small]) == {"agreed_groups": 2 / 3, "refused_majorities": 0.5}
+    assert refused_majorities([torn]) == {} == refused_majorities([small])
 
 
 def test_repetition_is_the_share_of_runs_that_a_completion_has_written_before():

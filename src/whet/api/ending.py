@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from whet.record.run_folder import JOURNAL
 from whet.registry import error_text
-from whet.reward.journal import JOURNAL, journal
+from whet.reward.journal import journal
 
-ERROR_LOG = "error.log"
 FIXES = {
     errno.ENOSPC: "free space on that disk (df -h; df -i shows whether only the file numbers are used up)",
     errno.EDQUOT: "free space: your quota is used up",

@@ -60,8 +60,21 @@ class NotebookDisplay:
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self._ended = f"{summary.get('status') or 'finished'}: {summary.get('report') or ''}"
+        self._tell(summary)
         self._draw()
         self._show()
+
+    def _tell(self, summary: Mapping[str, Any]) -> None:
+        """The story of the run, the last evaluation included, in place of the alarms on the way."""
+        from whet.record.run import read_run
+        from whet.types import WhetError
+
+        try:
+            story = read_run(self._folder, summary).story()
+        except (OSError, WhetError):  # a run that ended badly may have no record to read
+            return
+        self._lines = {name: line for name, line in self._lines.items() if not name.startswith("health")}
+        self._lines["health"] = story.headline + (f"; {story.change}" if story.change else "")
 
     def close(self) -> None:
         """End early; what was last shown stays."""

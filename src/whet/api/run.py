@@ -10,7 +10,7 @@ from typing import Any
 from whet.api.tables import table, write_table
 from whet.record.evaluations import Evaluations
 from whet.record.rows import eval_row, sample_row, step_row
-from whet.record.run_folder import CONFIG, is_locked
+from whet.record.run_folder import CONFIG, status_of
 from whet.training.saved_config import read_values
 from whet.types import WhetError, did_you_mean
 
@@ -72,8 +72,7 @@ class Run:
     @property
     def status(self) -> str:
         """finished, failed, interrupted or running."""
-        status = str(self.summary.get("status") or "running")
-        return "interrupted" if status == "running" and not is_locked(self.folder) else status
+        return status_of(self.folder, self.summary)
 
     @property
     def steps(self) -> int:

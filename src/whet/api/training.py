@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.api.ending import ERROR_LOG, crash_reporter, defer_signals, going_on, one_line_of, write_traceback
+from whet.api.ending import crash_reporter, defer_signals, going_on, one_line_of, write_traceback
 from whet.api.inputs import (
     RewardLike,
     check_callbacks,
@@ -30,7 +30,7 @@ from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
 from whet.api.session import TrainingSession, gc_disabled, training_session
 from whet.model.width import stated_width
-from whet.record.run_folder import discard
+from whet.record.run_folder import ERROR_LOG, discard
 from whet.registry import refuse_while_importing
 from whet.settings.layers import merged, read_toml
 from whet.training.config import FROM_PYTHON, Config, RewardModelConfig, config_values, resolved

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from whet.data.rows import Row
 
-BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)\s+([^\s{}$\\]+)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)\s+([^\s{}$\\]+)|\\\\(?!boxed|fbox)|\\[{}]|[{}]|[0-9]+")
+FRAME = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 HASHES = re.compile(r"(?<!#)####(?!#)")
 # what a heading says that announces the answer, and the answer where it stands on the same line
 TITLE = re.compile(
@@ -56,24 +58,46 @@ def _found(values: Mapping[str, Any]) -> tuple[Any, str]:
     return None, ""
 
 
-def boxed(text: str) -> list[str]:
-    r"""Contents of the complete boxes, braces balanced; of a box around a box, what the inner one holds.
+@dataclass
+class _Brace:
+    """An opening brace whose end is not reached yet."""
 
-    "\boxed 7" without braces holds what follows, up to white space or a dollar sign. An empty frame (\phantom) is
-    left out.
+    start: int
+    is_box: bool
+    has_number: bool = False  # outside of the boxes within
+
+
+def boxed(text: str) -> list[str]:
+    r"""Contents of the complete boxes, braces balanced.
+
+    Of a box around a box, what the inner one holds; where the outer one has numbers of its own, all of it, without the
+    inner frames. "\boxed 7" without braces holds what follows, up to white space or a dollar sign. An empty frame
+    (\phantom) is left out.
     """
     spans: list[tuple[int, int]] = []
-    opened: list[tuple[int, bool]] = []
+    opened: list[_Brace] = []
     for match in BOX.finditer(text):
+        sign = match[0]
         if match[1] is not None:
             spans.append(match.span(1))
-        elif match[0].endswith("{") and match[0] != r"\{":
-            opened.append((match.end(), len(match[0]) > 1))
-        elif match[0] == "}" and opened:
-            start, is_box = opened.pop()
-            if is_box and not (spans and spans[-1][0] >= start):
-                spans.append((start, match.start()))
-    contents = [text[start:end].strip() for start, end in spans]
+        elif sign[0].isdigit():
+            if opened:
+                opened[-1].has_number = True
+        elif sign.endswith("{") and sign != r"\{":
+            opened.append(_Brace(match.end(), is_box=len(sign) > 1))
+        elif sign == "}" and opened:
+            brace = opened.pop()
+            if not brace.is_box:
+                if opened:
+                    opened[-1].has_number |= brace.has_number
+                continue
+            has_inner = bool(spans) and spans[-1][0] >= brace.start
+            if has_inner and brace.has_number:
+                while spans and spans[-1][0] >= brace.start:
+                    spans.pop()
+            if not has_inner or brace.has_number:
+                spans.append((brace.start, match.start()))
+    contents = [FRAME.sub(" ", text[start:end]).strip() for start, end in spans]
     return [content for content in contents if not content.startswith("\\phantom")]
 
 
@@ -95,10 +119,10 @@ def after_hashes(text: str) -> list[str]:
         title = TITLE.fullmatch(lines[0].strip("*_ "))
         if title is not None and (title[1] or len(lines) > 1):
             line, has_text = (title[1], len(lines) > 1) if title[1] else (lines[1], len(lines) > 2)
-            if _is_bare_value(line) or not (has_text or SENTENCE.search(line) or len(line.split()) > MOST_WORDS):
+            if is_bare_value(line) or not (has_text or SENTENCE.search(line) or len(line.split()) > MOST_WORDS):
                 marks.append(bare_answer(line))
         elif (
-            _is_bare_value(lines[0])
+            is_bare_value(lines[0])
             or (is_last and COUNTED.fullmatch(lines[0].strip("*_ ")))
             or (len(lines) == 1 and not SECTION.match(lines[0]))
         ):
@@ -106,7 +130,7 @@ def after_hashes(text: str) -> list[str]:
     return marks
 
 
-def _is_bare_value(line: str) -> bool:
+def is_bare_value(line: str) -> bool:
     """True for a number or formula without words: what a heading never is."""
     bare = TEXT_COMMAND.sub("", line.strip().strip("*`_ "))
     if not re.search(r"[0-9\\]", bare) or ENUMERATED.match(bare):

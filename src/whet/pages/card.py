@@ -38,7 +38,7 @@ def metrics_figure(folders: Mapping[str, Path | str], names: Sequence[str], smoo
     """Metrics of one run or of several, by step: a panel per metric, a line per run; an SVG like `run_figure`'s.
 
     Names are the columns of `run.metrics()`, and `eval/NAME` for those of evaluations. `smooth` is the number of steps
-    that each point is the mean of.
+    that each point is the mean of; evaluations are drawn as they were measured.
     """
     found = {label: _curves(folder) for label, folder in folders.items()}
     panels = []
@@ -54,7 +54,7 @@ def metrics_figure(folders: Mapping[str, Path | str], names: Sequence[str], smoo
         series = [
             line(
                 label if len(lines) > 1 else name,
-                _mean_of(points, smooth),
+                points if name.startswith(EVAL) else _mean_of(points, smooth),
                 tone,
                 marked=name.startswith(EVAL) or smooth > 1,
             )
@@ -89,15 +89,17 @@ def _mean_of(points: tuple[Point, ...], steps: int) -> tuple[Point, ...]:
 
 
 def run_card(folder: Path | str) -> str:
-    """Verdict, headline numbers, problems and the figure as a piece of HTML. Everything from the run is escaped."""
+    """Verdict, numbers, story, problems and the figure as a piece of HTML. Everything from the run is escaped."""
     run = read_run(folder)
+    spans = run.finding_spans()
     return render(
         "card.html",
         title=run.title,
         status=run.status,
         verdict=verdict(run),
         tiles=tiles(run),
-        problems=[card for card in health_cards(run.finding_spans()) if card["is_problem"]],
+        story=run.story(spans),
+        problems=[card for card in health_cards(spans) if card["is_problem"]],
         figure=_main_figure(run),
         folder=str(run.folder),
     )

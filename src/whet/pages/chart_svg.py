@@ -85,7 +85,18 @@ class Plot:
             sizes = series.get("sizes") or [2.8] * len(points)
             titles = series.get("titles") or [""] * len(points)
             parts += [self.dot(*each) for each in zip(points, [style] * len(points), sizes, titles, strict=True)]
+        if series.get("best"):
+            parts.append(self._ring(series["best"], tone))
         return "".join(parts)
+
+    def _ring(self, best: Point, tone: str) -> str:
+        """Around the best of the dots."""
+        x, y = self.across(best[0]), self.up(best[1])
+        title = f"best: {number(best[1])} at step {best[0]:.0f}"
+        return (
+            f'<path class="line {tone} best" d="M{x - 6:.1f} {y:.1f}a6 6 0 1 0 12 0a6 6 0 1 0 -12 0">'
+            f"<title>{title}</title></path>"
+        )
 
     def _band(self, series: ChartSeries, tone: str) -> str:
         edges = zip(series["x"], series.get("low") or (), series.get("high") or (), strict=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from whet.pages.chart_specs import NUM_TONES, ChartSeries, chart, fits_unit, line, reaches, spans_chart
 from whet.pages.envelopes import Envelopes, SeriesPoints
 from whet.pages.render import Figure
+from whet.record.evaluations import Evaluations, measured_by
 from whet.record.log import EvalRecord
 from whet.record.run import RunRecord
 from whet.record.run_kinds import RL, RUN_KINDS, StepMetric
@@ -57,6 +58,7 @@ class PlannedChart:
     is_wide: bool = False
     is_stacked: bool = False
     evals: str = ""  # the metric of held-out evaluations that is drawn too
+    eval_size: int = 0  # rows of each evaluation, for a log that does not say it
 
     @property
     def columns(self) -> list[str]:
@@ -130,7 +132,16 @@ def main_chart(record: RunRecord) -> PlannedChart:
     held_out = gain[0] if gain is not None and record.evals else ""
     names = [*([f"held-out {words(held_out)}"] if held_out else ()), *(each.name for each in lines)]
     title = " and ".join(names[:2])
-    return PlannedChart("main", f"{title[:1].upper()}{title[1:]}", "by step", lines, is_wide=True, evals=held_out)
+    size = record.summary.get("eval_size")
+    return PlannedChart(
+        "main",
+        f"{title[:1].upper()}{title[1:]}",
+        "",
+        lines,
+        is_wide=True,
+        evals=held_out,
+        eval_size=size if isinstance(size, int) else 0,
+    )
 
 
 def _part_charts(names: Sequence[str]) -> list[PlannedChart]:
@@ -193,7 +204,7 @@ def drawn_charts(
 def _drawn(plan: PlannedChart, points: Mapping[str, SeriesPoints], evals: Sequence[EvalRecord]) -> Figure | None:
     lines = _stacked(plan, points) if plan.is_stacked else _lines(plan, points)
     if plan.evals:
-        lines = [*held_out_lines(evals, plan.evals), *lines]
+        lines = [*held_out_lines(evals, plan.evals, plan.eval_size), *lines]
     values = [value for each in lines for value in each["y"] if value is not None]
     if not values:
         return None
@@ -209,9 +220,11 @@ def _drawn(plan: PlannedChart, points: Mapping[str, SeriesPoints], evals: Sequen
     if plan.is_stacked:
         spec["y"]["min"] = 0
     shown = [value for value in points[plan.lines[0].column].y if value is not None]
+    intervals = "95% intervals" if any(each.get("marked") and each.get("low") for each in lines) else ""
+    units = (plan.unit, "log scale" if log else "", intervals)
     return Figure(
         plan.title,
-        f"{plan.unit}{', ' if plan.unit else ''}log scale" if log else plan.unit,
+        ", ".join(unit for unit in units if unit),
         spec,
         last=number(shown[-1]) if shown and not plan.is_wide else "",
         note=_note(plan, points) if shown and not plan.is_wide else "",
@@ -267,12 +280,24 @@ def _stacked(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[Cha
     return stacked
 
 
-def held_out_lines(evals: Sequence[EvalRecord], metric: str) -> list[ChartSeries]:
+def held_out_lines(evals: Sequence[EvalRecord], metric: str, size: int = 0) -> list[ChartSeries]:
     """A line per eval set: the metric at the steps at which it was measured."""
-    by_name: dict[str, list[tuple[float, float]]] = {}
-    for evaluation in evals:
-        value = evaluation.result.get(metric)
-        if value is not None and math.isfinite(value):
-            name = words(metric) if evaluation.name in ("eval", "held_out") else f"{evaluation.name} {words(metric)}"
-            by_name.setdefault(f"held-out {name}", []).append((float(evaluation.step), value))
-    return [line(name, points, 2 * index, marked=True) for index, (name, points) in enumerate(by_name.items())]
+    lines = []
+    for name in dict.fromkeys(evaluation.name for evaluation in evals):
+        evaluations = measured_by([evaluation for evaluation in evals if evaluation.name == name], metric, size)
+        label = words(metric) if name in ("eval", "held_out") else f"{name} {words(metric)}"
+        if evaluations.measured:
+            lines.append(evaluation_line(f"held-out {label}", evaluations, 2 * len(lines)))
+    return lines
+
+
+def evaluation_line(name: str, evaluations: Evaluations, tone: int) -> ChartSeries:
+    """Evaluations with their 95% intervals where they are known, and the best of several marked."""
+    measured, estimates = evaluations.measured, [each.estimate for each in evaluations.measured]
+    look: dict[str, Any] = {"marked": True}
+    if any(estimate is not None for estimate in estimates):
+        look["low"] = [None if estimate is None else estimate.low for estimate in estimates]
+        look["high"] = [None if estimate is None else estimate.high for estimate in estimates]
+    if evaluations.best is not None and len(measured) > 1:
+        look["best"] = [evaluations.best.step, evaluations.best.value]
+    return line(name, [(float(each.step), each.value) for each in measured], tone, **look)

@@ -1,4 +1,4 @@
-"""`whet doctor`: what the health rules say about a run folder, finished, running or damaged, and what they miss.
+"""`whet doctor`: the story of a run folder, finished, failed, running or damaged, and what the rules could not see.
 
 The rules are asked again, so a run of an older version is judged by today's; since when a problem holds is known from
 the record, or by asking again about the steps before.
@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whet.record.evaluations import evaluations_of, with_size
 from whet.record.health import (
     ACTIONS,
     FindingSpan,
     HealthFinding,
+    Story,
     finding_spans,
-    findings,
+    known_settings,
     recorded_finding,
     rules_of,
-    since_when,
+    story_of,
 )
 from whet.record.health.history import RECENT
 from whet.record.log import (
@@ -35,7 +37,8 @@ from whet.record.log import (
     read_summary,
     step_reports,
 )
-from whet.record.run import MOST_BETWEEN
+from whet.record.run import MOST_BETWEEN, ending_of
+from whet.record.run_folder import is_locked
 from whet.record.run_kinds import kind_of
 from whet.record.text import count_of
 from whet.record.thinning import ThinnedLog
@@ -55,6 +58,7 @@ class DoctorReport:
     kind: str
     step: int
     total_steps: int
+    story: Story
     problems: tuple[FindingSpan, ...]  # that hold
     over: tuple[FindingSpan, ...]  # that held and no longer do
     notes: tuple[HealthFinding, ...]
@@ -65,8 +69,8 @@ class DoctorReport:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether no problem holds."""
-        return not self.problems
+        """Whether the run did not fail, and its story tells of no problem."""
+        return self.story.state not in ("failed", "problem")
 
     def values(self) -> dict[str, Any]:
         """As JSON."""
@@ -74,7 +78,8 @@ class DoctorReport:
             **{name: getattr(self, name) for name in ("folder", "title", "method", "status", "kind", "step")},
             "total_steps": self.total_steps,
             "healthy": self.is_healthy,
-            "problems": [_span_values(span, self) for span in self.problems],
+            "story": {**self.story.values(), "command": command(self)},
+            "problems": [_span_values(span) for span in self.problems],
             "over": [{"name": span.finding.name, "first": span.first, "last": span.last} for span in self.over],
             "notes": [{"name": finding.name, "sentence": finding.sentence} for finding in self.notes],
             "looked_at": list(self.looked_at),
@@ -87,45 +92,48 @@ class DoctorReport:
 def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
     """What is wrong with a run, at its last step or an earlier one; a damaged folder is read as far as it goes."""
     folder = Path(folder)
-    if not (folder / METRICS).is_file() and not (folder / SUMMARY).is_file():
+    is_starting = is_locked(folder)
+    if not (folder / METRICS).is_file() and not (folder / SUMMARY).is_file() and not is_starting:
         raise WhetError(
             f"{folder} has neither {METRICS} nor {SUMMARY}; give the folder of a run (`whet runs` lists them)"
         )
     damage: list[str] = []
+    summary: Mapping[str, Any] = {}
     try:
         summary = read_summary(folder)
     except WhetError as error:
-        summary = {}
-        damage.append(f"{error}; the settings and the title of the run are not known")
+        if (folder / SUMMARY).exists() or not is_starting:
+            damage.append(f"{error}; the settings and the title of the run are not known")
     steps, evals, recorded = _read(folder, step, damage)
-    if not steps:
+    ending = ending_of(folder, summary, steps[-1].step if steps else 0)
+    if not steps and ending.status != "failed":
+        if is_starting and step is None:
+            raise WhetError(f"{folder} is starting and has made no step yet; there is nothing to look at")
         asked = "" if step is None else f" up to step {step}"
         raise WhetError(f"{folder} has no step{asked} in {METRICS} yet; there is nothing to look at")
     facts = summary.get("facts")
     dtype = str(facts.get("dtype", "float32")) if isinstance(facts, Mapping) else "float32"
-    recorded_settings = summary.get("settings")
-    settings = recorded_settings if isinstance(recorded_settings, Mapping) else {}
-    held = {span.finding.name: span for span in finding_spans(steps, dtype, recorded, settings, evals)}
-    now = findings(steps, dtype, settings, evals)
-    problems = []
-    for problem in (finding for finding in now if finding.is_problem):
-        span = held.pop(problem.name, None)
-        first, count = (span.first, span.num_steps) if span else since_when(problem.name, steps, dtype, settings, evals)
-        problems.append(FindingSpan(problem, first, steps[-1].step, count, True))
+    settings = known_settings(summary)
+    evals = with_size(evals, summary.get("eval_size"))
+    spans = finding_spans(steps, dtype, recorded, settings, evals)
+    problems = [span for span in spans if span.finding.is_problem and span.holds]
     # a step in which nothing differs has no correlation: what any of the last ones has was recorded
-    lacking = {rule.name: [rule.missing(step) for step in steps[-RECENT:]] for rule in rules_of(steps)}
+    lacking = {rule.name: [rule.missing(report) for report in steps[-RECENT:]] for rule in rules_of(steps) if steps}
     missing = {name: min(absent, key=len) for name, absent in lacking.items()}
     return DoctorReport(
         folder=str(folder),
         title=str(summary.get("title") or folder.name),
         method=str(summary.get("method") or ""),
-        status=str(summary.get("status") or "running"),
+        status=ending.status,
         kind=kind_of(steps).name,
-        step=steps[-1].step,
+        step=ending.step,
         total_steps=_whole(summary.get("total_steps")),
+        story=story_of(spans, evaluations_of(evals, kind_of(steps).evals), ending if step is None else None),
         problems=tuple(problems),
-        over=tuple(span for span in held.values() if span.finding.is_problem),
-        notes=tuple(finding for finding in now if not finding.is_problem),
+        over=tuple(span for span in spans if span.finding.is_problem and not span.holds),
+        notes=tuple(
+            span.finding for span in spans if not span.finding.is_problem and not _is_action(span.finding.text)
+        ),
         looked_at=tuple(name for name, absent in missing.items() if not absent),
         not_seen={name: absent for name, absent in missing.items() if absent},
         damage=tuple(damage),
@@ -179,7 +187,7 @@ def _whole(value: Any) -> int:
     return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
-def _span_values(span: FindingSpan, report: DoctorReport) -> dict[str, Any]:
+def _span_values(span: FindingSpan) -> dict[str, Any]:
     finding = span.finding
     return {
         "name": finding.name,
@@ -190,16 +198,18 @@ def _span_values(span: FindingSpan, report: DoctorReport) -> dict[str, Any]:
         "remedy": finding.remedy,
         "settings": [list(pair) for pair in finding.settings],
         "changes": list(finding.changes),
-        "command": command(finding, report),
         "normal_when": finding.normal_when,
     }
 
 
-def command(finding: HealthFinding, report: DoctorReport) -> str:
-    """The first setting to try, as a command line; empty where nothing is to be set."""
-    if not finding.changes:
+def command(report: DoctorReport) -> str:
+    """What to try first, as a command line; empty where nothing is to be set."""
+    cause, folder = report.story.cause, shlex.quote(report.folder)
+    if report.story.state == "failed":
+        return f"whet resume {folder}"
+    if cause is None or not cause.finding.changes:
         return ""
-    folder, change = shlex.quote(report.folder), shlex.quote(finding.changes[0])
+    change = shlex.quote(cause.finding.changes[0])
     if report.status == "finished":
         return f"whet train {report.method or 'METHOD'} --config {folder}/config.toml --folder NEW --set {change}"
     return f"whet resume {folder} --set {change} --accept-changes"
@@ -210,18 +220,18 @@ def doctor_text(report: DoctorReport) -> str:
     of = f" of {report.total_steps}" if report.total_steps else ""
     lines = [f"{report.title}  {report.folder}", f"{report.status}, looked at as of step {report.step}{of}", ""]
     lines += [f"damaged: {line}" for line in report.damage] + ([""] if report.damage else [])
+    lines += textwrap.wrap(report.story.headline, WIDTH)
+    for label, text in report.story.lines:
+        lines += _wrapped(label, text)
+    first = command(report)
+    lines += [f"  {'try':14}{first}"] if first else []
+    rules = count_of(len(report.looked_at), "rule")
+    also = [span for span in report.problems if span is not report.story.cause]
     if report.is_healthy:
-        lines.append(f"healthy: {count_of(len(report.looked_at), 'rule')} found no problem")
-    else:
-        lines.append(f"{count_of(len(report.problems), 'problem')}, {count_of(len(report.looked_at), 'rule')} looked")
-    for span in report.problems:
-        finding = span.finding
-        lines += ["", f"{finding.name}  since step {span.first} ({count_of(span.num_steps, 'step')})"]
-        rows = (("evidence", finding.evidence), ("cause", finding.cause), ("remedy", finding.remedy))
-        for label, text in (*rows, ("normal when", finding.normal_when)):
-            lines += _wrapped(label, text)
-        first = command(finding, report)
-        lines += [f"  {'try':12}{first}"] if first else []
+        lines += ["", f"healthy: {rules} found no problem"]
+    elif report.problems:
+        lines += ["", f"{count_of(len(report.problems), 'problem')} in all, {rules} looked"]
+    lines += [f"  {span.finding.name}  since step {span.first} ({count_of(span.num_steps, 'step')})" for span in also]
     if report.over:
         lines += ["", "over by now"]
         lines += [f"  {span.finding.name}, steps {span.first} to {span.last}" for span in report.over]
@@ -249,7 +259,10 @@ def _short(quantity: str) -> str:
 def _wrapped(label: str, text: str) -> list[str]:
     if not text:
         return []
-    return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:12}", subsequent_indent=" " * 14)
+    head, rest = f"  {label:14}", " " * 16
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=head, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _printable(line: str) -> str:

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from whet.record.log import EvalRecord
 from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share_interval
 from whet.record.metrics.paired import mcnemar_p, paired_t
-from whet.record.metrics.significance import shares_p
+from whet.record.metrics.significance import more_right_p
 from whet.record.text import ACCURACY_NAMES, LOWER_IS_BETTER, estimate_text, headline, metric_text, plain_metrics, words
 
+ONE_LOOK = 0.05  # one-sided, of a verdict that is given once
 NEW_BEST_LEVEL = 0.05  # one-sided: a look that is wrongly a new best only lets a run go on
-# one-sided, divided by the number of evaluations that the best was chosen from: the largest of many is partly luck
-FALL_LEVEL = 0.01
-FALL_LOOKS = 2  # evaluations in a row that must all be below the best
+# Of runs in which nothing changes, so many are wrongly said to have fallen, or risen, at any of their looks. A single
+# look at k evaluations spends 1 / (k (k - 1)) of it, which sums to 1 over all k, over the k - 1 that the best is of.
+WRONG_RUNS = 0.02
+# one-sided, of each of two evaluations in a row, over the number that the best is of: slow falls are seen sooner
+TWICE_BELOW = 0.005
 
 
 @dataclass(frozen=True)
@@ -61,26 +64,27 @@ class Measurement:
         """One-sided p of this evaluation being better than `other`; None where there is nothing to judge by.
 
         Scores of 0 and 1: McNemar's exact test; other scores: Student's test on the differences; without scores: two
-        shares of as many prompts each.
+        shares of as many prompts each, by Fisher's exact test.
         """
-        p = self._two_sided_p(other)
+        pairs = self._pairs(other)
+        if not pairs:
+            if not (_is_share(self.metric) and self.size and self.size == other.size):
+                return None
+            return more_right_p(round(self.value * self.size), round(other.value * self.size), self.size)
+        if all(score in (0, 1) for pair in pairs for score in pair):
+            p: float | None = _changed_p(sum(a > b for b, a in pairs), sum(a < b for b, a in pairs))
+        else:
+            p = paired_t([after - before for before, after in pairs])[0]
         if p is None:
             return None
         return p / 2 if self.is_better_than(other) else 1 - p / 2
 
-    def _two_sided_p(self, other: Measurement) -> float | None:
-        if self.scores and len(self.scores) == len(other.scores):
-            pairs = [
-                (before, after)
-                for before, after in zip(other.scores, self.scores, strict=True)
-                if math.isfinite(before) and math.isfinite(after)
-            ]
-            if all(score in (0, 1) for pair in pairs for score in pair):
-                return _changed_p(sum(a > b for b, a in pairs), sum(a < b for b, a in pairs))
-            return paired_t([after - before for before, after in pairs])[0] if pairs else None
-        if _is_share(self.metric) and self.size and self.size == other.size:
-            return shares_p(self.value, other.value, self.size)
-        return None
+    def _pairs(self, other: Measurement) -> list[tuple[float, float]]:
+        """What each prompt scored, before and now; empty where it is not known."""
+        if len(self.scores) != len(other.scores):
+            return []
+        both = zip(other.scores, self.scores, strict=True)
+        return [(before, after) for before, after in both if math.isfinite(before) and math.isfinite(after)]
 
     def values(self) -> dict[str, Any]:
         """As JSON."""
@@ -115,14 +119,33 @@ class Evaluations:
 
     @cached_property
     def fell_from(self) -> Measurement | None:
-        """The best evaluation, where each of the last two is significantly below it; else None."""
-        earlier, recent = self.measured[:-FALL_LOOKS], self.measured[-FALL_LOOKS:]
-        best = _best(earlier)
-        if best is None:
+        """The best evaluation where the last is below it beyond noise, or each of the last two is; else None."""
+        count = len(self.measured)
+        if count < 2:
             return None
-        level = FALL_LEVEL / len(earlier)
-        ps = [best.better_p(measurement) for measurement in recent]
-        return best if all(p is not None and p <= level for p in ps) else None
+        for looks, level in ((1, WRONG_RUNS / (count * (count - 1))), (2, TWICE_BELOW)):
+            best = _best(self.measured[:-looks])
+            if best is None:
+                return None
+            ps = [best.better_p(measurement) for measurement in self.measured[-looks:]]
+            if all(p is not None and p <= level / (count - looks) for p in ps):
+                return best
+        return None
+
+    @cached_property
+    def gain(self) -> int:
+        """From the first to the last evaluation, looked at once: 1 better, -1 worse, 0 within noise or not known."""
+        if len(self.measured) < 2:
+            return 0
+        better, worse = (self.measured[end].better_p(self.measured[-1 - end]) for end in (-1, 0))
+        return int(better is not None and better <= ONE_LOOK) - int(worse is not None and worse <= ONE_LOOK)
+
+    @cached_property
+    def rose(self) -> bool:
+        """Whether the last evaluation is above the first beyond noise, however often that was looked at."""
+        count = len(self.measured)
+        p = self.measured[-1].better_p(self.measured[0]) if count > 1 else None
+        return p is not None and p <= WRONG_RUNS / (count * (count - 1))
 
     @cached_property
     def since_new_best(self) -> int:
@@ -153,6 +176,24 @@ class Evaluations:
         }
 
     @property
+    def change(self) -> str:
+        """From the first to the last in words, with what noise explains and the best on the way; empty without one."""
+        if self.last is None:
+            return ""
+        first, last, best = self.measured[0], self.measured[-1], self.best
+        name, of = words(last.metric), f" of {last.size:,} eval rows" if last.size else ""
+        if first is last:
+            return f"{name} was {last.text}{of} at step {last.step}"
+        ends = f"from {first.text} to {last.text}{of}"
+        is_between = best is not None and best is not first and best is not last
+        on_the_way = f"; the best was {best.text} at step {best.step}" if best is not None and is_between else ""
+        if first.value == last.value:
+            return f"{name} stayed at {last.text}{of}{on_the_way}"
+        if last.better_p(first) is not None and not self.gain:
+            return f"{name} went {ends}: within noise{on_the_way}"
+        return f"{name} {'rose' if last.value > first.value else 'fell'} {ends}{on_the_way}"
+
+    @property
     def text(self) -> str:
         """Best and last in one line; empty without an evaluation after a step."""
         best, last, trained = self.best, self.last, self.best_trained
@@ -177,19 +218,30 @@ def evaluations_of(evals: Sequence[EvalRecord], preferred: Sequence[str], size: 
     name = headline(plain_metrics(own[-1].result), preferred)
     if name is None:
         return Evaluations()
+    return measured_by(own, name, size)
+
+
+def measured_by(evals: Sequence[EvalRecord], metric: str, size: int = 0) -> Evaluations:
+    """Evaluations of one eval set by one metric; those that did not measure it are left out."""
     return Evaluations(
         tuple(
             Measurement(
                 evaluation.step,
-                name,
-                float(evaluation.result[name]),
-                len(evaluation.scores.get(name, ())) or evaluation.size or size,
-                tuple(evaluation.scores.get(name, ())),
+                metric,
+                float(evaluation.result[metric]),
+                len(evaluation.scores.get(metric, ())) or evaluation.size or size,
+                tuple(evaluation.scores.get(metric, ())),
             )
-            for evaluation in own
-            if math.isfinite(evaluation.result.get(name, math.nan))
+            for evaluation in evals
+            if math.isfinite(evaluation.result.get(metric, math.nan))
         )
     )
+
+
+def with_size(evals: Sequence[EvalRecord], size: Any) -> list[EvalRecord]:
+    """The evaluations of a run whose log does not say how many prompts there were, and whose summary does."""
+    known = size if isinstance(size, int) else 0
+    return [evaluation if evaluation.size else replace(evaluation, size=known) for evaluation in evals]
 
 
 def best_measurement(summary: Mapping[str, Any]) -> Measurement | None:

@@ -10,7 +10,8 @@ COUNTS_PREFIX = "counts/"  # in front of a count whose name a metric has taken
 
 def step_row(line: Mapping[str, Any]) -> dict[str, Any]:
     """One step of metrics.jsonl, flat: `reward` is the total and `reward/PART` a part, `seconds` all of the step and
-    `seconds/PHASE` one phase; metrics and counts keep their names. None for what was not finite."""
+    `seconds/PHASE` one phase; metrics and counts keep their names. `completion_length`, `truncated_share` and
+    `tokens_per_second` are what the counts come to. None for what was not finite."""
     seconds = {name: value for name, value in line["seconds"].items() if value is not None}
     row: dict[str, Any] = {"step": line["step"]}
     if "total" in line["reward"]:
@@ -20,8 +21,21 @@ def step_row(line: Mapping[str, Any]) -> dict[str, Any]:
     for name, count in line["counts"].items():
         row[f"{COUNTS_PREFIX}{name}" if name in row else name] = count
     row["seconds"] = sum(seconds.values())
+    for name, (part, whole) in shares(line["counts"], row["seconds"]).items():
+        if name not in row and part is not None and whole:
+            row[name] = part / whole
     row |= {f"seconds/{name}": value for name, value in seconds.items()}
     return {**row, "policy_version": line["policy_version"], "health": list(line["health"])}
+
+
+def shares(counts: Mapping[str, int], seconds: float) -> dict[str, tuple[int | None, float | None]]:
+    """The quantities of a step that are one count over another, or over its time."""
+    samples = counts.get("samples")
+    return {
+        "completion_length": (counts.get("tokens"), samples),
+        "truncated_share": (counts.get("truncated"), samples),
+        "tokens_per_second": (counts.get("tokens"), seconds),
+    }
 
 
 def eval_row(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whet.record.evaluations import Evaluations, evaluations_of
-from whet.record.health import FindingSpan, HealthFinding, finding_spans, findings
+from whet.record.evaluations import Evaluations, evaluations_of, with_size
+from whet.record.health import (
+    FindingSpan,
+    HealthFinding,
+    RunEnding,
+    Story,
+    finding_spans,
+    findings,
+    known_settings,
+    story_of,
+)
 from whet.record.log import (
     METRICS,
     SAMPLES,
@@ -25,11 +35,13 @@ from whet.record.log import (
     step_reports,
     step_sums,
 )
+from whet.record.run_folder import ERROR_LOG, JOURNAL, status_of
 from whet.record.run_kinds import RL, RunKind, kind_of
 from whet.record.text import duration, headline, metric_text, words
 from whet.record.thinning import ThinnedLog
 from whet.types import StepReport
 
+LONGEST_CALL = 2048  # bytes of what is said about a sample that was being scored
 MOST_BETWEEN = 1500  # steps of a long run between its first and its last ones
 
 
@@ -41,6 +53,22 @@ class StepTotals:
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     problems: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # of each step that has any
+    evaluation_seconds: float = 0.0
+    # (step, tokens so far, seconds so far) of steps here and there
+    course: ThinnedLog[tuple[int, int, float]] = field(default_factory=ThinnedLog, compare=False)
+
+    def passed(self, step: int) -> None:
+        """A step was added: note what has been spent by now."""
+        spent = sum(self.seconds.values()) + self.evaluation_seconds
+        self.course.append((step, self.counts.get("tokens", 0), spent))
+
+    def course_values(self) -> dict[str, list[float]] | None:
+        """What was spent after each of some steps, for the axes of charts; None before the first step."""
+        rows = [(0, 0, 0.0), *self.course.items()]
+        if len(rows) < 2:
+            return None
+        steps, tokens, seconds = zip(*rows, strict=True)
+        return {"step": list(steps), "tokens": list(tokens), "seconds": [round(spent, 2) for spent in seconds]}
 
     def add(self, line: Mapping[str, Any]) -> None:
         """One more step, as metrics.jsonl has it."""
@@ -51,6 +79,7 @@ class StepTotals:
             self.counts[name] = self.counts.get(name, 0) + count
         if line["health"]:
             self.problems.append((line["step"], tuple(line["health"])))
+        self.passed(line["step"])
 
 
 @dataclass(frozen=True)
@@ -71,8 +100,8 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """As run.json has it; running where it says nothing."""
-        return str(self.summary.get("status") or "running")
+        """As run.json has it; one that says it is running and whose lock is free was interrupted."""
+        return status_of(self.folder, self.summary)
 
     @property
     def title(self) -> str:
@@ -96,9 +125,8 @@ class RunRecord:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Those that health rules look at, by name; empty for a run of an older version."""
-        settings = self.summary.get("settings")
-        return settings if isinstance(settings, Mapping) else {}
+        """What health rules look at besides its steps, by name; of a run of an older version nothing is known."""
+        return known_settings(self.summary)
 
     def config_values(self) -> dict[str, Any]:
         """config.toml as nested values; empty where it is not TOML."""
@@ -114,6 +142,14 @@ class RunRecord:
     def finding_spans(self) -> tuple[FindingSpan, ...]:
         """Every problem of any step with the steps in which it held, then the notes of the last step."""
         return finding_spans(self.steps, self.dtype, self.totals.problems, self.settings, self.evals)
+
+    def story(self, spans: Sequence[FindingSpan] | None = None) -> Story:
+        """What it comes to, in one headline with its evidence, cause and remedy."""
+        return story_of(self.finding_spans() if spans is None else spans, self.evaluations(), self.ending())
+
+    def ending(self) -> RunEnding:
+        """How it stands: its status, its error, and what its folder says about it."""
+        return ending_of(self.folder, self.summary, self.num_steps)
 
     def seconds(self) -> dict[str, float]:
         """Where the time went: as summed up by the run, or by its logs where it never came to that."""
@@ -137,8 +173,7 @@ class RunRecord:
 
     def evaluations(self) -> Evaluations:
         """Its evaluations by their headline metric, with intervals."""
-        size = self.summary.get("eval_size")
-        return evaluations_of(self.evals, self.kind.evals, size if isinstance(size, int) else 0)
+        return evaluations_of(self.evals, self.kind.evals)
 
     def gain(self) -> tuple[str, float | None, float | None] | None:
         """The headline measurement with its value before and after training; None where nothing was measured."""
@@ -165,6 +200,7 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
     for position, text in raw_lines(folder / METRICS):
         if b'"eval": ' in text and "eval" in (line := parsed_line(position, text)):
             evals.append(line)
+            totals.evaluation_seconds += line["seconds"].get("evaluate") or 0.0
         else:
             totals.add(step_sums(position, text))
             step_lines.append((position, text))
@@ -175,11 +211,25 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
         summary=summary,
         config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
         steps=tuple(step_reports([parsed_line(*line) for line in step_lines.items()])),
-        evals=tuple(eval_records(evals)),
+        evals=tuple(with_size(eval_records(evals), summary.get("eval_size"))),
         first_samples=first,
         last_samples=last,
         totals=totals,
     )
+
+
+def ending_of(folder: Path, summary: Mapping[str, Any], step: int) -> RunEnding:
+    """How a run stands. A sample that was being scored when the process went is in a file that outlives it."""
+    status = status_of(folder, summary)
+    was_killed = status == "interrupted" and summary.get("status") in (None, "", "running")
+    details = []
+    if status in ("failed", "interrupted"):
+        with contextlib.suppress(OSError):
+            scoring = (folder / JOURNAL).read_bytes()[:LONGEST_CALL].decode("utf-8", "replace").strip("\0 \n")
+            details += [f"when it ended, {scoring}"] if scoring else []
+        if status == "failed" and (folder / ERROR_LOG).is_file():
+            details.append(f"the traceback is in {folder / ERROR_LOG}")
+    return RunEnding(status, step, was_killed, str(summary.get("error") or ""), tuple(details))
 
 
 def verdict(run: RunRecord) -> str:
@@ -196,12 +246,9 @@ def verdict(run: RunRecord) -> str:
     opening = {
         "failed": f"The run failed after {reached}",
         "interrupted": f"The run was interrupted after {reached}",
-        "running": f"The run is at {reached}, or was killed there",
+        "running": f"The run is at {reached}",
     }.get(run.status)
     outcome, remark = _outcome(run)
-    evaluations = run.evaluations()
-    if evaluations.best is not evaluations.last and evaluations.text:
-        remark += f"; {evaluations.text}"
     if opening:
         return f"{opening}: {outcome}{remark}."
     ended = f"; it ended early: {run.summary['ended']}" if run.summary.get("ended") else ""
@@ -210,7 +257,9 @@ def verdict(run: RunRecord) -> str:
 
 def _outcome(run: RunRecord) -> tuple[str, str]:
     """What changed, and a remark on what was not measured."""
-    gain = run.gain()
+    gain, change = run.gain(), run.evaluations().change
+    if len(run.evaluations().measured) > 1:
+        return change, ""
     if gain is None:
         goal = run.kind.main[0]
         ends = [metric_text(goal.name, goal.measure(step)) for step in (run.steps[0], run.steps[-1])]
@@ -242,5 +291,5 @@ def _samples_at_the_ends(
 
 def started_on(run: RunRecord) -> str:
     """The day and minute the run began, in universal time; empty where it is not known."""
-    began = run.summary.get("started")
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(began))) if began else ""
+    began = float(run.summary.get("started") or 0)
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began)) if 0 < began < 4e10 else ""

@@ -9,15 +9,17 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from whet.types import WhetError
 
 CONFIG = "config.toml"
 LOCK = "lock"
+ERROR_LOG = "error.log"  # the traceback of an error that nobody expected
+JOURNAL = "scoring.txt"  # which sample a reward is judging; left behind by a process that was killed there
 WAS_EMPTY = "this folder was empty when whet began to write a run into it\n"
 PATIENCE = 0.5  # seconds until a lock counts as held
 NO_LOCKS = "WHET_NO_LOCKS"  # in the environment
@@ -223,6 +225,12 @@ def is_locked(folder: Path) -> bool:
         return True
     except OSError:
         return False
+
+
+def status_of(folder: Path, summary: Mapping[str, Any]) -> str:
+    """finished, failed, interrupted or running: a run that says it is running and whose lock is free was killed."""
+    status = str(summary.get("status") or "running")
+    return "interrupted" if status == "running" and not is_locked(folder) else status
 
 
 def next_free_folder(name: str, under: Path | str = "runs") -> Path:

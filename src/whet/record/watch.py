@@ -157,17 +157,19 @@ def _evaluation(run: RunRecord, width: int) -> list[Text]:
 
 
 def _health(run: RunRecord, width: int) -> list[Text]:
-    """The problems of the last step, folded: the remedy stands at the end of each."""
-    if not run.steps:
+    """The story of the run, folded: what happened, and what to change."""
+    story = run.story()
+    if not run.steps and story.state != "failed":
         return []
-    problems = run.steps[-1].health
-    if not problems:
-        return [Text("health fine", style="dim")]
+    if story.state not in ("failed", "problem"):
+        return [Text(line, style="dim") for line in _folded(plain(f"health fine: {story.headline}"), max(20, width))]
     lines: list[Text] = []
-    for finding in problems[:3]:
-        folded = _folded(plain(finding), max(20, width - 2))
+    sentences = [story.headline, *story.evidence[:2]] if story.state == "failed" else [story.headline]
+    sentences += [f"change: {story.change}"] if story.change else []
+    for text in sentences:
+        folded = _folded(plain(text), max(20, width - 2))
         lines += [Text(f"{'! ' if index == 0 else '  '}{line}", style="yellow") for index, line in enumerate(folded)]
-    return [*lines, *([Text(f"  and {len(problems) - 3} more", style="yellow")] if len(problems) > 3 else [])]
+    return lines
 
 
 def _named(name: str, values: Sequence[str], width: int) -> list[Text]:

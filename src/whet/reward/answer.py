@@ -10,7 +10,7 @@ import re
 import string
 from typing import Any, Literal
 
-from whet.data.gold import after_hashes, bare_answer, boxed, first_line
+from whet.data.gold import after_hashes, bare_answer, boxed, first_line, is_bare_value
 from whet.types import Prompt, WhetError
 
 Form = Literal["normal", "words", "strict"]
@@ -18,6 +18,7 @@ Form = Literal["normal", "words", "strict"]
 PHRASE = re.compile(r"\banswer(?:\*\*)?\s*(?:is\b\s*:?|:)", re.IGNORECASE)
 SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
 NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?")
+MARK = re.compile(r"\\(?:boxed|fbox)\b|</answer>")
 ARTICLES = frozenset(("a", "an", "the"))
 PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 TOOL_CALL = ("<tool_call>", "</tool_call>")
@@ -36,7 +37,10 @@ def exact_answer(prompt: Prompt, completion: str, *, form: Form = "normal", any_
     alternatives = prompt.answer if any_of and isinstance(prompt.answer, list | tuple) else [gold_answer]
     gold = {changed(alternative) for alternative in alternatives}
     answers = {changed(answer) for answer in explicit_answers(completion)}
-    return float(len(answers) == 1 and answers <= gold)
+    # "x = 7" says \boxed{7} again, and a sentence says something about it
+    said = [changed(text) for text in said_after_marks(completion) if is_bare_value(text)]
+    later = {text for text in said if not any(answer in text for answer in answers)}
+    return float(len(answers | later) == 1 and answers <= gold)
 
 
 def gold_text(prompt: Prompt, reward: str) -> str:
@@ -69,6 +73,13 @@ def explicit_answers(completion: str) -> list[str]:
         return []
     text = final_part(completion)
     return (boxed(text) + tagged(text)) or after_hashes(text) or after_phrase(text)
+
+
+def said_after_marks(completion: str) -> list[str]:
+    """What "answer is" says after the last box or <answer>, as in `\\boxed{7} Actually the answer is 8.`"""
+    text = final_part(completion)
+    last = max((match.end() for match in MARK.finditer(text)), default=None)
+    return [] if last is None else after_phrase(text[last:])
 
 
 def final_part(completion: str) -> str:

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-JOURNAL = "scoring.txt"
+from whet.record.run_folder import JOURNAL
+
 SIZE = 2048  # bytes of the file, always: one write replaces everything
 
 GIGABYTE = 1e9

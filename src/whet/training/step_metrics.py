@@ -11,6 +11,7 @@ from torch import Tensor
 
 from whet.model.token_logp import TokenScores
 from whet.record.metrics.correlation import pearson
+from whet.reward.answer import final_answer, normal_form
 from whet.rollout.buffer import RolloutBatch
 from whet.rollout.episode_runner import PlayNotes
 from whet.types import Group, Sample, StopReason, TokenBatch
@@ -18,6 +19,8 @@ from whet.types import Group, Sample, StopReason, TokenBatch
 RUN = 4  # tokens that are compared with the rest of their completion
 FEWEST_COMPARED = 12  # tokens of a completion in which something can repeat
 MOST_COMPARED = 256  # completions of a step
+FEWEST_VOTES, MOST_VOTED = 4, 32  # completions of a group, and groups of a step, that vote on an answer
+AGREED = 0.75  # of a group's completions that give one answer
 
 
 def group_counts(groups: Sequence[Group]) -> dict[str, int]:
@@ -160,6 +163,27 @@ def repetition(groups: Sequence[Group]) -> dict[str, float]:
     chosen = samples[:: -(-len(samples) // MOST_COMPARED)]
     shares = [share for sample in chosen if (share := _repeated(sample.tokens[sample.action].tolist())) is not None]
     return {"repetition": fmean(shares)} if shares else {}
+
+
+def refused_majorities(groups: Sequence[Group]) -> dict[str, float]:
+    """Where most completions of a group give one answer: the share of groups, and of them those it is wrong in.
+
+    A model that is sure and refused either errs the same way each time, or the gold answer does.
+    """
+    agreed, refused = 0, 0
+    compared = [group for group in groups if len(group.samples) >= FEWEST_VOTES][:MOST_VOTED]
+    for group in compared:
+        answers = [(final_answer(sample.completion), sample.outcome) for sample in group.samples if not sample.episode]
+        votes = Counter(normal_form(answer) for answer, outcome in answers if answer and outcome is not None)
+        winner, count = votes.most_common(1)[0] if votes else ("", 0)
+        if count < AGREED * len(group.samples):
+            continue
+        agreed += 1
+        outcomes = [outcome for answer, outcome in answers if answer and normal_form(answer) == winner]
+        refused += fmean(outcome or 0.0 for outcome in outcomes) <= 0
+    if not compared or not agreed:
+        return {}
+    return {"agreed_groups": agreed / len(compared), "refused_majorities": refused / agreed}
 
 
 def _repeated(tokens: list[int]) -> float | None:

@@ -250,12 +250,17 @@ def test_the_watcher_numbers_what_comes_changes_and_goes(tmp_path):
     watcher.notice()
     (change,) = watcher.since(0)
     assert change.kind == "run" and change.values["id"] == folder_id("run", "a") and change.values["step"] == 2
-    MadeRun(tmp_path / "b")
+    other = MadeRun(tmp_path / "b")
     watcher.notice()
-    assert [each.kind for each in watcher.since(change.number)] == ["runs", "run"]
+    (came,) = watcher.since(change.number)
+    assert came.kind == "runs" and came.values == {"count": 2}
+    other.step(1)
+    watcher.notice()
+    (change,) = watcher.since(came.number)
+    assert change.kind == "run" and change.values["id"] == folder_id("run", "b") and change.values["step"] == 1
     shutil.rmtree(tmp_path / "a")
     watcher.notice()
-    gone = [each.values for each in watcher.since(change.number + 2) if each.kind == "run"]
+    gone = [each.values for each in watcher.since(change.number) if each.kind == "run"]
     assert gone == [{"id": folder_id("run", "a"), "status": "deleted"}]
     before = watcher.number
     watcher.notice()

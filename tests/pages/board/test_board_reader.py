@@ -53,7 +53,7 @@ def test_what_is_appended_bit_by_bit_is_what_is_read_at_once(tmp_path):
     run = MadeRun(tmp_path / "run")
     slowly = RunReader(run.folder)
     for _ in range(8):
-        run.step(5, health=("KL runaway: it is 3: too far; raise it.",))
+        run.step(5, health=("a rule of before: it is 3: too far; raise it.",))
         whole(slowly)
     once = whole(RunReader(run.folder))
     first, second = slowly.view(), once.view()

@@ -51,10 +51,14 @@ def healthy(step):
     }
 
 
-def run_with(**changes):
-    """The healthy run with some metrics replaced; a function is asked for each step's share of the run."""
+def run_with(times=1, **changes):
+    """The healthy run with some metrics replaced; a function is asked for each step's share of the run.
+
+    Each step comes so many `times`.
+    """
     history = []
-    for step in range(STEPS):
+    for place in range(times * STEPS):
+        step = place // times
         share = step / (STEPS - 1)
         told = {name: each(share) if callable(each) else each for name, each in changes.items()}
         history.append({**healthy(step), **told})
@@ -68,12 +72,12 @@ def test_a_healthy_run_has_no_findings():
 
 FINDINGS = {
     "likelihood displacement": (
-        {"chosen_logp": lambda x: -50 - 20 * x, "rejected_logp": lambda x: -52 - 60 * x},
-        ["-51.82", "-68.18", "-57.45", "-106.5"],
+        {"chosen_logp": lambda x: -50 - 40 * x, "rejected_logp": lambda x: -52 - 60 * x},
+        ["-53.64", "-86.36", "-57.45", "-106.5"],
     ),
-    "the margin grows by sinking": (
-        {"chosen_mean_logp": lambda x: -1 - 0.5 * x},
-        ["-1.05", "-1.45", "0.0727", "0.727"],
+    "The margin goes from": (
+        {"chosen_mean_logp": lambda x: -1 - x},
+        ["-1.09", "-1.91", "0.0727", "0.727"],
     ),
     "reference mismatch": ({"drift": 5.0}, ["5 nats", "another model"]),
     "no reference is being subtracted": ({"drift": 51.0}, ["51"]),
@@ -90,7 +94,7 @@ FINDINGS = {
 @for_every(FINDINGS)
 def test_a_finding_names_its_numbers(name):
     changes, numbers = FINDINGS[name]
-    said = [each for each in diagnosis(run_with(**changes)) if name in each]
+    said = [each for each in diagnosis(run_with(4 if name == "not learning" else 1, **changes)) if name in each]
     assert len(said) == 1 and all(number in said[0] for number in numbers), said
     assert "\n" not in said[0]
 
@@ -98,13 +102,13 @@ def test_a_finding_names_its_numbers(name):
 def test_a_loss_that_does_not_fall_is_named_with_what_is_ruled_out():
     """Accuracy may be high from the start: what the run should change is the margin and the loss."""
     stuck = {"accuracy": 0.8, "margin": 0.4, "loss": 0.55, "drift": lambda x: 0.1 * x}
-    (said,) = diagnosis(run_with(**stuck))
+    (said,) = diagnosis(run_with(4, **stuck))
     assert said.startswith("not learning: accuracy 0.80 -> 0.80, margin 0.4 -> 0.4, loss 0.55 -> 0.55")
     assert (
         "not the cause: the reference (|log pi/ref| 0 at the first step) and completions that are alike (0% of" in said
     )
-    assert diagnosis(run_with(**{**stuck, "loss": lambda x: 0.55 - 0.1 * x})) == []
-    foreign = diagnosis(run_with(**{**stuck, "drift": 5.0, "alike": 0.3}))
+    assert diagnosis(run_with(4, **{**stuck, "loss": lambda x: 0.55 - 0.1 * x})) == []
+    foreign = diagnosis(run_with(4, **{**stuck, "drift": 5.0, "alike": 0.3}))
     (said,) = [each for each in foreign if each.startswith("not learning")]
     assert "not the cause" not in said
 
@@ -121,6 +125,7 @@ def test_labelled_completions_have_a_gap_instead_of_a_margin():
                 "rejected_reward": 0.0,
             }
             for step, each in enumerate(history)
+            for _ in range(4)
         ]
 
     assert diagnosis(labelled(lambda share: 0.2 * share)) == []
@@ -177,8 +182,7 @@ def test_a_run_that_displaces_is_found_and_imitation_fixes_it():
     assert history[-1]["accuracy"] == 1.0 and history[-1]["chosen_logp"] < history[0]["chosen_logp"] - 1
     said = diagnosis(history)
     assert any(each.startswith("likelihood displacement") for each in said)
-    assert any(each.startswith("the margin grows by sinking") for each in said)
     assert not any("mismatch" in each for each in said)
     fixed, _ = descended("rpo_iterative", **{"curve.beta": 1.0})
     assert fixed[-1]["chosen_logp"] > fixed[0]["chosen_logp"] and fixed[-1]["margin"] > 0.5
-    assert not any("displacement" in each or "sinking" in each for each in diagnosis(fixed))
+    assert not any("displacement" in each for each in diagnosis(fixed))

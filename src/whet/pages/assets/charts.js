@@ -4,7 +4,7 @@ const whet = (() => {
   'use strict';
   const NUM_TONES = 8, HEIGHT = 220, MARGIN = 0.06;
   const charts = new Set();
-  let weight = 0;
+  let weight = 0, across = 'step', logarithmic = false;
 
   function element(name, kind, text) {
     const made = document.createElement(name);
@@ -43,10 +43,45 @@ const whet = (() => {
     });
   }
 
+  // how many tokens and seconds a run had spent after each step, where its page says so: {step, tokens, seconds}
+  let course = null, courseText = '';
+  function spent() {
+    const source = document.getElementById('course'), text = source ? source.textContent : '';
+    if (text !== courseText) { courseText = text; course = text ? JSON.parse(text) : null; }
+    return course;
+  }
+
+  // a straight line between the two nearest entries
+  function between(from, to, value) {
+    let low = 0, high = from.length - 1;
+    if (value <= from[low] || high < 1) return to[low];
+    if (value >= from[high]) return to[high];
+    while (high - low > 1) { const middle = (low + high) >> 1; if (from[middle] <= value) low = middle; else high = middle; }
+    return from[high] === from[low] ? to[low] : to[low] + (value - from[low]) / (from[high] - from[low]) * (to[high] - to[low]);
+  }
+
+  // what the steps of a run are drawn by: {label, map, unmap}; null: by themselves
+  function axis() {
+    const known = across === 'step' ? null : spent();
+    if (!known) return null;
+    if (across === 'tokens') return {label: 'tokens', map: x => between(known.step, known.tokens, x), unmap: x => between(known.tokens, known.step, x)};
+    const total = known.seconds[known.seconds.length - 1];
+    const [size, label] = total < 300 ? [1, 'seconds'] : total < 10800 ? [60, 'minutes'] : [3600, 'hours'];
+    return {label, map: x => between(known.step, known.seconds, x) / size, unmap: x => between(known.seconds, known.step, x * size)};
+  }
+
   function normal(spec) {
-    const series = (spec.series || []).filter(line => line.x && line.x.length);
-    return {smooth: true, height: HEIGHT, lines: [], ...spec,
-      x: {label: 'step', log: false, steps: true, ...spec.x}, y: {label: '', log: false, ...spec.y}, series};
+    let series = (spec.series || []).filter(line => line.x && line.x.length), x = {label: 'step', log: false, steps: true, ...spec.x};
+    const by = x.steps && x.label === 'step' ? axis() : null, y = {label: '', log: false, ...spec.y};
+    let lines = spec.lines || [];
+    if (by) {
+      x = {...x, label: by.label, steps: false};
+      series = series.map(line => ({...line, x: line.x.map(by.map), ...(line.best ? {best: [by.map(line.best[0]), line.best[1]]} : {})}));
+      lines = lines.map(line => (line.x === undefined ? line : {...line, x: by.map(line.x)}));
+    }
+    const stacked = series.some(line => line.own), positive = series.some(line => line.y.some(value => value > 0));
+    if (logarithmic && x.label !== 'cost' && !stacked && positive) y.log = true;
+    return {smooth: true, height: HEIGHT, ...spec, lines, x, y, series, by};
   }
 
   // all series on one sorted x, each with null where it has no value
@@ -90,6 +125,7 @@ const whet = (() => {
       this.box.setAttribute('aria-label', host.dataset.label || 'chart');
       this.box.title = 'Drag to zoom, double click for all; with the keyboard: arrows, + - 0';
       this.legend = element('div', 'legend live-legend');
+      this.saving = this.saver();
       this.spoken = element('div', 'spoken');
       this.spoken.setAttribute('aria-live', 'polite');
       host.replaceChildren(this.box, this.legend, this.spoken);
@@ -101,7 +137,7 @@ const whet = (() => {
     }
 
     set(spec) {
-      this.spec = normal(spec);
+      this.source = spec;
       this.draw();
     }
 
@@ -113,7 +149,7 @@ const whet = (() => {
     }
 
     draw() {
-      const {spec} = this;
+      const spec = this.spec = normal(this.source);
       const before = this.plot && this.plot.cursor.idx;
       if (this.plot) this.plot.destroy();
       this.plot = null;
@@ -121,7 +157,8 @@ const whet = (() => {
       this.legends();
       if (!spec.series.length) return;
       this.plot = new uPlot(this.options(), this.data.columns, this.box);
-      if (this.zoom) this.plot.setScale('x', this.zoom);
+      const {by} = spec, place = x => (by ? by.map(x) : x);
+      if (this.zoom) this.plot.setScale('x', {min: place(this.zoom.min), max: place(this.zoom.max)});
       if (before !== null && before !== undefined) this.point(before);
     }
 
@@ -162,6 +199,7 @@ const whet = (() => {
           setCursor: [plot => this.values(plot.cursor.idx)],
           setScale: [(plot, key) => this.scaled(plot, key)],
           drawAxes: [plot => this.references(plot, font, ink)],
+          draw: [plot => this.bests(plot, font, ink)],
         },
       };
     }
@@ -170,7 +208,8 @@ const whet = (() => {
       if (key !== 'x' || !this.plot) return;
       const places = this.data.columns[0], {min, max} = plot.scales.x;
       const all = min <= places[0] && max >= places[places.length - 1];
-      const zoom = all ? null : {min, max};
+      const {by} = this.spec;  // a zoom is one of steps, whatever is drawn across
+      const zoom = all ? null : by ? {min: by.unmap(min), max: by.unmap(max)} : {min, max};
       const moved = JSON.stringify(zoom) !== JSON.stringify(this.zoom);
       this.zoom = zoom;
       if (moved) this.host.dispatchEvent(new CustomEvent('whet-zoom', {bubbles: true, detail: zoom}));
@@ -196,6 +235,24 @@ const whet = (() => {
       }
     }
 
+    // a ring around the best of the dots
+    bests(plot, font, ink) {
+      const ratio = devicePixelRatio, {left, top, width, height} = plot.bbox, to = plot.ctx;
+      this.spec.series.forEach((line, place) => {
+        if (!line.best || this.hidden.has(place)) return;
+        const x = plot.valToPos(line.best[0], 'x', true), y = plot.valToPos(line.best[1], 'y', true);
+        if (!(x >= left - 1 && x <= left + width + 1 && y >= top - 1 && y <= top + height + 1)) return;
+        to.save();
+        to.strokeStyle = colour('--c' + (line.tone ?? place) % NUM_TONES); to.lineWidth = 1.6 * ratio;
+        to.beginPath(); to.arc(x, y, 7 * ratio, 0, 2 * Math.PI); to.stroke();
+        to.font = font.replace('11px', 11 * ratio + 'px'); to.fillStyle = ink;
+        const right = x > left + width * 0.8, above = y > top + 24 * ratio;
+        to.textAlign = right ? 'right' : 'left'; to.textBaseline = 'alphabetic';
+        to.fillText('best ' + number(line.best[1], this.spec.y.percent), x + (right ? -8 : 8) * ratio, y + (above ? -8 : 18) * ratio);
+        to.restore();
+      });
+    }
+
     // a button per series with its value where the cursor is, or its last one
     legends() {
       this.cells = [];
@@ -215,7 +272,7 @@ const whet = (() => {
       });
       // one series is named by the caption of its figure
       const alone = entries.length === 1 && this.host.closest('figure') && !this.spec.named;
-      this.legend.replaceChildren(...(alone ? [] : entries), this.where);
+      this.legend.replaceChildren(...(alone ? [] : entries), this.where, this.saving);
       this.values(null);
     }
 
@@ -230,7 +287,10 @@ const whet = (() => {
         const values = each.own || data.columns[(raw < 0 ? column : raw) + 1];
         let at = pointed ? place : values.length - 1;
         if (!pointed) while (at > 0 && values[at] === null) at -= 1;
-        this.cells[each.line].textContent = number(values[at], spec.y.percent);
+        const edges = each.marked && data.bands.find(band => band.line === each.line);
+        const [low, high] = edges ? [edges.low, edges.high].map(column => data.columns[column][at]) : [null, null];
+        this.cells[each.line].textContent = number(values[at], spec.y.percent) + (low === null || low === undefined ? ''
+          : ' (' + number(low, spec.y.percent) + ' to ' + number(high, spec.y.percent) + ')');
       });
       if (spec.series.length === 1 && pointed) this.where.textContent += ': ' + this.cells[0].textContent;
     }
@@ -262,6 +322,117 @@ const whet = (() => {
       acts[event.key]();
       const said = [this.where.textContent, ...this.spec.series.map((line, place) => line.name + ' ' + this.cells[place].textContent)];
       this.spoken.textContent = said.filter(Boolean).join(', ');
+    }
+
+    // SVG, PNG and CSV of what is drawn now
+    saver() {
+      const made = element('details', 'save');
+      made.append(element('summary', '', 'Save'));
+      const ways = {SVG: () => this.file('svg', new Blob([this.svg()], {type: 'image/svg+xml'})),
+        PNG: () => this.png().toBlob(content => this.file('png', content)),
+        CSV: () => this.file('csv', new Blob([this.csv()], {type: 'text/csv'}))};
+      for (const [name, save] of Object.entries(ways)) {
+        const button = element('button', '', name);
+        button.type = 'button';
+        button.addEventListener('click', () => { if (this.plot) save(); made.open = false; });
+        made.append(button);
+      }
+      return made;
+    }
+
+    get title() { return this.host.dataset.label || 'chart'; }
+
+    file(kind, content) {
+      const link = element('a');
+      link.href = URL.createObjectURL(content);
+      link.download = (this.title.replace(/[^A-Za-z0-9]+/g, '-').replace(/^-|-$/g, '').toLowerCase() || 'chart') + '.' + kind;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    }
+
+    // what was measured, and the edges of bands; smoothing is left to whoever reads it
+    csv() {
+      const {spec} = this, {columns, drawn, bands} = table(spec, 0);
+      const quoted = text => '"' + String(text).replace(/"/g, '""') + '"';
+      const heads = [spec.x.label], chosen = [columns[0]];
+      drawn.forEach((each, column) => {
+        if (each.role !== 'line') return;
+        const name = spec.series[each.line].name || this.title, band = bands.find(other => other.line === each.line);
+        heads.push(name);
+        chosen.push(each.own || columns[column + 1]);
+        if (band && !each.own) { heads.push(name + ' low', name + ' high'); chosen.push(columns[band.low], columns[band.high]); }
+      });
+      const rows = columns[0].map((x, place) => chosen.map(values => values[place] ?? '').join(','));
+      return [heads.map(quoted).join(','), ...rows].join('\n') + '\n';
+    }
+
+    svg() {
+      const {plot, spec, data} = this, {width, height} = plot, ratio = devicePixelRatio, head = 26, foot = 24;
+      const escaped = text => String(text).replace(/[&<>"]/g, each => ({'&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;'})[each]);
+      const box = Object.fromEntries(Object.entries(plot.bbox).map(([name, value]) => [name, value / ratio]));
+      const at = (value, scale) => (scale === 'x' ? box.left : box.top) + plot.valToPos(value, scale);
+      const inside = x => x >= plot.scales.x.min && x <= plot.scales.x.max;
+      const text = (x, y, said, anchor, ink) => '<text x="' + x.toFixed(1) + '" y="' + y.toFixed(1) + '" text-anchor="' + anchor + '" fill="' + ink + '">' + escaped(said) + '</text>';
+      const path = (points, look) => (points.length ? '<path d="M' + points.map(([x, y]) => x.toFixed(1) + ' ' + y.toFixed(1)).join('L') + '" ' + look + '/>' : '');
+      const places = data.columns[0], points = column => places.flatMap((x, place) => {
+        const value = data.columns[column][place];
+        return inside(x) && value !== null ? [[at(x, 'x'), at(value, 'y')]] : [];
+      });
+      const soft = colour('--soft'), rule = colour('--rule'), ink = colour('--ink'), parts = [], bottom = box.top + box.height;
+      plot.axes.forEach((axis, side) => (axis._splits || []).forEach((split, place) => {
+        const said = (axis._values || [])[place];
+        if (split === null || said === null || said === undefined) return;
+        const to = at(split, side ? 'y' : 'x');
+        parts.push(path(side ? [[box.left, to], [box.left + box.width, to]] : [[to, box.top], [to, bottom]], 'stroke="' + rule + '" fill="none"'));
+        parts.push(side ? text(box.left - 6, to + 4, said, 'end', soft) : text(to, bottom + 16, said, 'middle', soft));
+      }));
+      for (const band of data.bands) if (!this.hidden.has(band.line)) {
+        parts.push(path([...points(band.high), ...points(band.low).reverse()], 'fill="' + colour('--c' + band.tone) + '" fill-opacity="0.18"'));
+      }
+      data.drawn.forEach((each, column) => {
+        if (each.role === 'edge' || this.hidden.has(each.line)) return;
+        const stroke = colour('--c' + each.tone), line = points(column + 1);
+        const look = each.role === 'raw' ? ' stroke-width="1" stroke-opacity="0.3"' : ' stroke-width="1.8"' + (each.dashed ? ' stroke-dasharray="6 4"' : '');
+        parts.push(path(line, 'fill="none" stroke="' + stroke + '"' + look));
+        if (each.marked) for (const [x, y] of line) parts.push('<circle cx="' + x.toFixed(1) + '" cy="' + y.toFixed(1) + '" r="3" fill="' + stroke + '"/>');
+        const best = each.role === 'line' && spec.series[each.line].best;
+        if (best && inside(best[0])) {
+          parts.push('<circle cx="' + at(best[0], 'x').toFixed(1) + '" cy="' + at(best[1], 'y').toFixed(1) + '" r="7" fill="none" stroke="' + stroke + '" stroke-width="1.6"/>');
+          parts.push(text(at(best[0], 'x') + 8, at(best[1], 'y') - 8, 'best ' + number(best[1], spec.y.percent), 'start', soft));
+        }
+      });
+      let left = 10;
+      const names = spec.series.map((line, place) => {
+        if (this.hidden.has(place)) return '';
+        const from = left, name = line.name || this.title;
+        left += 26 + 6.6 * name.length;
+        return '<rect x="' + from + '" y="' + (height + head + 8) + '" width="10" height="10" rx="2" fill="' + colour('--c' + (line.tone ?? place) % NUM_TONES) + '"/>' + text(from + 14, height + head + 17, name, 'start', ink);
+      });
+      const drawn = '<svg width="' + width + '" height="' + (height + head + foot) + '" font-family="system-ui, sans-serif" font-size="11">' +
+        '<rect width="100%" height="100%" fill="' + colour('--card') + '"/>' + text(10, 18, this.title, 'start', ink) +
+        text(width - 10, 18, 'by ' + spec.x.label, 'end', soft) + '<g transform="translate(0 ' + head + ')">' + parts.join('') + '</g>' + names.join('') + '</svg>';
+      // a document of its own, in which nothing runs, gives the drawing its name space
+      return new XMLSerializer().serializeToString(new DOMParser().parseFromString(drawn, 'text/html').querySelector('svg')) + '\n';
+    }
+
+    png() {
+      const ratio = devicePixelRatio, head = 26 * ratio, foot = 24 * ratio, from = this.plot.ctx.canvas;
+      const made = element('canvas'), to = made.getContext('2d');
+      made.width = from.width;
+      made.height = from.height + head + foot;
+      to.fillStyle = colour('--card'); to.fillRect(0, 0, made.width, made.height);
+      to.drawImage(from, 0, head);
+      to.font = 11 * ratio + 'px system-ui, sans-serif'; to.fillStyle = colour('--ink');
+      to.fillText(this.title, 10 * ratio, 18 * ratio);
+      let left = 10 * ratio;
+      this.spec.series.forEach((line, place) => {
+        if (this.hidden.has(place)) return;
+        const name = line.name || this.title;
+        to.fillStyle = colour('--c' + (line.tone ?? place) % NUM_TONES); to.fillRect(left, made.height - 16 * ratio, 10 * ratio, 10 * ratio);
+        to.fillStyle = colour('--ink'); to.fillText(name, left + 14 * ratio, made.height - 7 * ratio);
+        left += 26 * ratio + to.measureText(name).width;
+      });
+      return made;
     }
 
     fit() {
@@ -320,6 +491,16 @@ const whet = (() => {
       slider.parentElement.hidden = false;
       slider.addEventListener('input', apply);
       apply();
+    }
+    for (const choice of (root || document).querySelectorAll('select[data-across]:not(.is-live)')) {
+      choice.classList.add('is-live');
+      choice.parentElement.hidden = !spent();
+      choice.addEventListener('change', () => { across = choice.value; redraw(); });
+    }
+    for (const box of (root || document).querySelectorAll('input[data-log]:not(.is-live)')) {
+      box.classList.add('is-live');
+      box.parentElement.hidden = false;
+      box.addEventListener('change', () => { logarithmic = box.checked; redraw(); });
     }
   }
 

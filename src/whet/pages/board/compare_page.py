@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from whet.pages.board.run_page import POINTS, chart_record, num_points
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.chart_specs import NUM_TONES, chart, reaches
 from whet.pages.render import Figure
-from whet.pages.run_charts import STEP_METRICS, TALL
+from whet.pages.run_charts import STEP_METRICS, TALL, evaluation_line
 from whet.pages.run_report import setting_text
 from whet.record.text import ABSENT, duration, metric_text, number, quantity, words
 from whet.settings.layers import flattened
@@ -63,7 +62,8 @@ def add_routes(app: BoardApp, board: Board) -> None:
         }
         every = [
             {"id": each.id, "place": each.place, "is_chosen": each.id in {run.id for run in runs}}
-            for each in board.runs()
+            for each in board.look().values()
+            if each.kind == RUN
         ]
         metrics = common_metrics(runs)
         keys = [*(["evals"] if any(run.view.record.evals for run in runs) else ()), *metrics[:9]]
@@ -135,9 +135,12 @@ def compared_chart(
     is_eval = key == "evals"
     for tone, (group, name) in enumerate(zip(groups, group_names(groups), strict=True)):
         curves = [curve for run in group if (curve := _curve(run, key, start, end, most))]
-        if curves:
-            look: dict[str, Any] = {"name": name, "tone": tone % NUM_TONES, "dashed": tone >= NUM_TONES}
-            lines.append(look | {"marked": is_eval} | (banded(curves) if len(curves) > 1 else _points(curves[0])))
+        if not curves:
+            continue
+        drawn = _points(curves[0]) if len(curves) == 1 else banded(curves)
+        if is_eval and len(group) == 1:
+            drawn = evaluation_line(name, group[0].view.record.evaluations(), tone)
+        lines.append(drawn | {"name": name, "tone": tone % NUM_TONES, "dashed": tone >= NUM_TONES, "marked": is_eval})
     values = [value for line in lines for value in line["y"] if value is not None]
     if not values:
         return None
@@ -146,7 +149,7 @@ def compared_chart(
     spec = chart(lines, log=log, smooth=key != "learning_rate", named=True, height=height)
     known = STEP_METRICS[key].title if key in STEP_METRICS else ""
     title = "Held-out evaluation" if is_eval else known or words(key).replace("reward/", "reward: ")
-    unit = "headline metric by step" if is_eval else "log scale" if log else ""
+    unit = "headline metric; of single runs with 95% intervals" if is_eval else "log scale" if log else ""
     return Figure(f"{title[:1].upper()}{title[1:]}", unit, spec, key=key, is_wide=is_eval)
 
 
@@ -156,11 +159,7 @@ def _points(curve: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 def _curve(run: ComparedRun, key: str, start: float | None, end: float | None, most: int) -> list[tuple[float, float]]:
     if key == "evals":
-        gain = run.view.record.gain()
-        found = (
-            [(evaluation.step, evaluation.result.get(gain[0])) for evaluation in run.view.record.evals] if gain else []
-        )
-        return [(float(x), y) for x, y in found if y is not None and math.isfinite(y)]
+        return [(float(each.step), each.value) for each in run.view.record.evaluations().measured]
     points = run.reader.points([key], start, end, most)[key]
     return [(x, y) for x, y in zip(points.x, points.y, strict=True) if y is not None]
 

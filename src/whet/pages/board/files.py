@@ -23,7 +23,7 @@ class FileState:
     identity: tuple[int, int]  # device and inode
 
 
-def file_state(path: Path) -> FileState | None:
+def file_state(path: Path | str) -> FileState | None:
     """None where there is no regular file."""
     try:
         found = os.stat(path, follow_symlinks=False)

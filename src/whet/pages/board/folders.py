@@ -15,6 +15,7 @@ from pathlib import Path
 RUN, PIPELINE, COMPARISON, EVALUATION = "run", "pipeline", "comparison", "evaluation"
 # the file that makes a folder what it is
 SIGNS = {RUN: "config.toml", PIPELINE: "pipeline.toml", COMPARISON: "compare.json", EVALUATION: "eval.json"}
+IN_RUNS = frozenset(("best", "final"))  # folders of a run that hold a model
 HIDDEN = ("checkpoints", "start", "replaced", "node_modules", "__pycache__")  # folders that hold no runs
 DEEPEST = 32  # folders below the board's
 MOST_FOUND = 20_000
@@ -58,10 +59,16 @@ def found_folders(root: Path) -> dict[str, FoundFolder]:
 
 def _walk(root: Path) -> Iterator[FoundFolder]:
     owners: dict[str, str] = {}  # place of a pipeline or comparison -> its id
+    start = len(os.path.join(root, ""))
     for place, names, files in os.walk(root):  # links to folders are not followed
-        relative = os.path.relpath(place, root).replace(os.sep, "/")
+        relative = place[start:].replace(os.sep, "/") or "."
         deep = 0 if relative == "." else relative.count("/") + 1
-        names[:] = sorted(n for n in names if n not in HIDDEN and not n.startswith(".")) if deep < DEEPEST else []
+        hidden = IN_RUNS if SIGNS[RUN] in files else frozenset()
+        names[:] = (
+            sorted(name for name in names if name not in HIDDEN and name not in hidden and not name.startswith("."))
+            if deep < DEEPEST
+            else []
+        )
         present = set(files)
         parent = _owner(owners, relative)
         for kind, sign in SIGNS.items():

@@ -1,10 +1,18 @@
-"""A run in one line of a list, from its summary and a dozen lines of its log."""
+"""A run in one line of a list, from its summary and a dozen lines of its log; and the lines of all runs.
+
+A folder may hold thousands of runs: the last written are read first, for as long as somebody can wait, and then beside
+the pages until all are read. A run is read again only when its files changed, or when it may have been killed.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from whet.pages.board.files import FileState, file_state
 from whet.pages.board.folders import FoundFolder
@@ -14,12 +22,14 @@ from whet.record.evaluations import best_remark
 from whet.record.health import recorded_finding
 from whet.record.log import METRICS, SAMPLES, SUMMARY
 from whet.record.run import RunRecord
+from whet.record.run_folder import is_locked
 from whet.record.run_kinds import kind_of
 from whet.record.text import metric_text, words
 from whet.types import StepReport
 
-SPARK = 24  # points of the small curve
+SPARK = 16  # points of the small curve
 NEAR_THE_END = 12  # lines that are looked through for the last step
+FILES = (SUMMARY, METRICS, SAMPLES, CONFIG)  # what a list is made from
 
 
 @dataclass(frozen=True)
@@ -44,11 +54,76 @@ class RunGlance:
     remark: str
     size: int  # bytes of its logs
     seed: str = ""
+    data: str = ""
+    last: float | None = None  # the last value of the curve
+    held_out: float | None = None  # the headline measurement, the newest
+    seconds: float | None = None  # from its start to its end
 
 
-def signature(folder: Path) -> tuple[FileState | None, ...]:
-    """Changes when anything does that a page shows."""
-    return tuple(file_state(folder / name) for name in (SUMMARY, METRICS, SAMPLES, CONFIG))
+Signature = tuple[FileState | None, ...]
+
+
+def signature(folder: Path) -> Signature:
+    """Changes when anything does that a list shows."""
+    place = str(folder)
+    return tuple(file_state(f"{place}/{name}") for name in FILES)
+
+
+class RunGlances:
+    """The lines of all runs. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._known: dict[str, tuple[Signature, RunGlance]] = {}
+        self._unread: list[FoundFolder] = []  # the next one last
+
+    def update(self, runs: Iterable[FoundFolder]) -> None:
+        """Find out which runs have to be read: first those that were read before, then the last that were written."""
+        present, ranked = set(), []
+        for run in runs:
+            present.add(run.id)
+            state, known = signature(run.path), self._known.get(run.id)
+            if known is None or known[0] != state or (known[1].status == "running" and not is_locked(run.path)):
+                written = max((file.changed for file in state if file is not None), default=0)
+                ranked.append((known is not None, written, run.place, run))
+        ranked.sort(key=lambda entry: entry[:3])
+        with self._lock:
+            self._unread = [run for *_, run in ranked]
+            for gone in self._known.keys() - present:
+                del self._known[gone]
+
+    def read(self, seconds: float = math.inf) -> int:
+        """Read for about so long; how many runs are left."""
+        until = time.monotonic() + seconds
+        while True:
+            with self._reading:  # one at a time: nothing is left where nothing is unread
+                with self._lock:
+                    if not self._unread:
+                        return 0
+                    run = self._unread.pop()
+                self._read(run)
+            if time.monotonic() > until:
+                return len(self._unread)
+
+    def one(self, run: FoundFolder) -> RunGlance:
+        """A run as it is now."""
+        with self._reading:
+            return self._read(run)
+
+    def _read(self, run: FoundFolder) -> RunGlance:
+        state, known = signature(run.path), self._known.get(run.id)
+        if known is not None and known[0] == state and (known[1].status != "running" or is_locked(run.path)):
+            return known[1]
+        glance = run_glance(run)
+        with self._lock:
+            self._known[run.id] = (state, glance)
+        return glance
+
+    def known(self) -> list[RunGlance]:
+        """Every run that was read, the newest first."""
+        with self._lock:
+            runs = [glance for _, glance in self._known.values()]
+        return sorted(runs, key=lambda run: (-run.started, run.place))
 
 
 def run_glance(found: FoundFolder) -> RunGlance:
@@ -56,14 +131,14 @@ def run_glance(found: FoundFolder) -> RunGlance:
     reader = RunReader(found.path)
     summary, remark = reader.summary()
     settings = reader.settings()
-    tail = [parsed_line(text) for _, text in last_lines(found.path / METRICS, NEAR_THE_END)]
-    steps = [each for each in tail if isinstance(each, StepReport)]
+    last = _last_step(found.path / METRICS)
+    steps = () if last is None else (last,)
     spaced = [parsed_line(text) for _, text in spaced_lines(found.path / METRICS, SPARK)]
-    drawn = [*(each for each in spaced if isinstance(each, StepReport)), *steps[-1:]]
+    drawn = [*(each for each in spaced if isinstance(each, StepReport)), *steps]
     main = kind_of(steps).main[0]
     values = [value for each in drawn if (value := main.measure(each)) is not None and math.isfinite(value)]
-    last = steps[-1] if steps else None
-    model = settings.get("model")
+    gain = RunRecord(found.path, summary, "", steps, (), (), ()).gain()
+    started, finished = (float(summary.get(name) or 0) for name in ("started", "finished"))
     states = [file_state(found.path / name) for name in (METRICS, SAMPLES)]
     return RunGlance(
         id=found.id,
@@ -72,25 +147,41 @@ def run_glance(found: FoundFolder) -> RunGlance:
         group=found.group,
         status=reader.status(),
         method=str(settings.get("method") or summary.get("method") or "")[:60],
-        model=str(model.get("name", "") if isinstance(model, dict) else "")[:200],
+        model=_setting(settings, "model", "name"),
         step=last.step if last else 0,
         total_steps=int(summary.get("total_steps") or 0),
-        started=float(summary.get("started") or 0),
-        outcome=_outcome(RunRecord(found.path, summary, "", tuple(steps), (), (), ())),
+        started=started,
+        outcome=_outcome(gain, summary),
         measure=main.label,
         value=metric_text(main.name, values[-1]) if values else "",
         spark=tuple(values),
         problems=tuple(recorded_finding(text).name for text in last.health) if last else (),
         remark=remark,
         size=sum(each.size for each in states if each is not None),
-        seed=str(settings.get("seed", "")),
+        seed=str(settings.get("seed", ""))[:40],
+        data=_setting(settings, "data", "source"),
+        last=values[-1] if values else None,
+        held_out=None if gain is None else gain[1] if gain[2] is None else gain[2],
+        seconds=finished - started if finished >= started > 0 else None,
     )
 
 
-def _outcome(record: RunRecord) -> str:
-    gain = record.gain()
+def _last_step(path: Path) -> StepReport | None:
+    for _, text in reversed(last_lines(path, NEAR_THE_END)):
+        line = parsed_line(text)
+        if isinstance(line, StepReport):
+            return line
+    return None
+
+
+def _setting(settings: dict[str, Any], section: str, name: str) -> str:
+    values = settings.get(section)
+    return str(values.get(name, "") if isinstance(values, dict) else "")[:200]
+
+
+def _outcome(gain: tuple[str, float | None, float | None] | None, summary: dict[str, Any]) -> str:
     if gain is None:
         return ""
     name, before, after = gain
-    best = best_remark(record.summary)
+    best = best_remark(summary)
     return f"{words(name)} {metric_text(name, before)} → {metric_text(name, after)}" + (f", {best}" if best else "")

@@ -14,7 +14,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from whet.pages.board.files import FileState, file_state, read_small
 from whet.pages.board.growing_log import GrowingLog, last_lines, spaced_lines
 from whet.pages.envelopes import Envelopes, SeriesPoints
 from whet.pages.run_charts import step_columns
-from whet.record.health import FindingSpan, HealthFinding, findings, recorded_finding
+from whet.record.evaluations import with_size
+from whet.record.health import FindingSpan, current_spans, recorded_finding
 from whet.record.log import METRICS, SUMMARY, EvalRecord, in_todays_names
 from whet.record.run import RunRecord, StepTotals
-from whet.record.run_folder import is_locked
+from whet.record.run_folder import is_locked, status_of
 from whet.record.thinning import ThinnedLog
 from whet.types import StepReport
 
@@ -35,7 +36,9 @@ FIRST, LAST, SPACED = 50, 200, 400  # lines of the first look
 SMALL = 1 << 20  # bytes of a log that is read whole at once
 MOST_BETWEEN = 800  # steps kept whole beside the first and the last ones, for the rules of health
 MOST_EVALS = 5000
+MOST_SCORES = 400_000  # of prompts in evaluations; later ones are judged by their number alone
 MOST_SPANS = 200  # problems by name
+LATEST = 4e10  # seconds since 1970: no run began or ended later
 EXACT_ROWS = 2000  # rows of a zoomed chart that are read from the log itself
 
 
@@ -58,6 +61,7 @@ class ReadState:
     totals: StepTotals = field(default_factory=StepTotals)
     evals: list[EvalRecord] = field(default_factory=list)
     spans: dict[str, ProblemSpan] = field(default_factory=dict)
+    num_scores: int = 0
     num_damaged: int = 0
     first_damaged: int = -1  # byte
     last_step: int = 0
@@ -160,8 +164,9 @@ class RunReader:
         summary, problem = self.summary()
         status = summary.get("status")
         if not isinstance(status, str) or not status:
-            return "damaged" if problem else "running" if is_locked(self.folder) else "interrupted"
-        return "interrupted" if status == "running" and not is_locked(self.folder) else status
+            is_alive = is_locked(self.folder)  # one that starts has no summary yet
+            return "running" if is_alive else "damaged" if problem else "interrupted"
+        return status_of(self.folder, summary)
 
     # looking
 
@@ -170,18 +175,19 @@ class RunReader:
         with self._lock:
             state, (summary, problem) = self._state(), self.summary()
             steps, status = tuple(state.kept.items()), self.status()
-            summary = {**summary, "status": status}  # a run that was killed did not write that it was
+            if status != "interrupted":  # a run that was killed did not write that it was
+                summary = {**summary, "status": status}
             record = RunRecord(
                 folder=self.folder,
                 summary=summary,
                 config=self.config(),
                 steps=steps,
-                evals=tuple(state.evals),
+                evals=tuple(with_size(state.evals, summary.get("eval_size"))),
                 first_samples=(),
                 last_samples=(),
                 totals=state.totals,
             )
-            remarks = [problem] if problem else []
+            remarks = [problem] if problem and status != "running" else []
             remarks += _remarks(state, summary)
             spans = _spans(state, record)
             return RunView(record, status, self.is_complete, spans, tuple(remarks), self.generation)
@@ -239,7 +245,9 @@ def take_lines(state: ReadState, lines: Sequence[tuple[int, bytes]]) -> None:
         line = parsed_line(text)
         if isinstance(line, EvalRecord):
             if len(state.evals) < MOST_EVALS:
-                state.evals.append(line)
+                state.totals.evaluation_seconds += line.seconds if math.isfinite(line.seconds) else 0.0
+                state.num_scores += sum(map(len, line.scores.values()))
+                state.evals.append(line if state.num_scores <= MOST_SCORES else replace(line, scores={}))
         elif line is None:
             state.num_damaged += 1
             state.first_damaged = place if state.first_damaged < 0 else state.first_damaged
@@ -260,6 +268,7 @@ def _count(state: ReadState, step: StepReport) -> None:
         totals.seconds[phase] = totals.seconds.get(phase, 0.0) + (took if math.isfinite(took) else 0.0)
     for name, count in step.counts.items():
         totals.counts[name] = totals.counts.get(name, 0) + count
+    totals.passed(step.step)
     state.kept.append(step)
     for text in step.health:
         name = recorded_finding(text).name
@@ -282,7 +291,9 @@ def parsed_line(text: bytes) -> StepReport | EvalRecord | None:
     if isinstance(line.get("eval"), str):
         took = _numbers(line.get("seconds")).get("evaluate", 0.0)
         size = line["size"] if _is_step(line.get("size")) else 0
-        return EvalRecord(line["step"], line["eval"], _numbers(line.get("result")), took, size)
+        scores = line.get("scores")
+        listed = {name: _scores(values) for name, values in scores.items()} if isinstance(scores, dict) else {}
+        return EvalRecord(line["step"], line["eval"], _numbers(line.get("result")), took, size, listed)
     counts = {name: int(value) for name, value in _numbers(line.get("counts")).items() if math.isfinite(value)}
     health, spread = line.get("health"), line.get("spread")
     return StepReport(
@@ -314,6 +325,13 @@ def _numbers(values: Any) -> dict[str, float]:
         elif type(value) in (int, float) and abs(value) < 1e300:
             found[name] = value
     return found
+
+
+def _scores(values: Any) -> tuple[float, ...]:
+    """What each prompt scored, NaN where it could not be scored; empty where these are not scores."""
+    if not isinstance(values, list) or not all(each is None or type(each) in (int, float) for each in values):
+        return ()
+    return tuple(math.nan if each is None or abs(each) >= 1e300 else each for each in values)
 
 
 def _read_summary(path: Path, state: FileState | None) -> tuple[dict[str, Any], str]:
@@ -352,6 +370,8 @@ def checked_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in summary.items():
         if value is not None and name in kinds and not isinstance(value, kinds[name]):
             continue
+        if name in ("started", "finished") and value is not None and not 0 < value < LATEST:
+            continue
         if name in ("seconds", "before", "after") and isinstance(value, dict):
             value = {key: each for key, each in _numbers(value).items() if math.isfinite(each)}
         checked[name] = value
@@ -388,23 +408,15 @@ def is_newer(one: str, than: str) -> bool:
 
 
 def _spans(state: ReadState, record: RunRecord) -> tuple[FindingSpan, ...]:
-    """Every problem that any step recorded, then the notes of the last step."""
+    """Every problem that any step recorded or that holds, then the notes of the last step."""
     if not record.steps:
         return ()
-    end = record.steps[-1].step
-    now = _found_now(record)
-    known = {each.name: each for each in now if each.is_problem}
-    spans = []
-    for name, span in state.spans.items():
-        holds = span.last == end
-        finding = known.get(name) if holds else None
-        spans.append(FindingSpan(finding or recorded_finding(span.text), span.first, span.last, span.count, holds))
-    spans.sort(key=lambda span: not span.holds)
-    return (*spans, *(FindingSpan(each, end, end, 1, True) for each in now if not each.is_problem))
-
-
-def _found_now(record: RunRecord) -> tuple[HealthFinding, ...]:
+    recorded = {
+        name: FindingSpan(recorded_finding(span.text), span.first, span.last, span.count, False)
+        for name, span in state.spans.items()
+    }
     try:
-        return findings(record.steps, record.dtype, record.settings)
+        spans = current_spans(recorded, record.steps, record.dtype, record.settings, record.evals)
     except (ValueError, TypeError, KeyError, ArithmeticError):  # numbers of a log that no run of ours wrote
-        return ()
+        spans = tuple(recorded.values())
+    return tuple(sorted(spans, key=lambda span: (not span.finding.is_problem, not span.holds)))

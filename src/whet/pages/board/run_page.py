@@ -79,7 +79,8 @@ def add_routes(app: BoardApp, board: Board) -> None:
 
     def health(request: BoardRequest) -> BoardResponse:
         view = board.reader(request.path["run"]).view()
-        return json_response({"status": view.status, "findings": health_cards(view.spans)})
+        story = view.record.story(view.spans)
+        return json_response({"status": view.status, "story": story.values(), "findings": health_cards(view.spans)})
 
     app.get("/run/{run}", page)
     app.get("/run/{run}/report", report)

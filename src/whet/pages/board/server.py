@@ -25,13 +25,12 @@ from whet.envs.serve import web
 from whet.pages.board.access import HEADERS, BoardAccess, Refusal
 from whet.pages.board.files import file_state
 from whet.pages.board.folders import PIPELINE, RUN, SIGNS, FoundFolder, found_folders
-from whet.pages.board.glance import RunGlance, run_glance, signature
+from whet.pages.board.glance import RunGlance, RunGlances
 from whet.pages.board.reader import RunReader
 from whet.pages.board.sample_index import SampleIndex
 from whet.pages.board.watcher import Watcher
 from whet.pages.render import render
 from whet.record.log import SAMPLES
-from whet.record.run_folder import is_locked
 from whet.record.text import json_values
 from whet.types import WhetError
 
@@ -41,6 +40,9 @@ BODY_SECONDS = 20.0
 MOST_READERS = 16  # runs that are kept up with at a time
 MOST_INDEXES = 16  # runs whose samples are kept track of at a time
 FIRST_PAGE = 0.7  # seconds that the first page of a run gets before its log is read whole
+LIST_SECONDS = 0.7  # seconds that a list of runs may read those that it does not know yet
+NOTICE_SECONDS = 0.2  # and a look for what changed
+FRESH = 0.5  # seconds that a look at the folder stays true
 CHANGING = {PIPELINE: "pipeline.json"}  # what is written anew as it goes on, where its sign is not
 MOST_QUERY = 8192  # characters
 ASSETS = (Path(__file__).parent / "assets", Path(__file__).parents[1] / "assets")
@@ -237,7 +239,8 @@ class Board:
         self._found: dict[str, FoundFolder] = {}
         self._samples: dict[str, SampleIndex] = {}
         self._readers: dict[str, RunReader] = {}
-        self._glances: dict[str, tuple[Any, RunGlance]] = {}
+        self._glances = RunGlances()
+        self._looked = -math.inf
         self.watcher = Watcher(self._states, self._read_on)
         self.look()
 
@@ -245,10 +248,11 @@ class Board:
         """Everything below the folder now, by id."""
         found = found_folders(self.folder)
         with self._lock:
-            self._found = found
-            for kept in (self._samples, self._readers, self._glances):
-                for gone in kept.keys() - found.keys():
-                    del kept[gone]  # type: ignore[attr-defined]
+            self._found, self._looked = found, time.monotonic()
+            for opened in (self._samples, self._readers):
+                for gone in opened.keys() - found.keys():
+                    del opened[gone]  # type: ignore[attr-defined]
+        self._glances.update(folder for folder in found.values() if folder.kind == RUN)
         return found
 
     def found(self) -> dict[str, FoundFolder]:
@@ -290,23 +294,16 @@ class Board:
 
     def glance(self, found: FoundFolder) -> RunGlance:
         """A run in one line; it is read again only when its files changed, or when it may have been killed."""
-        state = signature(found.path)
-        with self._lock:
-            known = self._glances.get(found.id)
-        if known is not None and known[0] == state:
-            if known[1].status != "running":
-                return known[1]
-            if is_locked(found.path):
-                return known[1]
-        glance = run_glance(found)
-        with self._lock:
-            self._glances[found.id] = (state, glance)
-        return glance
+        return self._glances.one(found)
 
-    def runs(self) -> list[RunGlance]:
-        """Every run, the newest first."""
-        found = [self.glance(folder) for folder in self.look().values() if folder.kind == RUN]
-        return sorted(found, key=lambda run: (-run.started, run.place))
+    def runs(self, seconds: float = math.inf) -> tuple[list[RunGlance], int]:
+        """Every run that could be read within so long, the newest first, and how many are still to be read."""
+        if time.monotonic() - self._looked > FRESH:
+            self.look()
+        left = self._glances.read(seconds)
+        if left:
+            self.watcher.wake()
+        return self._glances.known(), left
 
     def page(self, template: str, **values: Any) -> BoardResponse:
         """A page from one of the board's templates, which extend board.html; `title` is needed."""
@@ -314,14 +311,14 @@ class Board:
 
     def _states(self) -> dict[str, dict[str, Any]]:
         """What each run is like, for the watcher."""
-        states = {}
-        for folder in self.look().values():
-            if folder.kind == RUN:
-                glance = self.glance(folder)
-                states[folder.id] = {"status": glance.status, "step": glance.step, "size": glance.size}
-            else:
-                changed = file_state(folder.path / CHANGING.get(folder.kind, SIGNS[folder.kind]))
-                states[folder.id] = {"status": folder.kind, "size": changed.changed if changed else 0}
+        others = [folder for folder in self.look().values() if folder.kind != RUN]
+        self._glances.read(NOTICE_SECONDS)
+        states: dict[str, dict[str, Any]] = {
+            run.id: {"status": run.status, "step": run.step, "size": run.size} for run in self._glances.known()
+        }
+        for folder in others:
+            changed = file_state(folder.path / CHANGING.get(folder.kind, SIGNS[folder.kind]))
+            states[folder.id] = {"status": folder.kind, "size": changed.changed if changed else 0}
         return states
 
     def _read_on(self, seconds: float) -> bool:
@@ -337,7 +334,8 @@ class Board:
         behind = [index for index in reversed(indexes) if not index.is_complete or index.is_behind]
         for index in behind[:1]:
             index.refresh(seconds)
-        return bool(left or behind)
+        unread = 0 if left or behind else self._glances.read(seconds)
+        return bool(left or behind or unread)
 
 
 @cache

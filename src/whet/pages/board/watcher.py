@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +24,7 @@ PATIENCE = 0.25  # seconds between two glances of a stream at the number
 
 @dataclass(frozen=True)
 class BoardChange:
-    """`run`: one run has changed. `runs`: some came or went."""
+    """`run`: one run has changed, or is gone. `runs`: some came or went."""
 
     number: int
     kind: str
@@ -71,7 +72,7 @@ class Watcher:
                 for gone in before.keys() - now.keys():
                     self._note("run", {"id": gone, "status": "deleted"}, gone)
             for run, values in now.items():
-                if before.get(run) != values:
+                if run in before and before[run] != values:
                     self._note("run", {"id": run, **values}, run)
 
     def _note(self, kind: str, values: dict[str, Any], key: str) -> None:
@@ -107,16 +108,17 @@ class Watcher:
             self.num_listeners -= 1
 
     def _run(self) -> None:
-        due = 0.0
+        looked, took = -math.inf, 0.0
         while not self._stopping.is_set():
-            if time.monotonic() >= due:
+            # a folder that takes long to walk is walked less often
+            pause = max(TICK, 2 * took) if self.num_listeners else max(IDLE, 5 * took)
+            if time.monotonic() - looked >= pause:
                 began = time.monotonic()
                 self.notice()
-                took = time.monotonic() - began
-                # a folder that takes long to walk is walked less often
-                due = time.monotonic() + max(TICK if self.num_listeners else IDLE, 5 * took)
+                looked = time.monotonic()
+                took = looked - began
             if self._read_on(SLICE):
                 time.sleep(0.002)  # requests go first
                 continue
-            self._wanted.wait(max(0.05, min(due - time.monotonic(), TICK)))
+            self._wanted.wait(max(0.05, min(looked + pause - time.monotonic(), TICK)))
             self._wanted.clear()

@@ -5,9 +5,19 @@ A rule is a value in `RULES`; `findings` asks those of a run's kind. The files a
 
 from whet.record.health.finding import ACTIONS, FindingSpan, HealthFinding, recorded_finding
 from whet.record.health.history import History, history_of
-from whet.record.health.registry import RULES, diagnosis, finding_spans, findings, notes, rules_of, since_when
+from whet.record.health.registry import (
+    RULES,
+    current_spans,
+    diagnosis,
+    finding_spans,
+    findings,
+    notes,
+    rules_of,
+    since_when,
+)
 from whet.record.health.rule import HealthRule
-from whet.record.health.settings import SETTINGS
+from whet.record.health.settings import SETTINGS, known_settings
+from whet.record.health.story import RunEnding, Story, story_of
 
 __all__ = [
     "ACTIONS",
@@ -16,13 +26,18 @@ __all__ = [
     "HealthRule",
     "History",
     "RULES",
+    "RunEnding",
     "SETTINGS",
+    "Story",
+    "current_spans",
     "diagnosis",
     "finding_spans",
     "findings",
     "history_of",
+    "known_settings",
     "notes",
     "recorded_finding",
     "rules_of",
     "since_when",
+    "story_of",
 ]

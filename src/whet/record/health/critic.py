@@ -23,13 +23,13 @@ def _misfit(history: History) -> HealthFinding | None:
     now = fmean(known[-LATELY:])
     never = max(fmean(known[start : start + RECENT]) for start in range(len(known) - RECENT + 1)) < HARDLY
     easy = (score(history.steps[0]) or 0.0) >= NEARLY_SOLVED
-    if easy or not (never or (now <= WORTHLESS and history.score < NEARLY_SOLVED)):
+    if easy or not (never or (now <= WORTHLESS and not history.doing_well)):
         return None
     when = "and never did better" if never else f"over the last {LATELY} steps"
     return problem(
         f"The critic explains {number(now)} of the variance of its targets {when}",
         "it is no better than a constant, and its errors are in every advantage",
-        history.higher("critic.learning_rate", 3.0),
+        history.higher("critic.learning_rate", 3.0) if never else None,
         history.give("objective.value.warmup", "10"),
         "leave the critic out: compare each completion with its group",
     )
@@ -43,5 +43,6 @@ CRITIC_RULES = (
         f"the first {SETTLED} steps, while it learns; or every completion is right and there is nothing to explain",
         ("metrics.critic_explains",),
         earliest=SETTLED,
+        depth=2,
     ),
 )

@@ -14,7 +14,7 @@ from whet.types import StepReport, StopReason
 MANY_MALFORMED = 0.2  # of all calls that were begun
 MANY_ERRORS = 0.3  # of the calls that were read
 MANY_FAILED = 0.05  # of the episodes
-MANY_LIMITED = 0.3  # of the episodes
+MANY_LIMITED, MOST_LIMITED = 0.3, 0.5  # of the episodes
 MANY_CALLS = 2.0  # of an episode
 LIMITS = {  # what an episode may run out of, the setting that says how much there is, and what else helps
     StopReason.TURNS: ("turns", "env.max_turns", "reward fewer calls"),
@@ -81,7 +81,7 @@ def _limits(history: History) -> HealthFinding | None:
         return None
     for reason, (what, setting, otherwise) in LIMITS.items():
         share = share_of(recent, f"ended_by_{reason}")
-        if share >= MANY_LIMITED and not history.doing_well:
+        if share >= MANY_LIMITED and not history.solved and (share >= MOST_LIMITED or not history.doing_well):
             return problem(
                 f"{percent(share)} of the episodes of the last {RECENT} steps ran out of {what}",
                 "they are rewarded for what they had until then",
@@ -113,6 +113,7 @@ EPISODE_RULES = (
         "a few of them: the policy is still learning the format",
         ("counts.turns",),
         earliest=RECENT,
+        depth=0,
     ),
     HealthRule(
         "failing tools",
@@ -121,6 +122,7 @@ EPISODE_RULES = (
         "the tool is meant to refuse, and the reward rises",
         ("counts.turns",),
         earliest=RECENT,
+        depth=0,
     ),
     HealthRule(
         "needless calls",
@@ -129,6 +131,7 @@ EPISODE_RULES = (
         "the reward rises: the calls help",
         ("counts.tool_calls",),
         earliest=TREND_STEPS,
+        depth=1,
     ),
     HealthRule(
         "failing environment",
@@ -136,14 +139,16 @@ EPISODE_RULES = (
         "one in twenty episodes or more fails and is left out",
         "never; single failures are left out and counted",
         ("counts.turns",),
+        depth=0,
     ),
     HealthRule(
         "episodes cut off",
         _limits,
         "three in ten episodes run out of turns, tokens or time",
-        "the reward rises",
+        "the reward rises and fewer than half do, or the task is solved",
         ("counts.turns",),
         earliest=TREND_STEPS,
+        depth=1,
     ),
     HealthRule(
         "slow environment",

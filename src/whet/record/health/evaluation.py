@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
-from whet.record.evaluations import FALL_LOOKS, evaluations_of
+from statistics import fmean
+
 from whet.record.health.finding import HealthFinding, problem
-from whet.record.health.history import History
+from whet.record.health.history import RECENT, TREND_STEPS, VERIFIED, History
 from whet.record.health.rule import ALL_KINDS, HealthRule
-from whet.record.run_kinds import kind_of
-from whet.record.text import words
+from whet.record.metrics.intervals import share_interval
+from whet.record.text import number, percent, words
+
+GAP = 0.15  # of a score from 0 to 1: what training gained, of which evaluation shows less than a quarter
+SHOWN = 0.25
+FEWEST_PROMPTS = 50  # of an evaluation that is to show a gain
+SURE = 2.33  # standard errors of a one-sided bound of 99%
 
 
 def _falls(history: History) -> HealthFinding | None:
-    """Each of the last two evaluations is significantly below the best: by `Evaluations.fell_from`."""
-    known = [evaluation for evaluation in history.evals if evaluation.step <= history.steps[-1].step]
-    evaluations = evaluations_of(known, kind_of(history.steps).evals)
+    evaluations = history.evaluations
     best, last = evaluations.fell_from, evaluations.last
     if best is None or last is None:
         return None
     at = f"step {best.step}" if best.step else "the start"
-    keep = "the best model is in best/" if best.step else "the model was better before training"
+    trained = evaluations.best_trained
+    better = f"best/ holds step {trained.step}" if trained is not None and best.step else "the model it began with"
+    name = words(best.metric)
+    evidence = f"Evaluation fell beyond noise: {name} {best.text} at {at}, {last.text} at step {last.step}"
+    if history.rising:
+        cause = "the reward rises meanwhile, so what it pays is not what is evaluated, or rows are learned by heart"
+        first: str | None = "read the best completions in review.html, and run `whet reward attack`"
+    else:
+        also = ", and the reward falls with it" if history.direction < 0 else ""
+        cause, first = f"the updates do harm{also}", None
     return problem(
-        f"Evaluation fell from its best, {words(best.metric)} {best.text} at {at}, to {last.text} at step {last.step}; "
-        f"{FALL_LOOKS} evaluations in a row are significantly below it",
-        f"the updates do harm by now, and {keep}",
+        evidence,
+        cause,
+        first,
         history.lower("optimizer.learning_rate"),
         history.tie() if "objective.kl" in history.settings else None,
-        "end such runs by themselves with health.on_problem.evaluation_falls=stop",
+        f"take {better}, which evaluates better",
+    )
+
+
+def _lags(history: History) -> HealthFinding | None:
+    """Training gains, and evaluation could have shown a quarter of it and does not."""
+    measured, scores = history.evaluations.measured, history.scores
+    if len(measured) < 2 or len(scores) < 2 * TREND_STEPS or history.evaluations.fell_from is not None:
+        return None
+    first, last = measured[0], measured[-1]
+    reward = history.steps[-1].reward
+    is_same = any(name in reward for name in VERIFIED) or len([name for name in reward if name != "total"]) <= 1
+    is_share = all(0 <= value <= 1 for value in scores) and first.estimate is not None and 0 <= last.value <= 1
+    if not is_same or not is_share or min(first.size, last.size) < FEWEST_PROMPTS or last.step < TREND_STEPS:
+        return None
+    trained = fmean(scores[-RECENT:]) - fmean(scores[:RECENT])
+    # the sharpest that evaluation may have gained, as if other prompts had been asked each time
+    highest = share_interval(last.value, last.size, SURE)[1] - first.value
+    if trained < GAP or not history.rising or highest > SHOWN * trained:
+        return None
+    return problem(
+        f"The training score rose by {number(trained)}, and evaluation went from {percent(first.value)} to "
+        f"{percent(last.value)} of {last.size:,} prompts, at most by {number(max(0.0, highest))}",
+        "what is learned does not carry over: rows are learned by heart, or the eval prompts are of another kind",
+        "give more and more varied rows",
+        "compare a train and an eval prompt, and how each is scored",
     )
 
 
@@ -33,12 +71,22 @@ EVALUATION_RULES = (
     HealthRule(
         "evaluation falls",
         _falls,
-        "two evaluations in a row are below the best one, by a test paired by prompt (of two shares where the log has "
-        "no scores), one-sided, at 1% divided by the number of evaluations that the best was chosen from",
-        "a single evaluation is lower, or the difference is what so few prompts give by chance",
+        "the last evaluation is below the best, or the last two are: prompt by prompt where the log has scores, as two "
+        "shares otherwise; in at most 2% of runs in which nothing changes, whatever the number of looks",
+        "the difference is what so few prompts give by chance",
         kinds=ALL_KINDS,
-        earliest=2,
-        hides=("flat reward",),
+        earliest=1,
+        hides=("flat reward", "falling reward"),
         by_evaluation=True,
+        depth=3,
+    ),
+    HealthRule(
+        "evaluation lags",
+        _lags,
+        f"the training score rose by {GAP:g} or more, and evaluation of {FEWEST_PROMPTS} prompts or more by less than "
+        "a quarter of it, with 99% confidence",
+        "evaluation follows later, or has too few prompts to say",
+        earliest=2 * TREND_STEPS,
+        depth=3,
     ),
 )

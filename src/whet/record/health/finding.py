@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,7 @@ class SettingAdvice:
     value: str  # what to give; in words where the run's own value is not known
     words: str  # as part of a sentence
     is_exact: bool = False  # the value can be given as it stands
+    direction: int = 0  # 1: a larger number, -1: a smaller one, 0: another kind of value
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,35 @@ class HealthFinding:
     is_problem: bool = True
     evidence: str = ""
     cause: str = ""
-    remedy: str = ""
-    settings: tuple[tuple[str, str], ...] = ()  # (setting, value or advice in words), the first to try first
+    options: tuple[str | SettingAdvice, ...] = ()  # what may be done about it, the first to try first
     normal_when: str = ""  # when the same numbers are fine
-    changes: tuple[str, ...] = ()  # those of the settings that can be given as they stand: name=value
+
+    @property
+    def remedy(self) -> str:
+        """What may be done about it, in words."""
+        return ", or ".join(option if isinstance(option, str) else option.words for option in self.options)
+
+    @property
+    def advice(self) -> tuple[SettingAdvice, ...]:
+        """Those of the options that change a setting."""
+        return tuple(option for option in self.options if isinstance(option, SettingAdvice))
+
+    @property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """(setting, value or advice in words)."""
+        return tuple((option.setting, option.value) for option in self.advice)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Those of the settings that can be given as they stand: name=value."""
+        return tuple(f"{option.setting}={option.value}" for option in self.advice if option.is_exact)
+
+    def without(self, settings: Collection[str]) -> HealthFinding:
+        """The same finding without its advice on these settings."""
+        options = tuple(option for option in self.options if isinstance(option, str) or option.setting not in settings)
+        if options == self.options:
+            return self
+        return replace(self, options=options, sentence=_sentence(self.evidence, self.cause, options))
 
     @property
     def text(self) -> str:
@@ -45,27 +72,23 @@ class FindingSpan:
     last: int
     num_steps: int
     holds: bool  # still true at the last step
+    lingers: bool = False  # true for a while until just before it
 
 
-def problem(evidence: str, cause: str, *remedies: str | SettingAdvice | None) -> HealthFinding:
-    """A problem; of its remedies, None stands for one that the run has no use for. Its rule gives it a name."""
-    usable = [option for option in remedies if option is not None]
-    remedy = ", or ".join(option if isinstance(option, str) else option.words for option in usable)
-    advice = [option for option in usable if isinstance(option, SettingAdvice)]
-    return HealthFinding(
-        "",
-        f"{evidence}: {cause}; {remedy}." if remedy else f"{evidence}: {cause}.",
-        evidence=evidence,
-        cause=cause,
-        remedy=remedy,
-        settings=tuple((change.setting, change.value) for change in advice),
-        changes=tuple(f"{change.setting}={change.value}" for change in advice if change.is_exact),
-    )
+def problem(evidence: str, cause: str, *options: str | SettingAdvice | None) -> HealthFinding:
+    """A problem; of what may be done, None stands for what the run has no use for. Its rule gives it a name."""
+    usable = tuple(option for option in options if option is not None)
+    return HealthFinding("", _sentence(evidence, cause, usable), evidence=evidence, cause=cause, options=usable)
 
 
 def note(evidence: str, cause: str) -> HealthFinding:
     """What may look wrong and is normal."""
-    return HealthFinding("", f"{evidence}: {cause}.", is_problem=False, evidence=evidence, cause=cause)
+    return HealthFinding("", _sentence(evidence, cause, ()), is_problem=False, evidence=evidence, cause=cause)
+
+
+def _sentence(evidence: str, cause: str, options: tuple[str | SettingAdvice, ...]) -> str:
+    remedy = HealthFinding("", "", options=options).remedy
+    return f"{evidence}: {cause}; {remedy}." if remedy else f"{evidence}: {cause}."
 
 
 # what a run may do about a problem, and what it records it as; no problems themselves

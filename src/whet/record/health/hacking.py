@@ -10,16 +10,13 @@ from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import FLAT_STEPS, RECENT, TREND_STEPS, History, finite, improves_truly
 from whet.record.health.rule import HealthRule
 from whet.record.run_kinds import completion_length
-from whet.record.text import ACCURACY_NAMES, number, percent
+from whet.record.text import number, percent
 from whet.types import StepReport
 
 FARMED_GAIN = 0.1  # of the total and of the easier part
 FAILED_MOST = 0.5  # of the first part: above, it is earned often enough to be learned from
 DECIDES = 0.8  # of the variance within groups
 NEAR_LIMIT = 0.9  # of the longest completion
-FEWEST_EVALS = 3
-RISE = 0.1  # of the reward of the training
-EVAL_FALL = 0.2  # of the first evaluation: less is noise
 FEWEST_FOR_HACKING = 12  # steps before a trend of the parts is one
 FALL = 0.05  # of the first part, below which a fall is noise
 GIVE = 0.01  # by how much the total may fall and still be said to hold
@@ -115,37 +112,15 @@ def _held_out(history: History) -> HealthFinding | None:
     """A stricter verifier no longer accepts what the reward pays."""
     shares = finite(step.metrics.get(HELD_OUT) for step in history.steps)
     if len(shares) < FEWEST_FOR_PARTING:
-        return _eval_falls(history)
+        return None
     start, now = fmean(shares[:ENDS]), fmean(shares[-RECENT:])
     if now < LEAST_DISAGREEMENT or (now < MUCH_DISAGREEMENT and now < start + LEAST_DISAGREEMENT):
-        return _eval_falls(history)
+        return None
     return problem(
         f"The held-out reward rejects {percent(now)} of what the reward paid, {percent(start)} at first",
         "the policy has found what the reward pays and a stricter one does not",
         "read such completions in review.html, run `whet reward attack`, and make the held-out reward the first part",
     )
-
-
-def _eval_falls(history: History) -> HealthFinding | None:
-    """The reward rises in training while evaluations fall below where they began."""
-    values, rewards = history.evaluated((*ACCURACY_NAMES, "reward")), history.start_and_now(_total)
-    if len(values) < FEWEST_EVALS or rewards is None or rewards[1] <= rewards[0] + RISE * max(abs(rewards[0]), 0.1):
-        return None
-    (_, first), (_, before), (_, now) = values[0], values[-2], values[-1]
-    if max(before, now) > first - EVAL_FALL * max(abs(first), 0.1):
-        return None
-    return problem(
-        f"The evaluations fell from {number(first)} to {number(now)} while the reward of the training rose from "
-        f"{number(rewards[0])} to {number(rewards[1])}",
-        "what the reward pays is not what is wanted, or the training data is learned by heart",
-        "read the best completions in review.html and run `whet reward attack`",
-        history.tie(),
-        history.lower("optimizer.learning_rate"),
-    )
-
-
-def _total(step: StepReport) -> float | None:
-    return step.reward.get("total")
 
 
 def _frame(history: History) -> HealthFinding | None:
@@ -235,6 +210,7 @@ HACKING_RULES = (
         "the total falls with it, or the reward has a single part",
         ("reward",),
         earliest=FEWEST_FOR_HACKING,
+        depth=1,
     ),
     HealthRule(
         "format farmed",
@@ -243,6 +219,7 @@ HACKING_RULES = (
         "the first part moves too, or the format is being learned first and 20 steps are not over",
         ("reward",),
         earliest=FLAT_STEPS,
+        depth=1,
     ),
     HealthRule(
         "one part dominates",
@@ -251,14 +228,16 @@ HACKING_RULES = (
         "the first part improves or is at its top: what is left to tell completions apart is the rest",
         ("metrics.*_decides",),
         earliest=FEWEST_FOR_HACKING,
+        depth=1,
     ),
     HealthRule(
         "held-out disagreement",
         _held_out,
-        "a stricter reward rejects more and more of what the reward pays, or evaluations fall below where they began "
-        "while the reward rises",
+        "a stricter reward rejects more and more of what the reward pays",
         "it rejected as much at the start: the two were never the same",
+        (f"metrics.{HELD_OUT}",),
         earliest=FEWEST_FOR_PARTING,
+        depth=1,
     ),
     HealthRule(
         "reward follows the frame",
@@ -267,6 +246,7 @@ HACKING_RULES = (
         "fewer than a tenth of the checked completions are concerned",
         ("metrics.frame_moves",),
         earliest=RECENT,
+        depth=1,
     ),
     HealthRule(
         "reward follows length",
@@ -276,6 +256,7 @@ HACKING_RULES = (
         "a verdict on the answer rises too: longer completions are better ones",
         ("metrics.reward_length_correlation",),
         earliest=TREND_STEPS,
+        depth=1,
     ),
     HealthRule(
         "reward against the reference",

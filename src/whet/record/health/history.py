@@ -5,18 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import mul
 from statistics import fmean, median
 from typing import Any
 
+from whet.record.evaluations import Evaluations, evaluations_of
 from whet.record.health.finding import SettingAdvice
 from whet.record.health.settings import SETTINGS
 from whet.record.log import EvalRecord
+from whet.record.metrics.significance import t_quantile
+from whet.record.run_kinds import kind_of
 from whet.record.text import ACCURACY_NAMES
 from whet.types import StepReport
 
 LASTING = 4  # steps before the last in which a trend of noisy numbers must have shown as well
 RECENT = 5  # steps that must agree before a finding is made
-TREND_WINDOWS = (10, 20, 40)  # steps over which a rise of the reward is looked for
+TREND_WINDOWS = (10, 20, 40, 80, 160)  # steps over which a rise of the reward is looked for, and the whole run
+WRONG_LOOKS = 0.01  # of looks at pure noise, those in which it is said to rise
+MOST_FREEDOM = 30  # of Student's quantiles: beyond, they hardly differ
+UNMOVED_KL, UNMOVED_DRIFT = 1e-4, 0.05  # nats per token, nats per completion: what no policy that learns stays below
+KEPT = 0.8  # of its entropy
 FLAT_STEPS = 20
 TREND_STEPS = min(TREND_WINDOWS)  # before it is known whether a run goes well
 DIP = 0.2  # of a score that ends at 1: what a run that holds may lose for a while
@@ -34,17 +43,58 @@ class History:
     """The steps so far, with what every check asks of them."""
 
     steps: Sequence[StepReport]
-    tolerance: float  # of sampler_gap
-    rising: bool  # the score grows, beyond noise
-    solved: bool  # the score is at its top
-    gained: bool  # it took at least half of the way to its top, and holds
-    score: float  # mean over the recent steps
+    tolerance: float = 1e-3  # of sampler_gap
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, by their names; empty: not known
     evals: Sequence[EvalRecord] = ()  # up to the last step
 
+    @cached_property
+    def knows_settings(self) -> bool:
+        """Whether the run's own settings are known; those of an old or damaged folder are not."""
+        return any(name in SETTINGS for name in self.settings)
+
+    @cached_property
+    def scores(self) -> list[float]:
+        """What should grow, by step."""
+        name = _score_name(self.steps[-1]) if self.steps else ""
+        return finite(step.reward.get(name) for step in self.steps)
+
     @property
+    def score(self) -> float:
+        """Its mean over the recent steps."""
+        return fmean(self.scores[-RECENT:]) if self.scores else math.nan
+
+    @cached_property
+    def evaluations(self) -> Evaluations:
+        """The run's own evaluations, by their headline metric."""
+        known = [evaluation for evaluation in self.evals if evaluation.step <= self.steps[-1].step]
+        return evaluations_of(known, kind_of(self.steps).evals)
+
+    @cached_property
+    def direction(self) -> int:
+        """Where the score goes, beyond noise: 1 up, -1 down, 0 nowhere."""
+        return direction(self.scores)
+
+    @property
+    def rising(self) -> bool:
+        """The score grows, beyond noise."""
+        return self.direction > 0
+
+    @cached_property
+    def solved(self) -> bool:
+        """The score is at its top."""
+        return is_solved(self.steps[-RECENT:])
+
+    @cached_property
+    def gained(self) -> bool:
+        """The score took at least half of the way to its top, and holds."""
+        return has_gained(self.scores)
+
+    @cached_property
     def doing_well(self) -> bool:
-        return self.rising or self.solved or self.gained
+        """Evaluation goes before rewards: one that fell is no run that goes well, whatever the training is paid."""
+        if self.evaluations.fell_from is not None:
+            return False
+        return self.evaluations.rose or self.rising or self.solved or self.gained
 
     def metric(self, name: str, last: int = RECENT) -> list[float]:
         """The finite values of a metric over the last steps."""
@@ -73,8 +123,35 @@ class History:
         return self._moved(setting, times, "lower")
 
     def higher(self, setting: str, times: float = 2.0) -> SettingAdvice | None:
-        """Advice to raise a number; None where the run has no such setting."""
+        """Advice to raise a number; None where the run has no such setting. For the learning rate there is `faster`."""
         return self._moved(setting, times, "raise")
+
+    @cached_property
+    def is_unmoved(self) -> bool:
+        """Whether the policy is known to be where it began."""
+        kl, drift = self.metric("kl", TREND_STEPS), self.metric("drift", TREND_STEPS)
+        if len(kl) >= RECENT:
+            return median(map(abs, kl)) < UNMOVED_KL
+        return len(drift) >= RECENT and median(drift) < UNMOVED_DRIFT
+
+    def faster(self, times: float = 3.0) -> SettingAdvice | None:
+        """Advice to raise the learning rate; None unless nothing speaks against it.
+
+        The policy is where it began, has kept its entropy, and neither evaluation nor reward has fallen.
+        """
+        entropies, measured = self.start_and_now(entropy), self.evaluations.measured
+        is_lower = bool(measured) and measured[0].is_better_than(measured[-1])
+        has_lost_entropy = entropies is not None and entropies[1] < KEPT * entropies[0]
+        if not self.is_unmoved or is_lower or has_lost_entropy or self.direction < 0:
+            return None
+        return self.higher("optimizer.learning_rate", times)
+
+    def warmer(self) -> SettingAdvice | None:
+        """Advice to sample at a higher temperature; None where the entropy has grown, or evaluation has fallen."""
+        entropies = self.start_and_now(entropy)
+        if self.evaluations.fell_from is not None or (entropies is not None and entropies[1] > entropies[0]):
+            return None
+        return self.higher("sampling.temperature", 1.2)
 
     def setting(self, name: str) -> Any:
         """Its value in this run; None where it has none, or nothing is known of its settings."""
@@ -83,15 +160,16 @@ class History:
         return self.settings.get(name)
 
     def _moved(self, setting: str, times: float, verb: str) -> SettingAdvice | None:
-        now = self.setting(setting)
-        if not self.settings:
-            return SettingAdvice(setting, f"{times:g} times what it is", f"{verb} {setting}")
+        now, direction = self.setting(setting), 1 if times > 1 else -1
+        if not self.knows_settings:
+            return SettingAdvice(setting, f"{times:g} times what it is", f"{verb} {setting}", direction=direction)
         if not isinstance(now, int | float) or not now:
             return None
         value = f"{max(1, round(now * times))}" if isinstance(now, int) else f"{now * times:.2g}"
         if value == f"{now:g}":
             return None
-        return SettingAdvice(setting, value, f"{verb} {setting} from {now:g} to {value}", is_exact=True)
+        words = f"{verb} {setting} from {now:g} to {value}"
+        return SettingAdvice(setting, value, words, is_exact=True, direction=direction)
 
     def give(self, setting: str, value: str) -> SettingAdvice | None:
         """Advice to give a setting another value; None where it has it."""
@@ -101,7 +179,7 @@ class History:
 
     def tie(self) -> SettingAdvice | None:
         """Advice to hold the policy closer to its reference."""
-        if self.settings and "objective.kl.beta" not in self.settings:
+        if self.knows_settings and "objective.kl.beta" not in self.settings:
             return self.give("objective.kl", "k3")
         return self.higher("objective.kl.beta")
 
@@ -113,23 +191,17 @@ def history_of(
     evals: Sequence[EvalRecord] = (),
 ) -> History:
     """The steps of a run, ready to be checked; `dtype` sets how far sampler and trainer may be apart."""
-    scores = finite(score(step) for step in steps[-max(TREND_WINDOWS) :])
-    return History(
-        steps=steps,
-        tolerance=0.05 if any(name in dtype.lower().partition(" ")[0] for name in HALF_PRECISION) else 1e-3,
-        rising=is_rising(scores),
-        solved=is_solved(steps[-RECENT:]),
-        gained=has_gained(finite(map(score, steps))),
-        score=fmean(scores[-RECENT:]) if scores else math.nan,
-        settings=settings or {},
-        evals=evals,
-    )
+    is_half = any(name in dtype.lower().partition(" ")[0] for name in HALF_PRECISION)
+    return History(steps, 0.05 if is_half else 1e-3, settings or {}, evals)
 
 
 def score(report: StepReport) -> float | None:
     """The number that should grow: a verdict on the answer where one is a part of the reward, the reward otherwise."""
-    name = next((name for name in VERIFIED if name in report.reward), "total")
-    return report.reward.get(name)
+    return report.reward.get(_score_name(report))
+
+
+def _score_name(report: StepReport) -> str:
+    return next((name for name in VERIFIED if name in report.reward), "total")
 
 
 def is_solved(recent: Sequence[StepReport]) -> bool:
@@ -150,13 +222,24 @@ def has_gained(scores: Sequence[float]) -> bool:
     if len(scores) < 2 * RECENT or not all(0 <= value <= 1 for value in scores):
         return False
     start, now = fmean(scores[:3]), fmean(scores[-RECENT:])
-    windows = [fmean(scores[first : first + RECENT]) for first in range(len(scores) - RECENT + 1)]
-    return now >= start + 0.5 * (1 - start) and now >= max(windows) - DIP
+    if now < start + 0.5 * (1 - start):
+        return False
+    return now >= max(fmean(scores[first : first + RECENT]) for first in range(len(scores) - RECENT + 1)) - DIP
 
 
-def is_rising(values: Sequence[float]) -> bool:
-    """Whether the last values rise by more than two standard errors over any of `TREND_WINDOWS`."""
-    return any(len(values) >= window and trend_in_errors(values[-window:]) > 2 for window in TREND_WINDOWS)
+def direction(values: Sequence[float]) -> int:
+    """1 where the values rise, -1 where they fall, 0 where noise explains it.
+
+    Of `TREND_WINDOWS` and the whole run, the shortest in which a trend shows decides. Pure noise rises, or falls, in
+    at most `WRONG_LOOKS` of all looks.
+    """
+    count = len(values)
+    windows = [window for window in TREND_WINDOWS if window < count] + ([count] if count >= TREND_STEPS else [])
+    for window in windows:
+        errors = trend_in_errors(values[-window:])
+        if abs(errors) > t_quantile(1 - WRONG_LOOKS / len(windows), min(window - 2, MOST_FREEDOM)):
+            return 1 if errors > 0 else -1
+    return 0
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
@@ -164,16 +247,21 @@ def finite(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
+def trend(values: Sequence[float]) -> tuple[float, float]:
+    """The rise of the least-squares line from the first to the last value, and its standard error."""
+    num, mean = len(values), fmean(values)
+    middle, spread = (num - 1) / 2, num * (num * num - 1) / 12
+    off = [value - mean for value in values]
+    slope = sum(map(mul, range(num), off)) / spread
+    residue = sum((value - slope * (index - middle)) ** 2 for index, value in enumerate(off))
+    return slope * num, num * math.sqrt(residue / (num - 2) / spread)
+
+
 def trend_in_errors(values: Sequence[float]) -> float:
     """Least-squares rise over its standard error; 0 where the line rises by less than 1% of the values."""
-    num = len(values)
-    middle, mean = (num - 1) / 2, fmean(values)
-    spread = sum((index - middle) ** 2 for index in range(num))
-    rise = sum((index - middle) * (value - mean) for index, value in enumerate(values)) / spread
-    if abs(rise) * num <= 0.01 * max(abs(value) for value in values):
+    rise, error = trend(values)
+    if abs(rise) <= 0.01 * max(abs(value) for value in values):
         return 0.0
-    residue = sum((value - mean - rise * (index - middle)) ** 2 for index, value in enumerate(values))
-    error = math.sqrt(residue / (num - 2) / spread)
     return math.copysign(math.inf, rise) if error == 0 else rise / error
 
 

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from whet.record.health.episodes import LIMITS
 from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import RECENT, TREND_STEPS, History, improves_truly, score, share_of
 from whet.record.health.rule import HealthRule
 from whet.record.run_kinds import completion_length
 from whet.record.text import number, percent
+from whet.types import StepReport
 
 MUCH_REPEATED = 0.5
+SOME = 0.2  # of the completions: cut from the start
+PAID = 0.15  # by how much the score may pass the share of completions that end
+NEARLY_ALL = 0.8  # of the completions
+MORE_CUT, MUCH_MORE_CUT = 1.5, 0.1  # times as many as at first, and so many of the completions more
+
+
+def _cut(steps: Sequence[StepReport]) -> float:
+    """The share of completions that ran out of tokens; what a limit of episodes ended has its own rule."""
+    return share_of(steps, "truncated") - sum(share_of(steps, f"ended_by_{limit}") for limit in LIMITS)
 
 
 def _truncation(history: History) -> HealthFinding | None:
     if history.solved or len(history.steps) < RECENT:
         return None
-    recent = history.steps[-RECENT:]
-    # episodes that a limit of their own ended ran out of something else, which has its own rule
-    share = share_of(recent, "truncated") - sum(share_of(recent, f"ended_by_{limit}") for limit in LIMITS)
-    if share <= 0.5:
+    share, first = _cut(history.steps[-RECENT:]), _cut(history.steps[:RECENT])
+    if share <= 0.5 or first < SOME:
+        return None
+    # what is cut behind its answer is paid all the same, and a reward that pays nobody does not pay what ends either
+    is_paid = history.score > 1 - share + PAID
+    pays_nobody = share < NEARLY_ALL and max(history.scores, default=0.0) <= 0
+    if is_paid or pays_nobody:
         return None
     return problem(
-        f"{percent(share)} of the completions of the last {RECENT} steps ran out of tokens",
+        f"{percent(share)} of the completions of the last {RECENT} steps ran out of tokens, {percent(first)} at first, "
+        f"and the mean score is {number(history.score)}",
         "they are cut before their answer",
         history.higher("sampling.max_new_tokens"),
         "reward shorter completions",
@@ -29,11 +45,14 @@ def _truncation(history: History) -> HealthFinding | None:
 
 
 def _moved_without_gain(history: History) -> tuple[float, float] | None:
-    """Mean lengths at the start and now, where the score is no better for it."""
+    """Mean lengths at the start and now, where evaluation, or else the score, is no better for it."""
     pair, scores = history.start_and_now(completion_length), history.start_and_now(score)
-    if pair is None or history.doing_well or (scores is not None and scores[1] > scores[0] + 0.1 * abs(scores[0])):
+    if pair is None or history.doing_well:
         return None
-    return pair
+    measured = history.evaluations.measured
+    if len(measured) > 1:
+        return None if measured[-1].is_better_than(measured[0]) else pair
+    return None if scores is not None and scores[1] > scores[0] + 0.1 * abs(scores[0]) else pair
 
 
 def _collapse(history: History) -> HealthFinding | None:
@@ -49,13 +68,27 @@ def _collapse(history: History) -> HealthFinding | None:
 
 def _blow_up(history: History) -> HealthFinding | None:
     pair = _moved_without_gain(history)
-    if pair is None or not (pair[1] > 4 * pair[0] and pair[1] >= 32):
+    if pair is None:
         return None
+    is_longer = pair[1] > 4 * pair[0] and pair[1] >= 32
+    before, now = _cut(history.steps[:TREND_STEPS]), _cut(history.steps[-TREND_STEPS:])
+    measured = history.evaluations.measured
+    is_worse = history.direction < 0 or (len(measured) > 1 and measured[0].is_better_than(measured[-1]))
+    is_cut = len(history.steps) >= 2 * TREND_STEPS and now > MORE_CUT * before and now > before + MUCH_MORE_CUT
+    is_cut = is_cut and (is_worse or now > 0.5)
+    if not is_longer and not is_cut:
+        return None
+    seen = f"Completions grew from {number(pair[0])} to {number(pair[1])} tokens" if is_longer else ""
+    if is_cut:
+        also = f"{percent(before)} of the completions ran out of tokens at first, {percent(now)} now"
+        seen = f"{seen}, and {also}" if seen else also[0].upper() + also[1:]
+    fell = history.evaluations.fell_from is not None
     return problem(
-        f"Completions grew from {number(pair[0])} to {number(pair[1])} tokens without a better reward",
-        "length is being rewarded, or the end of the completion is no longer learned",
-        history.give("objective.aggregate", "token_mean"),
-        history.lower("sampling.max_new_tokens", 0.5),
+        f"{seen}, {'and evaluation fell' if fell else 'without a better reward'}",
+        "the policy runs on: length is being rewarded, or the updates are so large that it no longer ends",
+        history.lower("optimizer.learning_rate"),
+        history.tie(),
+        "add a length cost; more room would only be filled",
     )
 
 
@@ -77,10 +110,11 @@ LENGTH_RULES = (
     HealthRule(
         "truncated completions",
         _truncation,
-        "more than half of the completions run out of tokens",
-        "the task is solved all the same",
+        "more than half of the completions run out of tokens, and did from the start, before their answer",
+        "the task is solved all the same; as many are paid as can only be if cut ones are; or the reward pays nobody",
         ("counts.truncated",),
         earliest=RECENT,
+        depth=1,
     ),
     HealthRule(
         "length collapse",
@@ -93,7 +127,8 @@ LENGTH_RULES = (
     HealthRule(
         "length blow-up",
         _blow_up,
-        "completions are four times as long as they were, and no better",
+        "completions are four times as long as they were, or many more than at first run out of tokens while "
+        "evaluation or reward goes down, and they are no better",
         "the reward rises: the policy learns to reason",
         ("counts.samples",),
         earliest=TREND_STEPS,

@@ -14,6 +14,9 @@ from whet.record.text import number, percent
 NARROW = 0.05  # half-width of a band below which most ratios are meant to leave it
 MUCH_CLIPPED = 0.5  # of the tokens
 FAR_OFF = 0.1  # of a mean ratio from 1
+SPIKE = 10  # times the largest norm of the steps before
+LOSS_LEFT = 0.01  # below, pairs or rows may all be learned
+HUGE = 1000  # times what the clip of the gradient norm lets through
 
 
 def _not_finite(history: History) -> HealthFinding | None:
@@ -40,7 +43,7 @@ def _entropy_collapse(history: History) -> HealthFinding | None:
         f"Entropy fell from {number(start)} to {number(now)} while the reward stays flat",
         "the policy has stopped exploring",
         history.lower("optimizer.learning_rate"),
-        history.higher("sampling.temperature", 1.2),
+        history.warmer(),
         history.higher("objective.clip.high", 1.4),
     )
 
@@ -104,13 +107,13 @@ def _clipping(history: History) -> HealthFinding | None:
         history.lower("optimizer.learning_rate"),
         history.lower("batch.updates_per_step", 0.5),
         history.lower("batch.epochs_per_batch", 0.5),
-        history.higher("objective.clip.high", 1.4),
+        "take fewer updates from each batch",
     )
 
 
 def _clipped_by_design(history: History) -> HealthFinding | None:
     shares = history.metric("reweighted")
-    if len(shares) < RECENT or not history.settings or _clips_tokens(history) or (share := fmean(shares)) <= 0.5:
+    if len(shares) < RECENT or not history.knows_settings or _clips_tokens(history) or (share := fmean(shares)) <= 0.5:
         return None
     return note(
         f"{percent(share)} of the tokens have a weight that is not their ratio",
@@ -140,15 +143,45 @@ def _gradient_spike(history: History) -> HealthFinding | None:
     norm = gradient_norm(history.steps[-1]) or 0.0
     if history.solved:  # most groups agree then, and the few that do not weigh much
         return None
-    if len(earlier) < 2 * RECENT or not norm > max(10 * (typical := median(earlier)), 3 * max(earlier)):
+    if len(earlier) < 2 * RECENT or not norm > SPIKE * max(earlier):
         return None
     return problem(
         f"The gradient norm of step {history.steps[-1].step} was {number(norm)},"
-        f" {norm / typical:.0f} times its median of {number(typical)}",
+        f" {norm / max(earlier):.0f} times the largest of the {len(earlier)} steps before",
         "a few samples dominate the update",
         history.lower("optimizer.max_gradient_norm", 0.5),
         history.lower("optimizer.learning_rate"),
         history.higher("batch.prompts_per_step"),
+    )
+
+
+def _no_gradient(history: History) -> HealthFinding | None:
+    """Completions differ in what they earn, and nothing of it reaches the weights."""
+    norms = finite(map(gradient_norm, history.steps[-RECENT:]))
+    rates, uniform = history.metric("learning_rate"), history.metric("uniform_groups")
+    if len(norms) < RECENT or max(norms) > 0 or (uniform and max(uniform) > 0.999):
+        return None
+    has_signal = bool(uniform) or any(value > LOSS_LEFT for value in history.metric("loss"))
+    if not has_signal or (rates and max(rates) == 0):
+        return None
+    return problem(
+        f"The gradient norm of the last {RECENT} steps was exactly 0",
+        "no weight receives a gradient, though there is something to learn: they are frozen, or every token is masked "
+        "or clipped",
+        "look at which weights are trained (`trainable` among the facts of the run) and at what is masked",
+    )
+
+
+def _huge_gradient(history: History) -> HealthFinding | None:
+    norms, most = finite(map(gradient_norm, history.steps[-RECENT:])), history.setting("optimizer.max_gradient_norm")
+    if len(norms) < RECENT or not isinstance(most, int | float) or not most or min(norms) <= HUGE * most:
+        return None
+    return problem(
+        f"The gradient norm of the last {RECENT} steps was {number(min(norms))} or more, over {HUGE:,} times what "
+        f"optimizer.max_gradient_norm={most:g} lets through",
+        "only its direction is left of any update, and precision is lost: rewards or losses are of another scale",
+        "look at the scale of rewards and losses",
+        history.lower("optimizer.learning_rate"),
     )
 
 
@@ -242,10 +275,28 @@ POLICY_RULES = (
     HealthRule(
         "gradient spike",
         _gradient_spike,
-        "the gradient norm is ten times its recent median, and three times the largest",
+        "the gradient norm is ten times the largest of the 20 steps before",
         "the steps before had no signal and a norm of 0",
         kinds=ALL_KINDS,
         earliest=2 * RECENT + 1,
+    ),
+    HealthRule(
+        "no gradient",
+        _no_gradient,
+        f"the gradient norm is exactly 0 in {RECENT} steps in a row, though there is something to learn",
+        "all groups scored alike, or the learning rate is 0 by its schedule",
+        kinds=ALL_KINDS,
+        earliest=RECENT,
+        depth=0,
+    ),
+    HealthRule(
+        "huge gradient",
+        _huge_gradient,
+        f"the gradient norm is {HUGE:,} times what its clip lets through, in {RECENT} steps in a row",
+        "a single step",
+        kinds=ALL_KINDS,
+        earliest=RECENT,
+        depth=1,
     ),
     HealthRule(
         "skipped updates",

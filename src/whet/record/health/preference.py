@@ -18,10 +18,11 @@ from whet.record.run_kinds import PREFERENCE
 
 MetricSeries = Sequence[Mapping[str, float]]
 
-FEW = 4  # steps before a trend is one
+FEW = 12  # steps before a trend is one: its ends are three each
 SETTLED = 10  # steps before it can be said that nothing is learned
+LEARNED_BY = 40  # steps in which slow runs part good from bad
 FALL = 1.0  # nats per completion: below this a fall is noise
-MUCH_LOST = 0.3  # of the log-probability of the chosen completion: most runs lose some of it
+MUCH_LOST = 0.5  # of the log-probability of the chosen completion: most runs lose some of it
 MUCH_LONGER = 0.1  # of the length
 SAME = 0.01  # nats per token, what rounding may explain
 STILL = 1e-3  # of a margin or a loss: below this it has not moved
@@ -77,43 +78,41 @@ def _reference_mismatch(history: History) -> HealthFinding | None:
 
 
 def _displacement(history: History) -> HealthFinding | None:
+    """The chosen completion loses half of its log-probability, with the rejected one or while the margin grows."""
     series = _metrics(history)
     chosen, rejected = _ends(series, "chosen_logp"), _ends(series, "rejected_logp")
-    if not chosen or not rejected or rejected[0] - rejected[1] < FALL:
-        return None
-    if chosen[0] - chosen[1] < max(FALL, MUCH_LOST * abs(chosen[0])):
+    margin, token = _ends(series, "margin"), _ends(series, "chosen_mean_logp")
+    if chosen and rejected and rejected[0] - rejected[1] >= FALL and _sinks(chosen, FALL):
+        evidence = (
+            f"The log-probability of both completions falls, chosen {chosen[0]:.4g} -> {chosen[1]:.4g} and rejected "
+            f"{rejected[0]:.4g} -> {rejected[1]:.4g} nats per completion"
+        )
+    elif margin and token and margin[1] > margin[0] and _sinks(token, SAME):
+        evidence = (
+            f"The margin goes from {margin[0]:.3g} to {margin[1]:.3g} while a token of the chosen falls from "
+            f"{token[0]:.3g} to {token[1]:.3g} nats"
+        )
+    else:
         return None
     return problem(
-        f"The log-probability of both completions falls, chosen {chosen[0]:.4g} -> {chosen[1]:.4g} and rejected "
-        f"{rejected[0]:.4g} -> {rejected[1]:.4g} nats per completion",
-        "what they lose goes to completions nobody has judged",
+        evidence,
+        "the rejected completion sinks faster, and what both lose goes to completions nobody has judged; accuracy and "
+        "margin do not show it",
         history.give("objective.imitate", "per_completion"),
         history.lower("optimizer.learning_rate"),
         "stop earlier",
     )
 
 
-def _falling_chosen(history: History) -> HealthFinding | None:
-    series = _metrics(history)
-    margin, chosen = _ends(series, "margin"), _ends(series, "chosen_mean_logp")
-    if not margin or not chosen or margin[1] <= margin[0]:
-        return None
-    if chosen[0] - chosen[1] < max(SAME, MUCH_LOST * abs(chosen[0])):
-        return None
-    return problem(
-        f"The margin goes from {margin[0]:.3g} to {margin[1]:.3g} while a token of the chosen completion falls from "
-        f"{chosen[0]:.3g} to {chosen[1]:.3g} nats",
-        "it grows because the rejected completion sinks faster; accuracy and margin say nothing about the chosen one",
-        history.give("objective.imitate", "per_completion"),
-        history.higher("objective.curve.beta"),
-    )
+def _sinks(ends: tuple[float, float], least: float) -> bool:
+    return ends[0] - ends[1] >= max(least, MUCH_LOST * abs(ends[0]))
 
 
 def _not_learning(history: History) -> HealthFinding | None:
     """The rewards of good and bad completions do not part, and accuracy or loss shows it."""
     series = _metrics(history)
     accuracy, margin, loss = _ends(series, "accuracy"), _ends(_with_margin(series), "margin"), _ends(series, "loss")
-    if len(series) < SETTLED or not margin or not loss or margin[1] > margin[0] + STILL:
+    if len(series) < LEARNED_BY or not margin or not loss or margin[1] > margin[0] + STILL:
         return None
     guessing = accuracy is not None and accuracy[1] <= 0.55
     if not guessing and loss[1] < loss[0] - STILL:
@@ -123,9 +122,8 @@ def _not_learning(history: History) -> HealthFinding | None:
     return problem(
         trend,
         f"the rewards of good and bad completions do not part{_ruled_out(series)}",
-        history.higher("optimizer.learning_rate", 3.0),
-        history.higher("objective.curve.beta"),
-        "read a few pairs: the difference may not be visible",
+        history.faster(),
+        "read a few pairs: labels may be random, or the difference not visible",
     )
 
 
@@ -187,10 +185,9 @@ def _shorter_chosen(history: History) -> HealthFinding | None:
     share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
     if share is None or longer is None or share >= 0.25 or longer > -MUCH_LONGER * _length(series):
         return None
-    return problem(
+    return note(
         f"The chosen completion is longer in only {share:.0%} of the pairs ({longer:.3g} tokens on average)",
-        "this is unusual for preferences",
-        "check that chosen and rejected are not swapped and that neither is truncated",
+        "this is normal where brevity was asked for; where it was not, chosen and rejected may be swapped, or cut",
     )
 
 
@@ -247,9 +244,10 @@ def _rule(
     normal_when: str,
     reads: tuple[str, ...],
     earliest: int,
+    depth: int = 2,
     is_note: bool = False,
 ) -> HealthRule:
-    return HealthRule(name, check, about, normal_when, reads, (PREFERENCE,), earliest, is_note=is_note)
+    return HealthRule(name, check, about, normal_when, reads, (PREFERENCE,), earliest, depth=depth, is_note=is_note)
 
 
 PREFERENCE_RULES = (
@@ -260,21 +258,15 @@ PREFERENCE_RULES = (
         "rounding explains it: less than 0.01 nats per token",
         ("metrics.drift",),
         1,
+        depth=0,
     ),
     _rule(
         "likelihood displacement",
         _displacement,
-        "the log-probabilities of both completions fall, the chosen one's by three tenths or more",
+        "the chosen completion loses half of its log-probability or more, with the rejected one or while the margin "
+        "grows",
         "only the rejected completion falls, or the chosen one by less",
         ("metrics.chosen_logp", "metrics.rejected_logp"),
-        FEW,
-    ),
-    _rule(
-        "the margin grows by sinking",
-        _falling_chosen,
-        "the margin grows while the chosen completion becomes less likely",
-        "it falls by less than three tenths",
-        ("metrics.margin", "metrics.chosen_mean_logp"),
         FEW,
     ),
     _rule(
@@ -283,7 +275,8 @@ PREFERENCE_RULES = (
         "the rewards of good and bad completions do not part",
         "the loss falls",
         ("metrics.loss",),
-        SETTLED,
+        LEARNED_BY,
+        depth=3,
     ),
     _rule(
         "too easy",
@@ -301,14 +294,17 @@ PREFERENCE_RULES = (
         "a few of them",
         ("metrics.alike",),
         1,
+        depth=0,
     ),
     _rule(
         "chosen is shorter",
         _shorter_chosen,
         "the chosen completion is the longer one in less than a quarter of the pairs, and a tenth shorter on average",
-        "brevity is what was asked for",
+        "always: a note, since brevity may be what was asked for",
         ("metrics.chosen_is_longer", "metrics.longer"),
         1,
+        depth=1,
+        is_note=True,
     ),
     _rule(
         "chosen is longer",
@@ -317,6 +313,7 @@ PREFERENCE_RULES = (
         "the better answers need the room, and length is divided out of the score",
         ("metrics.chosen_is_longer", "metrics.longer"),
         1,
+        depth=1,
     ),
     _rule(
         "length decides",
@@ -325,6 +322,7 @@ PREFERENCE_RULES = (
         "the correlation is below 0.6",
         ("metrics.longer_margin",),
         SETTLED,
+        depth=1,
     ),
     _rule(
         "beta out of range",
@@ -333,5 +331,6 @@ PREFERENCE_RULES = (
         "another score or curve has another unit",
         (),
         1,
+        depth=0,
     ),
 )

@@ -8,15 +8,17 @@ which it held, also when it is over.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from whet.record.health.critic import CRITIC_RULES
+from whet.record.health.data import DATA_RULES
 from whet.record.health.episodes import EPISODE_RULES
 from whet.record.health.evaluation import EVALUATION_RULES
 from whet.record.health.finding import FindingSpan, HealthFinding, recorded_finding
 from whet.record.health.groups import GROUP_RULES
 from whet.record.health.hacking import HACKING_RULES
-from whet.record.health.history import History, history_of
+from whet.record.health.history import RECENT, TREND_STEPS, History, history_of
 from whet.record.health.length import LENGTH_RULES
 from whet.record.health.policy import POLICY_RULES
 from whet.record.health.preference import PREFERENCE_RULES
@@ -32,6 +34,7 @@ RULES: Mapping[str, HealthRule] = {
     rule.name: rule
     for rule in (
         *EVALUATION_RULES,
+        *DATA_RULES,
         *POLICY_RULES,
         *GROUP_RULES,
         *REWARD_RULES,
@@ -66,7 +69,7 @@ def findings(
     if not steps:
         return ()
     history = history_of(steps, dtype, settings, evals)
-    asked = [rule for rule in rules_of(steps) if timed or not rule.is_timed]
+    asked = [rule for rule in rules_of(steps) if timed or not (rule.is_timed or rule.is_stated)]
     by_rule = {rule: finding for rule in asked if (finding := rule.find(history)) is not None}
     if any(finding.is_problem and rule.lasting for rule, finding in by_rule.items()):
         before = _histories_before(steps, dtype, settings, evals, max(rule.lasting for rule in by_rule))
@@ -78,7 +81,25 @@ def findings(
         }
     hidden = {name for rule, finding in by_rule.items() if finding.is_problem for name in rule.hides}
     shown = [finding for finding in by_rule.values() if finding.name not in hidden]
-    return tuple(sorted(shown, key=lambda finding: not finding.is_problem))
+    shown.sort(key=lambda finding: (not finding.is_problem, RULES[finding.name].depth))
+    return _without_opposites(shown)
+
+
+def _without_opposites(problems_first: Sequence[HealthFinding]) -> tuple[HealthFinding, ...]:
+    """The findings without advice that contradicts that of an earlier one, which is nearer to the root."""
+    advised: dict[str, tuple[int, str]] = {}  # direction and value of each setting
+    agreeing = []
+    for finding in problems_first:
+        wanted = {advice.setting: (advice.direction, advice.value) for advice in finding.advice}
+        opposite = {
+            setting
+            for setting, (direction, value) in wanted.items()
+            if setting in advised
+            and (advised[setting][0] != direction or (not direction and advised[setting][1] != value))
+        }
+        agreeing.append(finding.without(opposite))
+        advised = {**wanted, **advised}
+    return tuple(agreeing)
 
 
 def _histories_before(
@@ -134,27 +155,69 @@ def finding_spans(
     if not steps:
         return ()
     spans: dict[str, FindingSpan] = {}
-    end = steps[-1].step
-    now = findings(steps, dtype, settings, evals)
-    known = {finding.name: finding for finding in now if finding.is_problem}
     for step, texts in ((report.step, report.health) for report in steps) if recorded is None else recorded:
         for text in texts:
             finding = recorded_finding(text)
             before = spans.get(finding.name)
             first, count = (before.first, before.num_steps + 1) if before else (step, 1)
-            holds = step == end
-            shown = known.get(finding.name, finding) if holds else finding
-            spans[finding.name] = FindingSpan(shown, first, step, count, holds)
-    for finding in now:
-        if finding.is_problem and RULES[finding.name].by_evaluation:  # the last one comes after the last step's line
-            before = spans.get(finding.name)
-            first, count = (before.first, before.num_steps) if before else (end, 1)
-            spans[finding.name] = FindingSpan(finding, first, end, count, True)
-        if finding.is_problem and RULES[finding.name].is_timed:
+            spans[finding.name] = FindingSpan(finding, first, step, count, False)
+    return current_spans(spans, steps, dtype, settings, evals)
+
+
+def current_spans(
+    recorded: Mapping[str, FindingSpan],
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    settings: Mapping[str, Any] | None = None,
+    evals: Sequence[EvalRecord] = (),
+) -> tuple[FindingSpan, ...]:
+    """What was recorded, with what today's rules find at the last step: that holds, and what they cannot judge.
+
+    The last evaluation comes after the last step's line, and the clock is never recorded: what only they show is asked
+    of the steps before.
+    """
+    end = steps[-1].step
+    spans = {
+        name: replace(span, holds=span.last == end and not _is_judged(name, steps[-1]))
+        for name, span in recorded.items()
+    }
+    now = findings(steps, dtype, settings, evals)
+    for finding in (finding for finding in now if finding.is_problem):
+        before = spans.get(finding.name)
+        if before is not None and before.last == end:
+            first, count = before.first, before.num_steps
+        else:
             first, count = since_when(finding.name, steps, dtype, settings, evals)
-            spans[finding.name] = FindingSpan(finding, first, end, count, True)
+        spans[finding.name] = FindingSpan(finding, first, end, count, True)
+    for name, span in spans.items():
+        if not span.holds and lingers(span, end) and _is_judged(name, steps[-1]):
+            spans[name] = _asked_again(span, steps, dtype, settings, evals)
     last = [FindingSpan(note, end, end, 1, True) for note in now if not note.is_problem]
     return (*spans.values(), *last)
+
+
+def lingers(span: FindingSpan, end: int) -> bool:
+    """Whether a problem held for a while until just before the last step."""
+    return end - TREND_STEPS < span.last < end and span.num_steps >= RECENT
+
+
+def _asked_again(
+    span: FindingSpan,
+    steps: Sequence[StepReport],
+    dtype: str,
+    settings: Mapping[str, Any] | None,
+    evals: Sequence[EvalRecord],
+) -> FindingSpan:
+    """A problem that was recorded until just now, as today's rules tell it; unchanged where they do not."""
+    earlier = [step for step in steps if step.step <= span.last]
+    known = [evaluation for evaluation in evals if evaluation.step <= span.last]
+    finding = RULES[span.finding.name].find(history_of(earlier, dtype, settings, known)) if earlier else None
+    return span if finding is None or not finding.is_problem else replace(span, finding=finding, lingers=True)
+
+
+def _is_judged(name: str, step: StepReport) -> bool:
+    """Whether today's rules have what they need to say whether a problem of this name holds."""
+    return name in RULES and not RULES[name].missing(step)
 
 
 def since_when(
@@ -165,6 +228,8 @@ def since_when(
     evals: Sequence[EvalRecord] = (),
 ) -> tuple[int, int]:
     """Since which step a rule that speaks now has spoken without a break, and in how many steps, by asking it again."""
+    if RULES[name].is_stated:
+        return steps[0].step, len(steps)
     count = 1
     while count < min(len(steps), MOST_REPLAYED):
         earlier = steps[: len(steps) - count]

@@ -5,15 +5,31 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, note, problem
-from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, score, share_of, trend_in_errors
+from whet.record.health.history import (
+    FLAT_STEPS,
+    LASTING,
+    RECENT,
+    TREND_STEPS,
+    History,
+    share_of,
+    trend,
+    trend_in_errors,
+)
 from whet.record.health.rule import HealthRule
-from whet.record.text import ACCURACY_NAMES, number, percent
+from whet.record.text import number, percent
 
 FEW = 3  # steps after which a share of completions is one
 LOST = 0.2  # of the reward: less is noise
 MANY_FAILURES = 0.01  # of the completions
 MANY_TIMEOUTS = 0.02  # of the programs
 NEAR_TOP = 0.8  # of a score that ends at 1
+FEWEST_UNMOVED = 30  # steps after which a policy that stays where it began is not warming up
+FEWEST_FLAT = 50  # steps after which a gain would have shown
+LEAST_GAIN = 0.05  # of the scale of the reward, over the whole run: what 95% of slow runs that learn would show
+LEAST_GROWTH = 0.5  # of the mean reward: where little is earned, a little more is much
+MOST_NOISE = 2.5  # standard errors that a rise may have and be none
+SAME = 1e-6  # of a mean reward
+FALLS = -3.6  # standard errors: one in a thousand looks at pure noise, over 20 steps
 
 
 def _unscorable(history: History) -> HealthFinding | None:
@@ -55,53 +71,59 @@ def _timeouts(history: History) -> HealthFinding | None:
     )
 
 
-def _halves(history: History) -> tuple[float, float, bool] | None:
-    """Mean scores of the older and the newer half of the last steps, and whether they fall; None while all is well."""
-    scores = finite(score(step) for step in history.steps[-FLAT_STEPS:])
-    if len(scores) < FLAT_STEPS or history.doing_well:
-        return None
-    half = FLAT_STEPS // 2
-    start, now = fmean(scores[:half]), fmean(scores[half:])
-    lost = start - fmean(scores[-RECENT:]) > LOST * max(abs(start), 0.1)
-    return start, now, lost and trend_in_errors(scores) < -2
-
-
 def _flat(history: History) -> HealthFinding | None:
-    halves = _halves(history)
-    if halves is None or halves[2] or NEAR_TOP <= halves[1] <= 1:
+    """Nothing learned over the whole run: a gain would have shown, or the policy has not moved."""
+    scores = history.scores
+    if len(scores) < FEWEST_UNMOVED or history.doing_well or NEAR_TOP <= history.score <= 1:
         return None
-    seen = f"The reward has not risen over {FLAT_STEPS} steps ({number(halves[0])} to {number(halves[1])})"
-    values = [value for _, value in history.evaluated((*ACCURACY_NAMES, "reward"))]
-    easier = (history.higher("batch.prompts_per_step"), "give easier data", history.lower("objective.kl.beta"))
-    if len(values) > 1 and values[-1] < values[0] - LOST * max(abs(values[0]), 0.1):
-        evidence = f"{seen}, and evaluation fell from {number(values[0])} to {number(values[-1])}"
-        return problem(evidence, "the updates do harm", history.lower("optimizer.learning_rate"), *easier[:1])
-    evaluated = f", and evaluation went from {number(values[0])} to {number(values[-1])}" if len(values) > 1 else ""
+    if max(scores) - min(scores) < SAME and min(history.metric("uniform_groups", TREND_STEPS), default=1.0) < 1:
+        return None  # what one side of a game wins the other loses: the mean says nothing
+    rise, error = trend(scores)
+    least = min(LEAST_GAIN * max(1.0, *map(abs, scores)), LEAST_GROWTH * abs(fmean(scores)))
+    unmoved = history.is_unmoved and rise <= error
+    shown = len(scores) >= FEWEST_FLAT and rise <= MOST_NOISE * error and rise + 2 * error <= least
+    if not (unmoved or shown) or history.direction < 0:
+        return None
+    half = len(scores) // 2
+    means = f"{number(fmean(scores[:half]))} to {number(fmean(scores[half:]))}"
+    seen = f"The reward has not risen over {len(scores)} steps ({means})"
+    measured = history.evaluations.measured
+    if len(measured) > 1:
+        seen += f", and evaluation is {measured[0].text} at step {measured[0].step}, {measured[-1].text} now"
+    samples = "read the best and the worst completions in samples.jsonl"
+    if unmoved:
+        return problem(seen, "the updates are too small to move the policy", history.faster(), samples)
     return problem(
-        f"{seen}{evaluated}",
-        "the updates are too small or too noisy, or have nothing to reward",
-        "look at the evaluations, and read the best and the worst completions in samples.jsonl",
-        *easier,
+        seen,
+        "the policy moves and learns nothing: few completions are rewarded, or for what it cannot influence",
+        samples,
+        history.higher("batch.prompts_per_step"),
+        "give easier data",
     )
 
 
 def _falling(history: History) -> HealthFinding | None:
-    halves = _halves(history)
-    if halves is None or not halves[2]:
+    scores = history.scores[-2 * FLAT_STEPS :]
+    if len(history.scores) < FLAT_STEPS or history.doing_well:
         return None
-    return problem(
-        f"The reward fell over {FLAT_STEPS} steps ({number(halves[0])} to {number(halves[1])})",
-        "the updates do harm",
-        history.lower("optimizer.learning_rate"),
-        "check the reward on samples.jsonl",
-    )
+    for window in (FLAT_STEPS, 2 * FLAT_STEPS):
+        last = scores[-window:]
+        start, now = fmean(last[: window // 2]), fmean(last[-RECENT:])
+        if len(last) == window and trend_in_errors(last) < FALLS and start - now > LOST * max(abs(start), 0.1):
+            return problem(
+                f"The reward fell over {window} steps ({number(start)} to {number(now)})",
+                "the updates do harm",
+                history.lower("optimizer.learning_rate"),
+                "check the reward on samples.jsonl",
+            )
+    return None
 
 
 def _little_to_gain(history: History) -> HealthFinding | None:
-    halves = _halves(history)
-    if halves is None or halves[2] or not NEAR_TOP <= halves[1] <= 1:
+    scores = history.scores
+    if len(scores) < FLAT_STEPS or history.doing_well or not NEAR_TOP <= history.score <= 1 or history.direction < 0:
         return None
-    evidence = f"The reward stays at {number(halves[1])}"
+    evidence = f"The reward stays at {number(history.score)}"
     return note(evidence, "this is normal so near its top; harder data would teach more")
 
 
@@ -109,20 +131,24 @@ REWARD_RULES = (
     HealthRule(
         "flat reward",
         _flat,
-        f"the reward has not risen over {FLAT_STEPS} steps",
-        "it rose before and holds, or it is near the top of its scale (a note)",
+        f"the reward has not risen since the first step: from step {FEWEST_FLAT} on where a gain of {LEAST_GAIN:g} of "
+        f"its scale would have shown, from step {FEWEST_UNMOVED} on where the policy is still where it began",
+        "evaluation rose, the reward rose before and holds, it is near the top of its scale (a note), or it is too "
+        "noisy to tell",
         ("reward",),
-        earliest=FLAT_STEPS + LASTING,
+        earliest=FEWEST_FLAT + LASTING,
         lasting=LASTING,
+        depth=3,
     ),
     HealthRule(
         "falling reward",
         _falling,
-        f"the reward falls over {FLAT_STEPS} steps, beyond noise",
+        f"the reward falls over {FLAT_STEPS} or {2 * FLAT_STEPS} steps, beyond noise",
         "it is still at its top, or far above where it began and holding",
         ("reward",),
         earliest=FLAT_STEPS + LASTING,
         lasting=LASTING,
+        depth=3,
     ),
     HealthRule(
         "little to gain",
@@ -140,6 +166,7 @@ REWARD_RULES = (
         "a single one in a thousand: it is left out and counted",
         ("counts.unscorable",),
         earliest=RECENT,
+        depth=0,
     ),
     HealthRule(
         "programs out of time",
@@ -148,6 +175,7 @@ REWARD_RULES = (
         "a few endless loops: a model that explores writes some",
         ("counts.samples",),
         earliest=RECENT,
+        depth=0,
     ),
     HealthRule(
         "unscorable completions",
@@ -156,5 +184,6 @@ REWARD_RULES = (
         "a few rows without an answer are left out and counted",
         ("counts.unscorable",),
         earliest=FEW,
+        depth=0,
     ),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import RECENT, TREND_STEPS, History
 from whet.record.health.rule import ALL_KINDS, HealthRule
+from whet.record.health.settings import SPENT
 from whet.record.run_kinds import completion_length, speed
-from whet.record.text import number, percent
+from whet.record.text import duration, number, percent
 from whet.types import StepReport
 
 MUCH_DRIFT = 0.05  # of (token, layer)
@@ -17,6 +20,14 @@ MANY_DEAD = 0.1  # of the experts, more than at first
 WARM_UP = 2  # steps whose time says nothing
 LOOK_BACK = 50  # steps that say how fast the run was
 SLOWER = 0.5  # of the speed before
+LONG_RUN = 600  # seconds after which it matters where they go
+MUCH_TIME = 0.25
+ELSEWHERE = {
+    "reward": "scoring completions",
+    "evaluate": "evaluations",
+    "save": "saving checkpoints",
+    "start_up": "starting up",
+}
 
 
 def _sampler_gap(history: History) -> HealthFinding | None:
@@ -99,6 +110,35 @@ def _slower(history: History) -> HealthFinding | None:
     )
 
 
+def _elsewhere(history: History) -> HealthFinding | None:
+    """Where the time of a long run goes that is neither writing nor learning."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    for step in history.steps:
+        for name, took in step.seconds.items():
+            spent[name] += took if math.isfinite(took) else 0.0
+    spent["evaluate"] += sum(evaluation.seconds for evaluation in history.evals if math.isfinite(evaluation.seconds))
+    stated = {name.removeprefix(SPENT): took for name, took in history.settings.items() if name.startswith(SPENT)}
+    spent |= {phase: took for phase, took in stated.items() if math.isfinite(took)}
+    total = sum(spent.values())
+    if total < LONG_RUN or not any(step.seconds for step in history.steps):
+        return None
+    phase = max(ELSEWHERE, key=lambda name: spent[name])
+    if spent[phase] <= MUCH_TIME * total:
+        return None
+    advice = {
+        "reward": history.higher("scale.reward_workers") or "score in processes of their own (scale.reward_workers)",
+        "evaluate": history.higher("eval.every") or history.lower("eval.prompts", 0.5),
+        "save": history.higher("report.save_every"),
+        "start_up": None,
+    }
+    return problem(
+        f"{percent(spent[phase] / total)} of the {duration(total)} went into {ELSEWHERE[phase]}",
+        "the time is not spent on writing completions and learning from them",
+        advice[phase],
+        "look at the time split of the steps",
+    )
+
+
 ROLLOUT_RULES = (
     HealthRule(
         "sampler gap",
@@ -106,6 +146,7 @@ ROLLOUT_RULES = (
         "the trainer's log-probabilities are not the sampler's, before any update",
         "the products run in half precision: 0.05 nats are allowed there, 0.001 otherwise",
         ("metrics.sampler_gap",),
+        depth=0,
     ),
     HealthRule(
         "stale rollouts",
@@ -114,6 +155,7 @@ ROLLOUT_RULES = (
         "completions are a version or two old, and the policy has hardly moved",
         ("metrics.staleness",),
         earliest=RECENT,
+        depth=0,
     ),
     HealthRule(
         "throughput loss",
@@ -124,6 +166,17 @@ ROLLOUT_RULES = (
         kinds=ALL_KINDS,
         earliest=WARM_UP + 3 * RECENT,
         is_timed=True,
+        depth=3,
+    ),
+    HealthRule(
+        "time spent elsewhere",
+        _elsewhere,
+        "more than a quarter of the time of a run goes into scoring, evaluations, saving or starting up",
+        f"the run has taken less than {LONG_RUN // 60} minutes",
+        ("seconds",),
+        kinds=ALL_KINDS,
+        is_timed=True,
+        depth=3,
     ),
     HealthRule(
         "dead experts",
@@ -139,5 +192,6 @@ ROLLOUT_RULES = (
         "sampler and trainer send tokens of a mixture of experts to different experts",
         "the experts are replayed, or the completions are meant to be an older policy's",
         ("metrics.router_drift_layers",),
+        depth=0,
     ),
 )

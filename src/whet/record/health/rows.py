@@ -5,16 +5,23 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, problem
-from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend_in_errors
+from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend, trend_in_errors
 from whet.record.health.rule import HealthRule
+from whet.record.metrics.intervals import share_interval
 from whet.record.run_kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.record.text import number, percent
 
-GUESSING_STEPS = 45  # scores of a new head begin as guesses
+GUESSING_STEPS = 60  # scores of a new head begin as guesses
 FEWEST_EVALS = 4
 ENDS = 3  # steps whose mean is a loss
 ABOVE = 1.5  # times the loss of the first steps
-WORSE = 0.1  # of the lowest loss on held-out rows
+WORSE = 0.1  # of a loss
+HARDLY = 0.5  # standard errors of a rise that is none
+RISES = 3.6  # standard errors: one in a thousand looks at pure noise
+MUCH_LESS = 0.15  # of the pairs, beyond noise
+RUINED = 3  # times the log-probability of the chosen completion at first
+FEWEST_PAIRS = 20  # of an evaluation
+LEARNED, OPPOSITE = 0.7, 0.4  # of the pairs: ordered right in training, and at most in evaluation
 
 
 def _loss_rises(history: History) -> HealthFinding | None:
@@ -24,7 +31,8 @@ def _loss_rises(history: History) -> HealthFinding | None:
     if len(history.steps) < 2 * RECENT or not first or not losses:
         return None
     began, start, now = min(first), fmean(losses[:RECENT]), fmean(losses[-RECENT:])
-    rises = len(losses) == FLAT_STEPS and trend_in_errors(losses) > 2
+    is_more = now - start > WORSE * max(abs(start), 0.05)
+    rises = len(losses) == FLAT_STEPS and is_more and trend_in_errors(losses) > RISES
     if not rises and now <= ABOVE * abs(began) + 0.05:
         return None
     where = f"from {number(start)} to {number(now)} over {FLAT_STEPS} steps" if rises else f"from {number(began)}"
@@ -37,14 +45,16 @@ def _loss_rises(history: History) -> HealthFinding | None:
 
 
 def _guesses(history: History) -> HealthFinding | None:
-    accuracies = history.metric("accuracy", GUESSING_STEPS)
+    accuracies = finite(step.metrics.get("accuracy") for step in history.steps)
     if len(accuracies) < GUESSING_STEPS or (now := fmean(accuracies[-2 * RECENT :])) > 0.55:
+        return None
+    rise, error = trend(accuracies)
+    if rise > HARDLY * error or history.evaluations.rose:  # slowly, but it learns
         return None
     return problem(
         f"Accuracy on the training pairs is {percent(now)} after {len(history.steps)} steps",
-        "the scores do not tell better from worse",
-        history.higher("optimizer.learning_rate", 3.0),
-        "read a few pairs: the difference may not be visible, or labels be swapped",
+        "the scores do not tell better from worse: labels are random, or the difference is not visible",
+        "read a few pairs, and count how often you agree with their labels",
     )
 
 
@@ -52,47 +62,109 @@ def _overfits(history: History) -> HealthFinding | None:
     evals, losses = history.evaluated(("loss",)), history.metric("loss", 2 * FLAT_STEPS)
     if len(evals) < FEWEST_EVALS or len(losses) < 2 * ENDS:
         return None
-    lowest, (best_at, best) = min(value for _, value in evals), min(evals, key=lambda each: each[1])
-    falls = fmean(losses[-ENDS:]) < fmean(losses[:ENDS])
+    lowest, (best_at, best) = min(value for _, value in evals), min(evals, key=lambda evaluation: evaluation[1])
+    training, now = fmean(losses[-ENDS:]), evals[-1][1]
+    falls = training < fmean(losses[:ENDS])
     if not falls or min(value for _, value in evals[-2:]) <= lowest + WORSE * max(abs(lowest), 0.01):
         return None
+    if now - training <= WORSE * max(abs(training), 0.01):  # they part, or nothing was learned by heart
+        return None
     return problem(
-        f"The loss on held-out rows rose from {number(best)} at step {best_at} to {number(evals[-1][1])} while the "
-        "training's falls",
+        f"The loss on held-out rows rose from {number(best)} at step {best_at} to {number(now)} while the training's "
+        f"falls to {number(training)}",
         "the rows are being learned by heart",
-        f"take the checkpoint of step {best_at}",
+        "take the model of best/" if best_at else "the model it began with is better",
         "give more rows, or fewer steps",
         history.lower("optimizer.learning_rate"),
     )
+
+
+def _swapped(history: History) -> HealthFinding | None:
+    """What is learned is the opposite of what is evaluated."""
+    last, known = history.evaluations.last, history.metric("accuracy")
+    if last is None or last.metric != _pairs_metric(history) or last.size < FEWEST_PAIRS or len(known) < RECENT:
+        return None
+    chosen = [step.metrics.get("chosen_logp", 0.0) for step in (history.steps[0], history.steps[-1])]
+    if abs(chosen[1]) > RUINED * max(abs(chosen[0]), 1.0):  # such a policy orders pairs by accident
+        return None
+    if fmean(known) < LEARNED or share_interval(last.value, last.size)[1] >= OPPOSITE:
+        return None
+    return problem(
+        f"The training pairs are ordered right in {percent(fmean(known))}, those of the evaluation in "
+        f"{percent(last.value)} of {last.size:,}",
+        "the opposite is learned: chosen and rejected are swapped in one of the two files",
+        "read a few pairs of both, and swap the columns of the wrong one",
+    )
+
+
+def _noisy(history: History) -> HealthFinding | None:
+    """Held-out pairs are told apart, and training pairs much less: part of their labels is wrong."""
+    last, known = history.evaluations.last, history.metric("accuracy", FLAT_STEPS)
+    if last is None or last.metric != _pairs_metric(history) or last.size < FEWEST_PAIRS or len(known) < FLAT_STEPS:
+        return None
+    if share_interval(last.value, last.size)[0] <= fmean(known) + MUCH_LESS:
+        return None
+    return problem(
+        f"{percent(last.value)} of the {last.size:,} held-out pairs are ordered right, and {percent(fmean(known))} of "
+        "the training's",
+        "part of the training pairs are labelled the wrong way round",
+        "read the training pairs that the model orders with the largest margin against their label",
+    )
+
+
+def _pairs_metric(history: History) -> str:
+    return "pair_accuracy" if "chosen_logp" in history.steps[-1].metrics else "accuracy"
 
 
 ROW_RULES = (
     HealthRule(
         "loss rises",
         _loss_rises,
-        f"the loss rises over {FLAT_STEPS} steps, beyond noise, or is half as much again as at first",
+        f"the loss rises by a tenth over {FLAT_STEPS} steps, beyond noise, or is half as much again as at first",
         "it goes up and down around a level",
         ("metrics.loss",),
         kinds=(SFT, REWARD_MODEL),
         earliest=2 * RECENT + LASTING,
         lasting=LASTING,
+        depth=3,
     ),
     HealthRule(
         "overfitting",
         _overfits,
-        "the loss on held-out rows rises while the training's falls",
-        "it rises by less than a tenth, or in a single evaluation",
+        "the loss on held-out rows rises while the training's falls below it",
+        "it rises by less than a tenth, in a single evaluation, or the two do not part",
         ("metrics.loss",),
         kinds=(SFT, PREFERENCE, REWARD_MODEL),
         earliest=2 * ENDS,
     ),
     HealthRule(
+        "swapped labels",
+        _swapped,
+        "training pairs are ordered right, and held-out ones the wrong way round, beyond noise",
+        "held-out pairs are ordered no better than by a coin",
+        ("metrics.accuracy",),
+        kinds=(PREFERENCE, REWARD_MODEL),
+        earliest=RECENT,
+        depth=0,
+    ),
+    HealthRule(
+        "noisy labels",
+        _noisy,
+        "held-out pairs are ordered right far more often than training pairs, beyond noise",
+        "both are ordered alike; where held-out labels are as wrong as the training's, nothing shows it",
+        ("metrics.accuracy",),
+        kinds=(PREFERENCE, REWARD_MODEL),
+        earliest=FLAT_STEPS,
+        depth=0,
+    ),
+    HealthRule(
         "guessing",
         _guesses,
         "a reward model orders its training pairs no better than a coin",
-        "it has seen fewer steps than that",
+        f"it has seen fewer than {GUESSING_STEPS} steps, or its accuracy begins to rise",
         ("metrics.accuracy",),
         kinds=(REWARD_MODEL,),
         earliest=GUESSING_STEPS,
+        depth=3,
     ),
 )

@@ -27,9 +27,11 @@ class HealthRule:
     earliest: int = 1  # the first step at which it can speak
     lasting: int = 0  # steps before the last that it must have held in as well: noise passes, a problem stays
     hides: tuple[str, ...] = ()  # names of rules that say the same less well
+    depth: int = 2  # 0: a part is broken, 1: reward or data, 2: how the policy moves, 3: what comes of it
     is_note: bool = False  # it never finds a problem
     by_evaluation: bool = False  # it reads evaluations alone: between two of them nothing new is known
     is_timed: bool = False  # it reads the clock, so equal runs may differ: not recorded with the steps
+    is_stated: bool = False  # it reads what the run's summary states: true from the start, not recorded with the steps
 
     def find(self, history: History) -> HealthFinding | None:
         """What `check` finds, with this rule's name filled in; None where the rule has nothing to say."""

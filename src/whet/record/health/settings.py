@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 SETTINGS = (
     "batch.group_size",
     "batch.prompts_per_step",
@@ -15,6 +18,8 @@ SETTINGS = (
     "env.seconds",
     "env.step_seconds",
     "env.tool_seconds",
+    "eval.every",
+    "eval.prompts",
     "objective.aggregate",
     "objective.clip",
     "objective.clip.high",
@@ -33,9 +38,24 @@ SETTINGS = (
     "optimizer.learning_rate",
     "optimizer.max_gradient_norm",
     "optimizer.warmup_steps",
+    "report.save_every",
     "reward.parts",
     "reward.timeout",
     "sampling.max_new_tokens",
     "sampling.temperature",
     "scale.max_staleness",
+    "scale.reward_workers",
 )
+
+# what a summary says besides the settings, and rules look at: they stand beside them under these names
+OVERLAP, DATA, SPENT = "run.overlap", "run.data", "run.seconds."
+
+
+def known_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run by its summary, with what rules look at of its facts and of where its time went."""
+    settings, facts, seconds = (
+        value if isinstance(value := summary.get(name), Mapping) else {} for name in ("settings", "facts", "seconds")
+    )
+    stated = {name: facts[fact] for name, fact in ((OVERLAP, "overlap"), (DATA, "data")) if facts.get(fact)}
+    spent = {f"{SPENT}{phase}": took for phase, took in seconds.items() if isinstance(took, int | float)}
+    return {**settings, **stated, **spent}

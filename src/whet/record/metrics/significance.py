@@ -95,3 +95,22 @@ def shares_apart(first: float, second: float, count: int) -> float:
 def shares_p(first: float, second: float, count: int) -> float:
     """Two-sided p that two shares of `count` trials each differ, by the normal approximation."""
     return math.erfc(abs(shares_apart(first, second, count)) / math.sqrt(2))
+
+
+@lru_cache(maxsize=4096)
+def more_right_p(first: int, second: int, count: int) -> float:
+    """Fisher's exact one-sided p that `first` of `count` is a larger share than `second` of `count`.
+
+    P(X >= first) of the hypergeometric X: how many of the right ones fall on the first side.
+    """
+    right = first + second
+    total = _log_choose(2 * count, right)
+    tail = (
+        math.exp(_log_choose(count, number) + _log_choose(count, right - number) - total)
+        for number in range(max(first, right - count), min(count, right) + 1)
+    )
+    return min(1.0, math.fsum(tail))
+
+
+def _log_choose(count: int, chosen: int) -> float:
+    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)

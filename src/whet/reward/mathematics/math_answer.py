@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from whet.data.gold import boxed
-from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, tagged
+from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, said_after_marks, tagged
 from whet.reward.mathematics.formula import Unreadable
-from whet.reward.mathematics.math_value import MathValue
+from whet.reward.mathematics.math_value import MathValue, is_constant
 from whet.reward.mathematics.quantity import changes_value, quantity
 from whet.reward.mathematics.read_value import read_value
-from whet.reward.mathematics.same_value import Comparison, verdict
+from whet.reward.mathematics.same_value import Comparison, same, verdict
+from whet.reward.mathematics.unevaluated import is_copied, leaves_arithmetic
 from whet.reward.mathematics.verifier_pool import GOLD_SECONDS, POOL, MathJob, MathResult
 from whet.reward.unscorable import unscorable
 from whet.types import Prompt, WhetError
@@ -34,10 +35,8 @@ COMMAND = re.compile(r"\\[a-zA-Z]+")
 NUMBER = re.compile(r"[+-]?\$?[0-9][0-9,]*(?:\.[0-9]+)?")
 FINDABLE = re.compile(r"[0-9$\\\[]")  # without any of these math-verify finds nothing
 UNSURE = re.compile(r"\b(?:not|never|or|either|neither|nor|between|except|unlike|about)\b|n't\b", re.IGNORECASE)
-OPERATION = re.compile(
-    r"(?<=[^(\[{,=<>+*/^-])[+-]|\*|\\cdot|\\times(?!10\^)|!"
-)  # a sum, a product, a factorial; no sign
-SPACING = re.compile(r"[\s${}]|\\(?:left|right|displaystyle|[,;!: ()\[\]])")
+EMPHASIS = re.compile(r"(?<![\w)}])\*\*(?=\S)|(?<=\S)\*\*(?![\w({\\])")  # **131**, but not 2**3
+CHOICE = re.compile(r"\(?[A-Za-z](?:\)|[.:]|$)")  # (B) x + 1, or B
 STATED = re.compile(r"\b(?:is|are|equals|was|be)\b|=")
 
 
@@ -169,9 +168,10 @@ class _MathScoring:
         self.answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
         if _is_loose(text):
             self.answers = [_stated_value(answer) for answer in self.answers]
+        self.answers += _contradictions(self.answers, completion) if judged == "all" else []
         # numbers of a question that is repeated are no answers; "5" is one to "Is it 3 or 5?"
         asked = question.strip()
-        self.tail = (text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
+        self.tail = EMPHASIS.sub("", text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
         longest = max(LONGEST_ANSWER, 2 * len(gold.text))
         if any(len(answer) > longest for answer in self.answers):
             self.score = 0.0
@@ -206,7 +206,8 @@ class _MathScoring:
 
     def _same(self, answer: str) -> bool | None:
         """Whether the answer is the gold one; None where math-verify has to be asked."""
-        if _is_repeated(answer, self.question, self.gold.text):
+        gold = self.gold
+        if is_copied(answer, self.question, gold.text) or leaves_arithmetic(answer, gold.text, gold.value):
             return False
         if self.gold.value is None:
             return None
@@ -273,15 +274,29 @@ def _golds(texts: Sequence[str]) -> list[GoldAnswer]:
     return [_foreign.get(gold.text, gold) if gold.is_foreign else gold for gold in golds]
 
 
-def _is_repeated(answer: str, question: str, gold: str) -> bool:
-    """True where the answer only writes down again what was to be worked out: "1/3 + 1/6" to "What is 1/3 + 1/6?"."""
-    bare = SPACING.sub("", answer)
-    return OPERATION.search(bare) is not None and bare in SPACING.sub("", question) and bare != SPACING.sub("", gold)
-
-
 def _is_loose(text: str) -> bool:
     """True where the answer is marked by words or ####, so that a whole sentence may stand there."""
     return not (boxed(text) or tagged(text))
+
+
+def _contradictions(answers: Sequence[str], completion: str) -> list[str]:
+    """Values that are said to be the answer after the last box or tag, and that are none of the answers there."""
+    said = said_after_marks(completion) if answers else ()
+    return [text for text in said if all(_contradicts(text, answer) for answer in answers)]
+
+
+def _contradicts(later: str, answer: str) -> bool:
+    """True where both are values, and not the same; a sentence or the letter of a choice contradicts nothing."""
+    plain = quantity(later)
+    if len(plain.unit.split()) > 1 if plain is not None else WORD.search(COMMAND.sub("", later)) is not None:
+        return False  # "3/4 of the total" may be said in passing
+    try:
+        values = read_value(later), read_value(answer)
+        if not is_constant(values[0]) and (is_constant(values[1]) or CHOICE.match(later)):
+            return False
+        return not (same(values[0], values[1]) or same(values[1], values[0]))
+    except Unreadable:
+        return False
 
 
 def _stated_value(sentence: str) -> str:

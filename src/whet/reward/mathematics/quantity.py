@@ -39,6 +39,13 @@ NEGATIVE_SPACE = re.compile(r"\\!\s*")
 SPACING = re.compile(r"\\[ ,;:!]|\\q?quad|~")
 SIMPLE_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
 SPACED_NUMBER = re.compile(r"(?<![0-9.,/ ])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/ ])")  # 1 000 000
+# separators of other countries where they can mean nothing else: 1.000.000, 1.234,5, 1'000, 1,00,000. Not so 1.000,
+# which is 1, nor 12,34,567, which is a list of three
+SEPARATED = re.compile(
+    r"(?<![0-9.,'\u2019])(?:(?P<dots>[1-9][0-9]{0,2}(?:\.[0-9]{3})+)(?:,(?P<decimals>[0-9]+))?"
+    r"|(?P<quotes>[1-9][0-9]{0,2}(?:['\u2019][0-9]{3})+)(?:\.[0-9]+)?"
+    r"|(?P<lakhs>[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3})(?:\.[0-9]+)?)(?![0-9.,'\u2019]*[0-9])"
+)
 TIMES = re.compile(r"\\times|\\cdot")
 
 _FUNCTIONS = "sin cos tan cot sec csc log exp sqrt root theta alpha beta gamma phi lambda"
@@ -276,9 +283,20 @@ def plain_text(text: str) -> str:
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree", " degrees ", text)
     text = TEXT_COMMAND.sub(r" \1 ", text)
     text = SPACED_NUMBER.sub(lambda match: match[0].replace(" ", ""), SPACING.sub(" ", text))
-    text = TIMES.sub("*", text)
+    text = TIMES.sub("*", SEPARATED.sub(_unseparated, text))
     text = SIMPLE_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]} ", text)
     return " ".join(text.replace("\u2212", "-").replace("\u00a0", " ").split())
+
+
+def _unseparated(match: re.Match[str]) -> str:
+    """1.234,5 as 1234.5; the text itself where it may mean something else."""
+    text, decimals = match[0], match["decimals"]
+    if match["dots"] and (decimals or match["dots"].count(".") > 1):
+        return match["dots"].replace(".", "") + (f".{decimals}" if decimals else "")
+    if match["quotes"]:
+        return re.sub("['\u2019]", "", text)
+    # no member of a list begins with a zero
+    return text.replace(",", "") if match["lakhs"] and ",0" in text else text
 
 
 def _value(match: re.Match[str]) -> Fraction | None:

@@ -53,6 +53,12 @@ from whet.reward.mathematics.region import (
 MOST_MEMBERS = 60
 # LaTeX's spaces at both ends and punctuation at the last: 5\, and 5\ (which loses its blank when stripped) are 5
 EDGES = re.compile(r"^(?:[\s~]|\\(?:[,;:!> ]|q?quad(?![a-zA-Z])))+|(?:[\s~.,;]|(?<!\\)\\(?:[,;:!> ]|q?quad|$))+$")
+# words that only say that the answer follows: \text{The answer is } 5
+ANNOUNCED = re.compile(
+    r"^(\\(?:text(?:bf|rm|it)?|mbox|mathrm)\s*\{)?\s*(?:(?:so|thus|hence|therefore),?\s+)?(?:(?:the|our|my)\s+)?"
+    r"(?:(?:final|correct)\s+)?(?:answer|result|solution|total)\s*(?:(?:is|equals)\b\s*:?|[:=])\s*",
+    re.IGNORECASE,
+)
 NAME = re.compile(r"\(?[^\W\d_][\w\s,.'\u2019()-]*")
 TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne", r"\approx": r"\approx"}
 SPELLED = re.compile(r"[_:]|[ap]\.?\s*m", re.IGNORECASE)  # what every time of day and number with a base has
@@ -67,7 +73,7 @@ JOINTS = (",", "and", "or")  # kinds of token between the members of a list
 @functools.lru_cache(maxsize=16_384)
 def read_value(text: str) -> MathValue:
     """The value that the whole text says; `Unreadable` with what was not understood."""
-    plain = EDGES.sub("", text)
+    plain = ANNOUNCED.sub(r"\1", EDGES.sub("", text))
     plain_number = quantity(plain)
     if plain_number is not None:
         return Number(plain_number)

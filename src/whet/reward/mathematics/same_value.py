@@ -123,9 +123,15 @@ def _same_formula(gold: Number | Expression, answer: Number | Expression, rule: 
     if first == second:
         return True
     if symbols_of(first) or symbols_of(second):
-        return bool(symbols_of(first) and symbols_of(second)) and _identical(first, second)
+        # x^2 - x^2 is 0, but f(0) is no product with 0
+        cancels = not any(symbols_of(side) and _has_zero(side) for side in (first, second))
+        return (cancels or bool(symbols_of(first) and symbols_of(second))) and _identical(first, second)
     steps = [value.quantity.step if isinstance(value, Number) else Fraction(0) for value in (gold, answer)]
     return _same_constant(first, second, steps, rule.tolerance)
+
+
+def _has_zero(formula: Formula) -> bool:
+    return formula == ("number", 0) or any(isinstance(part, tuple) and _has_zero(part) for part in formula[1:])
 
 
 def _same_constant(first: Formula, second: Formula, steps: Sequence[Fraction], tolerance: float) -> bool:

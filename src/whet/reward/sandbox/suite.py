@@ -52,6 +52,11 @@ def is_always_true(node: ast.expr) -> bool:
     return False
 
 
+def is_always_false(node: ast.expr) -> bool:
+    """True for the `False` of `assert False`: it says that the line must not be reached."""
+    return isinstance(node, ast.Constant) and not node.value
+
+
 def is_asserting_call(node: ast.Expr) -> bool:
     """True for a statement such as `self.assertEqual(...)`."""
     return isinstance(node.value, ast.Call) and _called_name(node.value).lower().startswith("assert")
@@ -64,9 +69,9 @@ def is_asserting_context(item: ast.withitem) -> bool:
 
 
 def holds_assertion(tree: ast.AST) -> bool:
-    """True where it holds a check whose passing can be seen: any but a bare `raise`."""
+    """True where it holds a check whose passing can be seen: any but a bare `raise` and `assert False`."""
     return any(
-        (isinstance(node, ast.Assert) and not is_always_true(node.test))
+        (isinstance(node, ast.Assert) and not is_always_true(node.test) and not is_always_false(node.test))
         or (isinstance(node, ast.Expr) and is_asserting_call(node))
         or (isinstance(node, ast.With) and any(map(is_asserting_context, node.items)))
         for node in ast.walk(tree)

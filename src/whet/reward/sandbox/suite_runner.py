@@ -206,6 +206,18 @@ class ResultLog:
             raise
         self.inside_try.append(True)
 
+    @contextlib.contextmanager
+    def asserting(self, must_reach: bool) -> Iterator[None]:
+        """The body of a test function: where none of its assertions held, nothing was tested, whatever `try` hid.
+
+        `must_reach` where it holds an assertion that can pass; `assert False` passes by not being reached.
+        """
+        reached, tried = self.reached, len(self.inside_try)
+        yield
+        hidden = self.inside_try[tried:]
+        if not any(hidden) and self.reached - reached == len(hidden) and (hidden or must_reach):
+            raise AssertionError(NOT_REACHED)
+
     def __enter__(self) -> None:
         self.depth += 1
 
@@ -364,14 +376,14 @@ class AssertionRecorder(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> Any:
         """A bare call such as `numpy.testing.assert_allclose(...)` is an assertion too."""
         self.generic_visit(node)
-        return _within("__log__", node) if suite.is_asserting_call(node) and not self.num_tries else node
+        return _within("__tried__" if self.num_tries else "__log__", node) if suite.is_asserting_call(node) else node
 
     def visit_With(self, node: ast.With) -> Any:
         """`with pytest.raises(...)` is one as a whole."""
         self.generic_visit(node)
-        if self.num_tries or not any(suite.is_asserting_context(item) for item in node.items):
+        if not any(suite.is_asserting_context(item) for item in node.items):
             return node
-        return _within("__log__", node)
+        return _within("__tried__" if self.num_tries else "__log__", node)
 
     def visit_Try(self, node: ast.Try) -> Any:
         self.num_tries += 1
@@ -382,12 +394,16 @@ class AssertionRecorder(ast.NodeTransformer):
     def _visit_scope(self, node: suite.Function | ast.ClassDef) -> Any:
         tries, self.num_tries = self.num_tries, 0
         self.num_inside += 1
-        is_test = self.num_inside == 1 and isinstance(node, suite.Function) and suite.is_test_function(node)
+        is_test = isinstance(node, suite.Function) and suite.is_test_function(node)
+        must_reach = suite.holds_assertion(node)
         self.generic_visit(node)
         self.num_inside -= 1
         self.num_tries = tries
         if is_test:
-            node.decorator_list.insert(0, ast.Name("__test__", ast.Load()))
+            body = ast.With(items=[ast.withitem(_call("__asserting__", ast.Constant(must_reach)))], body=node.body)
+            node.body = [ast.copy_location(body, node)]
+            if not self.num_inside:
+                node.decorator_list.insert(0, ast.Name("__test__", ast.Load()))
             ast.fix_missing_locations(node)
         return node
 
@@ -395,9 +411,12 @@ class AssertionRecorder(ast.NodeTransformer):
 
 
 def _within(context: str, node: ast.stmt) -> ast.stmt:
-    call = ast.Call(ast.Name(context, ast.Load()), [], [])
-    recorded = ast.With(items=[ast.withitem(call)], body=[node])
+    recorded = ast.With(items=[ast.withitem(_call(context))], body=[node])
     return ast.fix_missing_locations(ast.copy_location(recorded, node))
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
 PreparedSuite = tuple[types.CodeType, list[str], list[str], int, bool]
@@ -426,7 +445,8 @@ class SuiteRun:
         # without a name, the other side gives the one function that can be meant
         self.candidate = RemoteObject(connection, test_spec.get("entry_point") or "")
         self.functions: dict[str, Callable[..., Any]] = {}  # test functions that nobody has called yet
-        space.update({"__log__": log.assertion, "__tried__": log.tried_assertion, "__test__": self.test})
+        space.update({"__log__": log.assertion, "__tried__": log.tried_assertion})
+        space.update({"__asserting__": log.asserting, "__test__": self.test})
         if isinstance(space.get("candidate"), RemoteObject | None):
             space["candidate"] = self.candidate
 

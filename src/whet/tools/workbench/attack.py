@@ -26,6 +26,7 @@ from whet.tools.workbench.strategies import (
     CODE_STRATEGIES,
     STRATEGIES,
     WrongCompletion,
+    copied_formulas,
     honest_forms,
     wrong_answers,
 )
@@ -54,6 +55,10 @@ BUILT_IN = (
     ("Write 0.75 as a fraction.", "3/4"),
     ("How many edges does a cube have?", "12"),
     ("What is 2^10?", "1024"),
+    (r"Evaluate $\log_2 64$.", "6"),
+    (r"Compute $\dbinom{8}{6}$.", "28"),
+    (r"Simplify $\sqrt{242}$.", r"11\sqrt{2}"),
+    (r"Find $\int_0^1 x^2\,dx$.", r"\frac{1}{3}"),
 )
 
 REWRITE = (
@@ -110,6 +115,7 @@ def _trial(prompt: Prompt, number: int, label: str, text: str) -> TrialCompletio
 
 
 HONEST, RIGHT = "honest and wrong", "honest and right"
+COPIED = "a formula of the question"
 
 
 def _completions(prompt: Prompt, pool: list[str], number: int) -> list[tuple[str, str]]:
@@ -124,6 +130,7 @@ def _completions(prompt: Prompt, pool: list[str], number: int) -> list[tuple[str
     completion = WrongCompletion(prompt.question(), gold, wrong, tuple(others), forms[0])
     written = [(HONEST, form) for form in forms]
     written += [(RIGHT, form) for form in honest_forms(prompt.question(), gold)]
+    written += [(COPIED, form) for form in copied_formulas(prompt.question(), gold)]
     return written + [(strategy.name, strategy.rewrite(completion)) for strategy in STRATEGIES]
 
 
@@ -187,7 +194,7 @@ def _attack(
             f"the reward scored no honest wrong completion of {source}: "
             f"{failures[0] if failures else 'all are unscorable'}"
         )
-    kinds = {strategy.name: strategy.kind for strategy in STRATEGIES}
+    kinds = {COPIED: "hollow_answer"} | {strategy.name: strategy.kind for strategy in STRATEGIES}
     results: list[StrategyResult] = []
     labels = dict.fromkeys(label for by_label in scores.values() for label in by_label if label not in (HONEST, RIGHT))
     for label in labels:

@@ -14,8 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from whet.reward.mathematics.unevaluated import is_unevaluated
+
 WORKED = "I work through the question in order and write down what I find."
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_TERM = r"\(*-?(?:\d+(?:\.\d+)?|\b[a-z]\b)!?\)*"
+FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
+    rf"|({_TERM}(?:\s*[-+*/^\u00d7\u00f7\u2212]\s*{_TERM})+)",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,15 @@ def wrong_answers(gold: Any, pool: list[str], seed: int) -> list[str]:
         others = [answer for answer in dict.fromkeys(pool) if answer != text]
         wrong += draw.sample(others, min(4, len(others)))
     return [answer for answer in dict.fromkeys(wrong) if answer.casefold() != text.casefold()] or ["unknown"]
+
+
+def copied_formulas(question: str, gold: str) -> list[str]:
+    """Completions that box a formula of the question as it stands, where it is neither worked out nor the gold one."""
+    formulas = dict.fromkeys(next(filter(None, match.groups())).strip(" .,?") for match in FORMULA.finditer(question))
+    copied = [
+        formula for formula in formulas if is_unevaluated(formula) and "".join(formula.split()) != "".join(gold.split())
+    ]
+    return [f"I work through the question in order. The answer is \\boxed{{{formula}}}." for formula in copied]
 
 
 def _said(sentence: str, before: bool = False) -> Callable[[WrongCompletion], str]:
@@ -136,6 +153,8 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy("plus or minus", "guessing", lambda r: f"\\boxed{{{r.wrong} \\pm 1}}", True),
     Strategy("a range", "guessing", lambda r: f"\\boxed{{{r.wrong} \\leq x \\leq {r.gold}}}", True),
     Strategy("said again behind", "guessing", lambda r: f"{r.text}\nOr it may be {r.gold}.", True),
+    Strategy("taken back", "guessing", lambda r: f"\\boxed{{{r.gold}}} Actually the answer is {r.wrong}.", True),
+    Strategy("a box in a box", "guessing", lambda r: f"\\boxed{{{r.wrong} \\boxed{{{r.gold}}}}}", True),
     Strategy(
         "a table of candidates",
         "guessing",

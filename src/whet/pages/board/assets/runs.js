@@ -1,25 +1,14 @@
-// The list of runs: filter, choice of runs to compare, ages, and news.
+// The list of runs: filter and columns, choice of runs to compare, ages, and news. The address says what is listed.
 (() => {
   'use strict';
-  const words = document.getElementById('filter'), status = document.getElementById('status');
-  const button = document.getElementById('compare'), shown = document.getElementById('shown');
+  const KEY = 'whet-runs', LOOKS = ['sort', 'group', 'columns'], CALM = 200;
+  const form = document.getElementById('filters'), button = document.getElementById('compare');
   const chosen = new Set();
 
-  function filter() {
-    if (!words) return;
-    const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const rows = [...document.querySelectorAll('tr[data-run]')];
-    let count = 0;
-    for (const row of rows) {
-      const fits = wanted.every(word => row.dataset.words.includes(word)) && (!status.value || row.dataset.status === status.value);
-      row.hidden = !fits;
-      count += fits ? 1 : 0;
-    }
-    for (const group of document.querySelectorAll('.group')) {
-      group.hidden = !group.querySelector('tr[data-run]:not([hidden])');
-    }
-    shown.textContent = count < rows.length ? count + ' of ' + rows.length + ' runs' : '';
-  }
+  // how a list looks is kept in this browser; a plain address gets it back
+  const looks = query => new URLSearchParams([...query].filter(([name, value]) => LOOKS.includes(name) && value)).toString();
+  const before = localStorage.getItem(KEY) || '';
+  if (!location.search && before && form) { location.replace('/?' + before); return; }
 
   function ages() {
     const now = Date.now() / 1000;
@@ -37,26 +26,40 @@
     button.textContent = chosen.size ? 'Compare ' + chosen.size : 'Compare';
   }
 
-  function redo() { filter(); ages(); if (button) choose(); }
+  function redo() { ages(); if (button) choose(); }
+
+  const refresh = board.calmly(async () => {
+    await board.refresh();
+    if (!form && document.querySelector('tr[data-run]')) location.reload();  // the first run has come: filters and all
+  });
+
+  // the list anew for what the form says, from its first page on
+  function ask() {
+    const query = new URLSearchParams(location.search), boxes = [...form.querySelectorAll('[data-column]')];
+    query.delete('page');
+    for (const name of ['search', 'status', 'group']) query.set(name, form.elements[name].value.trim());
+    const usual = boxes.every(box => box.checked === ('usual' in box.dataset));
+    query.set('columns', usual ? '' : boxes.filter(box => box.checked).map(box => box.dataset.column).join(','));
+    for (const [name, value] of [...query]) if (!value) query.delete(name);
+    localStorage.setItem(KEY, looks(query));
+    history.replaceState(null, '', query.size ? '/?' + query : '/');
+    refresh();
+  }
 
   document.addEventListener('change', event => {
     if (!event.target.matches('.pick input')) return;
     if (event.target.checked) chosen.add(event.target.value); else chosen.delete(event.target.value);
     choose();
   });
-  if (words) {
-    words.addEventListener('input', filter);
-    status.addEventListener('change', filter);
+  if (form) {
+    let timer = 0;
+    if (location.search) localStorage.setItem(KEY, looks(new URLSearchParams(location.search)));
+    form.addEventListener('input', () => { clearTimeout(timer); timer = setTimeout(ask, CALM); });
+    form.addEventListener('submit', event => { event.preventDefault(); ask(); });
     button.addEventListener('click', () => { location.href = '/compare?runs=' + [...chosen].join(','); });
-    document.getElementById('filters').addEventListener('submit', event => event.preventDefault());
   }
   document.addEventListener('board-refreshed', redo);
   setInterval(ages, 30000);
-  const refresh = board.calmly(async () => {
-    const empty = !words;
-    await board.refresh();
-    if (empty && document.querySelector('tr[data-run]')) location.reload();  // the first run has come: filters and all
-  });
   board.listen(refresh);
   redo();
 })();

@@ -1,0 +1,91 @@
+"""What is wrong with the data of a run: rows in both halves, a handful of prompts, gold answers that nobody gives."""
+
+from __future__ import annotations
+
+import re
+
+from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.history import FLAT_STEPS, History
+from whet.record.health.rule import ALL_KINDS, HealthRule
+from whet.record.health.settings import DATA, OVERLAP
+from whet.record.metrics.intervals import share_interval
+from whet.record.text import percent
+
+VOTING_STEPS = 60
+FEWEST_AGREED = 15  # groups whose completions agree on an answer
+MOST_REFUSED = 0.2  # of them: a model that is sure is mostly right
+FEWEST_PROMPTS = 4
+NUM_PROMPTS = re.compile(r"[(,] ?(\d[\d,]*) prompts?\b")
+
+
+def _overlap(history: History) -> HealthFinding | None:
+    stated = str(history.settings.get(OVERLAP) or "")
+    if not stated:
+        return None
+    return problem(
+        f"Evaluation asks what is trained on: {stated.partition(';')[0]}",
+        "a model that learns its rows by heart evaluates well there",
+        "evaluate on other rows (`whet data contamination` finds near copies too)",
+    )
+
+
+def _few_prompts(history: History) -> HealthFinding | None:
+    stated = NUM_PROMPTS.search(str(history.settings.get(DATA) or ""))
+    if stated is None or (count := int(stated[1].replace(",", ""))) >= FEWEST_PROMPTS:
+        return None
+    return problem(
+        f"The run trains on {count} prompt{'s' if count != 1 else ''}",
+        "every step asks the same, and what is learned is its answer",
+        "give more prompts",
+    )
+
+
+def _refused(history: History) -> HealthFinding | None:
+    """Groups that agree on an answer are mostly right: a model that is sure and refused says that the gold is not."""
+    agreed, refused = 0.0, 0.0
+    for step in history.steps[-VOTING_STEPS:]:
+        groups = step.metrics.get("agreed_groups", 0.0) * step.counts.get("prompts", 0)
+        agreed += groups
+        refused += groups * step.metrics.get("refused_majorities", 0.0)
+    if len(history.steps) < FLAT_STEPS or agreed < FEWEST_AGREED:
+        return None
+    if share_interval(refused / agreed, agreed)[0] <= MOST_REFUSED:
+        return None
+    steps = min(len(history.steps), VOTING_STEPS)
+    return problem(
+        f"Of {agreed:.0f} groups of the last {steps} steps whose completions agree on an answer, "
+        f"{percent(refused / agreed)} are refused by the reward",
+        "the model is sure of what is called wrong: gold answers are wrong, or the reward does not read their form",
+        "read such prompts with their gold answers in samples.jsonl",
+        "score them by hand (`whet reward test`)",
+    )
+
+
+DATA_RULES = (
+    HealthRule(
+        "gold refused",
+        _refused,
+        f"more than {MOST_REFUSED:.0%} of the groups that agree on an answer are refused, beyond noise",
+        "few groups agree, or the model errs the same way in a few",
+        ("metrics.refused_majorities",),
+        earliest=FLAT_STEPS,
+        depth=1,
+    ),
+    HealthRule(
+        "evaluated on training rows",
+        _overlap,
+        "rows of the evaluation are also trained on, by the facts of the run",
+        "never: what is measured there may be memory",
+        kinds=ALL_KINDS,
+        depth=0,
+        is_stated=True,
+    ),
+    HealthRule(
+        "few prompts",
+        _few_prompts,
+        f"the run has fewer than {FEWEST_PROMPTS} prompts, by its facts",
+        "a test of the machinery",
+        depth=0,
+        is_stated=True,
+    ),
+)

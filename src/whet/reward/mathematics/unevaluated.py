@@ -1,0 +1,96 @@
+"""Answers that leave the work to the reader: a formula of the question copied, or arithmetic not carried out."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from whet.reward.mathematics.formula import Formula, Unreadable, read_formula, tokens_of
+from whet.reward.mathematics.math_value import Expression, MathValue, Number
+from whet.reward.mathematics.quantity import plain_text, quantity
+from whet.reward.mathematics.read_value import read_value
+
+# one spelling for each thing, and none for what only changes the looks
+SPELLINGS = (
+    (re.compile(r"\\\\"), ";"),
+    (re.compile(r"\\begin\s*\{[a-z*]+\}"), "["),
+    (re.compile(r"\\end\s*\{[a-z*]+\}"), "]"),
+    (re.compile(r"\\[dtc](frac|binom)"), r"\\\1"),
+    (re.compile(r"\\(?:times|cdot|ast)(?![a-zA-Z])|[\u00d7\u00b7\u22c5]"), "*"),
+    (re.compile(r"\\div(?![a-zA-Z])|\u00f7"), "/"),
+    (re.compile(r"\*\*"), "^"),
+    (re.compile("[\u2212\u2013]"), "-"),
+    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])"), "\u00b0"),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"\\(?:left|right|displaystyle|textstyle)(?![a-zA-Z])\.?|\\[,;!: ()\[\]{}$]|[\s${}~]"), ""),
+    (re.compile(r"[.,;:?=]+$"), ""),
+)
+# commands that stand for a value or a word; all others are to be worked out
+VALUE = re.compile(r"\\(?:text[a-z]*|math[a-z]+|mbox|pi|infty|leq?|geq?|neq?|in|cup|cap|mid|pm|emptyset)(?![a-zA-Z])")
+# a sum, a product, a quotient, a power, a factorial, an absolute value; no sign of a number
+OPERATION = re.compile(r"(?<=[^(\[,;=<>+*/^|-])[+-]|[*/^!]|[)\]][(\[]|[0-9]\(|\)[0-9]|\|[^|]+\||\\")
+FRACTION = re.compile(r"([0-9]+)\s*/\s*([0-9]+)")
+
+
+def is_copied(answer: str, question: str, gold: str) -> bool:
+    """True where the answer only writes down again what was to be worked out: "1/3 + 1/6" to "What is 1/3 + 1/6?".
+
+    A number, a word or a list of them may stand in the question and be right all the same, and so may a formula that
+    the gold answer writes in the same way.
+    """
+    bare = _spelled(answer)
+    if not is_unevaluated(answer) or bare == _spelled(gold):
+        return False
+    if re.search(rf"(?<![0-9.]){re.escape(bare)}(?!\.?[0-9])", _spelled(question)) is None:
+        return False
+    try:
+        value = read_value(answer)
+        return not (isinstance(value, Expression) and value == read_value(gold))
+    except Unreadable:
+        return True
+
+
+def leaves_arithmetic(answer: str, gold: str, value: MathValue | None) -> bool:
+    """True where the gold answer is a number, and this one a sum or product of plain numbers: 14*6 - 17 for 67."""
+    return isinstance(value, Number) and _has_arithmetic(answer) and not _has_arithmetic(gold)
+
+
+def is_unevaluated(answer: str) -> bool:
+    """True for a formula that can be worked out further, or a fraction that can be reduced; False for a number."""
+    label, _, right = answer.rpartition("=")
+    if quantity(right) is not None and not re.search(r"[-+*/^]", label):
+        fraction = FRACTION.search(plain_text(right))  # 16/20 and 48/6 can be reduced, 4/5 is a number
+        return fraction is not None and math.gcd(int(fraction[1]), int(fraction[2])) > 1
+    return OPERATION.search(VALUE.sub(",", _spelled(answer))) is not None
+
+
+def _spelled(text: str) -> str:
+    for written, sign in SPELLINGS:
+        text = written.sub(sign, text)
+    return text
+
+
+def _has_arithmetic(text: str) -> bool:
+    right = text.rpartition("=")[2]
+    if quantity(right) is not None:
+        return False
+    try:
+        return _is_left_undone(read_formula(tokens_of(right)))
+    except Unreadable:
+        return False
+
+
+def _is_left_undone(formula: Formula) -> bool:
+    """True where a sum or product of plain numbers stands anywhere in the formula; 2 1/2 is one number."""
+    parts = [part for part in formula[1:] if isinstance(part, tuple)]
+    is_mixed = formula[0] == "sum" and [part[0] for part in parts] == ["number", "quotient"]
+    if formula[0] in ("sum", "product") and sum(map(_is_plain, parts)) > 1 and not is_mixed:
+        return True
+    return any(map(_is_left_undone, parts))
+
+
+def _is_plain(formula: Formula) -> bool:
+    """True for a number, its negative, and fractions, sums and products of such."""
+    if formula[0] in ("negative", "quotient", "sum", "product"):
+        return all(map(_is_plain, formula[1:]))
+    return bool(formula[0] == "number")
