@@ -335,3 +335,32 @@ def test_the_likeliest_tokens_and_the_rest_are_a_bound_with_another_gradient(nam
         assert (bound <= whole + 1e-12).all()
         cosines[count] = torch.cosine_similarity(exact, found, dim=-1).mean()
     assert cosines[4] == pytest.approx(1, abs=1e-9) and 0.8 < cosines[3] < 0.99
+
+
+@pytest.mark.parametrize("name", ["grpo", "cispo", "ce_gppo", "aspo", "prime_rl", "gspo"])
+def test_a_token_that_moved_beyond_what_a_float_can_hold_gives_no_nan(name):
+    """exp(100) is infinite in float32, and 0 times that is NaN: a group that agrees has A = 0. verl holds it at 20."""
+    objective = PRESETS[name].objective
+    far = torch.full((2, 3), -100.0)
+    known = {"old_logp": far, "behavior_logp": far, "ref_logp": far + 200}
+    for rewards in ((1.0, 1.0), (1.0, 0.0)):
+        batch, _ = objective.advantage(batch_of(*rewards, **known), {})
+        logp = torch.full((2, 3), -0.5, requires_grad=True)
+        loss = objective.loss(batch, logp, Totals(tokens=6, sequences=2, max_new_tokens=3))
+        (gradient,) = torch.autograd.grad(loss.value, logp)
+        assert gradient.isfinite().all(), rewards
+        assert all(math.isfinite(float(value)) for value in loss.metrics.values()), loss.metrics
+
+
+def test_rounding_between_two_passes_reweights_nothing():
+    """A rule that sees the whole step sees it in a pass of its own, packed in another way on every number of ranks."""
+    objective = PRESETS["bapo"].objective
+    old = double([[-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]])
+    batch, _ = objective.advantage(batch_of(1.0, 0.0, old_logp=old), {})
+    logp = old + double([[0.1, 3.0, -0.1], [0.2, -0.1, -2.0]])
+    shares = []
+    for noise in (0.0, 1e-6, -1e-6):
+        surveyed = objective.surveyed(batch, logp + noise)
+        loss = objective.loss(surveyed, logp, Totals(tokens=6, sequences=2, max_new_tokens=3))
+        shares.append(float(loss.metrics["reweighted"]))
+    assert shares == [pytest.approx(2 / 6)] * 3
