@@ -26,6 +26,7 @@ from whet.model.lora import (
     add_adapters,
     merge_adapters,
     unadapted_experts,
+    uncalled_layers,
 )
 from whet.model.reference import AdapterFreeReference
 from whet.model.scalar_head import scalar_model
@@ -331,3 +332,16 @@ def test_peft_loads_a_reward_model(tmp_path: Any, tokenizer: Any, make_llama: An
     theirs = peft.PeftModel.from_pretrained(base.eval(), str(path / "adapter"))
     tokens = torch.arange(8)[None]
     torch.testing.assert_close(theirs(input_ids=tokens).logits, judge(input_ids=tokens).logits)
+
+
+def test_a_layer_that_nothing_calls_gets_no_adapter() -> None:
+    """Mamba reads the weight of dt_proj and never calls the layer: an adapter there would not learn."""
+    model = model_of("mamba", state_size=8, time_step_rank=4)
+    assert {"dt_proj"} == uncalled_layers(model)
+    with pytest.raises(WhetError, match=r"names 'dt_proj', which MambaForCausalLM never calls.*leave it out"):
+        add_adapters(model, LowRank(2, 4.0, matrices=("in_proj", "dt_proj")))
+    layers = add_adapters(model, LowRank(2, 4.0))
+    assert {name.rpartition(".")[2] for name in layers} == {"in_proj", "x_proj", "out_proj"}
+    model(torch.arange(12)[None]).logits.square().mean().backward()
+    assert not [name for name, layer in layers.items() if layer.up.grad is None or not layer.up.grad.any()]
+    assert uncalled_layers(model_of("llama")) == set()

@@ -65,19 +65,22 @@ def test_the_roles_of_a_prompt_are_tracked_apart():
 
 
 def test_a_running_mean_of_each_role():
-    """b <- 0.8 b + 0.2 mean R of the role; an episode counts once, whatever its branches."""
+    """b <- 0.8^n b + (1 - 0.8^n) mean R of the role's n episodes; an episode counts once, whatever its branches."""
     baseline = RunningRoleMean(0.8)
     roles = torch.tensor([7, 8, 7, 7, 9])
     first = batch_of(1.0, -1.0, 0.0, math.nan, math.nan, role=roles)
     assert baseline(first, {}).tolist() == [0.0] * 5
     memory = baseline.remembered(first, {"other": 3.0})
-    assert memory == pytest.approx({"other": 3.0, "role/7": 0.2 * 0.5, "role/8": -0.2})
+    assert memory == pytest.approx({"other": 3.0, "role/7": (1 - 0.8**2) * 0.5, "role/8": -0.2})
     branched = batch_of(1.0, 0.5, 4.0, 1.0, 0.0, role=roles, episode=torch.tensor([1, 2, 1, 3, 4]))
-    assert baseline(branched, memory).tolist() == pytest.approx([0.1, -0.2, 0.1, 0.1, 0.0])
+    assert baseline(branched, memory).tolist() == pytest.approx([0.18, -0.2, 0.18, 0.18, 0.0])
     memory = baseline.remembered(branched, memory)
     # role 7 has two episodes: one of the branches 1 and 4, one of 1
-    assert memory["role/7"] == pytest.approx(0.8 * 0.1 + 0.2 * (2.5 + 1) / 2)
+    assert memory["role/7"] == pytest.approx(0.8**2 * 0.18 + (1 - 0.8**2) * (2.5 + 1) / 2)
     assert memory["role/8"] == pytest.approx(0.8 * -0.2 + 0.2 * 0.5) and memory["role/9"] == 0.0
+    many = batch_of(*[1.0] * 32, role=torch.zeros(32, dtype=torch.long))
+    one_by_one = RunningRoleMean(0.95).remembered(many, {})["role/0"]
+    assert one_by_one == pytest.approx(1 - 0.95**32)  # 81%, as the authors' 32 updates give
     with pytest.raises(ValueError, match=r"give a share in \[0, 1\)"):
         RunningRoleMean(1.0)
 

@@ -8,12 +8,14 @@ import torch
 
 from tests.support.for_every import for_every
 from tests.support.napkin import ACTION, TOTALS, batch_of, double, near
+from whet.model.token_logp import with_rest
 from whet.objective import PRESETS, with_changes
 from whet.objective.keep import Balanced, Everything, Fresh, MixedOutcome
 from whet.objective.mismatch import MaskSequences, MaskStale, MaskTokens, NoMismatch, Truncate, TruncateSequence
 from whet.objective.reference import Frozen, MovingAverage, Reset
 from whet.objective.select import ClipCovariance, Finished, TieCovariance, TopEntropy, covariance, lottery
 from whet.objective.shape import AsScored, ClipReward, LengthCost, SoftOverlong
+from whet.objective.teacher import JensenShannonToTeacher, TeacherForwardKL, TeacherReverseKL
 from whet.objective.terms import (
     Bonus,
     BonusToTarget,
@@ -27,6 +29,7 @@ from whet.objective.terms import (
 )
 from whet.types import Extras, Totals
 
+TEACHER_TERMS = {"forward_kl": TeacherForwardKL(), "reverse_kl": TeacherReverseKL(), "jsd": JensenShannonToTeacher()}
 # the sampler is not the trainer; rho = 4, 0.5 for the first completion, 1.5 for the second
 LOG_RHO = double([9.0, math.log(4), math.log(0.5)], [9.0, math.log(1.5), 9.0])
 BAD = double([0, -1, -1], [0, -1, 0])
@@ -297,3 +300,67 @@ def test_numbers_that_make_no_sense(component, numbers):
 def test_a_target_of_nothing_is_refused():
     with pytest.raises(ValueError, match="above 0"):
         BonusToTarget(target=0.0)
+
+
+@pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "jsd"])
+def test_a_token_that_the_teacher_rules_out_gives_no_nan(name):
+    """Masked logits are -inf, in the teacher or in both; the other tokens keep their gradient."""
+    term = TEACHER_TERMS[name]
+    logits = torch.tensor([[0.3, -1.0, 0.8, 0.1]], dtype=torch.float64)
+    theirs = torch.tensor([[0.5, 0.2, -0.4, float("-inf")]], dtype=torch.float64).log_softmax(-1)
+    for own in (logits, logits.masked_fill(torch.tensor([False, False, False, True]), float("-inf"))):
+        leaf = own.clone().requires_grad_()
+        value = term.divergence(leaf.log_softmax(-1), theirs)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        assert value.isfinite().all() and gradient[:, :3].isfinite().all() and gradient[:, :3].abs().min() > 1e-3
+    three = own[:, :3].clone().requires_grad_()
+    alone = term.divergence(three.log_softmax(-1), theirs[:, :3])
+    torch.testing.assert_close(value, alone, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "jsd"])
+def test_the_likeliest_tokens_and_the_rest_are_a_bound_with_another_gradient(name):
+    term, generator = TEACHER_TERMS[name], torch.Generator().manual_seed(0)
+    logits, theirs = torch.randn(2, 400, 5, generator=generator, dtype=torch.float64)
+    theirs = theirs.log_softmax(-1)
+    cosines = {}
+    for count in (3, 4):
+        ids = theirs.topk(count).indices
+        both = []
+        for part in (lambda logp: logp, lambda logp, ids=ids: with_rest(logp.gather(-1, ids))):
+            leaf = logits.clone().requires_grad_()
+            value = term.divergence(part(leaf.log_softmax(-1)), part(theirs))
+            both.append((value, torch.autograd.grad(value.sum(), leaf)[0]))
+        (whole, exact), (bound, found) = both
+        assert (bound <= whole + 1e-12).all()
+        cosines[count] = torch.cosine_similarity(exact, found, dim=-1).mean()
+    assert cosines[4] == pytest.approx(1, abs=1e-9) and 0.8 < cosines[3] < 0.99
+
+
+@pytest.mark.parametrize("name", ["grpo", "cispo", "ce_gppo", "aspo", "prime_rl", "gspo"])
+def test_a_token_that_moved_beyond_what_a_float_can_hold_gives_no_nan(name):
+    """exp(100) is infinite in float32, and 0 times that is NaN: a group that agrees has A = 0. verl holds it at 20."""
+    objective = PRESETS[name].objective
+    far = torch.full((2, 3), -100.0)
+    known = {"old_logp": far, "behavior_logp": far, "ref_logp": far + 200}
+    for rewards in ((1.0, 1.0), (1.0, 0.0)):
+        batch, _ = objective.advantage(batch_of(*rewards, **known), {})
+        logp = torch.full((2, 3), -0.5, requires_grad=True)
+        loss = objective.loss(batch, logp, Totals(tokens=6, sequences=2, max_new_tokens=3))
+        (gradient,) = torch.autograd.grad(loss.value, logp)
+        assert gradient.isfinite().all(), rewards
+        assert all(math.isfinite(float(value)) for value in loss.metrics.values()), loss.metrics
+
+
+def test_rounding_between_two_passes_reweights_nothing():
+    """A rule that sees the whole step sees it in a pass of its own, packed in another way on every number of ranks."""
+    objective = PRESETS["bapo"].objective
+    old = double([[-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]])
+    batch, _ = objective.advantage(batch_of(1.0, 0.0, old_logp=old), {})
+    logp = old + double([[0.1, 3.0, -0.1], [0.2, -0.1, -2.0]])
+    shares = []
+    for noise in (0.0, 1e-6, -1e-6):
+        surveyed = objective.surveyed(batch, logp + noise)
+        loss = objective.loss(surveyed, logp, Totals(tokens=6, sequences=2, max_new_tokens=3))
+        shares.append(float(loss.metrics["reweighted"]))
+    assert shares == [pytest.approx(2 / 6)] * 3

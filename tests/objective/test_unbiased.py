@@ -216,6 +216,13 @@ def test_reinforce_is_unbiased_whatever_it_remembers(group_size, memory):
     torch.testing.assert_close(found, exact(expected_reward(GRADED)), **CLOSE)
 
 
+@pytest.mark.parametrize("memory", [{}, {"role/0": 0.4, "role/1": -1.5}])
+def test_a_running_mean_of_each_role_is_unbiased_whatever_it_remembers(memory):
+    role = torch.arange(PROMPTS)[:, None].expand(PROMPTS, len(COMPLETIONS))
+    found = expected_gradient(objective_of("rae"), 2, GRADED, memory=memory, role=role)
+    torch.testing.assert_close(found, exact(expected_reward(GRADED)), **CLOSE)
+
+
 @pytest.mark.parametrize("group_size", [2, 3])
 def test_rloo_is_unbiased(group_size):
     found = expected_gradient(objective_of("rloo"), group_size, GRADED)

@@ -26,7 +26,7 @@ from tests.support.naive_losses import (
 LN2 = log(2)
 
 
-def ce_gppo(case, *, low=0.2, high=0.28, below=0.75, above=1.0):
+def ce_gppo(case, *, low=0.2, high=0.2, below=0.75, above=1.0):
     """CE-GPPO (2509.20712): beyond the band the value is b (1 -+ e) / sg(r) r A, so that its gradient stays."""
     advantage = standardised(case)
 
@@ -169,7 +169,7 @@ def entropic(case, *, nats=LN2, lam=0.1):
     return sequence_sum(each_token(case, term))
 
 
-def bapo(case, *, low=0.6, low_most=0.8, high=1.2, high_most=2.0, step=0.05, target=1.0):
+def bapo(case, *, low=0.6, low_most=0.9, high=1.2, high_most=3.0, step=0.05, target=1.0):
     """BAPO (2510.18927), the authors' search for the band, over all tokens of the update."""
     advantage = standardised(case)
 

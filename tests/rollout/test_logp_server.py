@@ -58,7 +58,11 @@ def echo(body, top_most):
     pairs = list(pairwise(tokens))
     top = [
         None,
-        *({f"token_id:{each}": logp_of(before, each) for each in range(body["logprobs"])} for before, _ in pairs),
+        # the row's own token comes too where it is none of the likeliest
+        *(
+            {f"token_id:{each}": logp_of(before, each) for each in {token, *range(body["logprobs"])}}
+            for before, token in pairs
+        ),
     ]
     logp = [None, *(logp_of(before, token) for before, token in pairs)]
     names = [f"token_id:{each}" for each in [*tokens, 5]]

@@ -14,8 +14,9 @@ Hu et al. 2021, LoRA, arXiv 2106.09685. `up` starts at zero: before the first st
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -165,7 +166,7 @@ def add_adapters(
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     named = model.base_model.named_modules()
     linears = {name: module for name, module in named if type(module) is nn.Linear and module is not head}
-    chosen = _chosen(linears, low_rank.matrices, type(model).__name__)
+    chosen = _chosen(linears, low_rank.matrices, type(model).__name__, uncalled_layers(model))
     for name, module in chosen.items():
         if low_rank.rank > min(module.weight.shape):
             shape, most = " x ".join(map(str, module.weight.shape)), min(module.weight.shape)
@@ -182,7 +183,28 @@ def add_adapters(
     return adapted_layers(model)
 
 
-def _chosen(linears: Mapping[str, nn.Linear], wanted: Sequence[str], kind: str) -> dict[str, nn.Linear]:
+def uncalled_layers(model: Any) -> set[str]:
+    """Last names of linear layers whose weight is read by the module around them, and which it never calls: an adapter
+    beside such a weight would get no gradient. Mamba's dt_proj is one."""
+    names = set()
+    for module in model.base_model.modules():
+        for name, layer in module.named_children():
+            if type(layer) is nn.Linear and name not in names and not _calls(type(module), name):
+                names.add(name)
+    return names
+
+
+def _calls(kind: type, name: str) -> bool:
+    try:
+        source = inspect.getsource(kind)
+    except (OSError, TypeError):  # written in a notebook, or compiled
+        return True
+    return f"self.{name}(" in source or f"self.{name}.weight" not in source
+
+
+def _chosen(
+    linears: Mapping[str, nn.Linear], wanted: Sequence[str], kind: str, uncalled: Collection[str]
+) -> dict[str, nn.Linear]:
     known = sorted({name.rpartition(".")[2] for name in linears})
     if not known:
         raise WhetError(f"model.lora: {kind} has no linear layers in its trunk; train it in full with model.lora=0")
@@ -191,10 +213,16 @@ def _chosen(linears: Mapping[str, nn.Linear], wanted: Sequence[str], kind: str) 
             hint = did_you_mean(target, known)
             layers = ", ".join(known)
             raise WhetError(f"model.lora.target_modules names {target!r}{hint}; the linear layers are {layers}")
+        if target in uncalled:
+            raise WhetError(
+                f"model.lora.target_modules names {target!r}, which {kind} never calls: it reads the weight, and an "
+                "adapter would get no gradient; leave it out, or train in full with model.lora=0"
+            )
     if wanted:
         return {name: module for name, module in linears.items() if name.rpartition(".")[2] in wanted}
     # a gate of one number is as small as its adapter would be
-    return {name: module for name, module in linears.items() if module.out_features > 1}
+    learns = {name: module for name, module in linears.items() if module.out_features > 1}
+    return {name: module for name, module in learns.items() if name.rpartition(".")[2] not in uncalled}
 
 
 def unadapted_experts(model: Any) -> int:

@@ -182,12 +182,20 @@ def mean_reward(batch: TokenBatch) -> float | None:
     return float(reward.mean() if weight is None else (reward * weight[scored]).sum() / weight.sum())
 
 
+def num_episodes(batch: TokenBatch) -> float:
+    """Those with a scored row; branches of an episode are one."""
+    weight = episode_weight(batch)
+    return float((~batch.reward.isnan()).sum() if weight is None else weight.sum())
+
+
 @dataclass(frozen=True)
 class RunningRoleMean(CompletionBaseline):
-    """b_role <- decay b_role + (1 - decay) mean R of the role, after use; 0 at first. Liu 2025 (2506.24119).
+    """b_role <- decay^n b_role + (1 - decay^n) mean R over the n episodes of the role in the step, after use; 0 at
+    first. Liu 2025 (2506.24119).
 
     In self-play the roles of a game are worth differently, and a baseline shared by them teaches whoever is favoured
-    nothing but that. Updated once per step, by the mean of the role's rewards in it: no order of samples matters.
+    nothing but that. The authors update it episode by episode; here no order of samples matters, and a step moves it as
+    far as its n updates would.
     """
 
     decay: float = 0.95
@@ -207,9 +215,11 @@ class RunningRoleMean(CompletionBaseline):
         keys = self._keys(batch)
         fresh: dict[str, float] = {}
         for key in sorted(set(keys)):
-            mean = mean_reward(batch.select([row for row, own in enumerate(keys) if own == key]))
+            rows = batch.select([row for row, own in enumerate(keys) if own == key])
+            mean = mean_reward(rows)
             if mean is not None:
-                fresh[key] = self.decay * memory.get(key, 0.0) + (1 - self.decay) * mean
+                share = self.decay ** num_episodes(rows)
+                fresh[key] = share * memory.get(key, 0.0) + (1 - share) * mean
         return {**memory, **fresh}
 
     def _keys(self, batch: TokenBatch) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
+from whet.objective.ratio import LARGEST_TOKEN_LOG
 from whet.types import TokenBatch
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class K2Completion(_OfCompletion, K2):
 class K3(_Tied):
     """beta (exp(-u) - 1 + u), kl_weight = beta (1 - exp(-u)). Shao 2024 (2402.03300), eq. 4.
 
-    As a loss it pulls with the gradient of the forward KL: bounded above by 1, unbounded below.
+    As a loss it pulls with the gradient of the forward KL: bounded above by 1, below by exp(20), where -u is held.
     """
 
     beta: float = 0.04
@@ -134,10 +135,10 @@ class K3(_Tied):
     in_symbols: ClassVar[str] = " - {0.beta:g} (exp(-u) - 1 + u), u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * -torch.expm1(-u)
+        return self.beta * -torch.expm1((-u).clamp(max=LARGEST_TOKEN_LOG))
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return torch.expm1(-u) + u
+        return torch.expm1((-u).clamp(max=LARGEST_TOKEN_LOG)) + u
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
+from whet.objective.ratio import token_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +106,7 @@ class MaskTokens(_FromSampler):
         _band(self.low, self.high)
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
-        rho = log_mismatch.masked_fill(~action, 0.0).exp()
+        rho = token_ratio(log_mismatch.masked_fill(~action, 0.0))
         return torch.where((rho >= self.low) & (rho <= self.high), rho, 0.0)
 
 
@@ -129,7 +130,7 @@ class MaskSequences(_FromSampler):
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         mean = _completion_mean(log_mismatch, action).exp()
         inside = (mean >= self.low) & (mean <= self.high)
-        return torch.where(inside, log_mismatch.masked_fill(~action, 0.0).exp(), 0.0)
+        return torch.where(inside, token_ratio(log_mismatch.masked_fill(~action, 0.0)), 0.0)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from whet.objective.keep import Everything, Keep
 from whet.objective.kl import KL
 from whet.objective.lazy_torch import torch
 from whet.objective.mismatch import Mismatch, NoMismatch
-from whet.objective.ratio import Ratio
+from whet.objective.ratio import Ratio, token_ratio
 from whet.objective.reference import Frozen, ReferencePolicy
 from whet.objective.scale import AdvantageScale
 from whet.objective.select import AllTokens, Select
@@ -183,13 +183,13 @@ class Objective:
         extras, action = extras or Extras(), batch.action
         current = logp.detach().masked_fill(~action, 0.0)
         old = current if batch.old_logp is None else batch.old_logp.masked_fill(~action, 0.0)
-        moved = (current - old).exp()
+        moved = token_ratio(current - old)
         ratio = self.ratio(current - self._against(batch, old), batch)
         advantage = self.smooth.pushed(batch.advantage.to(logp.dtype), batch, extras)
         weight, surrogate = self._clipped(batch, ratio, advantage, current)
         metrics = {
             "ratio": _total(torch.where(action, ratio, 0.0), batch),
-            "reweighted": _total((weight != ratio) & action, batch),
+            "reweighted": _total(self._is_reweighted(batch, weight, ratio) & action, batch),
         }
         factor = self._correction(batch, current, old, advantage)
         if factor is not None:
@@ -277,6 +277,11 @@ class Objective:
             raise ValueError(f"{self.clip.name} looks at the whole step: call Objective.surveyed on it first")
         weight = batch.step_weight.to(ratio.dtype)
         return weight, weight * advantage
+
+    def _is_reweighted(self, batch: TokenBatch, weight: Tensor, ratio: Tensor) -> Tensor:
+        """Where the weight is not the ratio. A rule that saw the whole step saw it in a pass of its own, whose
+        rounding differs with the number of ranks: there 1% apart counts as equal."""
+        return (weight - ratio).abs() > 0.01 * ratio if self.surveys(batch) else weight != ratio
 
     def _correction(self, batch: TokenBatch, current: Tensor, old: Tensor, advantage: Tensor) -> Tensor | None:
         """The factor of the mismatch rule; None where there is none."""

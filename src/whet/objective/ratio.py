@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST_LOG = 10.0
+LARGEST_TOKEN_LOG = 20.0  # of one token, as in verl: past 88 exp() is infinite in float32, and 0 times that is NaN
+
+
+def token_ratio(log_ratio: Tensor) -> Tensor:
+    """exp of log-ratios of tokens, finite for any of them."""
+    return log_ratio.clamp(max=LARGEST_TOKEN_LOG).exp()
 
 
 class Ratio(ComponentProtocol, Protocol):
@@ -37,14 +43,14 @@ class _AgainstOld(Component):
 
 
 class TokenRatio(_AgainstOld):
-    """r_it = exp(logp_it - old_logp_it). Schulman 2017 (1707.06347), section 3."""
+    """r_it = exp(logp_it - old_logp_it), log r held at 20 from above. Schulman 2017 (1707.06347), section 3."""
 
     name: ClassVar[str] = "token"
     in_words: ClassVar[str] = "measure the policy's move token by token"
     in_symbols: ClassVar[str] = "r = pi(a_t) / pi_old(a_t)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
-        return log_ratio.masked_fill(~batch.action, 0.0).exp()
+        return token_ratio(log_ratio.masked_fill(~batch.action, 0.0))
 
 
 class SequenceRatio(_AgainstOld):

@@ -145,8 +145,12 @@ class _Taught(NoTeacher):
         return self.strength
 
 
+LEAST_LOGP = -1e4  # in the place of -inf, as masked logits give it: its probability is 0, and 0 times it is no NaN
+
+
 def _kl(one: Tensor, other: Tensor) -> Tensor:
     """SUM_v one_v log(one_v / other_v), of log-probabilities."""
+    one, other = one.clamp(min=LEAST_LOGP), other.clamp(min=LEAST_LOGP)
     return (one.exp() * (one - other)).sum(-1)
 
 
@@ -208,6 +212,7 @@ class JensenShannonToTeacher(_Taught):
             )
 
     def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
+        teacher_logp, logp = teacher_logp.clamp(min=LEAST_LOGP), logp.clamp(min=LEAST_LOGP)
         between = torch.logaddexp(teacher_logp + math.log(self.beta), logp + math.log1p(-self.beta))
         return self.beta * _kl(teacher_logp, between) + (1 - self.beta) * _kl(logp, between)
 

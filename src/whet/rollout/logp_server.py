@@ -117,9 +117,14 @@ def _prompt_logprobs(choice: Mapping[str, Any], tokens: Sequence[int], top: int)
         own = entry[str(token)]
         logp.append(float(own["logprob"]))
         texts.append(own.get("decoded_token"))
-        ranked = sorted(((float(scored["logprob"]), int(key)) for key, scored in entry.items()), reverse=True)
-        likeliest.append({key: value for value, key in ranked[:top]})
+        likeliest.append(_ranked({int(key): scored["logprob"] for key, scored in entry.items()}, top))
     return TokenTable(tuple(logp), tuple(likeliest), tuple(texts))
+
+
+def _ranked(scores: Mapping[int, Any], top: int) -> dict[int, float]:
+    """The `top` likeliest: a server adds the row's own token where it is none of them."""
+    ranked = sorted(((float(value), token) for token, value in scores.items()), reverse=True)
+    return {token: value for value, token in ranked[:top]}
 
 
 def _echoed(choice: Mapping[str, Any], tokens: Sequence[int], top: int) -> TokenTable:
@@ -129,7 +134,7 @@ def _echoed(choice: Mapping[str, Any], tokens: Sequence[int], top: int) -> Token
     logp = (0.0, *(float(value) for value in values[1:]))
     likeliest: list[Mapping[int, float]] = [{}]
     for entry in (logprobs.get("top_logprobs") or [])[1 : len(tokens)] if top else ():
-        likeliest.append({int(key.removeprefix(ID_PREFIX)): float(value) for key, value in entry.items()})
+        likeliest.append(_ranked({int(key.removeprefix(ID_PREFIX)): value for key, value in entry.items()}, top))
     if top and len(likeliest) != len(tokens):
         raise ValueError("top_logprobs do not cover the tokens")
     texts = tuple(None if str(name).startswith(ID_PREFIX) else str(name) for name in names)

@@ -82,7 +82,7 @@ class KeptEdges(ClipRule):
     """
 
     low: float = 0.2
-    high: float = 0.28
+    high: float = 0.2
     share_low: float = 0.75
     share_high: float = 1.0
     name: ClassVar[str] = "kept_edges"

@@ -81,9 +81,9 @@ class BalancedBand(StepClip):
     """
 
     low: float = 0.6
-    low_most: float = 0.8
+    low_most: float = 0.9
     high: float = 1.2
-    high_most: float = 2.0
+    high_most: float = 3.0
     step: float = 0.05
     target: float = 1.0
     name: ClassVar[str] = "balanced_band"

@@ -58,11 +58,12 @@ RAE = Preset(
     Objective("rae", RunningRoleMean(0.95), NoScale(), TokenRatio(), OnPolicy(), SequenceSum(), NoKL()),
     title="RAE (SPIRAL)",
     paper="Liu et al. 2025, SPIRAL, arXiv 2506.24119",
-    formula="A = R - b_role,  b_role <- 0.95 b_role + 0.05 R",
+    formula="A = R - b_role,  b_role <- 0.95^n b_role + (1 - 0.95^n) mean R over the role's n games",
     fixes="self-play: who moves first, or deals, wins more often, and one baseline for all roles teaches that alone",
     breaks="a running mean lags behind a policy that improves; it is 0 at first: the first steps push with all of R",
     deviations=(
-        "b_role is updated after use, once per step, by the mean of the role's rewards in it",
+        "the authors update b_role game by game, a game's own baseline included in the order; here all games of a step "
+        "see the same one, and it then moves as far as their n updates would, towards the mean",
         "the authors keep a baseline per game and role; here a role's name is the key: name the game in it",
     ),
     episodes=True,

@@ -96,15 +96,16 @@ KL_COV = Preset(
 )
 
 CE_GPPO = Preset(
-    Objective("ce_gppo", GroupMean(), GroupStd(), TokenRatio(), KeptEdges(0.2, 0.28, 0.75, 1.0), TokenMean(), NoKL()),
+    Objective("ce_gppo", GroupMean(), GroupStd(), TokenRatio(), KeptEdges(0.2, 0.2, 0.75, 1.0), TokenMean(), NoKL()),
     title="CE-GPPO",
     paper="Su et al. 2025, CE-GPPO, arXiv 2509.20712",
     formula="J = 1/M SUM sg[w] A log pi,  w = r in the band, b1 (1 - e) below if A < 0, b2 (1 + e) above if A > 0",
     fixes="entropy: the clip drops just those rare tokens that hold it up or let it fall",
     breaks="nothing stops a token that left the band: drift is bounded per update only",
     deviations=(
-        "b1 0.75 and b2 1 are those of the authors' code; the band 0.2 / 0.28 is DAPO's, on which it is built",
-        "the dual clip of 3 in the authors' code is left out",
+        "band 0.2, b1 0.75 and b2 1 are those of the authors' script for 7B (b1 0.5 for 1.5B); its dual clip of 10 and "
+        "its loss of weight 0.1 on the log-probability of right completions are left out",
+        "the authors leave out groups that agree: objective.keep=mixed_outcome",
     ),
 )
 
@@ -128,7 +129,10 @@ ASPO = Preset(
     formula="J = 1/M SUM sg[min(1/r if A > 0 else r, 3)] A log pi,  0 beyond the band",
     fixes="for good tokens the ratio weighs what is likely already most: the weight is turned round",
     breaks="no unbiased estimate of anything: it is a heuristic weight",
-    deviations=("the authors' code has other band widths for tokens of high entropy: left out",),
+    deviations=(
+        "the authors' scripts add a KL of 0.001 to the reference (objective.kl=k3, objective.kl.beta=0.001): left out",
+        "their band is 0.4 for tokens of high entropy: left out",
+    ),
 )
 
 FIPO = Preset(
@@ -154,7 +158,8 @@ BAPO = Preset(
     fixes="bad tokens outweigh good ones in stale batches, and a fixed band cuts the good ones",
     breaks="the band of an update depends on all its tokens: one more pass each",
     deviations=(
-        "0.6 to 0.8, 1.2 to 2 and steps of 0.05 are the examples of the authors' code, target 1 its default",
+        "0.6 to 0.9, 1.2 to 3 and a target of 1 (half of the whole) are those of the paper; steps of 0.05 are the "
+        "default of the authors' code, whose example script has 0.8 to 0.95, 1.2 to 2 and a target of 0.5",
         "the authors search a band per micro-batch, here it belongs to the whole update; their dual clip is left out",
     ),
     run={"batch": {"updates_per_step": 4}},

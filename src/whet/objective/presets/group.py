@@ -23,7 +23,7 @@ from whet.objective.shape import SoftOverlong
 REINFORCE = Preset(
     Objective("reinforce", BatchRunningMean(), NoScale(), TokenRatio(), OnPolicy(), SequenceSum(), NoKL()),
     title="REINFORCE",
-    paper="Williams 1992, Runtime Learning 8:229-256",
+    paper="Williams 1992, Machine Learning 8:229-256",
     formula="J = E[ (R - b) SUM_t log pi(a_t) ]",
     fixes="assumes nothing: no critic, no group, no reference; unbiased",
     breaks="high variance, no reuse of data; long completions weigh more",

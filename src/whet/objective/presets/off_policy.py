@@ -56,7 +56,11 @@ PRIME_RL = Preset(
     formula="L = 1/M SUM [ -mask r A + 1e-3 (log r)^2 ],  r = pi/mu,  mask 0 if pi moved by 0.2 with A",
     fixes="asynchronous runs: staleness and the engine's mismatch are one ratio, masked and pulled back",
     breaks="needs exact probabilities of the sampler",
-    deviations=("the ratio is capped at 10000, as in dppo_tv; prime-rl has no cap",),
+    deviations=(
+        "the ratio is capped at 10000, as in dppo_tv; prime-rl has no cap",
+        "prime-rl's default filter leaves out completions with advantage 0; here they count in M and are pulled back: "
+        "objective.keep=mixed_outcome leaves out groups that agree",
+    ),
 )
 
 TOPR = Preset(
@@ -94,6 +98,8 @@ M2PO = Preset(
     breaks="one more pass per update: which tokens go is known only when all have been scored",
     deviations=(
         "tokens that moved against A are neither counted nor dropped (algorithm 1); AReaL divides by the tokens kept",
+        "the authors' released code is another rule: one bound on |log r|, the largest that keeps the mean of the "
+        "bounded squares within 0.04, then PPO's clip with it, never tighter than 0.7 and 1.5",
     ),
 )
 

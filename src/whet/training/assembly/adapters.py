@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from whet.model.causal_lm import CausalLM
-from whet.model.lora import LowRank, adapter_factors, add_adapters, unadapted_experts
+from whet.model.lora import LowRank, adapter_factors, add_adapters, unadapted_experts, uncalled_layers
 from whet.model.quantized import pack_four_bits
 from whet.model.reference import AdapterFreeReference, CopiedReference
 from whet.training.config import Config
@@ -40,6 +40,8 @@ def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torc
         if experts
         else ""
     )
+    if uncalled := sorted(uncalled_layers(model)):
+        left += f"; {', '.join(uncalled)} would get no gradient and stays as it is"
     return {"lora": f"rank {lora.rank} on {len(layers)} matrices ({learned / 1e6:.2g}M weights learn{left})"}
 
 
