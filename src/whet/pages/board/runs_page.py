@@ -52,6 +52,7 @@ GROUPS: dict[str, Callable[[RunGlance], str]] = {
     "model": lambda run: run.model,
     "data": lambda run: run.data,
     "status": lambda run: run.status,
+    "tags": lambda run: ", ".join(run.tags),
     "nothing": lambda run: "",
 }
 
@@ -192,7 +193,9 @@ def ordered_runs(runs: Iterable[RunGlance], query: ListQuery) -> list[RunGlance]
 
 def searched(run: RunGlance) -> str:
     """The text that a search looks through."""
-    return " ".join((run.place, run.method, run.model, run.data, run.status, *run.problems)).lower()
+    return " ".join(
+        (run.place, run.method, run.model, run.data, run.status, *run.problems, *run.tags, run.note)
+    ).lower()
 
 
 def grouped(runs: Sequence[RunGlance], group: Callable[[RunGlance], str]) -> list[dict[str, Any]]:
