@@ -93,6 +93,13 @@ class ListQuery:
             heads.append({"name": name, "title": column.title, "order": order, "address": self.address(sort=wanted)})
         return heads
 
+    def orders(self) -> list[tuple[str, str]]:
+        """Orders to choose from where there are no heads: each column's own, and the one that is shown."""
+        own = [(f"-{name}" if column.falls else name, column.title) for name, column in COLUMNS.items()]
+        if self.sort not in dict(own):
+            own.append((self.sort, f"{COLUMNS[self.sort.removeprefix('-')].title}, reversed"))
+        return [("" if sort == NEWEST else sort, title) for sort, title in own]
+
 
 def shown_at_first() -> tuple[str, ...]:
     """The columns of a list that nobody has chosen any for."""
