@@ -100,6 +100,18 @@ def test_the_command_writes_and_prints(run: whet.Run, tmp_path: Path) -> None:
     assert "cannot be written" in refused("-o", str(tmp_path / "no" / "out.csv"))
 
 
+def test_damaged_lines_are_left_out_and_said(run: whet.Run, caplog: pytest.LogCaptureFixture) -> None:
+    whole = run.rows()
+    log = run.folder / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:2], b"{torn\n", b'{"step": 9}\n', *lines[2:]]))
+    assert run.rows() == whole and "2 lines could not be read and are left out" in caplog.text
+    assert len(run.rows("evals")) == 1
+    with (run.folder / "samples.jsonl").open("a") as file:
+        file.write("nothing\n")
+    assert len(run.rows("samples")) == 2 and "1 line could not be read and is left out" in caplog.text
+
+
 def lines_of(svg: str) -> int:
     root = ElementTree.fromstring(svg)
     return sum("line" in (each.get("class") or "").split() for each in root.iter())

@@ -109,6 +109,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pages.board": (
         "types",
         "settings",
+        "model",
         "record",
         "envs",
         "pages",

@@ -170,14 +170,19 @@ class Run:
         return write_table(self.rows(what), path)
 
     def rows(self, what: str = "metrics") -> list[dict[str, Any]]:
-        """The metrics, evals or samples as flat dictionaries: what tables and exports are made of."""
+        """The metrics, evals or samples as flat dictionaries: what tables and exports are made of.
+
+        A damaged line of the log is left out, with a warning.
+        """
+        from whet.record.log import METRICS, SAMPLES, readable_rows
+
         if what == "metrics":
-            return [step_row(line) for line in self._lines() if "eval" not in line]
+            return readable_rows(self.folder / METRICS, lambda line: None if "eval" in line else step_row(line))
         if what == "evals":
-            return [eval_row(line) for line in self._lines() if "eval" in line]
+            return readable_rows(self.folder / METRICS, lambda line: eval_row(line) if "eval" in line else None)
         if what != "samples":
             raise WhetError(f"a run has no {what!r}{did_you_mean(what, WHAT)}; give one of {', '.join(WHAT)}")
-        return [sample_row(line) for line in self.samples()]
+        return readable_rows(self.folder / SAMPLES, sample_row)
 
     def plot(self, *names: str, smooth: int = 0, against: Run | Sequence[Run] = ()) -> RunFigure:
         """Metrics by step; a notebook shows the figure, `save` writes it. Without names: the headline metric and

@@ -74,7 +74,8 @@ def chart(
 ) -> ChartSpec:
     """Series on one pair of axes: whole numbers across unless `x` says otherwise; `unit` fixes the other one to 0..1.
 
-    An axis: `label`, `log`, `min` and `max`, `percent`, `steps` (whole numbers only), `ticks` where they are known.
+    An axis: `label`, `log`, `min` and `max`, `percent`, `steps` (whole numbers only), `ticks` where they are known,
+    `names` that stand for the whole numbers from 0 on.
     More: `height`, `named` (a single series is named too), `lines` (fine lines across at an x or a y), `limit`.
     """
     across = {"label": x, "log": False, "steps": True} if isinstance(x, str) else dict(x)

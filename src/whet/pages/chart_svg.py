@@ -21,6 +21,7 @@ SMALL, WIDE, NARROW = (340, 168), (1060, 270), (340, 210)
 LEAST_SMOOTHED = 30  # points from which a line is smoothed
 MOST_POINTS = 160
 MOST_DOTS = 40
+LONGEST_NAME = 16  # characters of a name on an axis
 UNIT_TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -207,11 +208,19 @@ def _across_scale(spec: Mapping[str, Any], series: Sequence[ChartSeries], pixels
 def _texts(scale: AxisScale, axis: Mapping[str, Any]) -> list[str]:
     if axis.get("percent"):
         return [f"{100 * tick:.0f}%" for tick in scale.ticks]
+    if axis.get("names"):
+        return [escape(_short_name(axis["names"], tick)) for tick in scale.ticks]
     if axis.get("steps") or axis.get("whole"):
         return [f"{tick:.0f}" for tick in scale.ticks]
     if scale.log:
         return [quantity(tick) if tick >= 1 else f"{tick:g}" for tick in scale.ticks]
     return [tick_text(tick, scale) for tick in scale.ticks]
+
+
+def _short_name(names: Sequence[str], tick: float) -> str:
+    """The name at a whole number, cut to what fits below a chart."""
+    name = names[int(tick)] if 0 <= tick < len(names) and tick == int(tick) else ""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def _columns(spec: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,7 @@ def _figure(summary: PipelineSummary) -> Figure | None:
             ]
             for each in sets
         }
-        stages = ", ".join(f"{at} {stage.label or stage.name}" for at, stage in enumerate(measured))
-        return _line_figure(name, "stage", lines, stages)
+        return _line_figure(name, "stage", lines, [stage.label or stage.name for stage in measured])
     by_model = metrics_by_round(summary, name)
     if max(len(rounds) for rounds in by_model.values()) < 2:
         return None
@@ -118,17 +118,19 @@ def _figure(summary: PipelineSummary) -> Figure | None:
         who: [(float(at), stage.metrics[name]) for at, stage in sorted(rounds.items())]
         for who, rounds in by_model.items()
     }
-    return _line_figure(name, "round", lines)
+    last = max(at for rounds in by_model.values() for at in rounds)
+    return _line_figure(name, "round", lines, ["before", *(f"round {at}" for at in range(1, last + 1))])
 
 
-def _line_figure(name: str, across: str, lines: dict[str, list[Point]], note: str = "") -> Figure:
+def _line_figure(name: str, across: str, lines: dict[str, list[Point]], names: Sequence[str] = ()) -> Figure:
     series = [
         line(who, points, tone, marked=True, value=metric_text(name, points[-1][1]))
         for tone, (who, points) in enumerate(lines.items())
     ]
     values = [value for points in lines.values() for _, value in points]
-    spec = chart(series, x=across, unit=fits_unit(values, HALF), named=True, height=300)
-    return Figure(f"Held-out {words(name)}", f"by {across}, greedy completions", spec, note=note, is_wide=True)
+    axis = {"label": across, "log": False, "steps": True, **({"names": list(names)} if names else {})}
+    spec = chart(series, x=axis, unit=fits_unit(values, HALF), named=True, height=300)
+    return Figure(f"Held-out {words(name)}", f"by {across}, greedy completions", spec, is_wide=True)
 
 
 def _comparison(stage: StageSummary) -> dict[str, object]:

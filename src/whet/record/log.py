@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from whet.record.rows import eval_row, step_row
 from whet.record.tokens import TokenSettings, token_lines
 from whet.types import Prompt, Sample, StepReport, Turn, WhetError
 
+logger = logging.getLogger(__name__)
 METRICS, SAMPLES, TOKENS, SUMMARY = "metrics.jsonl", "samples.jsonl", "tokens.jsonl", "run.json"
 MOST_FAILURES = 20  # saves that failed, in the summary: the newest
 LOGS = (METRICS, SAMPLES, TOKENS)
@@ -441,6 +443,22 @@ def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int =
             return tail[::-1]
         block *= 4
     return []
+
+
+def readable_rows(path: Path, row: Callable[[dict[str, Any]], dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """What `row` makes of the lines of a log, None left out; a line that is damaged is passed over, with a warning."""
+    rows, num_damaged = [], 0
+    for place, text in raw_lines(path):
+        try:
+            found = row(parsed_line(place, text))
+        except (WhetError, KeyError, TypeError, ValueError, AttributeError):
+            num_damaged += 1
+            continue
+        rows += [found] if found is not None else []
+    if num_damaged:
+        lines = "1 line" if num_damaged == 1 else f"{num_damaged:,} lines"
+        logger.warning("%s: %s could not be read and %s left out", path, lines, "is" if num_damaged == 1 else "are")
+    return rows
 
 
 def _raw_lines(path: Path) -> Iterator[dict[str, Any]]:

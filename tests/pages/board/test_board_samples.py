@@ -11,7 +11,14 @@ import pytest
 
 from whet.pages.board.folders import folder_id
 from whet.pages.board.sample_index import SampleIndex
-from whet.pages.board.sample_search import SampleFinder, SampleQuery, numbers_of_group, place_in_step
+from whet.pages.board.sample_search import (
+    SampleFinder,
+    SampleQuery,
+    folded,
+    numbers_of_group,
+    place_in_step,
+    rewards_by_step,
+)
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board
 from whet.pages.board.token_lines import token_line
@@ -268,7 +275,8 @@ def test_hostile_text_is_text(tmp_path, text):
         pages += [board.get(f"{address}/samples/{each['place']}") for each in found["samples"]]
         pages.append(board.get(f"{address}/samples?search={urllib.parse.quote(text[:500])}"))
         for page in pages:
-            assert "document.title" not in page.replace("document.title=&#39;", "") and "<img" not in page
+            quoted = page.replace("document.title=&#39;", "").replace("document.title%3D%27", "")
+            assert "document.title" not in quoted and "<img" not in page
             assert "\x1b" not in page.replace(text, "") or text.startswith("x")
         shown = "".join(board.json(f"{address}/tokens?place={found['samples'][-1]['place']}")["pieces"])
         assert "\x1b" not in shown and "\u202e" not in shown
@@ -355,3 +363,30 @@ def test_links_lead_nowhere(tmp_path):
         assert "secret" not in board.get(f"{address}/review")
         assert board.post(f"{other}/review", {"id": "id0", "mark": "good"})[0] == 422
     assert secret.read_bytes() == before
+
+
+def test_samples_are_folded_by_prompt_and_one_prompt_is_followed_over_the_steps(tmp_path):
+    rows = [
+        line(1, "p", 0.0),
+        line(1, "p", 1.0),
+        line(1, "q", 0.5),
+        line(2, "p", 1.0),
+        line(3, "q", None),
+        line(4, "p", 1.0),
+    ]
+    where = written(tmp_path / "run", rows)
+    index = SampleIndex(tmp_path / "run" / "samples.jsonl")
+    index.refresh(5)
+    newest = SampleFinder(index).find(SampleQuery()).numbers
+    first, counts = folded(index, newest)
+    assert first.tolist() == [5, 4] and counts.tolist() == [4, 2], "of each prompt its newest sample"
+    of_p = SampleFinder(index).find(SampleQuery(prompt="p", sort="oldest")).numbers
+    assert rewards_by_step(index, of_p) == [(1, 0.5, 0.0, 1.0), (2, 1.0, 1.0, 1.0), (4, 1.0, 1.0, 1.0)]
+    assert rewards_by_step(index, newest[:2]) == [(4, 1.0, 1.0, 1.0)], "a sample without a reward is no point"
+    with board_over(tmp_path) as board:
+        page = board.get(f"{where}/samples?fold=prompt")
+        assert "6 samples of 2 prompts." in page and page.count('class="row"') == 2
+        assert "all 4 samples of this prompt" in page and f"{where}/samples?prompt=p&amp;sort=oldest" in page
+        followed = board.get(f"{where}/samples?prompt=p&sort=oldest")
+        assert "Reward of prompt p" in followed and followed.count('class="row"') == 4
+        assert "Reward of prompt q" not in board.get(f"{where}/samples?prompt=q"), "one step is no course"

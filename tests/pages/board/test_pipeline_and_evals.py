@@ -11,8 +11,9 @@ from tests.support.made_runs import make_comparison
 from whet.pages.board.folders import folder_id
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board
+from whet.pages.chart_svg import WIDE, chart_svg
 from whet.pages.pipeline_changes import MeasuredPolicy
-from whet.pages.pipeline_page import pipeline_html, write_pipeline_page
+from whet.pages.pipeline_page import pipeline_html, pipeline_values, write_pipeline_page
 from whet.pages.pipeline_summary import PipelineSummary, StageSummary, summary_from, summary_record
 
 HOSTILE = "<script>alert(1)</script>"
@@ -62,6 +63,31 @@ def test_the_board_draws_a_pipeline_like_its_own_page_with_links_to_its_runs(tmp
     assert f'<a href="/run/{run}">2. sft</a>' in page and "02-sft/run/report.html" not in page
     assert 'class="spec"' in page and HOSTILE not in page and "&lt;script&gt;alert(1)" in page
     assert '<tr class="todo"><th>4. later' in page and "finished" in page
+
+
+def test_axes_carry_the_names_of_stages_and_rounds():
+    def staged(*shares):
+        return tuple(
+            StageSummary(
+                f"eval-{at}",
+                "measure",
+                "",
+                1.0,
+                label=label,
+                metrics={"accuracy": share},
+                measures=("policy", at),
+                sets={"all": {"accuracy": (share, 0.0, 1.0)}},
+            )
+            for at, (label, share) in enumerate(shares)
+        )
+
+    by_round = pipeline_values(summary())["figure"]
+    assert by_round.spec["x"]["names"] == ["before", "round 1"] and ">round 1</text>" in chart_svg(by_round.spec, "a")
+    stages = staged(("base", 0.1), ("<b>sft", 0.5), ("a very long name of a stage", 0.9))
+    by_stage = pipeline_values(PipelineSummary("mine", "", "finished", stages, "", "", ()))["figure"]
+    drawn = chart_svg(by_stage.spec, "a", WIDE)
+    assert by_stage.spec["x"]["names"][0] == "base" and by_stage.note == ""
+    assert ">base</text>" in drawn and ">&lt;b&gt;sft</text>" in drawn and ">a very long nam…</text>" in drawn
 
 
 def test_a_pipeline_that_nobody_runs_any_more_is_interrupted(tmp_path):

@@ -187,7 +187,8 @@ const whet = (() => {
           {stroke: ink, font, ticks, grid: {stroke: rule, width: 1}, size: 28, space: 60,
             ...(spec.x.steps && !spec.x.log ? {incrs: whole()} : {}),
             ...(spec.x.log ? {grid: {stroke: rule, width: 1, filter: (plot, splits) => powers(splits)}} : {}),
-            values: (plot, splits) => splits.map(each => (each === null ? null : axisText(each, spec.x.percent)))},
+            ...(spec.x.names ? {space: Math.min(140, 7 * Math.max(...spec.x.names.map(name => name.length)) + 16)} : {}),
+            values: (plot, splits) => splits.map(each => (each === null ? null : named(spec.x, each)))},
           {stroke: ink, font, ticks, grid: {stroke: rule, width: 1}, size: 50, space: 34,
             ...(spec.y.log ? {filter: (plot, splits) => powers(splits), grid: {stroke: rule, width: 1, filter: (plot, splits) => powers(splits)}} : {}),
             values: (plot, splits) => splits.map(each => (each === null ? null : axisText(each, spec.y.percent)))},
@@ -279,7 +280,7 @@ const whet = (() => {
     values(place) {
       const {spec, data} = this, places = data.columns[0];
       const pointed = place !== null && place !== undefined && places[place] !== undefined;
-      this.where.textContent = pointed ? spec.x.label + ' ' + axisText(places[place], spec.x.percent) : '';
+      this.where.textContent = pointed ? spec.x.label + ' ' + named(spec.x, places[place]) : '';
       data.drawn.forEach((each, column) => {
         if (each.role !== 'line') return;
         // what was measured, also where a smoothed line is drawn
@@ -458,6 +459,13 @@ const whet = (() => {
     const size = Math.abs(value);
     if (size !== 0 && (size < 1e-3 || size >= 1e4)) return number(value);
     return trimmed(value.toFixed(4));
+  }
+
+  // a value of the horizontal axis: its name where it has one
+  function named(axis, value) {
+    if (!axis.names) return axisText(value, axis.percent);
+    const name = axis.names[value] || '';
+    return name.length > 18 ? name.slice(0, 17) + '…' : name;
   }
 
   function bounds(low, high, wanted, lines) {

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.pages.board.files import FileState, file_state
+from whet.pages.board.files import FileState, file_state, read_small
 from whet.pages.board.folders import FoundFolder
-from whet.pages.board.growing_log import last_lines, spaced_lines
+from whet.pages.board.growing_log import GrowingLog, last_lines, spaced_lines
 from whet.pages.board.reader import CONFIG, RunReader, parsed_line
 from whet.record.evaluations import best_remark
 from whet.record.health import recorded_finding
-from whet.record.log import METRICS, SAMPLES, SUMMARY
+from whet.record.log import METRICS, SAMPLES, SUMMARY, EvalRecord
+from whet.record.notes import NOTES, notes_from
 from whet.record.run import RunRecord
 from whet.record.run_folder import is_locked
 from whet.record.run_kinds import kind_of
@@ -28,8 +29,9 @@ from whet.record.text import metric_text, words
 from whet.types import StepReport
 
 SPARK = 16  # points of the small curve
+MOST_BETWEEN_EVALS, NEAR_BYTES = 200, 1 << 17  # lines and bytes at the end that are looked through for an evaluation
 NEAR_THE_END = 12  # lines that are looked through for the last step
-FILES = (SUMMARY, METRICS, SAMPLES, CONFIG)  # what a list is made from
+FILES = (SUMMARY, METRICS, SAMPLES, CONFIG, NOTES)  # what a list is made from
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class RunGlance:
     last: float | None = None  # the last value of the curve
     held_out: float | None = None  # the headline measurement, the newest
     seconds: float | None = None  # from its start to its end
+    tags: tuple[str, ...] = ()
+    note: str = ""
 
 
 Signature = tuple[FileState | None, ...]
@@ -130,14 +134,15 @@ def run_glance(found: FoundFolder) -> RunGlance:
     """Read what a list says of a run."""
     reader = RunReader(found.path)
     summary, remark = reader.summary()
-    settings = reader.settings()
+    settings, notes = reader.settings(), notes_from(read_small(found.path / NOTES, 1 << 20))
     last = _last_step(found.path / METRICS)
     steps = () if last is None else (last,)
     spaced = [parsed_line(text) for _, text in spaced_lines(found.path / METRICS, SPARK)]
     drawn = [*(each for each in spaced if isinstance(each, StepReport)), *steps]
     main = kind_of(steps).main[0]
     values = [value for each in drawn if (value := main.measure(each)) is not None and math.isfinite(value)]
-    gain = RunRecord(found.path, summary, "", steps, (), (), ()).gain()
+    evals = () if summary.get("after") else _outer_evals(found.path / METRICS)  # a run that ended has summed them up
+    gain = RunRecord(found.path, summary, "", steps, evals, (), ()).gain()
     started, finished = (float(summary.get(name) or 0) for name in ("started", "finished"))
     states = [file_state(found.path / name) for name in (METRICS, SAMPLES)]
     return RunGlance(
@@ -163,6 +168,8 @@ def run_glance(found: FoundFolder) -> RunGlance:
         last=values[-1] if values else None,
         held_out=None if gain is None else gain[1] if gain[2] is None else gain[2],
         seconds=finished - started if finished >= started > 0 else None,
+        tags=notes.tags,
+        note=notes.note,
     )
 
 
@@ -172,6 +179,15 @@ def _last_step(path: Path) -> StepReport | None:
         if isinstance(line, StepReport):
             return line
     return None
+
+
+def _outer_evals(path: Path) -> tuple[EvalRecord, ...]:
+    """The evaluation before the first step and the newest one, where they are near the ends of the log."""
+    ends = [*GrowingLog(path).read(NEAR_BYTES).lines[:2], *last_lines(path, MOST_BETWEEN_EVALS, NEAR_BYTES)]
+    lines = [parsed_line(text) for text in dict(line for line in ends if b'"eval": ' in line[1]).values()]
+    evals = [line for line in lines if isinstance(line, EvalRecord)]
+    own = [line for line in evals if line.name == evals[0].name]
+    return tuple(own[:1] + own[1:][-1:])
 
 
 def _setting(settings: dict[str, Any], section: str, name: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from whet.pages.board.access import SANDBOX_POLICY
 from whet.pages.board.files import file_state, read_small
+from whet.pages.board.folder_page import noted_values
 from whet.pages.board.folders import PIPELINE, RUN, FoundFolder
 from whet.pages.board.reader import RunView
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
@@ -51,6 +52,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
                 "above": _above(board, run),
                 "reading": not view.is_complete,
                 "remarks": view.remarks,
+                "notes": noted_values(run.path),
                 "has_samples": file_state(run.path / SAMPLES) is not None,
                 "has_report": file_state(run.path / REPORT) is not None,
             },

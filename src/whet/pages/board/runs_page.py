@@ -52,6 +52,7 @@ GROUPS: dict[str, Callable[[RunGlance], str]] = {
     "model": lambda run: run.model,
     "data": lambda run: run.data,
     "status": lambda run: run.status,
+    "tags": lambda run: ", ".join(run.tags),
     "nothing": lambda run: "",
 }
 
@@ -91,6 +92,13 @@ class ListQuery:
             wanted = other if self.sort == first else first
             heads.append({"name": name, "title": column.title, "order": order, "address": self.address(sort=wanted)})
         return heads
+
+    def orders(self) -> list[tuple[str, str]]:
+        """Orders to choose from where there are no heads: each column's own, and the one that is shown."""
+        own = [(f"-{name}" if column.falls else name, column.title) for name, column in COLUMNS.items()]
+        if self.sort not in dict(own):
+            own.append((self.sort, f"{COLUMNS[self.sort.removeprefix('-')].title}, reversed"))
+        return [("" if sort == NEWEST else sort, title) for sort, title in own]
 
 
 def shown_at_first() -> tuple[str, ...]:
@@ -192,7 +200,9 @@ def ordered_runs(runs: Iterable[RunGlance], query: ListQuery) -> list[RunGlance]
 
 def searched(run: RunGlance) -> str:
     """The text that a search looks through."""
-    return " ".join((run.place, run.method, run.model, run.data, run.status, *run.problems)).lower()
+    return " ".join(
+        (run.place, run.method, run.model, run.data, run.status, *run.problems, *run.tags, run.note)
+    ).lower()
 
 
 def grouped(runs: Sequence[RunGlance], group: Callable[[RunGlance], str]) -> list[dict[str, Any]]:

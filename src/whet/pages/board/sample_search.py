@@ -183,6 +183,25 @@ def _order(sort: str, columns: Mapping[str, NDArray[Any]], numbers: NDArray[np.i
     return np.arange(len(numbers))[::-1]
 
 
+def folded(index: SampleIndex, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each prompt the first of these samples, in their order, and how many of them the prompt has."""
+    prompts = np.array(index.columns()["prompt"])[numbers]
+    _, first, counts = np.unique(prompts, return_index=True, return_counts=True)
+    order = np.argsort(first, kind="stable")
+    return numbers[first[order]], counts[order]
+
+
+def rewards_by_step(index: SampleIndex, numbers: NDArray[np.int64]) -> list[tuple[int, float, float, float]]:
+    """(step, mean, lowest, highest reward) of these samples; steps without a reward are left out."""
+    columns = index.columns()
+    steps, rewards = np.array(columns["step"])[numbers], np.array(columns["reward"])[numbers]
+    rows = []
+    for step in np.unique(steps[~np.isnan(rewards)]).tolist():
+        of_step = rewards[(steps == step) & ~np.isnan(rewards)]
+        rows.append((step, float(of_step.mean()), float(of_step.min()), float(of_step.max())))
+    return rows
+
+
 def numbers_of_group(index: SampleIndex, number: int) -> list[int]:
     """The samples of the same prompt in the same step: its group, as far as it was recorded."""
     columns = index.columns()

@@ -17,13 +17,16 @@ from whet.pages.board.sample_search import (
     FoundSamples,
     SampleFinder,
     SampleQuery,
+    folded,
     numbers_of_group,
     place_in_step,
+    rewards_by_step,
 )
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.token_lines import token_line, token_values
 from whet.pages.board.visible_text import visible
-from whet.pages.render import TextCard
+from whet.pages.chart_specs import chart, fits_unit, line
+from whet.pages.render import Figure, TextCard
 from whet.pages.run_report import sample_card
 from whet.record.log import TOKENS
 from whet.record.text import number
@@ -35,7 +38,7 @@ LONG_SECONDS = 3.0
 SNIPPET, LONGEST_TEXT = 280, 20_000  # characters of a text in the list, and beside its group
 MOST_SIBLINGS = 64
 MOST_SEARCHED = 500  # characters of a text to look for
-FIELDS = ("search", "from", "to", "low", "high", "part", "stop", "prompt", "sort")
+FIELDS = ("search", "from", "to", "low", "high", "part", "stop", "prompt", "sort", "fold")
 KINDS = {
     "advantage": "advantage",
     "weight": "weight in the update",
@@ -59,11 +62,17 @@ def add_routes(app: BoardApp, board: Board) -> None:
 
     def page(request: BoardRequest) -> BoardResponse:
         run, index, query, found = asked(request)
-        pages = max(1, math.ceil(len(found.numbers) / PER_PAGE))
+        is_folded = request.query.get("fold") == "prompt"
+        numbers, counts = folded(index, found.numbers) if is_folded else (found.numbers, None)
+        pages = max(1, math.ceil(len(numbers) / PER_PAGE))
         at = min(request.number("page", 1, 1, 10**9), pages)
         kept = {name: request.query[name] for name in FIELDS if request.query.get(name)}
         is_newest = not kept and at == 1 and not index.is_complete  # the newest are known before the rest is read
-        rows = index.newest(PER_PAGE) if is_newest else _page_rows(index, found, at, PER_PAGE)
+        rows = index.newest(PER_PAGE) if is_newest else _page_rows(index, numbers, at, PER_PAGE)
+        shown = [_listed(run.id, place, line) for place, line in rows]
+        if counts is not None:
+            for row, count in zip(shown, counts[(at - 1) * PER_PAGE :].tolist(), strict=False):
+                row["count"] = count
 
         def address(where: int) -> str:
             return f"/run/{run.id}/samples?{urlencode({**kept, 'page': where})}"
@@ -73,9 +82,10 @@ def add_routes(app: BoardApp, board: Board) -> None:
             title=f"Samples of {visible(run.name)}",
             run=run.id,
             tab="samples",
-            verdict=_said(index, found),
+            verdict=_said(index, found, len(numbers) if is_folded else 0),
             unread=not index.is_complete or not found.is_complete,
-            rows=[_listed(run.id, place, line) for place, line in rows],
+            rows=shown,
+            figure=prompt_figure(index, found, query.prompt) if query.prompt else None,
             query={name: request.query.get(name, "") for name in FIELDS},
             is_filtered=bool(kept),
             sorts=SORTS,
@@ -99,7 +109,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
                 "is_complete": index.is_complete and found.is_complete,
                 "damaged": index.num_damaged,
                 "page": at,
-                "samples": [{"place": place, **line} for place, line in _page_rows(index, found, at, size)],
+                "samples": [{"place": place, **line} for place, line in _page_rows(index, found.numbers, at, size)],
             }
         )
 
@@ -126,6 +136,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
                 {**_listed(run.id, each, other), "is_this": each == place, "text": _text(other.get("completion"))}
                 for each, other in siblings
             ],
+            follow=_followed(run.id, line),
             earlier=_neighbour(run.id, index, number_ - 1),
             later=_neighbour(run.id, index, number_ + 1),
         )
@@ -168,17 +179,29 @@ def sample_query(request: BoardRequest) -> SampleQuery:
     )
 
 
-def _page_rows(index: SampleIndex, found: FoundSamples, at: int, size: int) -> list[tuple[int, dict[str, Any]]]:
-    numbers = found.numbers[(at - 1) * size : at * size].tolist()
-    return index.lines([index.sample(each).place for each in numbers])
+def prompt_figure(index: SampleIndex, found: FoundSamples, prompt: str) -> Figure | None:
+    """What a prompt was rewarded with, step by step; None where it was recorded in one step alone."""
+    rows = rewards_by_step(index, found.numbers)
+    if len(rows) < 2:
+        return None
+    edges = {"low": [low for *_, low, _ in rows], "high": [high for *_, high in rows]}
+    drawn = line("reward", [(float(step), mean) for step, mean, *_ in rows], marked=True, **edges)
+    spec = chart([drawn], unit=fits_unit([*edges["low"], *edges["high"]]), smooth=False, named=True, height=220)
+    title = f"Reward of prompt {visible(prompt)[:80]}"
+    return Figure(title, "mean and range of its recorded samples", spec, is_wide=True)
 
 
-def _said(index: SampleIndex, found: FoundSamples) -> str:
-    """How many there are, and what was not looked at yet."""
+def _page_rows(index: SampleIndex, numbers: Any, at: int, size: int) -> list[tuple[int, dict[str, Any]]]:
+    return index.lines([index.sample(each).place for each in numbers[(at - 1) * size : at * size].tolist()])
+
+
+def _said(index: SampleIndex, found: FoundSamples, num_prompts: int) -> str:
+    """How many there are, of how many prompts where they are folded, and what was not looked at yet."""
     count, total = len(found.numbers), found.total
     if not total:
         return "This run has recorded no samples: report.samples_per_step is 0, nothing is sampled, or no step is done."
-    said = f"{count:,} of {total:,} samples." if count != total else f"{total:,} samples."
+    said = f"{count:,} of {total:,} samples" if count != total else f"{total:,} samples"
+    said += f" of {num_prompts:,} prompts." if num_prompts else "."
     if not found.is_complete:
         said += f" {found.looked_through:,} of {found.to_look_through:,} were searched so far; the page goes on."
     if not index.is_complete:
@@ -216,6 +239,8 @@ def _listed(run: str, place: int, line: Mapping[str, Any]) -> dict[str, Any]:
     card = visible_card(line)
     return {
         "address": f"/run/{run}/samples/{place}",
+        "follow": _followed(run, line),
+        "count": 0,
         "step": line["step"],
         "reward": card.reward,
         "chips": card.chips,
@@ -225,6 +250,14 @@ def _listed(run: str, place: int, line: Mapping[str, Any]) -> dict[str, Any]:
         "turns": len(card.turns),
         "errors": sum(len(turn.errors) for turn in card.turns),
     }
+
+
+def _followed(run: str, line: Mapping[str, Any]) -> str:
+    """The address of all samples of a prompt, from the first step on; none where no address can hold its id."""
+    prompt = str(line.get("prompt_id", ""))
+    if not prompt or len(prompt) > MOST_SEARCHED or not prompt.isprintable():
+        return ""
+    return f"/run/{run}/samples?{urlencode({'prompt': prompt, 'sort': 'oldest'})}"
 
 
 def _text(value: Any) -> str:

@@ -11,6 +11,7 @@ from whet.pages.board import (
     compare_page,
     comparisons_page,
     evals_page,
+    folder_page,
     lab,
     pipeline_page,
     review_page,
@@ -33,6 +34,7 @@ FAMILIES = (
     lab,
     samples_page,
     review_page,
+    folder_page,
 )
 
 

@@ -314,7 +314,8 @@ class Board:
         others = [folder for folder in self.look().values() if folder.kind != RUN]
         self._glances.read(NOTICE_SECONDS)
         states: dict[str, dict[str, Any]] = {
-            run.id: {"status": run.status, "step": run.step, "size": run.size} for run in self._glances.known()
+            run.id: {"status": run.status, "step": run.step, "size": run.size, "tags": run.tags, "note": run.note[:80]}
+            for run in self._glances.known()
         }
         for folder in others:
             changed = file_state(folder.path / CHANGING.get(folder.kind, SIGNS[folder.kind]))

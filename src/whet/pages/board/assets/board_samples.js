@@ -1,6 +1,7 @@
 // The list reads on while the board is still searching; one sample has its tokens coloured by a value of each.
 (() => {
   'use strict';
+  whet.upgrade();
   const filters = document.querySelector('.filters');
   if (filters) {
     // empty fields stay out of the address

@@ -37,7 +37,7 @@
   function ask() {
     const query = new URLSearchParams(location.search), boxes = [...form.querySelectorAll('[data-column]')];
     query.delete('page');
-    for (const name of ['search', 'status', 'group']) query.set(name, form.elements[name].value.trim());
+    for (const name of ['search', 'status', 'group', 'sort']) query.set(name, form.elements[name].value.trim());
     const usual = boxes.every(box => box.checked === ('usual' in box.dataset));
     query.set('columns', usual ? '' : boxes.filter(box => box.checked).map(box => box.dataset.column).join(','));
     for (const [name, value] of [...query]) if (!value) query.delete(name);
