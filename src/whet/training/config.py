@@ -457,7 +457,7 @@ def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> E
     settings = _given((shared, wanted))
     model = settings.get("model")
     named = model.get("name") if isinstance(model, Mapping) else None
-    sampling = PolicyConfig.small_run["sampling"] if named and is_small(str(named)) else {}
+    sampling = PolicyConfig.small_run["sampling"] if is_small(str(named or ModelSection().name)) else {}
     return validated(EvaluationConfig, merged(merged({"sampling": sampling}, env_defaults(settings)), settings))
 
 
