@@ -63,7 +63,9 @@ def test_a_policy_learns_at_one_rate_whatever_the_width_of_a_real_model(tmp_path
     assert [rate("grpo", model) for model in (wide, half_billion, "smollm2")] == [1e-6] * 3
     assert [rate("ppo", model, lora=16) for model in (wide, half_billion)] == [pytest.approx(1e-5)] * 2
     assert rate("grpo", folder_of(tmp_path / "toy", hidden_size=64)) == 6e-5  # narrower than the built-in model
-    assert "docs/defaults.md" in rate_reasons(resolved("grpo", {"model": {"name": "smollm2"}}))["optimizer.learning_rate"]
+    assert (
+        "docs/defaults.md" in rate_reasons(resolved("grpo", {"model": {"name": "smollm2"}}))["optimizer.learning_rate"]
+    )
 
 
 def test_a_policy_warms_up_on_a_real_model():
