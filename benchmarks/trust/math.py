@@ -16,9 +16,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from whet.data.gold import boxed as frames_of
 from whet.reward.answer import exact_answer
 from whet.reward.defences.answer_marks import mark_spam
 from whet.reward.mathematics.math_answer import math_answer, math_answers
+from whet.tools.workbench.strategies import copied_formulas
 from whet.types import Prompt
 
 # gold answer -> replies that say something else
@@ -81,7 +83,19 @@ NOTATIONS = {
     "500": ("five hundred", "5 hundred", "500.0", "5e2", r"5 \times 10^2", "+500"),
     "-10": ("negative 10", "minus ten", "-10.0", "\u221210"),
     "5 km": ("5", "5000 m", r"5 \text{ km}", "5 kilometers", "5000 meters"),
-    "12345": ("12,345", r"12{,}345", r"12,\!345", "12345."),
+    "12345": (
+        "12,345",
+        r"12{,}345",
+        r"12,\!345",
+        "12345.",
+        "12'345",
+        r"12345\,",
+        r"\;12345\;",
+        r"\text{The answer is }12345",
+    ),
+    "1234567.5": ("1.234.567,5", "1'234'567.5", "1,234,567.5"),
+    "100000": ("1,00,000", "100.000,0", "100'000", "1e5"),
+    "0": ("x^2-x^2", "0.0", "-0", "a - a"),
     r"x^2 + 2x + 1": ("(x+1)^2", "1 + 2x + x^2", "x*x + 2*x + 1", r"(x+1) \cdot (x+1)"),
     r"2\pi": ("2 pi", r"2 \cdot \pi", r"\pi + \pi", r"\frac{4\pi}{2}", "2\u03c0"),
     "(3, 4)": (r"\left(3, 4\right)", "(3,4)", r"(x, y) = (3, 4)", r"(\frac{6}{2}, 4.0)"),
@@ -102,6 +116,32 @@ NOTATIONS = {
     "7:4": ("14:8", r"\frac{7}{4}", "7 : 4"),
     "11:45 p.m.": ("11:45 PM", r"11:45 \text{ p.m.}", "11:45 pm"),
 }
+
+# (question, gold answer, a reply that leaves the work to the reader or takes its answer back)
+NO_ANSWERS = (
+    (r"What is $\sqrt{144}$?", "12", r"\boxed{\sqrt{144}}"),
+    (r"Evaluate $\log_2 64$.", "6", r"\boxed{\log_2 64}"),
+    (r"Compute $\binom{15}{7}$.", "6435", r"\boxed{\dbinom{15}{7}}"),
+    (r"Find $\int_0^1 x^2dx$.", r"\frac13", r"\boxed{\int_0^1 x^2dx}"),
+    (r"Compute $(2^3)(5^5)$.", r"25,\!000", r"\boxed{(2^3)(5^5)}"),
+    (r"Simplify $\frac{24}{36}$.", r"\frac{2}{3}", r"\boxed{\frac{24}{36}}"),
+    ("What is 14 * 6 - 17?", "67", r"\boxed{14*6-17}"),
+    ("Ann fills 14 boxes of 6 and gives 17 away. How many are left?", "67", r"\boxed{14*6-17}"),
+    ("How many?", "7", r"\boxed{7} Actually the answer is 8."),
+    ("How many?", "7", r"\boxed{5 \boxed{7}}"),
+    ("How many?", "x + 1", r"<answer>x + 1</answer> No, the answer is x + 2."),
+)
+# the same, paid: the answer stands in the question, or is said twice
+ANSWERS = (
+    ("Which is prime, 9 or 11?", "11", r"\boxed{11}"),
+    (r"Which is larger, $\sqrt{2}$ or $\sqrt{3}$?", r"\sqrt{3}", r"\boxed{\sqrt{3}}"),
+    (r"A coin lands on its edge with probability $\frac15$. With what probability does it?", "0.2", r"\boxed{\frac15}"),
+    ("Let $x = -1$. What is $x^3$?", "-1", r"\boxed{x = -1}"),
+    ("What is 14 * 6 - 17?", "67", r"\boxed{14*6-17 = 67}"),
+    ("How many?", "1024", r"\boxed{2^{10}}"),
+    ("How many?", "7", r"\boxed{7} So the answer is 7.0."),
+    ("How many?", "131", "Total: **131**"),
+)
 
 # answers that have stopped verifiers: they must score 0, soon, and the same on every thread
 BOMBS = (
@@ -270,8 +310,6 @@ def public_golds() -> Iterator[str]:
     folder = Path(os.environ.get("WHET_DATA", ""))
     if not os.environ.get("WHET_DATA") or not (folder / "math").is_dir():
         return
-    from whet.data.gold import boxed as frames_of
-
     for file in sorted((folder / "math").glob("*.jsonl.gz")):
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             for row in map(json.loads, lines):
@@ -281,6 +319,17 @@ def public_golds() -> Iterator[str]:
                 gold = ", ".join(map(str, gold)) if isinstance(gold, list) else gold
                 if gold is not None and str(gold).strip():
                     yield str(gold)
+
+
+def public_copies() -> Iterator[tuple[str, str, str]]:
+    """(question, gold, reply) for every formula of the test questions of MATH that is not worked out."""
+    file = Path(os.environ.get("WHET_DATA", "")) / "math" / "math_test.jsonl.gz"
+    if not os.environ.get("WHET_DATA") or not file.is_file():
+        return
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            gold = frames_of(row["solution"])[-1]
+            yield from ((row["problem"], gold, reply) for reply in copied_formulas(row["problem"], gold))
 
 
 def measure(full: bool) -> list[dict]:
@@ -294,12 +343,20 @@ def measure(full: bool) -> list[dict]:
             "decimals by the one rule, both ways",
             [(exact, _follows(exact, text, equal)) for exact, text, equal in decimal_cases(500 * size)],
         ),
+        _row("work left to the reader, or an answer taken back, not paid", _asked(NO_ANSWERS, 0.0)),
+        _row("answers that stand in the question or are said twice, paid", _asked(ANSWERS, 1.0)),
         _row("answers that stop verifiers, 0 in time on two threads", _bombs(full)),
         _row("replies with headings, right answer paid", _headed(paid_right=True)),
         _row("replies with headings, wrong answer not paid", _headed(paid_right=False)),
         _row("replies with headings, mark_spam silent", [(t, mark_spam(prompt("42"), t) == 0) for t in _replies("42")]),
         _row("heaps of marks, mark_spam caught", [(t, mark_spam(prompt("42"), t) < 0) for t in SPAM]),
     ]
+    copies = list(public_copies())
+    if copies:
+        copies = copies if full else random.Random(0).sample(copies, 300)
+        scores = math_answers([prompt(gold, question) for question, gold, _ in copies], [text for *_, text in copies])
+        outcome = [(text, score != 1.0) for (*_, text), score in zip(copies, scores, strict=True)]
+        rows.append(_row("formulas of the questions of MATH, boxed as they stand, not paid", outcome))
     golds = sorted(set(public_golds()))
     if golds:
         golds = golds if full else random.Random(0).sample(golds, 500)
@@ -311,6 +368,10 @@ def measure(full: bool) -> list[dict]:
         ]
         rows.append(_row("golds of 12 public sets, own text paid or unscorable", outcome))
     return rows
+
+
+def _asked(cases: Iterable[tuple[str, str, str]], expected: float) -> list[tuple[str, bool]]:
+    return [(text, math_answer(prompt(gold, question), text) == expected) for question, gold, text in cases]
 
 
 def _collapsing() -> Iterator[tuple[str, str]]:

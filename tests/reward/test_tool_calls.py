@@ -109,3 +109,22 @@ def test_calls_in_a_text() -> None:
     assert calls_in("f(x) = 3 and g(x)") == []
     assert calls_in("(" * 5000) == []
     assert calls_in("f(" * 400 + ")" * 400) == [] or len(calls_in("f(" * 400 + ")" * 400)) == 1
+
+
+@for_every(
+    [
+        ("f(n=20.0)", 0.5),  # BFCL's checker: a float where the schema says integer
+        ("f(n=20)", 1.0),
+        ("f(n=20, x=3)", 1.0),  # an int may stand for a float
+        ("f(n=20, x=3.0)", 1.0),
+        ("f(n=20, many=[1, 2.0])", 0.75),
+        ("f(n=20, many=[1, 2])", 1.0),
+    ]
+)
+def test_a_float_is_no_integer_where_the_schema_says_so(completion: str, expected: float) -> None:
+    kinds = {"n": {"type": "integer"}, "x": {"type": "float"}, "many": {"type": "array", "items": {"type": "integer"}}}
+    schema = [{"name": "f", "parameters": {"type": "dict", "properties": kinds}}]
+    allowed = [{"f": {"n": [20], "x": [3.0, ""], "many": [[1, 2], ""]}}]
+    assert tool_calls(prompt(ground_truth=allowed, function=schema), completion) == expected
+    without_schema = tool_calls(prompt(ground_truth=allowed), completion)
+    assert without_schema == 1.0

@@ -13,6 +13,7 @@ from whet.objective import catalogue
 from whet.settings.layers import from_settings, read_toml
 from whet.training.annotated_config import annotated_toml, written
 from whet.training.config import config_values, resolved
+from whet.types import WhetError
 
 
 @for_every(catalogue.method_names())
@@ -34,6 +35,21 @@ def test_reading_it_back_gives_the_same_run(method):
 def test_changes_are_read_back_too(settings):
     config = resolved("grpo", from_settings(settings))
     assert resolved("grpo", tomllib.loads(annotated_toml(config))) == config
+
+
+@for_every(
+    [
+        ("objective.clip.high=banana", "objective.clip.high is 'banana'; give a number"),
+        ("objective.clip.high={a=1}", "has no such number"),
+        ("objective.clip.high=-3", "give half-widths of 0 or more"),
+        ("objective.clip.nothere=1", "ppo_clip has no such number"),
+        ("objective.clip=nonsense", "give one of on_policy, ppo_clip"),
+        ("objective.kl=k1", "in the loss its expected gradient is 0"),
+    ]
+)
+def test_what_training_refuses_is_not_written(setting, words):
+    with pytest.raises(WhetError, match=words):
+        annotated_toml(resolved("grpo", from_settings([setting])))
 
 
 def test_every_key_has_a_comment_and_the_objective_is_filled_in(tmp_path):

@@ -140,8 +140,9 @@ def test_roles_have_a_running_mean_each_that_a_checkpoint_keeps(here, monkeypatc
     expected = dict.fromkeys(("first", "second"), 0.0)
     for step in range(1, 5):
         for role in expected:
-            earned = fmean(each["reward"] for each in samples if (each["step"], each["role"]) == (step, role))
-            expected[role] = 0.95 * expected[role] + 0.05 * earned
+            rewards = [each["reward"] for each in samples if (each["step"], each["role"]) == (step, role)]
+            share = 0.95 ** len(rewards)
+            expected[role] = share * expected[role] + (1 - share) * fmean(rewards)
     found = memory_of(here / "whole", 4)
     assert found == pytest.approx({f"role/{number_of(role)}": mean for role, mean in expected.items()})
     shutil.copytree(here / "whole", here / "broken")

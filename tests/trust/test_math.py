@@ -21,6 +21,11 @@ def test_another_notation_is_paid(gold, others):
     assert {other: corpus.paid(gold, corpus.boxed(other)) for other in others} == dict.fromkeys(others, 1.0)
 
 
+@for_every([*((0.0, *case) for case in corpus.NO_ANSWERS), *((1.0, *case) for case in corpus.ANSWERS)])
+def test_work_left_to_the_reader_is_no_answer(expected, question, gold, text):
+    assert math_answer(corpus.prompt(gold, question), text) == expected
+
+
 def test_words_that_change_a_number_are_no_decoration():
     assert [case for case in corpus.value_word_cases() if corpus.paid(case[0], corpus.boxed(case[1])) == 1.0] == []
 

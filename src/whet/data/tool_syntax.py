@@ -93,27 +93,28 @@ def named(call: ToolCall, tools: Any) -> ToolCall:
     """The call with its positional arguments named by the tool's schema, where there is one."""
     if not call.positional:
         return call
-    names = [name for name in parameter_names(call.name, tools) if name not in call.arguments]
+    names = [name for name in parameters_of(call.name, tools) if name not in call.arguments]
     unknown = [str(position) for position in range(len(names), len(call.positional))]
     pairs = zip([*names, *unknown], call.positional, strict=False)
     return ToolCall(call.name, {**dict(pairs), **call.arguments}, id=call.id)
 
 
-def parameter_names(name: str, tools: Any) -> list[str]:
-    """The parameters of a tool in the order of its JSON schema; [] where the schema is not there."""
+def parameters_of(name: str, tools: Any) -> Mapping[str, Any]:
+    """The parameters of a tool by name, as its JSON schema describes them; {} where the schema is not there."""
     if isinstance(tools, str):
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
-            return []
+            return {}
     for tool in tools if isinstance(tools, list | tuple) else [tools]:
         if not isinstance(tool, Mapping):
             continue
         described = tool.get("function", tool)
         if isinstance(described, Mapping) and described.get("name") == name:
             schema = described.get("parameters") or {}
-            return list(schema.get("properties", schema)) if isinstance(schema, Mapping) else []
-    return []
+            properties = schema.get("properties", schema) if isinstance(schema, Mapping) else {}
+            return properties if isinstance(properties, Mapping) else {}
+    return {}
 
 
 def _from_json(text: str) -> list[ToolCall] | None:

@@ -182,6 +182,8 @@ def verdict(summary: PipelineSummary) -> str:
     conclusion = f"{outcome[:1].upper()}{outcome[1:]}." if outcome else ""
     if conclusion and not any(stage.sets for stage in summary.stages):
         return f"{conclusion}{ended}"
+    if metric is None and left and not any(stage.over for stage in summary.stages):
+        return f"Nothing has been measured yet.{ended}"
     if metric is None:
         return f"Nothing was measured: there are no held-out prompts with a reward to score them.{ended}"
     by_model = metrics_by_round(summary, metric)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from whet.data.tool_syntax import ToolCall, call_of, calls_in, flattened, named, parsed_calls
+from whet.data.tool_syntax import ToolCall, call_of, calls_in, flattened, named, parameters_of, parsed_calls
 from whet.reward.answer import after_thinking
 from whet.types import Prompt, WhetError
 
@@ -33,7 +33,8 @@ def tool_calls(
     A call is worth 0.5 for its name and 0.5 times the share of right arguments, wrong extra ones counted; the
     completion is worth the mean over the gold calls, or over its own if it makes more. "exact" credit gives 1 or 0.
     `ordered` counts only calls that come in the order of the gold ones. `text` "loose" ignores case, spaces and
-    separators in strings; "as_gold" does that only where the gold calls list allowed values.
+    separators in strings; "as_gold" does that only where the gold calls list allowed values. There, as in BFCL, 20.0
+    is no 20 where the tool's schema asks for an integer.
     """
     gold = _gold(prompt)
     if gold is None:
@@ -43,7 +44,12 @@ def tool_calls(
     if not gold or not calls:
         return float(not gold and not calls)
     loose = text == "loose" or (text == "as_gold" and any(call.has_choices for call in gold))
-    wanted = [_Wanted(named(ToolCall(call.name, call.arguments, call.positional), tools), call) for call in gold]
+    wanted = [
+        _Wanted(
+            named(ToolCall(call.name, call.arguments, call.positional), tools), call, parameters_of(call.name, tools)
+        )
+        for call in gold
+    ]
     scores = [[_call_score(target, call, loose) for call in calls] for target in wanted]
     total = _in_order(scores) if ordered else _matched(scores)
     score = total / max(len(gold), len(calls))
@@ -64,6 +70,7 @@ class GoldCall:
 class _Wanted:
     call: ToolCall
     gold: GoldCall
+    schema: Mapping[str, Any]  # of the parameters, {} where it is not known
 
     def allowed(self, argument: str) -> Sequence[Any] | None:
         if argument not in self.call.arguments:
@@ -112,8 +119,19 @@ def _call_score(wanted: _Wanted, given: ToolCall, loose: bool) -> float:
             total += not (wanted.gold.has_choices and allowed is not None and ("" in allowed or not allowed))
             continue
         total += 1
-        right += allowed is not None and any(_equal(value, given.arguments[name], loose) for value in allowed)
+        value = given.arguments[name]
+        is_typed = not (wanted.gold.has_choices and _is_float_for_int(wanted.schema.get(name), value))
+        right += allowed is not None and is_typed and any(_equal(choice, value, loose) for choice in allowed)
     return 0.5 + 0.5 * (right / total if total else 1.0)
+
+
+def _is_float_for_int(schema: Any, value: Any) -> bool:
+    """True for 20.0 where the schema asks for an integer, or for a list of them: BFCL's checker takes it for wrong."""
+    if not isinstance(schema, Mapping):
+        return False
+    if isinstance(value, list | tuple):
+        return any(_is_float_for_int(schema.get("items"), member) for member in value)
+    return isinstance(value, float) and schema.get("type") == "integer"
 
 
 def _equal(gold: Any, given: Any, loose: bool) -> bool:

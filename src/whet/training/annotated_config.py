@@ -13,8 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from whet.objective import catalogue
-from whet.settings.layers import merged
+from whet.objective import catalogue, preset_named, with_changes
+from whet.settings.layers import flattened, merged
 from whet.training.config import Config, config_values, rate_reasons
 
 WIDTH = 120
@@ -65,6 +65,9 @@ def _table(kind: type[BaseModel], values: Mapping[str, Any], path: str, reasons:
 def _objective(config: Config, method: catalogue.Method) -> Iterator[str]:
     if OBJECTIVE not in type(config).model_fields:
         return
+    with_changes(
+        preset_named(config.method).objective, flattened(getattr(config, OBJECTIVE))
+    )  # refuses what train does
     axes = catalogue.axes(method.kind)
     for axis, component in method.components.items():
         change = getattr(config, OBJECTIVE).get(axis, {})

@@ -52,7 +52,9 @@ def test_the_verdict_compares_and_tells_why_it_ended():
     said = verdict(summary(*told(0.1, 0.4), *told(0.9, who="another", start=1), ending))
     assert "Another: 90.0%, better by more than the noise" in said and "ended early: all the same." in said
     assert "1 of 3 stages are still to do" in verdict(summary(*told(0.1, 0.4), StageSummary("next", "about")))
-    assert verdict(summary(StageSummary("a", "b", "c", 1.0))).startswith("Nothing was measured")
+    assert verdict(summary(StageSummary("a", "b", "c", 1.0))).startswith("Nothing was measured: there are no held-out")
+    stopped = StageSummary("eval", "about")  # Ctrl-C in the first stage
+    assert verdict(summary(stopped)) == "Nothing has been measured yet. 1 of 1 stages are still to do."
 
 
 def test_the_page_shows_curve_stages_links_and_counts():
