@@ -282,7 +282,7 @@ def _stacked(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[Cha
 
 def held_out_lines(evals: Sequence[EvalRecord], metric: str, size: int = 0) -> list[ChartSeries]:
     """A line per eval set: the metric at the steps at which it was measured."""
-    lines = []
+    lines: list[ChartSeries] = []
     for name in dict.fromkeys(evaluation.name for evaluation in evals):
         evaluations = measured_by([evaluation for evaluation in evals if evaluation.name == name], metric, size)
         label = words(metric) if name in ("eval", "held_out") else f"{name} {words(metric)}"
