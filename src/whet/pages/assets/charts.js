@@ -2,7 +2,7 @@
 // Text reaches the page through textContent alone.
 const whet = (() => {
   'use strict';
-  const NUM_TONES = 8, HEIGHT = 220, MARGIN = 0.06;
+  const NUM_TONES = 8, HEIGHT = 220, MARGIN = 0.06, COSTS = ['tokens', 'seconds', 'minutes', 'hours'];
   const charts = new Set();
   let weight = 0, across = 'step', logarithmic = false;
 
@@ -280,7 +280,8 @@ const whet = (() => {
     values(place) {
       const {spec, data} = this, places = data.columns[0];
       const pointed = place !== null && place !== undefined && places[place] !== undefined;
-      this.where.textContent = pointed ? spec.x.label + ' ' + named(spec.x, places[place]) : '';
+      this.where.textContent = pointed ? spec.x.label + ' ' + named(spec.x, places[place])
+        : COSTS.includes(spec.x.label) ? 'by ' + spec.x.label : '';
       data.drawn.forEach((each, column) => {
         if (each.role !== 'line') return;
         // what was measured, also where a smoothed line is drawn
