@@ -178,6 +178,7 @@ const whet = (() => {
       const lines = (spec.lines || []).filter(line => Number.isFinite(line.y)).map(line => line.y);
       return {
         width: Math.max(this.box.clientWidth, 120), height: spec.height, pxAlign: 0, legend: {show: false},
+        ...(spec.x.names ? {padding: [null, Math.min(56, 3.4 * named(spec.x, spec.x.names.length - 1).length), null, null]} : {}),
         cursor: {drag: {x: true, y: false}, points: {size: 7}, focus: {prox: 24}},
         scales: {
           x: spec.x.log ? {time: false, distr: 3, range: (plot, low, high) => [low, high]} : {time: false},
