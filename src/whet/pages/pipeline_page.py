@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.pages.chart_specs import Point, chart, fits_unit, line
+from whet.pages.chart_specs import chart, fits_unit, line
 from whet.pages.pipeline_changes import ALL, MOST_LOST, branched, fallen, lost_prompts, side_by_side
 from whet.pages.pipeline_summary import (
     PipelineSummary,
@@ -23,6 +23,7 @@ from whet.pages.render import Figure, PageTable, Tile, render_live, write_page
 from whet.record.text import ABSENT, duration, metric_text, quantity, words
 
 PAGE, RECORD = "pipeline.html", "pipeline.json"
+MeasuredPoint = tuple[float, float, float | None, float | None]  # place across, value, low, high
 HALF = 0.5  # shares that stay below are drawn on an axis of their own, not on 0 to 1
 
 
@@ -106,7 +107,7 @@ def _figure(summary: PipelineSummary) -> Figure | None:
         sets = list(dict.fromkeys(each for stage in measured for each in stage.sets if name in stage.sets[each]))
         lines = {
             name if each == ALL else each: [
-                (float(at), stage.sets[each][name][0]) for at, stage in enumerate(measured) if each in stage.sets
+                (float(at), *stage.sets[each][name]) for at, stage in enumerate(measured) if each in stage.sets
             ]
             for each in sets
         }
@@ -115,20 +116,23 @@ def _figure(summary: PipelineSummary) -> Figure | None:
     if max(len(rounds) for rounds in by_model.values()) < 2:
         return None
     lines = {
-        who: [(float(at), stage.metrics[name]) for at, stage in sorted(rounds.items())]
+        who: [(float(at), stage.metrics[name], None, None) for at, stage in sorted(rounds.items())]
         for who, rounds in by_model.items()
     }
     last = max(at for rounds in by_model.values() for at in rounds)
     return _line_figure(name, "round", lines, ["before", *(f"round {at}" for at in range(1, last + 1))])
 
 
-def _line_figure(name: str, across: str, lines: dict[str, list[Point]], names: Sequence[str] = ()) -> Figure:
-    series = [
-        line(who, points, tone, marked=True, value=metric_text(name, points[-1][1]))
-        for tone, (who, points) in enumerate(lines.items())
-    ]
-    values = [value for points in lines.values() for _, value in points]
-    axis = {"label": across, "log": False, "steps": True, **({"names": list(names)} if names else {})}
+def _line_figure(name: str, across: str, lines: dict[str, list[MeasuredPoint]], names: Sequence[str]) -> Figure:
+    """`names` of the places across; a line has its 95% interval where that is known."""
+    series = []
+    for tone, (who, points) in enumerate(lines.items()):
+        edges = {"low": [low for *_, low, _ in points], "high": [high for *_, high in points]}
+        band = edges if any(low is not None for low in edges["low"]) else {}
+        said = metric_text(name, points[-1][1])
+        series.append(line(who, [(x, y) for x, y, *_ in points], tone, marked=True, value=said, **band))
+    values = [value for points in lines.values() for _, value, *_ in points]
+    axis = {"label": across, "log": False, "steps": True, "names": list(names)}
     spec = chart(series, x=axis, unit=fits_unit(values, HALF), named=True, height=300)
     return Figure(f"Held-out {words(name)}", f"by {across}, greedy completions", spec, is_wide=True)
 

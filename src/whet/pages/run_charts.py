@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -282,7 +282,7 @@ def _stacked(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[Cha
 
 def held_out_lines(evals: Sequence[EvalRecord], metric: str, size: int = 0) -> list[ChartSeries]:
     """A line per eval set: the metric at the steps at which it was measured."""
-    lines = []
+    lines: list[ChartSeries] = []
     for name in dict.fromkeys(evaluation.name for evaluation in evals):
         evaluations = measured_by([evaluation for evaluation in evals if evaluation.name == name], metric, size)
         label = words(metric) if name in ("eval", "held_out") else f"{name} {words(metric)}"
@@ -291,13 +291,16 @@ def held_out_lines(evals: Sequence[EvalRecord], metric: str, size: int = 0) -> l
     return lines
 
 
-def evaluation_line(name: str, evaluations: Evaluations, tone: int) -> ChartSeries:
-    """Evaluations with their 95% intervals where they are known, and the best of several marked."""
+def evaluation_line(
+    name: str, evaluations: Evaluations, tone: int, place: Callable[[float], float] = float
+) -> ChartSeries:
+    """Evaluations with their 95% intervals where they are known, and the best of several marked; `place` is where a
+    step stands on the horizontal axis."""
     measured, estimates = evaluations.measured, [each.estimate for each in evaluations.measured]
     look: dict[str, Any] = {"marked": True}
     if any(estimate is not None for estimate in estimates):
         look["low"] = [None if estimate is None else estimate.low for estimate in estimates]
         look["high"] = [None if estimate is None else estimate.high for estimate in estimates]
     if evaluations.best is not None and len(measured) > 1:
-        look["best"] = [evaluations.best.step, evaluations.best.value]
-    return line(name, [(float(each.step), each.value) for each in measured], tone, **look)
+        look["best"] = [place(evaluations.best.step), evaluations.best.value]
+    return line(name, [(place(each.step), each.value) for each in measured], tone, **look)

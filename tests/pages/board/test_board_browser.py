@@ -219,6 +219,35 @@ def test_everything_is_reached_by_keyboard(browser, gallery):
         assert page.complaints == []
 
 
+def test_the_list_follows_its_runs_in_the_order_that_was_chosen(browser, tmp_path):
+    runs = [MadeRun(tmp_path / name, started=1.79e9 + place).step(5) for place, name in enumerate(("one", "two"))]
+    names = "[...document.querySelectorAll('tr[data-run] .name a')].map(each => each.textContent).join(' ')"
+    with board_over(tmp_path) as server, watched(browser) as page:
+        page.goto(server.address)
+        page.wait_for_selector(".stream.on")
+        assert page.evaluate(names) == "two one"
+        page.locator("thead a", has_text="Run").click()
+        until(page, f"{names} === 'one two'")
+        page.wait_for_selector(".stream.on")
+        assert page.locator("th[aria-sort=ascending]").inner_text().strip() == "Run"
+        page.locator(".columns summary").click()
+        page.locator("[data-column=seed]").check()
+        until(page, "document.querySelectorAll('td[data-title=Seed]').length === 2")
+        runs[1].step(3).finish()
+        until(page, "document.querySelector('.verdict').textContent === '1 interrupted, 1 finished.'")
+        MadeRun(tmp_path / "late").step(1)
+        until(page, f"{names} === 'late one two'")
+        page.goto(server.address)  # how a list looks is kept in the browser
+        until(page, f"{names} === 'late one two' && document.querySelectorAll('td[data-title=Seed]').length === 3")
+        page.goto(f"{server.address}/#token=a-token")
+        page.locator("tr[data-run] .name a").first.click()
+        page.locator(".noting summary").click()
+        page.fill("[name=tags]", "baseline")
+        page.locator("#notes button").click()
+        until(page, "document.querySelector('[data-live=notes] .tag')?.textContent === 'baseline'")
+        assert page.complaints == []
+
+
 def test_many_tabs_leave_nothing_behind_and_come_back(browser, tmp_path):
     run = MadeRun(tmp_path / "run").step(2)
     with board_over(tmp_path) as server:

@@ -85,6 +85,7 @@ def test_axes_carry_the_names_of_stages_and_rounds():
     assert by_round.spec["x"]["names"] == ["before", "round 1"] and ">round 1</text>" in chart_svg(by_round.spec, "a")
     stages = staged(("base", 0.1), ("<b>sft", 0.5), ("a very long name of a stage", 0.9))
     by_stage = pipeline_values(PipelineSummary("mine", "", "finished", stages, "", "", ()))["figure"]
+    assert by_stage.spec["series"][0]["low"] == [0.0] * 3 and "low" not in by_round.spec["series"][0]
     drawn = chart_svg(by_stage.spec, "a", WIDE)
     assert by_stage.spec["x"]["names"][0] == "base" and by_stage.note == ""
     assert ">base</text>" in drawn and ">&lt;b&gt;sft</text>" in drawn and ">a very long nam…</text>" in drawn

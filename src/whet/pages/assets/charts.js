@@ -2,7 +2,7 @@
 // Text reaches the page through textContent alone.
 const whet = (() => {
   'use strict';
-  const NUM_TONES = 8, HEIGHT = 220, MARGIN = 0.06;
+  const NUM_TONES = 8, HEIGHT = 220, MARGIN = 0.06, COSTS = ['tokens', 'seconds', 'minutes', 'hours'];
   const charts = new Set();
   let weight = 0, across = 'step', logarithmic = false;
 
@@ -178,6 +178,7 @@ const whet = (() => {
       const lines = (spec.lines || []).filter(line => Number.isFinite(line.y)).map(line => line.y);
       return {
         width: Math.max(this.box.clientWidth, 120), height: spec.height, pxAlign: 0, legend: {show: false},
+        ...(spec.x.names ? {padding: [null, Math.min(56, 3.4 * named(spec.x, spec.x.names.length - 1).length), null, null]} : {}),
         cursor: {drag: {x: true, y: false}, points: {size: 7}, focus: {prox: 24}},
         scales: {
           x: spec.x.log ? {time: false, distr: 3, range: (plot, low, high) => [low, high]} : {time: false},
@@ -280,7 +281,8 @@ const whet = (() => {
     values(place) {
       const {spec, data} = this, places = data.columns[0];
       const pointed = place !== null && place !== undefined && places[place] !== undefined;
-      this.where.textContent = pointed ? spec.x.label + ' ' + named(spec.x, places[place]) : '';
+      this.where.textContent = pointed ? spec.x.label + ' ' + named(spec.x, places[place])
+        : COSTS.includes(spec.x.label) ? 'by ' + spec.x.label : '';
       data.drawn.forEach((each, column) => {
         if (each.role !== 'line') return;
         // what was measured, also where a smoothed line is drawn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from whet.record.text import ABSENT, duration, metric_text, number, quantity, wo
 from whet.settings.layers import flattened
 
 MOST_COMPARED = 24
+AXES = {"step": "steps", "tokens": "tokens", "time": "time"}
+TIME_UNITS = ((10_800, ("hours", 3600.0)), (300, ("minutes", 60.0)), (0, ("seconds", 1.0)))  # from how many seconds on
 OWN_KEYS = ("seed", "folder")  # in which runs of one config may differ
 FIRST_CHARTS = (
     "reward",
@@ -65,15 +67,17 @@ def add_routes(app: BoardApp, board: Board) -> None:
             for each in board.look().values()
             if each.kind == RUN
         ]
-        metrics = common_metrics(runs)
+        metrics, axis = common_metrics(runs), compared_axis(runs, request.query.get("across", ""))
         keys = [*(["evals"] if any(run.view.record.evals for run in runs) else ()), *metrics[:9]]
-        charts = [drawn for key in keys if (drawn := compared_chart(runs, key)) is not None]
+        charts = [drawn for key in keys if (drawn := compared_chart(runs, key, axis)) is not None]
         return board.page(
             "board_compare.html",
             **values,
             runs=runs,
             every=every,
             charts=charts,
+            across=axis.name,
+            axes=AXES,
             others=[(key, words(key)) for key in metrics[9:]],
             differences=differences(runs),
             outcomes=outcomes(runs),
@@ -83,7 +87,8 @@ def add_routes(app: BoardApp, board: Board) -> None:
         runs = _chosen(board, request)
         start, end, most = request.real("from"), request.real("to"), num_points(request)
         keys = request.query.get("keys", "").split(",")[:60]
-        drawn = [compared_chart(runs, key, start, end, most) for key in keys]
+        axis = compared_axis(runs, request.query.get("across", ""))
+        drawn = [compared_chart(runs, key, axis, start, end, most) for key in keys]
         return json_response({"charts": chart_record([figure for figure in drawn if figure is not None])})
 
     app.get("/compare", page)
@@ -127,26 +132,67 @@ def group_names(groups: Sequence[Sequence[ComparedRun]]) -> list[str]:
     return names
 
 
+@dataclass(frozen=True)
+class ComparedAxis:
+    """What runs are drawn by. Equal steps need not have cost the same, so tokens and time are looked up run by run."""
+
+    name: str = "step"
+    label: str = "step"
+    size: float = 1.0  # seconds of a unit
+
+    def place(self, run: ComparedRun) -> Callable[[float], float] | None:
+        """From a step of a run to its place on the axis; None where that is not known, or not yet."""
+        if self.name == "step":
+            return float
+        course = self.of(run)
+        return None if course is None else lambda step: float(np.interp(step, *course))
+
+    def of(self, run: ComparedRun) -> tuple[list[float], list[float]] | None:
+        """Steps of a run and where they are on the axis; None where that is not known, or not yet."""
+        course = run.view.record.totals.course_values() if run.view.is_complete else None
+        if course is None:
+            return None
+        return course["step"], [value / self.size for value in course["tokens" if self.name == "tokens" else "seconds"]]
+
+
+def compared_axis(runs: Sequence[ComparedRun], name: str) -> ComparedAxis:
+    """The axis that an address asks for; steps where it asks for none."""
+    if name == "tokens":
+        return ComparedAxis(name, name)
+    if name != "time":
+        return ComparedAxis()
+    seconds = ComparedAxis(name, "seconds")
+    longest = max((places[1][-1] for run in runs if (places := seconds.of(run)) is not None), default=0.0)
+    return next(ComparedAxis(name, *unit) for least, unit in TIME_UNITS if longest >= least)
+
+
 def compared_chart(
-    runs: Sequence[ComparedRun], key: str, start: float | None = None, end: float | None = None, most: int = POINTS
+    runs: Sequence[ComparedRun],
+    key: str,
+    axis: ComparedAxis | None = None,
+    start: float | None = None,
+    end: float | None = None,
+    most: int = POINTS,
 ) -> Figure | None:
     """One quantity of all runs; None where no run has it."""
-    groups, lines = seed_groups(runs), []
+    groups, lines, axis = seed_groups(runs), [], axis or ComparedAxis()
     is_eval = key == "evals"
     for tone, (group, name) in enumerate(zip(groups, group_names(groups), strict=True)):
-        curves = [curve for run in group if (curve := _curve(run, key, start, end, most))]
+        curves = [curve for run in group if (curve := _curve(run, key, axis, start, end, most))]
         if not curves:
             continue
         drawn = _points(curves[0]) if len(curves) == 1 else banded(curves)
         if is_eval and len(group) == 1:
-            drawn = evaluation_line(name, group[0].view.record.evaluations(), tone)
+            place = axis.place(group[0]) or float
+            drawn = evaluation_line(name, group[0].view.record.evaluations(), tone, place)
         lines.append(drawn | {"name": name, "tone": tone % NUM_TONES, "dashed": tone >= NUM_TONES, "marked": is_eval})
     values = [value for line in lines for value in line["y"] if value is not None]
     if not values:
         return None
     log = not is_eval and reaches(values)
     height = TALL if key in ("evals", "reward") else 210
-    spec = chart(lines, log=log, smooth=key != "learning_rate", named=True, height=height)
+    across = {"label": axis.label, "log": False, "steps": axis.name == "step"}
+    spec = chart(lines, x=across, log=log, smooth=key != "learning_rate", named=True, height=height)
     known = STEP_METRICS[key].title if key in STEP_METRICS else ""
     title = "Held-out evaluation" if is_eval else known or words(key).replace("reward/", "reward: ")
     unit = "headline metric; of single runs with 95% intervals" if is_eval else "log scale" if log else ""
@@ -157,11 +203,20 @@ def _points(curve: Sequence[tuple[float, float]]) -> dict[str, Any]:
     return {"x": [x for x, _ in curve], "y": [y for _, y in curve]}
 
 
-def _curve(run: ComparedRun, key: str, start: float | None, end: float | None, most: int) -> list[tuple[float, float]]:
+def _curve(
+    run: ComparedRun, key: str, axis: ComparedAxis, start: float | None, end: float | None, most: int
+) -> list[tuple[float, float]]:
+    place, course = axis.place(run), axis.of(run)
+    if place is None:
+        return []
+    if axis.name != "step" and course is not None:  # a stretch of the axis is another stretch of steps in each run
+        start, end = (None if edge is None else float(np.interp(edge, course[1], course[0])) for edge in (start, end))
     if key == "evals":
-        return [(float(each.step), each.value) for each in run.view.record.evaluations().measured]
-    points = run.reader.points([key], start, end, most)[key]
-    return [(x, y) for x, y in zip(points.x, points.y, strict=True) if y is not None]
+        curve = [(float(each.step), each.value) for each in run.view.record.evaluations().measured]
+    else:
+        points = run.reader.points([key], start, end, most)[key]
+        curve = [(x, y) for x, y in zip(points.x, points.y, strict=True) if y is not None]
+    return [(place(x), y) for x, y in curve]
 
 
 def banded(curves: Sequence[Sequence[tuple[float, float]]]) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def prompt_figure(index: SampleIndex, found: FoundSamples, prompt: str) -> Figur
     rows = rewards_by_step(index, found.numbers)
     if len(rows) < 2:
         return None
-    edges = {"low": [low for *_, low, _ in rows], "high": [high for *_, high in rows]}
+    edges: dict[str, Any] = {"low": [low for *_, low, _ in rows], "high": [high for *_, high in rows]}
     drawn = line("reward", [(float(step), mean) for step, mean, *_ in rows], marked=True, **edges)
     spec = chart([drawn], unit=fits_unit([*edges["low"], *edges["high"]]), smooth=False, named=True, height=220)
     title = f"Reward of prompt {visible(prompt)[:80]}"

@@ -8,7 +8,11 @@
     location.href = '/compare?runs=' + [...form.querySelectorAll('input:checked')].map(each => each.value).join(',');
   });
   if (!runs) return;
-  const charts = zooming(() => '/api/compare?runs=' + encodeURIComponent(runs) + '&');
+  const across = document.getElementById('across');
+  across.addEventListener('change', () => {
+    location.search = '?' + new URLSearchParams({runs, ...(across.value === 'step' ? {} : {across: across.value})});
+  });
+  const charts = zooming(() => '/api/compare?' + new URLSearchParams({runs, across: across.value}) + '&');
   const update = board.calmly(async () => { await board.refresh(); await charts.update(); });
   board.listen((kind, values) => { if (kind === 'run' && runs.split(',').includes(values.id)) update(); });
   if (other) other.addEventListener('change', () => {
