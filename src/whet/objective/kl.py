@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
-from whet.objective.ratio import LARGEST_TOKEN_LOG
+from whet.objective.ratio import held_log
 from whet.types import TokenBatch
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ class K3(_Tied):
     in_symbols: ClassVar[str] = " - {0.beta:g} (exp(-u) - 1 + u), u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return self.beta * -torch.expm1((-u).clamp(max=LARGEST_TOKEN_LOG))
+        return self.beta * -torch.expm1(held_log(-u))
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        return torch.expm1((-u).clamp(max=LARGEST_TOKEN_LOG)) + u
+        return torch.expm1(held_log(-u)) + u
 
 
 @dataclass(frozen=True)

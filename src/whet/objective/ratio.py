@@ -19,9 +19,14 @@ LARGEST_LOG = 10.0
 LARGEST_TOKEN_LOG = 20.0  # of one token, as in verl: past 88 exp() is infinite in float32, and 0 times that is NaN
 
 
+def held_log(log_ratio: Tensor) -> Tensor:
+    """Log-ratios of tokens, at most 20. An infinite one is no move but a broken number: it stays, and ends the run."""
+    return torch.where(log_ratio.isinf(), log_ratio, log_ratio.clamp(max=LARGEST_TOKEN_LOG))
+
+
 def token_ratio(log_ratio: Tensor) -> Tensor:
-    """exp of log-ratios of tokens, finite for any of them."""
-    return log_ratio.clamp(max=LARGEST_TOKEN_LOG).exp()
+    """exp of log-ratios of tokens, finite for all that are."""
+    return held_log(log_ratio).exp()
 
 
 class Ratio(ComponentProtocol, Protocol):
