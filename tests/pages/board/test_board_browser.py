@@ -233,8 +233,11 @@ def test_the_list_follows_its_runs_in_the_order_that_was_chosen(browser, tmp_pat
         page.locator(".columns summary").click()
         page.locator("[data-column=seed]").check()
         until(page, "document.querySelectorAll('td[data-title=Seed]').length === 2")
+        page.locator(".pick input").last.focus()
         runs[1].step(3).finish()
-        until(page, "document.querySelector('.verdict').textContent === '1 interrupted, 1 finished.'")
+        until(page, "document.querySelector('.verdict').textContent === '1 finished, 1 interrupted.'")
+        until(page, "document.querySelectorAll('tr[data-run] .status.finished').length === 1")
+        assert page.evaluate("document.activeElement.value") == folder_id("run", "two"), "the focus stays where it was"
         MadeRun(tmp_path / "late").step(1)
         until(page, f"{names} === 'late one two'")
         page.goto(server.address)  # how a list looks is kept in the browser

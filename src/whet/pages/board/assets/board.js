@@ -79,7 +79,7 @@ const board = (() => {
   }
 
   // the live parts of this page as the server writes them now; whatever has the focus, and what the server writes as it
-  // did before, is left alone: a chart there keeps its zoom
+  // did before, is left alone: a chart there keeps its zoom. In a list the row of the same run gets the focus back
   const written = new Map([...document.querySelectorAll('[data-live]')].map(part => [part.dataset.live, part.outerHTML]));
   async function refresh() {
     const response = await fetch(location.pathname + location.search, {headers: {Accept: 'text/html'}});
@@ -87,10 +87,13 @@ const board = (() => {
     if (!response.ok) return response.status;
     for (const part of document.querySelectorAll('[data-live]')) {
       const fresh = page.querySelector('[data-live="' + CSS.escape(part.dataset.live) + '"]');
-      if (!fresh || written.get(part.dataset.live) === fresh.outerHTML || part.contains(document.activeElement)) continue;
+      const active = part.contains(document.activeElement) ? document.activeElement : null, row = active && active.closest('tr[data-run]');
+      if (!fresh || written.get(part.dataset.live) === fresh.outerHTML || (active && !row)) continue;
       written.set(part.dataset.live, fresh.outerHTML);
       part.replaceChildren(...[...fresh.childNodes].map(node => document.importNode(node, true)));
       for (const {name, value} of fresh.attributes) part.setAttribute(name, value);
+      const again = row && part.querySelector('tr[data-run="' + CSS.escape(row.dataset.run) + '"] ' + active.localName);
+      if (again) again.focus({preventScroll: true});
     }
     const status = page.querySelector('.eyebrow .status'), shown = document.querySelector('.eyebrow .status');
     if (status && shown) { shown.className = status.className; shown.textContent = status.textContent; }
