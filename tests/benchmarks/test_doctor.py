@@ -62,7 +62,8 @@ def test_every_rule_of_a_fault_exists(measure: ModuleType) -> None:
 
 def test_alarms_before_the_fault_and_of_other_rules_are_wrong(measure: ModuleType) -> None:
     def spoken(kind: str, spoke: dict[str, list[int]]) -> Any:
-        return measure.ReplayedRun("a run", kind, "whetstone", 20, 40, True, spoke)
+        cause = next(iter(spoke))
+        return measure.ReplayedRun("a run", kind, "whetstone", 20, 40, True, spoke, cause, "", frozenset(), False)
 
     found = spoken("slow reward", {"throughput loss": [24, 25]})
     assert (found.heard(["throughput loss"]), found.wrong()) == (24, [])
@@ -77,6 +78,7 @@ def test_alarms_before_the_fault_and_of_other_rules_are_wrong(measure: ModuleTyp
     assert counted["healthy"]["per 1,000 steps"] == 50.0
     assert counted["faults"]["slow reward"]["delay"] == 4.0
     assert counted["rules"]["KL runaway"]["other faults"]["count"] == 1
+    assert [run.verdict() for run in (found, other, healthy)] == ["named", "wrong", "alarmed"]
 
 
 def test_a_run_that_its_fault_did_not_change_is_dropped(measure: ModuleType, runs: list[dict[str, Any]]) -> None:
