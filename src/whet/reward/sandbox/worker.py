@@ -31,7 +31,7 @@ from whet.reward.sandbox.isolation import MEGABYTE, Confinement
 MOST_DESCRIPTORS = 2  # that come with a job
 TICK = 0.05  # seconds between two looks at the memory of a job
 CPU_SIGNALS = (signal.SIGXCPU, signal.SIGKILL)  # what the kernel sends at the limit
-NEARLY = 0.5  # of the limit: the kernel counts whole ticks, on a busy machine too many; the usage of an ended process is exact
+NEARLY = 0.5  # of the limit: the kernel counts whole ticks, on a busy machine too many; a usage is exact
 CONFINE_SECONDS = 10.0  # that a process of a session may take until all its protections are in place
 # what many programs import, and not more: a fork copies the page tables of all of it. Not threading: its work after
 # every fork would double what a fork costs
