@@ -83,9 +83,9 @@ def test_one_low_look_must_be_very_low_and_the_luck_of_many_looks_is_paid_for() 
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_runs_that_do_not_change_are_rarely_said_to_fall(paired: bool) -> None:
-    """Of 100 runs with 40 looks each at most 1; a run whose accuracy halves is found in many."""
+    """Of 100 runs with 40 looks each at most 1; a run whose accuracy halves is found in most."""
     random.seed(7)
-    prompts, runs, looks = 100, 100, 40
+    prompts, runs, looks = 150, 100, 40
     alarms = finds = 0
     for _ in range(runs):
         chances = [random.betavariate(0.4, 0.8) for _ in range(prompts)]
@@ -93,9 +93,9 @@ def test_runs_that_do_not_change_are_rarely_said_to_fall(paired: bool) -> None:
         worse = [[float(random.random() < 0.5 * chance) for chance in chances] for _ in range(2)]
         of = scored if paired else (lambda *rows: shares(*map(fmean, rows), size=prompts))
         measured = of(*rows).measured
-        alarms += any(Evaluations(measured[:known]).fell_from is not None for known in range(3, looks + 1))
+        alarms += any(Evaluations(measured[:known]).fell_from is not None for known in range(2, looks + 1))
         finds += of(*rows[:5], *worse).fell_from is not None
-    assert alarms <= runs // 100 and finds >= 0.4 * runs, (alarms, finds)
+    assert alarms <= runs // 100 and finds >= 0.5 * runs, (alarms, finds)
 
 
 def test_the_log_keeps_what_each_prompt_scored(tmp_path) -> None:

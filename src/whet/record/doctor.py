@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,8 @@ from whet.record.log import (
     SUMMARY,
     EvalRecord,
     eval_records,
-    parsed_line,
-    raw_lines,
     read_summary,
+    readable_lines,
     step_reports,
 )
 from whet.record.run import MOST_BETWEEN, ending_of
@@ -151,36 +150,30 @@ def _read(
     reports: ThinnedLog[StepReport] = ThinnedLog(between=MOST_BETWEEN)
     evals: list[EvalRecord] = []
     recorded: list[tuple[int, tuple[str, ...]]] = []
-    broken = 0
-    for line in _lines(folder / METRICS):
-        if line is None:
-            broken += 1
-        elif until is not None and line["step"] > until:
-            continue
-        elif "eval" in line:
-            evals += eval_records([line])
-        else:
-            (report,) = step_reports([line])
-            reports.append(report)
-            recorded += [(report.step, report.health)] if report.health else []
+    broken: list[None] = []
+    try:
+        for line in readable_lines(folder / METRICS, _checked, lambda: broken.append(None)):
+            if until is not None and line["step"] > until:
+                continue
+            if "eval" in line:
+                evals += eval_records([line])
+            else:
+                (report,) = step_reports([line])
+                reports.append(report)
+                recorded += [(report.step, report.health)] if report.health else []
+    except OSError:
+        broken.append(None)
     if broken:
-        damage.append(f"{folder / METRICS}: {count_of(broken, 'line')} could not be read and are passed over")
+        damage.append(f"{folder / METRICS}: {count_of(len(broken), 'line')} could not be read and are passed over")
     return reports.items(), evals, recorded
 
 
-def _lines(path: Path) -> Iterator[Mapping[str, Any] | None]:
-    """Each complete line that is one of a step or an evaluation, None for any other."""
-    try:
-        for position, text in raw_lines(path):
-            try:
-                line = parsed_line(position, text)
-                number = line["step"]
-                step_reports([line]) if "eval" not in line else eval_records([line])
-                yield line if isinstance(number, int) else None
-            except (WhetError, KeyError, TypeError, ValueError, AttributeError):
-                yield None
-    except OSError:
-        yield None
+def _checked(line: dict[str, Any]) -> dict[str, Any]:
+    """The line, where it is one of a step or an evaluation; else an error."""
+    if not isinstance(line["step"], int):
+        raise TypeError("the step of a line is a whole number")
+    step_reports([line]) if "eval" not in line else eval_records([line])
+    return line
 
 
 def _whole(value: Any) -> int:

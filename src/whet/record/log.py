@@ -17,13 +17,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from whet.record.rows import eval_row, step_row
 from whet.record.tokens import TokenSettings, token_lines
 from whet.types import Prompt, Sample, StepReport, Turn, WhetError
 
 logger = logging.getLogger(__name__)
+
+Line = TypeVar("Line")
 METRICS, SAMPLES, TOKENS, SUMMARY = "metrics.jsonl", "samples.jsonl", "tokens.jsonl", "run.json"
 MOST_FAILURES = 20  # saves that failed, in the summary: the newest
 LOGS = (METRICS, SAMPLES, TOKENS)
@@ -445,19 +447,24 @@ def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int =
     return []
 
 
-def readable_rows(path: Path, row: Callable[[dict[str, Any]], dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """What `row` makes of the lines of a log, None left out; a line that is damaged is passed over, with a warning."""
-    rows, num_damaged = [], 0
+def readable_lines(path: Path, read: Callable[[dict[str, Any]], Line], damaged: Callable[[], None]) -> Iterator[Line]:
+    """What `read` makes of the complete lines of a log; `damaged` is called for one that it cannot read."""
     for place, text in raw_lines(path):
         try:
-            found = row(parsed_line(place, text))
+            value = read(parsed_line(place, text))
         except (WhetError, KeyError, TypeError, ValueError, AttributeError):
-            num_damaged += 1
-            continue
-        rows += [found] if found is not None else []
-    if num_damaged:
-        lines = "1 line" if num_damaged == 1 else f"{num_damaged:,} lines"
-        logger.warning("%s: %s could not be read and %s left out", path, lines, "is" if num_damaged == 1 else "are")
+            damaged()
+        else:
+            yield value
+
+
+def readable_rows(path: Path, row: Callable[[dict[str, Any]], dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """What `row` makes of the lines of a log, None left out; a line that is damaged is passed over, with a warning."""
+    damage: list[None] = []
+    rows = [made for made in readable_lines(path, row, lambda: damage.append(None)) if made is not None]
+    if damage:
+        lines = "1 line" if len(damage) == 1 else f"{len(damage):,} lines"
+        logger.warning("%s: %s could not be read and %s left out", path, lines, "is" if len(damage) == 1 else "are")
     return rows
 
 

@@ -119,11 +119,6 @@ def _unscored(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Samp
     return list(samples)
 
 
-def evaluate_metrics(config: EvaluationConfig, num_samples: int) -> dict[str, float]:
-    """Sample and score held-out completions; their metrics by name."""
-    return group_metrics(evaluate_groups(config, num_samples), num_samples, config.eval.by)
-
-
 def group_metrics(groups: Sequence[Group], num_samples: int, by: str = "") -> dict[str, float]:
     """Metrics of scored groups, with pass@k where there are several samples per prompt."""
     metrics = eval_metrics(groups, by)
