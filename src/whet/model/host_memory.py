@@ -88,9 +88,9 @@ class HostMemory:
     def _make(self, name: str, layout: BufferLayout) -> Tensor:
         self._unpin(name)
         buffer = self._buffers[name] = torch.empty(layout.shape, dtype=layout.dtype, device="cpu")
-        if not layout.is_cuda:
-            buffer.zero_()  # the system hands out memory when it is touched first
-        elif self._can_pin and buffer.nbytes:
+        # the system hands out memory when it is touched first; left to the driver, the GPU could do nothing meanwhile
+        buffer.zero_()
+        if layout.is_cuda and self._can_pin and buffer.nbytes:
             # torch's own pinned memory rounds every tensor up to a power of two
             status = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, PORTABLE))
             if status == 0:

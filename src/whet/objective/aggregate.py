@@ -68,7 +68,9 @@ class _FixedShare(Component):
 
 def _share(action: Tensor, per_token: Tensor | float) -> Tensor:
     # double: shares are tiny, and their sum over the batch is asserted to be what the method says
-    return torch.where(action, torch.as_tensor(per_token, dtype=torch.float64, device=action.device), 0.0)
+    if isinstance(per_token, float):  # made into a tensor, a number's copy would wait for the device
+        return action.double() * per_token
+    return torch.where(action, per_token.double(), 0.0)
 
 
 class TokenMean(_FixedShare):

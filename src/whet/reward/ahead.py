@@ -16,6 +16,7 @@ instead: True lets parts of a batch be judged early, False none, and a number so
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections import Counter
@@ -38,6 +39,7 @@ JudgeRows = Callable[[Reward, Sequence[Prompt], Sequence[Sample]], list[V]]
 WAITING_SECONDS = 1e-3  # of a call: quicker ones are not worth a thread
 WAITING_SHARE = 0.5  # of a call's time that is no computing: from here on a function waits
 AT_ONCE = 8  # completions that a function judges, one by one, before its verdicts are handed on
+IDLE_SECONDS = 5.0  # after which a thread that has nothing to judge ends
 PATIENCE = 60.0  # seconds after which it is said which reward is waited for
 
 
@@ -102,7 +104,11 @@ def _wanted(reward: Reward) -> int | None:
 
 
 class _Lane(Generic[V]):
-    """One part and the threads that judge for it, which live while there is something to judge."""
+    """One part and the threads that judge for it.
+
+    Whoever writes hands completions over without taking a lock or starting a thread for each: both wait for the
+    interpreter, and the decode loop with them.
+    """
 
     def __init__(self, part: RewardPart, judge: JudgeRows[V]) -> None:
         self._part, self._reward, self._judge = part, part.resolved_reward, judge
@@ -114,7 +120,8 @@ class _Lane(Generic[V]):
         self._is_open = not self._one_by_one or wanted is not None  # else: when it was seen to wait
         self._most_calls = wanted or 1
         self._changed = threading.Condition()
-        self._pending: list[tuple[Prompt, Sample]] = []
+        self._pending: queue.SimpleQueue[tuple[Prompt, Sample]] = queue.SimpleQueue()
+        self._owed: set[int] = set()  # identities of samples that were handed over and not taken back
         self._judging: list[Rows] = []  # of each call that is under way
         self._num_threads = 0
         # by the identity of the sample, which is held on to: its verdict, or what was raised; None: asked early
@@ -126,21 +133,26 @@ class _Lane(Generic[V]):
         chosen = [(prompt, sample) for prompt, sample in rows if self._part.scores_row(prompt.answer is not None)]
         if not chosen or not self._is_open:
             return
-        with self._changed:
-            self._pending += chosen
-            if self._num_threads < self._most_calls:
+        for row in chosen:
+            self._owed.add(id(row[1]))
+            self._pending.put(row)
+        if self._num_threads < self._most_calls:
+            with self._changed:
                 self._num_threads += 1
-                threading.Thread(target=self._run, name=f"whet reward {self._part.name}", daemon=True).start()
+            threading.Thread(target=self._run, name=f"whet reward {self._part.name}", daemon=True).start()
 
     def _run(self) -> None:
-        size = AT_ONCE if self._most_calls == 1 else 1
         while True:
-            with self._changed:
-                count = size if self._one_by_one else len(self._pending)
-                rows, self._pending = self._pending[:count], self._pending[count:]
-                if not rows:
+            try:
+                rows = self._next_rows()
+            except queue.Empty:
+                with self._changed:
                     self._num_threads -= 1
-                    return
+                    if self._pending.empty():  # looked at last: what is handed over later finds a thread fewer
+                        return
+                    self._num_threads += 1
+                continue
+            with self._changed:
                 self._judging.append(rows)
             began = time.perf_counter()
             verdicts = self._judged(rows)
@@ -150,6 +162,17 @@ class _Lane(Generic[V]):
                     self._known[id(sample)] = (sample, verdict)
                 self._judging = [other for other in self._judging if other is not rows]
                 self._changed.notify_all()
+
+    def _next_rows(self) -> Rows:
+        """What one call judges: all that waits, or a few where it judges one by one."""
+        most = (AT_ONCE if self._most_calls == 1 else 1) if self._one_by_one else None
+        rows = [self._pending.get(timeout=IDLE_SECONDS)]
+        try:
+            while most is None or len(rows) < most:
+                rows.append(self._pending.get_nowait())
+        except queue.Empty:
+            pass
+        return rows
 
     def _judged(self, rows: Rows) -> Sequence[V | BaseException | None]:
         prompts, samples = [prompt for prompt, _ in rows], [sample for _, sample in rows]
@@ -163,16 +186,17 @@ class _Lane(Generic[V]):
 
     def take(self, samples: Sequence[Sample]) -> dict[int, V]:
         """By place in the batch, what is known of these samples once nothing of theirs is on its way."""
-        wanted = {id(sample) for sample in samples}
+        wanted = self._owed.intersection(map(id, samples))
         since, said = time.monotonic(), False
         with self._changed:
-            while not wanted.isdisjoint(id(sample) for rows in (*self._judging, self._pending) for _, sample in rows):
+            while not wanted <= self._known.keys():
                 self._changed.wait(1.0)
                 if not said and time.monotonic() - since > PATIENCE:
                     said = True
                     self._say_waiting()
             places = [row for row, sample in enumerate(samples) if id(sample) in self._known]
             known = {row: self._known.pop(id(samples[row]))[1] for row in places}
+        self._owed -= wanted
         verdicts: dict[int, V] = {}
         for row, verdict in known.items():
             if isinstance(verdict, BaseException):
