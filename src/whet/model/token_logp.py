@@ -105,12 +105,12 @@ def _token_logp(
     else:
         results = _scores(_Head(lm, temperature, details), states, targets, action_support, others, taught)
 
-    flags = to_device(action, device)
+    # by their numbers, found where the rows lie: the gradient of a masked copy would wait for the device to count
+    places = to_device(action.flatten().nonzero()[:, 0], device)
 
     def placed(values: Tensor) -> Tensor:
-        rows = torch.zeros((*tokens.shape, *values.shape[1:]), dtype=values.dtype, device=device)
-        mask = flags.reshape(*action.shape, *[1] * (values.ndim - 1)).expand_as(rows)
-        return rows.masked_scatter(mask, values)
+        rows = torch.zeros((action.numel(), *values.shape[1:]), dtype=values.dtype, device=device)
+        return rows.index_copy(0, places, values).view(*tokens.shape, *values.shape[1:])
 
     return (
         placed(results[0]),
