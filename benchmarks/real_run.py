@@ -3,6 +3,7 @@
     python benchmarks/real_run.py --model qwen2.5-coder-0.5b.gguf --data DATA --results
     python benchmarks/real_run.py --model FILE --data DATA --runs code --tree ../whet-0.2    # another version
     python benchmarks/real_run.py --model FILE --data DATA --runs maths --peer plain --results   # TRL's steps beside it
+    python benchmarks/real_run.py --picture                     # from the results file
     python benchmarks/real_run.py --tiny                        # the built-in model on a CPU in a minute: does it run?
 
 `code` is GRPO on MBPP, `maths` is Dr. GRPO on GSM8K, 32 prompts x 8 completions, all other settings as they come.
@@ -10,7 +11,8 @@ DATA holds code/mbpp.jsonl.gz and gsm8k/{train,test}.jsonl.gz; FILE may be cut i
 commas. A run is a process of its own, so that its start counts: `other` is what no phase of the run counts, such as
 starting Python, packing rows and writing logs. A model that was converted before starts faster: give --cold to convert
 it anew. `--peer` then gives the same model, prompts, reward, rate and completions per step to TRL for a few steps:
-what is compared is the step, since the same arithmetic makes the same curve.
+what is compared is the step, since the same arithmetic makes the same curve. With --results the accuracy of both runs
+is drawn against the clock (docs/images/real-run.svg); `--picture` draws it again.
 """
 
 from __future__ import annotations
@@ -33,8 +35,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from results_file import ROOT, add_results_flag, write_results
 
+from whet.record.metrics.intervals import share_interval
+
 WORK = ("rollout", "train")  # what a run is for
 STEPS = {"code": 60, "maths": 150}
+PICTURE = ROOT / "docs" / "images" / "real-run.svg"
+TITLES = {"code": "MBPP, GRPO", "maths": "GSM8K, Dr. GRPO"}
 TASKS = {"code": "lists", "maths": "arithmetic"}  # what --tiny trains on
 
 
@@ -94,7 +100,40 @@ def measured(command: Sequence[str], folder: Path, environment: Mapping[str, str
         "rollout_tokens_per_s": tokens / seconds["rollout"] if seconds.get("rollout") else 0.0,
         "before": summary.get("before"),
         "after": summary.get("after"),
+        "evaluations": evaluations(lines, seconds.get("start_up", 0.0)),
     }
+
+
+def evaluations(lines: Sequence[Mapping[str, Any]], start_up: float) -> list[dict[str, float]]:
+    """Held-out accuracy with its interval, against the seconds since the command was given."""
+    elapsed, measured = start_up, []
+    for line in lines:
+        elapsed += sum(line["seconds"].values())
+        if "eval" in line and line["result"].get("accuracy") is not None:
+            accuracy, prompts = line["result"]["accuracy"], line["size"]
+            low, high = share_interval(accuracy, prompts)
+            measured.append(
+                {"step": line["step"], "s": elapsed, "accuracy": accuracy, "low": low, "high": high, "prompts": prompts}
+            )
+    return measured
+
+
+def picture(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Both runs: held-out accuracy against minutes, with 95% intervals."""
+    from whet.pages.chart_specs import chart, line
+    from whet.pages.chart_svg import figure_file
+
+    panels = []
+    for tone, (run, title) in enumerate(TITLES.items()):
+        rows = records[run]["evaluations"]
+        points = [(row["s"] / 60, row["accuracy"]) for row in rows]
+        band = {edge: [row[edge] for row in rows] for edge in ("low", "high")}
+        across = {"label": "minutes since the command", "min": 0.0, "max": max(x for x, _ in points)}
+        up = {"label": "held-out accuracy", "min": 0.0, "max": 0.6, "percent": True}
+        panels.append(chart([line(title, points, tone, marked=True, **band)], x=across, y=up, smooth=False))
+    prompts = records["code"]["evaluations"][0]["prompts"]
+    about = f"Qwen2.5-Coder-0.5B-Instruct on one H200, default settings, one seed; {prompts:.0f} prompts, 95% intervals"
+    return figure_file(panels, "Accuracy against the clock, the start of the program included", about, size=(400, 220))
 
 
 def table(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -165,11 +204,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the runs are kept; default: nowhere")
     parser.add_argument("--cold", action="store_true", help="convert the model within the first run")
     parser.add_argument("--tiny", action="store_true", help="the built-in model on built-in tasks")
+    parser.add_argument("--picture", action="store_true", help="draw what the results file holds, and end")
     parser.add_argument("--peer", choices=("plain", "static", "paged", "vllm"), help="TRL's steps too: how it writes")
     parser.add_argument("--peer-steps", type=int, default=6)
     parser.add_argument("--peer-seconds", type=float, default=120.0, help="no step of TRL begins after so long")
     add_results_flag(parser, "real_run")
     chosen = parser.parse_args()
+    if chosen.picture:
+        PICTURE.write_text(
+            picture(json.loads((ROOT / "results" / "real_run.json").read_text("utf-8"))["values"]), "utf-8"
+        )
+        return
     if not chosen.tiny and (chosen.model is None or chosen.data is None):
         parser.error("--model FILE and --data DATA, or --tiny")
     with tempfile.TemporaryDirectory() as temporary:
@@ -194,6 +239,8 @@ def main() -> None:
                 print(f"TRL's step: {peer['step_s']:.1f} s, whet's {mine:.2f} s, {peer['step_s'] / mine:.1f} times")
             if chosen.results:
                 write_results(chosen.results, records)
+        if chosen.results and records.keys() >= TITLES.keys():
+            PICTURE.write_text(picture(records), "utf-8")
 
 
 if __name__ == "__main__":
