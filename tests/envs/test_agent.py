@@ -619,3 +619,87 @@ def test_a_reward_may_be_shared_by_the_roles_and_a_role_without_one_is_unscored(
     wrong = Play(tmp_path, tokenizer, SELF_PLAY.replace("REWARD", '{"second": "much"}'), rows=1, count=1)
     assert wrong.notes.counts["bad_reports"] == 1 and all(each.returned is None for each in wrong.samples)
     assert "one of each role" in wrong.notes.failures[0]
+
+
+FUNCTIONS = """
+import asyncio
+
+together, most = 0, 0
+
+async def play(client, row):
+    global together, most
+    together, most = together + 1, max(most, together + 1)
+    messages = list(row["messages"])
+    for turn in range(2):
+        answer = await client.chat.completions.create(model="gpt-4o", messages=messages)
+        messages += [answer.choices[0].message, {"role": "user", "content": f"again {turn}"}]
+    together -= 1
+    return {"reward": float(row["answer"]), "metrics": {"turns": 2}}
+
+async def fails(client, row):
+    await client.chat.completions.create(model="gpt-4o", messages=row["messages"])
+    if row["id"] == "p1":
+        raise RuntimeError("no luck")
+    return None
+
+async def hangs(client, row):
+    await client.chat.completions.create(model="gpt-4o", messages=row["messages"])
+    await asyncio.sleep(60)
+
+def blocking(client, row):
+    return 1.0
+"""
+
+
+@pytest.fixture
+def play_function(tmp_path, tokenizer):
+    """Plays a function of FUNCTIONS for two prompts, two episodes each: the engine, the samples, the notes."""
+    pytest.importorskip("openai")
+    file = tmp_path / "functions.py"
+    file.write_text(FUNCTIONS)
+
+    def play(name: str, **limits: float):
+        engine = ScriptedEngine(tokenizer, numbered)
+        rows, tokens = prompts(tokenizer)
+        ends = (tokenizer.eos_token_id,)
+        bounds = AgentLimits(**{"seconds": 30, **limits})
+        runner = AgentRunner(engine, tokenizer, f"{file}:{name}", bounds, context=2048, end_tokens=ends)
+        try:
+            return engine, runner.play(rows, tokens, 2, Sampling(20), (3,)), runner.take_notes(), runner
+        finally:
+            runner.close()
+
+    return play
+
+
+def test_a_function_plays_many_episodes_at_once_token_for_token(play_function):
+    engine, groups, notes, runner = play_function("play")
+    assert [[sample.returned for sample in samples] for samples in groups] == [[0.0, 0.0], [1.0, 1.0]]
+    assert runner._agents.play.__globals__["most"] == 4  # they were in one batch
+    assert notes.counts["agent_calls"] == 8 and not notes.failures
+    sampled = {tuple(sample.tokens.tolist()) for sample in engine.samples}
+    for sample in (each for samples in groups for each in samples):
+        assert [turn.role for turn in sample.turns] == ["prompt", "assistant", "user", "assistant"]
+        assert tuple(sample.tokens.tolist()) in sampled  # what its last call was given and wrote
+
+
+def test_a_function_that_raises_or_hangs_fails_or_ends_alone(play_function):
+    _, groups, notes, _ = play_function("fails")
+    assert {sample.stop for sample in groups[1]} == {StopReason.FAILED} and groups[0][0].stop is not StopReason.FAILED
+    assert any("RuntimeError: no luck" in line and "p1#" in line for line in notes.failures)
+    assert notes.counts["failed_episodes"] == 2 and notes.counts["unreported_rewards"] == 2
+    began = time.monotonic()
+    _, groups, _, _ = play_function("hangs", seconds=1.0)
+    assert {sample.stop for samples in groups for sample in samples} == {StopReason.SECONDS}
+    assert time.monotonic() - began < 20
+
+
+def test_what_is_no_async_function_is_one_line(tmp_path):
+    pytest.importorskip("openai")
+    file = tmp_path / "functions.py"
+    file.write_text(FUNCTIONS)
+    with pytest.raises(WhetError, match=r"is no async function; write `async def blocking\(client, row\)`"):
+        check_agent(f"{file}:blocking")
+    with pytest.raises(WhetError, match=r"has no 'plya' \(did you mean 'play'\?\)"):
+        check_agent(f"{file}:plya")
+    check_agent(f"{file}:play")

@@ -132,6 +132,86 @@ def test_streaming_sends_the_same_in_pieces(tokenizer):
     assert [*engine.requests[0].tokens, *ids] == engine.samples[0].tokens.tolist() and completion == len(ids)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_responses_api_is_the_same_conversation(tokenizer, stream):
+    openai = pytest.importorskip("openai")
+    engine = ScriptedEngine(tokenizer, adding)
+    tool = {"type": "function", **ADD["function"], "strict": True}
+    with serving(engine) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+
+        def respond(items):
+            asked = {"model": "scripted", "instructions": "Be brief.", "tools": [tool], "input": items}
+            if not stream:
+                return client.responses.create(**asked)
+            with client.responses.stream(**asked) as events:
+                texts = [event.delta for event in events if event.type == "response.output_text.delta"]
+                whole = events.get_final_response()
+            assert "".join(texts) == whole.output_text
+            return whole
+
+        items = [{"role": "user", "content": "2 + 3?"}]
+        first = respond(items)
+        said, call = first.output
+        assert first.status == "completed" and said.content[0].text == first.output_text == "Let me see."
+        assert call.name == "add" and json.loads(call.arguments) == {"a": 2, "b": 3}
+        items += [said.model_dump(exclude_unset=True), call.model_dump(exclude_unset=True)]
+        items += [{"type": "function_call_output", "call_id": call.call_id, "output": "5"}]
+        assert respond(items).output_text == "It is 5."
+        short = client.responses.create(model="scripted", input="2 + 3?", max_output_tokens=2)
+        assert short.status == "incomplete" and short.incomplete_details.reason == "max_output_tokens"
+        assert short.usage.output_tokens == 2
+    before, after = engine.samples[0].tokens.tolist(), list(engine.requests[1].tokens)
+    assert after[: len(before)] == before  # as it was sampled
+    assert tokenizer.decode(after[len(before) :]) == "<|tool|>5<|end|><|assistant|>"
+
+
+def test_what_a_response_cannot_be_is_refused(plain_server):
+    for change, says in (
+        ({"input": []}, "input is missing or empty"),
+        ({"previous_response_id": "resp_1"}, "responses are not stored"),
+        ({"input": [{"type": "computer_call"}]}, "is of type 'computer_call'"),
+        ({"text": {"format": {"type": "json_schema"}}}, "cannot be enforced"),
+        ({"tools": [{"type": "web_search"}]}, "only tools of type function"),
+        ({"background": True}, "background"),
+    ):
+        status, answer = ask(plain_server, "/v1/responses", {"input": "a", **change})
+        assert status == 400 and says in answer["error"]["message"], change
+
+
+def test_a_text_is_completed(tokenizer):
+    openai = pytest.importorskip("openai")
+    engine = ScriptedEngine(tokenizer, lambda prompt, request: " and so on; END of it")
+    with serving(engine) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+        plain = client.completions.create(model="scripted", prompt="Once", n=2, logprobs=1)
+        assert [choice.text for choice in plain.choices] == [" and so on; END of it"] * 2
+        logp = engine.samples[0].behavior_logp[len(engine.requests[0].tokens) :].tolist()
+        assert plain.choices[0].logprobs.token_logprobs == pytest.approx(logp)
+        pieces = [
+            part.choices[0].text for part in client.completions.create(model="scripted", prompt="Once", stream=True)
+        ]
+        assert "".join(pieces) == " and so on; END of it"
+        for body, says in (({"prompt": ""}, "no text and no list"), ({"prompt": "a", "echo": True}, "echo")):
+            status, answer = ask(address, "/v1/completions", body)
+            assert status == 400 and says in answer["error"]["message"]
+    assert tokenizer.decode(list(engine.requests[0].tokens)).endswith("Once")
+
+
+def test_a_stop_text_is_sampled_and_not_read(tokenizer):
+    engine = ScriptedEngine(tokenizer, lambda prompt, request: "first STOP")
+    with serving(engine) as address:
+        asked = {"messages": [user("a")], "stop": ["STOP"], "return_token_ids": True}
+        _, answer = ask(address, CHAT, asked)
+        (choice,) = answer["choices"]
+        assert choice["message"]["content"] == "first "
+        history = [user("a"), choice["message"], user("b")]
+        ask(address, CHAT, {"messages": history})
+    sampled = [*answer["prompt_token_ids"], *choice["token_ids"]]
+    assert "STOP" in tokenizer.decode(choice["token_ids"])
+    assert list(engine.requests[1].tokens[: len(sampled)]) == sampled  # found again by what the client read
+
+
 def test_tokens_in_tokens_out(tokenizer):
     engine = ScriptedEngine(tokenizer, lambda prompt, request: "seven eight nine ten")
     tokens = tokenizer("<|user|>x<|end|><|assistant|>", add_special_tokens=False)["input_ids"]
@@ -153,7 +233,7 @@ def test_sampling_is_the_clients_within_the_servers_budget(tokenizer):
     with serving(engine, sampling=Sampling(50)) as address:
         wanted = {"temperature": 0, "top_p": 0.5, "stop": ["two"], "max_tokens": 1000, "n": 2}
         _, answer = ask(address, CHAT, {**body, **wanted})
-        assert [each["message"]["content"] for each in answer["choices"]] == ["one two"] * 2
+        assert [each["message"]["content"] for each in answer["choices"]] == ["one "] * 2
         assert {each["finish_reason"] for each in answer["choices"]} == {"stop"}
         ask(address, CHAT, {**body, "seed": 5})
         ask(address, CHAT, {**body, "seed": 5})

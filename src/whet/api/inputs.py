@@ -172,11 +172,17 @@ def _path_of(reward: RewardLike, name: str) -> str:
     return f"{FROM_PYTHON}{name or function or getattr(reward, 'name', type(reward).__name__)}"
 
 
-def environment_section(env: Any, tools: Any, agent: str | None) -> dict[str, Any]:
+def environment_section(env: Any, tools: Any, agent: Any) -> dict[str, Any]:
     """Environment, tools and agent as a config has them; what is in no file is kept for this process."""
     if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
         raise WhetError(f"tools is {_kind(tools)}; give a list of names or functions: tools=[...]")
-    chosen: dict[str, Any] = {} if agent is None else {"agent": agent}
+    chosen: dict[str, Any] = (
+        {} if agent is None else {"agent": agent if isinstance(agent, str) else _path_of_code(agent)}
+    )
+    if callable(agent):
+        from whet.envs.serve.functions import GIVEN as FUNCTIONS
+
+        FUNCTIONS[chosen["agent"]] = agent
     named = [] if env is None else [("name", env)]
     named += [("tools", tool) for tool in tools or ()]
     for key, thing in named:

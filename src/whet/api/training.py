@@ -61,7 +61,7 @@ def train(
     reward: Rewards | None = None,
     env: Any = None,
     tools: Sequence[Any] | None = None,
-    agent: str | None = None,
+    agent: str | Callable[..., Any] | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     callbacks: Sequence[Any] = (),
     console: bool = True,
@@ -76,7 +76,7 @@ def train(
     evaluated on. `reward` is a built-in name, a function
     `(prompt, completion) -> float` or one in TRL's signature, a list of them, or `{name: (reward, weight)}`.
     `env` is an environment by name or a class, `tools` are names or functions the policy may call, `agent` is the
-    command of a program that plays the episodes: docs/agents.md has all three.
+    command of a program, or an async function, that plays the episodes: docs/agents.md has all three.
     `config` is a TOML file or its nested values, `settings` are top-level keys that win over it:
     `steps=20, batch={"group_size": 4}`. `callbacks` have any of the methods of `whet.Callback` and are called
     beside the console; `console=False` silences that.

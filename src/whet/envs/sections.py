@@ -45,7 +45,11 @@ class EnvSection(Section):
     instructions: bool = Field(
         True, description="tell the model of its tools in the system message, where its chat template does not"
     )
-    agent: str = Field("", description="a program that plays the episodes itself and speaks to an OpenAI endpoint")
+    agent: str = Field(
+        "",
+        description="a program that plays the episodes itself and speaks to an OpenAI endpoint, or file.py:name of an "
+        "async function(client, row) that does so in this process",
+    )
     at_once: int = Field(16, ge=1, le=1024, description="programs of an agent that run side by side")
     history: Literal["template", "sampled"] = Field(
         "template",

@@ -2,6 +2,7 @@
 
 The program is given the endpoint and its own token (`OPENAI_BASE_URL`, `OPENAI_API_KEY`) and the row it works on
 (`WHET_PROMPT`, and standard input). It reports its reward as the last line it prints, `{"reward": 0.5}`, or by a POST.
+An async function of this process may take its place (`whet.envs.serve.functions`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from whet.envs.serve import wire
 from whet.envs.serve.calls import CallRecord
 from whet.envs.serve.endpoint import HttpEndpoint, require_server
+from whet.envs.serve.functions import FunctionEpisode, FunctionLoop, agent_function, is_function
 from whet.envs.serve.programs import PATIENCE, AgentProgram, ProgramGuard, end_all, program_arguments
 from whet.envs.serve.request_queue import RequestQueue
 from whet.protocols import Engine
@@ -52,7 +54,7 @@ class _AgentEpisode:
     prompt: Prompt
     tokens: tuple[int, ...]
     token: str
-    program: AgentProgram | None = None
+    program: AgentProgram | FunctionEpisode | None = None
     began: float = 0.0
     quiet_since: float = 0.0  # since when it has not asked for anything
     was_pending: bool = False
@@ -79,7 +81,8 @@ class AgentRunner:
         must_report: bool = True,  # programs report the reward: nothing else scores an episode
     ) -> None:
         require_server()
-        self._arguments = program_arguments(command)
+        self._agents = FunctionLoop(agent_function(command)) if is_function(command) else None
+        self._arguments = program_arguments(command) if self._agents is None else []
         self._limits, self._tokenizer = limits or AgentLimits(), tokenizer
         self._queue = RequestQueue(
             engine,
@@ -147,6 +150,8 @@ class AgentRunner:
         if self._stopping is not None:
             self._stopping()
         self._endpoint = self._stopping = None
+        if self._agents is not None:
+            self._agents.close()
         self._guard.close()
 
     def _started(self) -> HttpEndpoint:
@@ -195,17 +200,20 @@ class AgentRunner:
     def _begin(self, episode: _AgentEpisode, endpoint: HttpEndpoint) -> None:
         record, prompt = episode.record, episode.prompt
         endpoint.allow(episode.token, record)
-        row = json.dumps(
-            {
-                "id": prompt.id,
-                "messages": [dict(message) for message in prompt.messages] or None,
-                "text": prompt.text,
-                "answer": prompt.answer,
-                **({"tools": [dict(tool) for tool in prompt.tools]} if prompt.tools else {}),
-                "meta": dict(prompt.meta),
-            },
-            default=str,
-        )
+        values = {
+            "id": prompt.id,
+            "messages": [dict(message) for message in prompt.messages] or None,
+            "text": prompt.text,
+            "answer": prompt.answer,
+            **({"tools": [dict(tool) for tool in prompt.tools]} if prompt.tools else {}),
+            "meta": dict(prompt.meta),
+        }
+        episode.began = episode.quiet_since = time.monotonic()
+        if self._agents is not None:
+            address = f"{endpoint.address}/v1"
+            episode.program = FunctionEpisode(self._agents, address, episode.token, values, self._queue.wake)
+            return
+        row = json.dumps(values, default=str)
         host = "127.0.0.1,localhost"
         environment = {
             "OPENAI_BASE_URL": f"{endpoint.address}/v1",
@@ -217,7 +225,6 @@ class AgentRunner:
             "no_proxy": host,
             **({"WHET_PROMPT": row} if len(row.encode()) <= LONGEST_VARIABLE else {}),
         }
-        episode.began = episode.quiet_since = time.monotonic()
         try:
             episode.program = AgentProgram(self._arguments, environment, row, self._queue.wake, self._guard)
         except (OSError, ValueError) as error:
@@ -289,7 +296,7 @@ class AgentRunner:
             self._counts["branches"] += len(episode.samples)
         self._counts.update(record.counts)
 
-    def _judge(self, episode: _AgentEpisode, program: AgentProgram) -> bool:
+    def _judge(self, episode: _AgentEpisode, program: AgentProgram | FunctionEpisode) -> bool:
         """Take the reward that the program reported; True where its episode failed."""
         record = episode.record
         self._counts["agent_calls"] += record.num_calls
@@ -302,7 +309,8 @@ class AgentRunner:
             self._counts["failed_programs"] += 1
             code = program.exit_code
             how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            return self._fail(episode, f"its program {how}{complaint}")
+            how = f"its program {how}" if self._agents is None else "its function raised"
+            return self._fail(episode, f"{how}{complaint}")
         if not record.num_calls:
             self._counts["silent_programs"] += 1
             return self._fail(episode, "its program made no call to the endpoint in OPENAI_BASE_URL")
@@ -357,4 +365,7 @@ class AgentRunner:
 def check_agent(command: str) -> None:
     """Raise, before a model is read, where the command cannot be started."""
     require_server()
-    program_arguments(command)
+    if is_function(command):
+        agent_function(command)
+    else:
+        program_arguments(command)

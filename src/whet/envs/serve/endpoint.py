@@ -14,14 +14,17 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from whet.envs.serve import web, wire
+from whet.envs.serve import responses, web, wire
 from whet.envs.serve.calls import CallRecord
 from whet.envs.serve.request_queue import Job, RequestQueue
 from whet.envs.serve.web import LOOPBACK, is_loopback
-from whet.envs.serve.wire import BadCall, CallRequest
+from whet.envs.serve.wire import BadCall, CallRequest, ServedCompletions
 
 KEEP_ALIVE = 5.0  # seconds between the comments that keep a stream open
 BODY_SECONDS = 60.0  # for a request to arrive
+Parse = Callable[[Any], CallRequest]
+Answer = Callable[[CallRequest, ServedCompletions, str], dict[str, Any]]
+Events = Callable[[CallRequest, ServedCompletions, str], list[str]]
 
 
 def require_server() -> None:
@@ -76,26 +79,32 @@ class HttpEndpoint:
             headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
             return web.json_response(error.body, error.status, headers)
 
-        async def read(request: Any, parse: Callable[[Any], CallRequest]) -> tuple[CallRecord, CallRequest]:
+        async def read(request: Any, parse: Parse, body: Any = None) -> tuple[CallRecord, CallRequest]:
             record = self._admitted(request)
-            call = parse(wire.parse_body(await _body(request)))
+            call = parse(wire.parse_body(await _body(request)) if body is None else body)
             if not self._any_model and call.model not in ("", self._model):
                 raise BadCall(
                     f"the model {call.model[:100]!r} is not served; there is {self._model!r}", status=404, param="model"
                 )
             return record, call
 
-        async def chat(request: Any) -> Any:
+        async def answered(request: Any, parse: Parse, whole: Answer, events: Events, body: Any = None) -> Any:
             try:
-                record, call = await read(request, wire.parse_chat)
+                record, call = await read(request, parse, body)
                 job = self._queue.submit(record, call)
                 name = call.model or self._model
                 if call.stream:
-                    return web.event_response(self._events(job, name))
-                result = await _awaited(request, job)
-                return web.json_response(wire.chat_json(call, result, name))
+                    return web.event_response(_streamed(job, lambda result: events(call, result, name)))
+                return web.json_response(whole(call, await _awaited(request, job), name))
             except BadCall as error:
                 return refused(error)
+
+        async def chat(request: Any) -> Any:
+            return await answered(request, wire.parse_chat, wire.chat_json, wire.chat_events)
+
+        async def respond(request: Any) -> Any:
+            parse, whole = responses.parse_responses, responses.response_json
+            return await answered(request, parse, whole, responses.response_events)
 
         async def generate(request: Any) -> Any:
             try:
@@ -105,11 +114,18 @@ class HttpEndpoint:
             except BadCall as error:
                 return refused(error)
 
-        async def score(request: Any) -> Any:
-            """Log-probabilities of given tokens: nothing is written."""
+        async def complete(request: Any) -> Any:
+            """What follows a text; or, with `prompt_logprobs`, the log-probabilities of given tokens."""
             try:
                 self._admitted(request)
-                asked = wire.parse_score(wire.parse_body(await _body(request)))
+                body = wire.parse_body(await _body(request))
+            except BadCall as error:
+                return refused(error)
+            if body.get("prompt_logprobs") is None:
+                parse, whole = wire.parse_completion, wire.completion_json
+                return await answered(request, parse, whole, wire.completion_events, body)
+            try:
+                asked = wire.parse_score(body)
                 if not self._any_model and asked.model not in ("", self._model):
                     raise BadCall(f"the model {asked.model[:100]!r} is not served", status=404, param="model")
                 scores = await asyncio.wrap_future(self._queue.submit_score(asked).future)
@@ -158,7 +174,7 @@ class HttpEndpoint:
                 return refused(error)
 
         async def unknown(request: Any, error: Any = None) -> Any:
-            there = "POST /v1/chat/completions, POST /inference/v1/generate, POST /v1/completions, GET /v1/models"
+            there = ", ".join(f"{method} {path}" for path, _, method in routes[:5])
             return refused(
                 BadCall(f"there is no {request.method} {request.url.path[:100]}; there is {there}", status=404)
             )
@@ -166,7 +182,8 @@ class HttpEndpoint:
         routes: tuple[web.Route, ...] = (
             ("/v1/chat/completions", chat, "POST"),
             ("/inference/v1/generate", generate, "POST"),
-            ("/v1/completions", score, "POST"),
+            ("/v1/completions", complete, "POST"),
+            ("/v1/responses", respond, "POST"),
             ("/v1/episode/reward", take_reward, "POST"),
             ("/v1/models", models, "GET"),
             ("/v1/models/{name:path}", model, "GET"),
@@ -209,27 +226,28 @@ class HttpEndpoint:
             if kind != "application/json":
                 raise BadCall(f"the content type is {kind[:100]!r}; expected application/json", status=415)
 
-    async def _events(self, job: Job, model: str) -> AsyncIterator[str]:
-        """Server-sent events; a comment now and then while the completion is being written."""
-        waiting = asyncio.wrap_future(job.future)
-        is_whole = False
+
+async def _streamed(job: Job, events: Callable[[ServedCompletions], list[str]]) -> AsyncIterator[str]:
+    """Server-sent events; a comment now and then while the completion is being written."""
+    waiting = asyncio.wrap_future(job.future)
+    is_whole = False
+    try:
+        while not waiting.done():
+            await asyncio.wait((waiting,), timeout=KEEP_ALIVE)
+            if not waiting.done():
+                yield ": still writing\n\n"
         try:
-            while not waiting.done():
-                await asyncio.wait((waiting,), timeout=KEEP_ALIVE)
-                if not waiting.done():
-                    yield ": still writing\n\n"
-            try:
-                events = wire.chat_events(job.request, waiting.result(), model)
-            except BadCall as error:
-                events = [json.dumps(error.body)]
-            job.mark_delivered()
-            for number, event in enumerate(events):
-                is_whole = number == len(events) - 1
-                yield f"data: {event}\n\n"
-        finally:
-            if not is_whole:
-                _leave(job, waiting)
-                job.mark_delivered(False)
+            written = events(waiting.result())
+        except BadCall as error:
+            written = [json.dumps(error.body)]
+        job.mark_delivered()
+        for number, event in enumerate(written):
+            is_whole = number == len(written) - 1
+            yield f"data: {event}\n\n"
+    finally:
+        if not is_whole:
+            _leave(job, waiting)
+            job.mark_delivered(False)
 
 
 async def _awaited(request: Any, job: Job) -> Any:

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from whet.types import WhetError
 
@@ -214,7 +214,17 @@ class AgentProgram:
         return " ".join(lines[-1].split())[:200] if lines else ""
 
 
-def end_all(programs: Sequence[AgentProgram]) -> None:
+class Ending(Protocol):
+    """What plays an episode and can be ended."""
+
+    def ask_to_end(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, seconds: float) -> bool: ...
+
+
+def end_all(programs: Sequence[Ending]) -> None:
     """Ask them all to end, then make them."""
     for program in programs:
         program.ask_to_end()

@@ -294,8 +294,8 @@ class RequestQueue:
         if room < 1:
             record.ended_by = record.ended_by or StopReason.TOKENS
             raise BadCall(
-                f"the conversation has {len(call.prompt)} tokens and leaves no room for a completion; the model's "
-                f"context is {self._context}, the episode's budget {record.most_tokens or 'the same'}",
+                f"the maximum context length is {self._context} tokens and the conversation has {len(call.prompt)}, "
+                f"which leaves no room for a completion; the episode's budget is {record.most_tokens or 'the same'}",
                 code="context_length_exceeded",
                 param="messages",
             )
@@ -390,6 +390,8 @@ class RequestQueue:
             if max(request.tokens) >= size:
                 raise BadCall(f"token_ids holds {max(request.tokens)}; the vocabulary has {size}", param="token_ids")
             return self._linked(record, request.tokens)
+        if request.text is not None:
+            return self._linked(record, prompt_tokens(self._tokenizer, Prompt("text", (), request.text)))
         known_prefix = record.find(request.messages, request.tools)
         if known_prefix is not None:
             call = self._continued(record, request, *known_prefix)
@@ -502,7 +504,7 @@ class RequestQueue:
         """A completion is done; with the last one of its job, the client gets them."""
         call.sample, call.text = sample, sample.completion
         job.left -= 1
-        if job.is_gone or not job.record.is_open or job.request.tokens is not None:
+        if job.is_gone or not job.record.is_open or not job.request.messages:
             opened.session.release(number)
         else:
             opened.held[number], call.request = call, (opened.number, number)
@@ -528,7 +530,9 @@ class RequestQueue:
         tool_calls: tuple[CalledTool, ...] = ()
         if request.tools:
             content, tool_calls = self._tool_calls(call, tokens, request.tools)
-        if request.tokens is None:
+        for stop in request.wishes.stop:  # of the tokens it is a part, as it was sampled; of what a client reads, none
+            content = content.partition(stop)[0]
+        if request.messages:
             job.record.remember(call, request.messages, request.tools, _answer(content, tool_calls))
         finish = "length" if sample.stop is StopReason.LENGTH else "tool_calls" if tool_calls else "stop"
         return Choice(tuple(tokens), tuple(sample.behavior_logp[start:].tolist()), pieces, content, tool_calls, finish)

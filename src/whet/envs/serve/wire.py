@@ -58,11 +58,12 @@ class SamplingWishes:
 
 @dataclass(frozen=True)
 class CallRequest:
-    """One request for completions: of a conversation, or of tokens."""
+    """One request for completions: of a conversation, of tokens or of a plain text."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     tokens: tuple[int, ...] | None = None  # given: there are no messages
+    text: str | None = None  # the same
     wishes: SamplingWishes = field(default_factory=SamplingWishes)
     count: int = 1
     model: str = ""
@@ -227,6 +228,50 @@ class ScoreRequest:
 MOST_TOP = 1024
 
 
+def parse_completion(body: Mapping[str, Any]) -> CallRequest:
+    """A request to /v1/completions: what follows a text, or tokens."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        (prompt,) = prompt
+    is_text = isinstance(prompt, str) and bool(prompt)
+    is_tokens = isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt)
+    if not is_text and not is_tokens:
+        raise BadCall("prompt is no text and no list of token ids; expected one of them", param="prompt")
+    if body.get("echo") or body.get("suffix") or body.get("best_of") not in (None, body.get("n") or 1):
+        raise BadCall("echo, suffix and best_of are not served; leave them away", param="echo")
+    if (_whole(body, "logprobs", 0, 20) or 0) > 1:
+        raise BadCall("logprobs gives the sampled token alone here; give 1", param="logprobs")
+    return CallRequest(
+        tokens=tuple(prompt) if is_tokens else None,
+        text=prompt if is_text else None,
+        wishes=_wishes(body),
+        count=_whole(body, "n", 1, MOST_CHOICES) or 1,
+        model=_text(body, "model"),
+        logprobs=body.get("logprobs") is not None,
+        token_ids=_flag(body, "return_token_ids"),
+        stream=_flag(body, "stream"),
+    )
+
+
+def completion_json(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
+    """The completions of a text."""
+    choices = []
+    for number, choice in enumerate(result.choices):
+        finish = "stop" if choice.finish == "tool_calls" else choice.finish
+        answer: dict[str, Any] = {"index": number, "text": choice.content, "finish_reason": finish, "logprobs": None}
+        if request.logprobs:
+            answer["logprobs"] = {"tokens": list(choice.pieces), "token_logprobs": list(choice.logp)}
+        choices.append({**answer, **({"token_ids": list(choice.tokens)} if request.token_ids else {})})
+    head = {"id": f"cmpl-{result.id}", "object": "text_completion", "created": result.created, "model": model}
+    return {**head, "choices": choices, "usage": usage(result)}
+
+
+def completion_events(request: CallRequest, result: ServedCompletions, model: str) -> list[str]:
+    """The same as server-sent events, each completion in one piece."""
+    whole = completion_json(request, result, model)
+    return [*(json.dumps({**whole, "choices": [choice], "usage": None}) for choice in whole["choices"]), "[DONE]"]
+
+
 def parse_score(body: Mapping[str, Any]) -> ScoreRequest:
     """A request to /v1/completions with `prompt_logprobs`: as vLLM takes it, and nothing is written."""
     tokens = body.get("prompt")
@@ -235,12 +280,12 @@ def parse_score(body: Mapping[str, Any]) -> ScoreRequest:
         or len(tokens) < 2
         or not all(type(token) is int and token >= 0 for token in tokens)
     ):
-        raise BadCall("prompt is no list of at least two token ids; texts go to /v1/chat/completions", param="prompt")
+        raise BadCall("prompt is no list of at least two token ids, which are what is scored", param="prompt")
     top = _whole(body, "prompt_logprobs", 0, MOST_TOP)
     if top is None:
         raise BadCall("only tokens are scored here: give prompt_logprobs, 0 for their own", param="prompt_logprobs")
     if (_whole(body, "max_tokens", 0, 10**9) or 0) > 1:
-        raise BadCall("nothing is written here: give max_tokens 1, or ask /v1/chat/completions", param="max_tokens")
+        raise BadCall("with prompt_logprobs nothing is written: leave max_tokens away", param="max_tokens")
     return ScoreRequest(tuple(tokens), top, _text(body, "model"))
 
 

@@ -1,0 +1,151 @@
+"""The JSON of OpenAI's Responses API, in which its own agents speak: the same conversation as a list of items.
+
+A request becomes the `CallRequest` of a chat, so that what was sampled is found again whichever API a program uses. An
+answer's text and its calls are items of their own here, and one message there: they are joined again on the way back.
+Nothing is stored: `previous_response_id` is refused, and a client sends the whole input, as openai-agents does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from whet.envs.serve import wire
+from whet.envs.serve.wire import BadCall, CallRequest, Choice, ServedCompletions
+
+UNREAD = ("reasoning", "item_reference")  # items that say nothing to a template
+
+
+def parse_responses(body: Mapping[str, Any]) -> CallRequest:
+    """A request to /v1/responses."""
+    if body.get("previous_response_id") or body.get("conversation"):
+        text = "responses are not stored here; send the whole conversation as input"
+        raise BadCall(text, param="previous_response_id")
+    if body.get("background"):
+        raise BadCall("background responses are not served; leave background away", param="background")
+    form = (body.get("text") or {}).get("format") if isinstance(body.get("text") or {}, dict) else None
+    settings = {
+        "response_format": form,
+        "max_tokens": body.get("max_output_tokens"),
+        **{name: body[name] for name in ("temperature", "top_p", "stream", "model", "metadata") if name in body},
+        **({"tool_choice": body["tool_choice"]} if body.get("tool_choice") is not None else {}),
+        "messages": _messages(body),
+        "tools": [_tool(tool) for tool in body.get("tools") or ()],
+    }
+    return wire.parse_chat(settings)
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The items of the input as messages: a text and the calls behind it are one."""
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list) or not items:
+        raise BadCall("input is missing or empty; expected a text or a list of items", param="input")
+    messages: list[dict[str, Any]] = []
+    if isinstance(body.get("instructions"), str):
+        messages.append({"role": "system", "content": body["instructions"]})
+    for number, item in enumerate(items):
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind == "message":
+            messages.append({"role": item.get("role"), "content": item.get("content")})
+        elif kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            call = {"id": item.get("call_id"), "function": {key: item.get(key) for key in ("name", "arguments")}}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            output = item.get("output")
+            text = output if isinstance(output, str | list) else json.dumps(output)
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+        elif kind not in UNREAD:
+            raise BadCall(f"input[{number}] is of type {kind!r}, which is not served", param=f"input[{number}]")
+    return messages
+
+
+def _tool(tool: Any) -> Any:
+    """A tool as a chat request has it; one of another kind is refused there."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+
+
+def response_json(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
+    """The whole answer."""
+    (choice,) = result.choices
+    counts = wire.usage(result)
+    cut = choice.finish == "length"
+    return {
+        "id": f"resp_{result.id}",
+        "object": "response",
+        "created_at": result.created,
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "error": None,
+        "model": model,
+        "output": _items(result.id, choice),
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in request.tools],
+        "temperature": request.wishes.temperature,
+        "top_p": request.wishes.top_p,
+        "text": {"format": {"type": "text"}},
+        "usage": {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": counts["total_tokens"],
+        },
+    }
+
+
+def _items(name: str, choice: Choice) -> list[dict[str, Any]]:
+    """The text, unless there is none beside calls, and the calls."""
+    items: list[dict[str, Any]] = []
+    if choice.content or not choice.tool_calls:
+        part = {"type": "output_text", "text": choice.content, "annotations": []}
+        items.append(
+            {"type": "message", "id": f"msg_{name}", "status": "completed", "role": "assistant", "content": [part]}
+        )
+    for call in choice.tool_calls:
+        said = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        items.append({"type": "function_call", "id": f"fc_{call.id}", "status": "completed", **said})
+    return items
+
+
+def response_events(request: CallRequest, result: ServedCompletions, model: str) -> list[str]:
+    """The answer as server-sent events: each text and each call in one piece."""
+    whole = response_json(request, result, model)
+    begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
+    for index, item in enumerate(whole["output"]):
+        where = {"item_id": item["id"], "output_index": index}
+        started = {**item, "status": "in_progress", **({"content": []} if "content" in item else {"arguments": ""})}
+        events.append({"type": "response.output_item.added", "output_index": index, "item": started})
+        if "content" in item:
+            (part,) = item["content"]
+            where |= {"content_index": 0}
+            events += [
+                {"type": "response.content_part.added", **where, "part": {**part, "text": ""}},
+                {"type": "response.output_text.delta", **where, "delta": part["text"], "logprobs": []},
+                {"type": "response.output_text.done", **where, "text": part["text"], "logprobs": []},
+                {"type": "response.content_part.done", **where, "part": part},
+            ]
+        else:
+            arguments = item["arguments"]
+            events += [
+                {"type": "response.function_call_arguments.delta", **where, "delta": arguments},
+                {
+                    "type": "response.function_call_arguments.done",
+                    **where,
+                    "arguments": arguments,
+                    "name": item["name"],
+                },
+            ]
+        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
+    last = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
+    events.append({"type": last, "response": whole})
+    return [json.dumps({**event, "sequence_number": number}) for number, event in enumerate(events)]
