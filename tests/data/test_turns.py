@@ -290,6 +290,11 @@ def test_what_an_environment_will_speak_as_is_checked_before_it_does() -> None:
     turn_renderer(tokenizer, chat=True, roles=("user",))
     with pytest.raises(WhetError, match=r"where 'tool' answers: .*roles must alternate"):
         turn_renderer(tokenizer, chat=True, roles=("user", "tool"))
+    thinking, _ = made("qwen3", False)  # its turns will have thoughts, which it drops where a user answers
+    with pytest.raises(WhetError, match=r"answers a turn with thoughts: it drops .* give env\.history=sampled"):
+        turn_renderer(thinking, chat=True, roles=("user",))
+    turn_renderer(thinking, chat=True, roles=("tool",))
+    turn_renderer(thinking, chat=True, roles=("user",), history="sampled")
 
 
 def test_the_token_that_ended_the_turn_says_what_is_left_to_write() -> None:

@@ -18,6 +18,7 @@ from whet.types import Completion, Prompt, WhetError
 TOLD = {"chatml", "llama3", "gemma2", "gemma3", "phi3.5", "smollm3", "lfm2", "cohere2"}  # in words, not by the template
 BY_USER = {"gemma2", "gemma3", "phi3.5", "cohere2"}  # no role for a tool's result
 REFUSED = {
+    "deepseek-r1": "env.history=sampled",
     "deepseek-r1-distill": "env.history=sampled",
     "hermes": "env.history=sampled",
     "alpaca": "another chat template",

@@ -210,9 +210,11 @@ class _TemplateTurns:
         return RenderedAnswer(tokens, _pairs(places), broken + encoded.split)
 
     def require(self, role: str) -> None:
-        """Raise unless the template can be applied incrementally where `role` answers turns."""
+        """Raise unless the template can be applied incrementally where `role` answers turns; where the template knows
+        thoughts, turns with thoughts: the policy will write them."""
         kind = "tool" if role == "tool" else "user"
-        self._require(role, [_Asked(kind, thinks, system=False) for thinks in (False, True)])
+        knows = any(end in str(self._tokenizer.chat_template) for end in THOUGHT_ENDS)
+        self._require(role, [_Asked(kind, thinks, system=False) for thinks in ((True,) if knows else (False, True))])
 
     def _require_all(self, conversation: Sequence[Message], messages: Sequence[Message]) -> None:
         """Raise unless the template can be applied incrementally to this answer in this conversation."""
