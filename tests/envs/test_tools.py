@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -197,7 +198,20 @@ class Rude:
             "endless": ENDLESS,
             "generator": (each for each in [1]),
             "keys": {(1, 2): 3},
+            "plain": Plain(),
+            "row": Row("a", 2),
         }[which]
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.name, self._secret = "x", 1
+
+
+@dataclass
+class Row:
+    name: str
+    count: int
 
 
 class NoText:
@@ -246,6 +260,9 @@ def test_whatever_is_raised_is_one_line_without_paths(tool, kind):
         ("lies", "(a Lies that has no text)"),
         ("endless", "[[...]]"),
         ("keys", "{(1, 2): 3}"),
+        ("generator", "[1]"),
+        ("plain", '{"name": "x"}'),
+        ("row", '{"name": "a", "count": 2}'),
     ]
 )
 def test_odd_results_have_a_text(which, text):

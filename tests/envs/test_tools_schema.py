@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, Literal
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.for_every import for_every
 from whet.envs.tools import Tool, as_tool, find_tools, tool_environment
-from whet.envs.tools.schema import fitting, mismatch
+from whet.envs.tools.schema import fitting, json_schema, mismatch
 from whet.types import WhetError
 
 
@@ -293,3 +294,36 @@ def test_what_a_user_registers_by_hand_is_a_tool_too():
     made: Callable[..., Any] = os.getcwd
     tool = Tool("where", {"type": "function", "function": {"name": "where", "description": "Where."}}, made)
     assert find_tools(tool).name == "where"  # type: ignore[arg-type]
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+def test_an_enumeration_is_refused_with_what_to_write_instead() -> None:
+    def set_level(level: Level) -> str:
+        """Set it.
+
+        Args:
+            level: how much.
+        """
+        return str(level)
+
+    with pytest.raises(WhetError, match=r"a call cannot hold a Level; write Literal\[1, 2\]"):
+        json_schema(set_level)
+
+
+def test_a_tuple_is_checked_item_by_item() -> None:
+    def put(pair: tuple[int, str]) -> str:
+        """Put it.
+
+        Args:
+            pair: number and name.
+        """
+        return str(pair)
+
+    schema = json_schema(put)
+    assert fitting(schema, {"pair": [1, "x"]}) == ({"pair": [1, "x"]}, "")
+    for pair, says in ((["x", 1], "item 0: expected integer"), ([1], "expected 2 items, got 1")):
+        assert says in fitting(schema, {"pair": pair})[1]

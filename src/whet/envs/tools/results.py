@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from whet.envs.tools.tool import ToolText
 
 NOTHING = "(no result)"
 LONGEST_ERROR = 300  # characters
+MOST_ITEMS = 1000  # of what a generator yields
 # the folders in front of a file: not the slash of 1/2, nor what follows https:
 FOLDERS = re.compile(r"(?<![\w/.:<])(?:/[\w.@~+-]+)+/")
 
@@ -35,6 +38,12 @@ def _text(value: Any) -> str:
             return bytes(value).decode()
         except UnicodeDecodeError:
             return f"({len(value)} bytes that are no text)"
+    if isinstance(value, Iterator):  # what a generator yields is its result
+        value = list(itertools.islice(value, MOST_ITEMS))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+        value = _attributes(value)  # its own text would be an address, another one in every run
     makers: list[Callable[[Any], str]] = [lambda given: json.dumps(given, ensure_ascii=False), str, repr]
     for make in makers:
         try:
@@ -44,6 +53,12 @@ def _text(value: Any) -> str:
         if isinstance(text, str):
             return text
     return f"(a {type(value).__name__} that has no text)"
+
+
+def _attributes(value: Any) -> Any:
+    """The public attributes of a plain object, or the name of its class."""
+    public = {name: content for name, content in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    return public or f"(a {type(value).__name__})"
 
 
 def shown(result: ToolText, most: int) -> tuple[str, bool]:

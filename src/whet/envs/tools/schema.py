@@ -13,6 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 from whet.types import WhetError, did_you_mean
@@ -62,7 +63,7 @@ def _derived(function: Callable[..., Any], name: str, place: str) -> Mapping[str
         schema = get_json_schema(bare)
         odd = [hint for hint in typing.get_type_hints(bare).values() if isinstance(hint, type) and not _is_plain(hint)]
         if odd:  # it would be shown as an object, and the function would get a dict
-            raise TypeError(f"a call cannot hold a {odd[0].__name__}")
+            raise TypeError(f"a call cannot hold a {odd[0].__name__}{_literal(odd[0])}")
     except Exception as error:  # of three kinds, and whatever an odd type hint raises
         text = " ".join(" ".join(str(part) for part in error.args).split()) or type(error).__name__
         if "no docstring" in text:
@@ -84,7 +85,14 @@ def _derived(function: Callable[..., Any], name: str, place: str) -> Mapping[str
     return schema  # type: ignore[no-any-return]
 
 
+def _literal(kind: type) -> str:
+    """What to write in place of an enumeration."""
+    return f"; write Literal[{', '.join(repr(member.value) for member in kind)}]" if issubclass(kind, Enum) else ""
+
+
 def _is_plain(kind: type) -> bool:
+    if issubclass(kind, Enum):
+        return False
     return any(base in (str, int, float, bool, list, tuple, dict, type(None)) for base in getattr(kind, "__mro__", ()))
 
 
@@ -144,8 +152,12 @@ def mismatch(value: Any, schema: Any, level: int = 0) -> str:
 
 def _inner_mismatch(value: Any, schema: Mapping[str, Any], level: int) -> str:
     if isinstance(value, list | tuple):
+        first = schema["prefixItems"] if isinstance(schema.get("prefixItems"), list) else []  # of a tuple
+        if first and "items" not in schema and len(value) != len(first):
+            return f"expected {len(first)} items, got {len(value)}"
         for position, item in enumerate(value):
-            if complaint := mismatch(item, schema.get("items"), level + 1):
+            of_item = first[position] if position < len(first) else schema.get("items")
+            if complaint := mismatch(item, of_item, level + 1):
                 return f"item {position}: {complaint}"
     if isinstance(value, Mapping):
         properties = schema.get("properties") if isinstance(schema.get("properties"), Mapping) else {}
