@@ -159,6 +159,15 @@ class TestGymnasium:
         assert "(Down)\nSFFF\n[F]HFH" in answers[0].messages[0]["content"]
         env.close()
 
+    def test_an_action_that_cannot_be_read_is_counted_and_the_episode_goes_on(self):
+        said = Counting(lambda action: (f"you said {action}", 0.5, False, False, {}))
+        environment = StepEnvironment(said, action=int)
+        environment.start(Prompt("1", (), ""))
+        answer = environment.step(Completion("nothing", [], ""))
+        assert answer.counts == {"malformed_calls": 1} and not answer.done and answer.reward == 0.0
+        assert answer.messages[0]["content"].startswith("No action could be read (ValueError: ")
+        assert environment.step(Completion("7", [], "")).reward == 0.5
+
     def test_an_action_is_the_last_that_is_named(self):
         env = self.lake()
         env.start(prompt(1))

@@ -19,6 +19,7 @@ from whet.envs.adapters.answers import flag, number, opened, text
 from whet.envs.adapters.optional import cannot_be_made, function_of, optional
 from whet.envs.adapters.randomness import OwnRandom
 from whet.envs.adapters.seeds import seed_of
+from whet.registry import error_text
 from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError
 
 RENDER = "render"
@@ -74,8 +75,9 @@ class StepEnvironment:
     def step(self, completion: Completion) -> StepResult:
         try:
             chosen = self._action(str(completion))
-        except NoAction as error:
-            return StepResult(_user(str(error)), reward=0.0, counts={"malformed_calls": 1}, errors=(str(error),))
+        except Exception as error:  # a function of the user's may fail on what the policy wrote: that is no action
+            said = str(error) if isinstance(error, NoAction) else f"No action could be read ({error_text(error)})."
+            return StepResult(_user(said), reward=0.0, counts={"malformed_calls": 1}, errors=(said,))
         with self._own_random():
             shown, reward, done, info = self._answer(self._env.step(chosen))
             seen = self._seen(shown, info, "step")
