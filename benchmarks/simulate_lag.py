@@ -29,7 +29,7 @@ from results_file import RESULTS, add_results_flag, write_results
 
 from whet.tools.planner.cluster import LATENCY
 from whet.tools.planner.machines import MEASURED_ON
-from whet.tools.planner.measured import DECODE_RATE
+from whet.tools.planner.seconds import DECODE_RATE
 from whet.tools.planner.shapes import NAMED
 from whet.tools.planner.simulate import ClusterModel, Lengths, simulate
 

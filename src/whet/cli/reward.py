@@ -67,8 +67,7 @@ def attack(
 
       whet reward attack mine.py:reward --data test.jsonl --model runs/first
     """
-    from whet.pages.attack import attack_record, attack_text
-    from whet.tools.workbench.attack import attack_prompts, attack_reward
+    from whet.tools.workbench.attack import attack_prompts, attack_record, attack_reward, attack_text
 
     parts, config = _chosen(list(reward or ()), settings)
     prompts, source = attack_prompts(data, limit, config.get("data", {}))

@@ -10,22 +10,20 @@ from whet.data.tasks import TASKS
 from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
 from whet.record.metrics.intervals import share_interval
 from whet.record.metrics.significance import shares_apart, shares_p
-from whet.tools.pipelines.library.collapse import (
+from whet.tools.pipelines.library.self_judging import (
     JUDGE_LEAST,
     LONGER,
     CollapseSignals,
     collapse_signals,
     collapse_verdict,
-    order_accuracy,
-    warnings,
-)
-from whet.tools.pipelines.library.self_scores import (
     judge_example,
     mean_score,
     mixed_scores,
+    order_accuracy,
     score_in,
     self_scored_pairs,
     short_score_question,
+    warnings,
 )
 from whet.types import Prompt
 

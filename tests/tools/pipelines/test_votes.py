@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.tools.pipelines.library.measures import EvalRow, recheck_study, rechecks, set_measures
+from whet.tools.pipelines.library.evaluation import EvalRow, recheck_study, rechecks, set_measures
 from whet.tools.pipelines.library.rechecking import recheck_result
 from whet.tools.pipelines.library.voting import voted_labels
 

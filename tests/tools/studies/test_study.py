@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.support.for_every import for_every
 from whet.cli import app
-from whet.tools.pipelines import FinishedStage, Interrupted
+from whet.tools.pipelines.stages import FinishedStage, Interrupted
 from whet.tools.studies.overoptimization.proxies import (
     GoldReward,
     ProxyReward,

@@ -10,10 +10,17 @@ from pydantic import Field
 
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_TOKENS
 from whet.settings.sections import Section, Table
-from whet.tools.pipelines.library import MixEntry, MixSource, SampleEntry, SFTEntry, StageEntry
+from whet.tools.pipelines.library.constitution import (
+    FORBIDDEN,
+    ConductEntry,
+    ConstitutionExamplesEntry,
+    PrincipledPairsEntry,
+    RevisionsEntry,
+)
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
-from whet.tools.pipelines.library.judging import PrincipledPairsEntry
-from whet.tools.pipelines.library.revising import FORBIDDEN, ConductEntry, ConstitutionExamplesEntry, RevisionsEntry
+from whet.tools.pipelines.library.sampling import MixEntry, MixSource, SampleEntry
+from whet.tools.pipelines.library.trainings import SFTEntry
 from whet.tools.pipelines.rlaif import FeedbackSettings
 from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
 

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from whet.settings.layers import read_toml, validated
 from whet.settings.sections import Table
-from whet.tools.pipelines.library import STAGE_KINDS, StageEntry
+from whet.tools.pipelines.library import STAGE_KINDS
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings
 from whet.types import WhetError, did_you_mean
 

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from whet.tools.pipelines.library import RLEntry, StageEntry
 from whet.tools.pipelines.library.choices import RLChoice
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import with_evals
 from whet.tools.pipelines.library.rechecking import RecheckEntry
+from whet.tools.pipelines.library.trainings import RLEntry
 from whet.tools.pipelines.r1 import require_reward
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings
 

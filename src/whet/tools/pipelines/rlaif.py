@@ -11,9 +11,11 @@ from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_STEPS
 from whet.settings.layers import merged
 from whet.settings.sections import Section, Table
-from whet.tools.pipelines.library import PreferenceEntry, RewardModelEntry, RLEntry, SampleEntry, SFTEntry, StageEntry
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
 from whet.tools.pipelines.library.judging import EVAL_PAIRS, JudgedPairsEntry, JudgeEvalEntry, JudgeExamplesEntry
+from whet.tools.pipelines.library.sampling import SampleEntry
+from whet.tools.pipelines.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
 from whet.tools.pipelines.settings import (
     TRAIN_KEYS,
     Pipeline,

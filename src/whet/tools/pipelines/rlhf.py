@@ -17,18 +17,21 @@ from whet.objective.presets.preference import PAIR_PRESETS
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS
 from whet.settings.layers import merged
 from whet.settings.sections import Table
-from whet.tools.pipelines.library import (
-    PairsEntry,
-    PreferenceEntry,
-    RewardModelEntry,
-    RLEntry,
-    SampleEntry,
-    SFTEntry,
-    SplitPairsEntry,
-    StageEntry,
-)
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.judged import BestOfEntry, JudgedEntry, WaysEntry
-from whet.tools.pipelines.library.pairs import CHOSEN, HELD_OUT, JUDGED_PROMPTS, OTHER_HALF, OWN, PROMPTS, TASK
+from whet.tools.pipelines.library.pairs import (
+    CHOSEN,
+    HELD_OUT,
+    JUDGED_PROMPTS,
+    OTHER_HALF,
+    OWN,
+    PROMPTS,
+    TASK,
+    PairsEntry,
+    SplitPairsEntry,
+)
+from whet.tools.pipelines.library.sampling import SampleEntry
+from whet.tools.pipelines.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
 from whet.tools.pipelines.settings import TRAIN_KEYS, Names, Pipeline, PipelineSettings, without_reward
 from whet.training.config import PolicyConfig, PreferenceConfig, config_class
 from whet.types import WhetError, did_you_mean

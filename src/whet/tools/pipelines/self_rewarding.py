@@ -11,7 +11,7 @@ from pydantic import Field
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 from whet.tools.pipelines.iterative_dpo import RoundSettings
-from whet.tools.pipelines.library import SFTEntry, StageEntry
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
 from whet.tools.pipelines.library.self_judging import (
     CollapseEntry,
@@ -21,6 +21,7 @@ from whet.tools.pipelines.library.self_judging import (
     SelfScoredPairsEntry,
     TeachSection,
 )
+from whet.tools.pipelines.library.trainings import SFTEntry
 from whet.tools.pipelines.settings import Pipeline, is_scored, without_reward
 
 

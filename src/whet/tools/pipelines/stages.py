@@ -274,6 +274,11 @@ def json_lines(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write JSON lines, all or nothing."""
+    return write_atomically(path, json_lines(rows))
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON Lines file."""
     # not splitlines(): a completion may hold any of the line ends that Unicode knows

@@ -8,8 +8,8 @@ from math import ceil
 from typing import Any
 
 from whet.tools.planner.machines import GIGA, Devices
-from whet.tools.planner.measured import DECODE_RATE, DeviceRates, rates, scoring_seconds, step_seconds, training_seconds
 from whet.tools.planner.memory import CONTEXT_BYTES, GPU_ROWS, SMALLEST, USED_SHARE, memory_plan
+from whet.tools.planner.seconds import DECODE_RATE, DeviceRates, rates, scoring_seconds, step_seconds, training_seconds
 from whet.tools.planner.simulate import ClusterModel, Lengths, Simulated, simulate
 from whet.tools.planner.workload import Workload
 from whet.types import WhetError

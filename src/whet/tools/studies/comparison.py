@@ -19,8 +19,7 @@ from typing import Any
 
 from whet import api
 from whet.api.ranks import refuse_ranks
-from whet.pages.compare import MethodComparison, MethodRun, comparison_values, metric_name, table_text
-from whet.pages.compare_page import compare_page
+from whet.pages.compare import MethodComparison, MethodRun, compare_page, comparison_values, metric_name, table_text
 from whet.record.log import is_finished, read_summary
 from whet.record.run import read_run
 from whet.record.run_folder import CONFIG, next_free_folder

@@ -20,13 +20,21 @@ from whet.data.source import parse_source
 from whet.reward.sections import RewardSection
 from whet.settings.sections import Section
 from whet.tools.pipelines.settings import PipelineSettings, sampling_config, shared_values
-from whet.tools.pipelines.stages import FinishedStage, Stage, StageCost, StagePlan, check_stages, read_json_lines
+from whet.tools.pipelines.stages import (
+    FinishedStage,
+    Stage,
+    StageCost,
+    StagePlan,
+    check_stages,
+    read_json_lines,
+    write_rows,
+)
 from whet.tools.pipelines.training import trained_model
 from whet.types import WhetError, did_you_mean
 
 # what a stage leaves behind for others, and the file that it lies in; a model is a run folder
 Output = Literal["model", "reward_model", "rows", "completions", "pairs", "metrics"]
-OUTPUT_FILES: Mapping[Output, str] = {"rows": "rows.jsonl", "completions": "completions.jsonl", "pairs": "pairs.jsonl"}
+OUTPUT_FILES: Mapping[str, str] = {"rows": "rows.jsonl", "completions": "completions.jsonl", "pairs": "pairs.jsonl"}
 REWARD_MODEL = "reward model"  # the input of that name is read from its newest checkpoint
 NAMES = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 Done = Mapping[str, FinishedStage]
@@ -106,6 +114,10 @@ class StageWork:
     def result(self, key: str) -> Mapping[str, Any]:
         """What the stage behind an input returned."""
         return self.done[self.inputs[key].stage].result
+
+    def write(self, output: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Leave rows for later stages: an output by its name, or a file."""
+        write_rows(self.folder / OUTPUT_FILES.get(output, output), rows)
 
 
 class StageEntry(Section):

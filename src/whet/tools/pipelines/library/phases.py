@@ -16,10 +16,11 @@ from whet.record.metrics.win_rate import WinRate, change_with_interval, mean_wit
 from whet.record.text import headline, number, percent
 from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.evaluation import eval_config, measured
-from whet.tools.pipelines.library.judged import JUDGED, MICRO_BATCH_TOKENS, JudgedEntry
-from whet.tools.pipelines.library.pair_rows import row_prompt
-from whet.tools.pipelines.library.policy_measures import (
+from whet.tools.pipelines.library.judged import (
     JUDGE,
+    JUDGED,
+    MICRO_BATCH_TOKENS,
+    JudgedEntry,
     length_slope,
     measures,
     rate_cell,
@@ -27,7 +28,8 @@ from whet.tools.pipelines.library.policy_measures import (
     sample_pairs,
     with_known_scores,
 )
-from whet.tools.pipelines.library.sampler import ModelSampler, Row, write_rows
+from whet.tools.pipelines.library.pairs import row_prompt
+from whet.tools.pipelines.library.sampler import ModelSampler, Row
 from whet.tools.pipelines.settings import PipelineSettings, can_evaluate, sampling_config
 from whet.tools.pipelines.stages import read_json_lines, stage_result
 from whet.types import WhetError
@@ -57,7 +59,7 @@ class MeasuredEntry(JudgedEntry):
     def work(self, run: StageWork) -> Mapping[str, Any]:
         rows = self.write(run, self.completions)
         wins = pair_wins(run)
-        write_rows(run.folder / PAIR_WINS, [{"win": win} for win in wins])
+        run.write(PAIR_WINS, [{"win": win} for win in wins])
         start = run.rows("against") if self.against else rows
         judged = measures(rows, start, length_slope(start))
         scored = measured(run.folder, run.settings, eval_config(run.settings, run.model("policy")))

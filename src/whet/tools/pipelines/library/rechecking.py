@@ -13,7 +13,7 @@ from pydantic import Field
 from whet.record.log import SAMPLES
 from whet.record.text import percent
 from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
-from whet.tools.pipelines.library.measures import RecheckStudy, recheck_study, rechecks
+from whet.tools.pipelines.library.evaluation import RecheckStudy, recheck_study, rechecks
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import read_json_lines, stage_result
 

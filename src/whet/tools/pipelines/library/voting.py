@@ -10,16 +10,7 @@ from pydantic import Field
 
 from whet.record.text import count_of, percent
 from whet.reward.majority import voted_answer, winner
-from whet.tools.pipelines.library.entry import (
-    OUTPUT_FILES,
-    Composition,
-    Inputs,
-    Output,
-    StageEntry,
-    StageInput,
-    StageWork,
-)
-from whet.tools.pipelines.library.sampler import write_rows
+from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import stage_result
 
@@ -41,7 +32,7 @@ class VoteEntry(StageEntry):
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         labelled, result = voted_labels(run.rows("completions"), self.least_share)
-        write_rows(run.folder / OUTPUT_FILES["rows"], labelled)
+        run.write("rows", labelled)
         return result
 
 

@@ -22,9 +22,9 @@ from whet.record.metrics.overoptimization import Kind, ProxyCurve, ScorePoint, b
 from whet.record.metrics.selection import sizes as best_of_sizes
 from whet.record.text import number, percent
 from whet.settings.layers import validated
-from whet.tools.pipelines.library.sampler import ModelSampler, write_rows
+from whet.tools.pipelines.library.sampler import ModelSampler
 from whet.tools.pipelines.progress import ProgressLine
-from whet.tools.pipelines.stages import FinishedStage, Stage, read_json_lines
+from whet.tools.pipelines.stages import FinishedStage, Stage, read_json_lines, write_rows
 from whet.tools.pipelines.training import RUN, train_run, trained_model
 from whet.tools.studies.overoptimization.proxies import (
     Combination,
