@@ -325,7 +325,7 @@ def _tell_progress(cell: EvalCell, now: EvalProgress) -> None:
 
 def _page(report: EvalReport) -> str:
     from whet.cli.options import command_line
-    from whet.pages.eval_page import eval_page
+    from whet.pages.evaluation import eval_page
     from whet.pages.rerank import reranking_page
 
     only = report.evals[0] if len(report.evals) == 1 else None

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from whet.pages.board.access import Refusal
 from whet.pages.board.folders import RUN, FoundFolder
-from whet.pages.board.sample_index import SampleIndex
+from whet.pages.board.sample_index import SampleIndex, token_line, token_values
 from whet.pages.board.sample_search import (
     SORTS,
     FoundSamples,
@@ -23,7 +23,6 @@ from whet.pages.board.sample_search import (
     rewards_by_step,
 )
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
-from whet.pages.board.token_lines import token_line, token_values
 from whet.pages.board.visible_text import visible
 from whet.pages.chart_specs import chart, fits_unit, line
 from whet.pages.render import Figure, TextCard

@@ -21,7 +21,7 @@ from whet.reward.combine import RewardPart
 from whet.reward.find import find_reward
 from whet.reward.learned.process import EMPTY_LINE
 from whet.reward.steps import steps_of
-from whet.rollout.collect import draw_completions
+from whet.rollout.collect import Score, draw_completions
 from whet.tools.labelling.steps import (
     Completer,
     Solution,
@@ -37,7 +37,7 @@ from whet.training.assembly.rewards import bind_judges, build_reward_parts, buil
 from whet.training.assembly.rows import read_usable
 from whet.training.assembly.runtime import Runtime, encode_prompts, load_runtime, sampling_from
 from whet.training.config import EvaluationConfig
-from whet.types import Prompt, WhetError
+from whet.types import Prompt, Sample, StopReason, WhetError
 
 CHUNK_SIZE = 16  # prompts, or given solutions, of one chunk: always the same ones, so that resuming changes nothing
 
@@ -303,3 +303,94 @@ def _chunk(out: Path, number: int, line: bytes, provenance: Mapping[str, Any], c
             "it was begun with"
         )
     return chunk
+
+
+@dataclass(frozen=True)
+class CompletionSpec:
+    """What to write, and how much of it to keep."""
+
+    out: Path
+    count: int = 200  # prompts
+    per_prompt: int = 1  # completions per prompt
+    at_least: float | None = None  # the score of a completion that is kept; None: all are, scored or not
+
+
+@dataclass(frozen=True)
+class CompletionReport:
+    """What the file holds; only `seconds` is of this call."""
+
+    out: Path
+    written: int
+    rows: tuple[Mapping[str, Any], ...]
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        return {
+            "file": str(self.out),
+            "completions": len(self.rows),
+            "left_out": self.written - len(self.rows),
+            "tokens": sum(row["tokens"] for row in self.rows),
+            "seconds": self.seconds,
+        }
+
+
+def write_completions(
+    config: EvaluationConfig, spec: CompletionSpec, show: Callable[[LabelProgress], None]
+) -> CompletionReport:
+    """Completions to training prompts, into `spec.out`; a file that was started is continued."""
+    if spec.out.suffix != ".jsonl" or not spec.out.parent.is_dir():
+        raise WhetError(f"--out {spec.out}: give a file that ends in .jsonl, in a folder that exists")
+    if spec.per_prompt > 1 and config.sampling.temperature == 0:
+        raise WhetError("several completions at temperature 0 are all equal; give --set sampling.temperature=1.0")
+    changed = {"count": spec.count, "limit": spec.count}
+    config = config.model_copy(update={"data": config.data.model_copy(update=changed)})
+    parts = build_reward_parts(config, wanted=True) if spec.at_least is not None else []
+    prompts = load_prompts(config, evaluation=False)[: spec.count]
+    runtime = load_runtime(config)
+    score: Score | None = None
+    if parts:
+        score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
+    provenance = {
+        **model_facts(config, runtime),
+        **{"each": spec.per_prompt, "source": config.data.source, "at_least": spec.at_least},
+        "reward": reward_summary(parts) if parts else "",
+    }
+
+    def label(chunk: Sequence[Prompt], seed: tuple[int, int]) -> LabelledChunk:
+        sampling = sampling_from(config.sampling)
+        tokens = encode_prompts(runtime, chunk, sampling)
+        drawn = draw_completions(runtime.engine, tokens, spec.per_prompt, sampling, seed)
+        rows = [{**row, "labelled": provenance} for row in _rows(chunk, drawn, score, spec.at_least)]
+        return LabelledChunk(
+            rows, sum(map(len, drawn)), sum(sample.num_actions for samples in drawn for sample in samples)
+        )
+
+    command = "whet label completions"
+    rows, seconds = write_chunks(spec.out, provenance, command, prompts, config.seed, label, show)
+    return CompletionReport(spec.out, len(prompts) * spec.per_prompt, rows, seconds)
+
+
+def _rows(
+    prompts: Sequence[Prompt], drawn: Sequence[Sequence[Sample]], score: Score | None, at_least: float | None
+) -> list[dict[str, Any]]:
+    """One row per completion worth keeping; one that its budget cut off teaches nobody how to end."""
+    rows = []
+    for prompt, samples in zip(prompts, drawn, strict=True):
+        scored = samples if score is None else score([prompt] * len(samples), samples)
+        for number, sample in enumerate(scored):
+            if sample.stop is StopReason.LENGTH or not sample.completion.strip():
+                continue
+            if at_least is not None and (sample.reward is None or sample.reward < at_least):
+                continue
+            asked: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
+            rows.append(
+                {
+                    "id": prompt.id if len(scored) == 1 else f"{prompt.id}/{number}",
+                    "prompt": asked,
+                    "completion": sample.completion,
+                    "tokens": sample.num_actions,
+                    **({} if sample.reward is None else {"score": sample.reward}),
+                }
+            )
+    return rows

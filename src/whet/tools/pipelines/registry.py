@@ -10,8 +10,7 @@ from whet.tools.pipelines.distill import DISTILL
 from whet.tools.pipelines.from_file import FROM_FILE
 from whet.tools.pipelines.iterative_dpo import ITERATIVE_DPO
 from whet.tools.pipelines.phased import PHASED
-from whet.tools.pipelines.r1 import R1
-from whet.tools.pipelines.r1_zero import R1_ZERO
+from whet.tools.pipelines.r1 import R1, R1_ZERO
 from whet.tools.pipelines.rejection_sampling import REJECTION
 from whet.tools.pipelines.rlaif import RLAIF
 from whet.tools.pipelines.rlhf import RLHF

@@ -26,16 +26,18 @@ from whet.record.text import aligned, duration, quantity
 from whet.reward.sections import RewardSection
 from whet.settings.layers import flattened, read_toml
 from whet.tools.pipelines.library.entry import compose
-from whet.tools.pipelines.progress import ProgressPrinter, print_line, run_with_progress
 from whet.tools.pipelines.registry import find_pipeline
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
 from whet.tools.pipelines.stages import (
     FinishedStage,
+    ProgressPrinter,
     Stage,
     StageCost,
     StagePlan,
+    print_line,
     read_json_lines,
     refuse_other_format,
+    run_with_progress,
     unchanged_stages,
     write_atomically,
 )

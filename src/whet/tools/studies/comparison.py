@@ -25,8 +25,7 @@ from whet.record.run import read_run
 from whet.record.run_folder import CONFIG, next_free_folder
 from whet.record.text import duration, headline, metric_text
 from whet.settings.layers import flattened, merged, read_toml
-from whet.tools.pipelines.progress import ProgressLine, print_line
-from whet.tools.pipelines.stages import write_atomically
+from whet.tools.pipelines.stages import ProgressLine, print_line, write_atomically
 from whet.training.config import Config, PolicyConfig, config_class, differing_keys, resolved
 from whet.training.saved_config import read_config
 from whet.types import WhetError
