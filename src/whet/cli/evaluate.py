@@ -202,7 +202,7 @@ def sample(
 
 def _opening(samples: Sequence[Sample]) -> str:
     """How the environment began, where the row itself asks nothing."""
-    from whet.pages.trajectory import opening_text
+    from whet.pages.run_report import opening_text
 
     return next((text for sample in samples if (text := opening_text(sample.turns))), "")
 
@@ -211,7 +211,7 @@ def _written(sample: Sample) -> str:
     """A completion, or an episode turn by turn."""
     if not sample.turns:
         return sample.completion if sample.stop != "failed" else "(its environment failed)"
-    from whet.pages.trajectory import trajectory_text
+    from whet.pages.run_report import trajectory_text
 
     return trajectory_text(sample.turns).replace("\n", "\n  ")
 

@@ -331,7 +331,7 @@ def cells(comparison: MethodComparison) -> list[tuple[str, ...]]:
     return [
         (
             row.method,
-            _runs_text(len(row.results), comparison.num_planned(row.method)),
+            str(planned) if (done := len(row.results)) == planned else f"{done} of {planned}",
             row.before.text(name),
             row.after.text(name),
             row.reward.text(""),
@@ -340,11 +340,8 @@ def cells(comparison: MethodComparison) -> list[tuple[str, ...]]:
             places[row.method].words,
         )
         for row in rows(comparison)
+        for planned in (comparison.num_planned(row.method),)
     ]
-
-
-def _runs_text(done: int, planned: int) -> str:
-    return str(planned) if done == planned else f"{done} of {planned}"
 
 
 def heads(comparison: MethodComparison) -> tuple[str, ...]:
@@ -473,11 +470,8 @@ def comparison_from(values: Mapping[str, Any]) -> MethodComparison:
 
 def compare_page(comparison: MethodComparison) -> str:
     """The whole page, for a folder that the runs lie in."""
-    return render_live("compare.html", **comparison_page_values(comparison, _report_beside))
-
-
-def _report_beside(run: MethodRun) -> str:
-    return f"{quote(run.folder)}/{REPORT}" if run.folder else ""
+    values = comparison_page_values(comparison, lambda run: f"{quote(run.folder)}/{REPORT}" if run.folder else "")
+    return render_live("compare.html", **values)
 
 
 def comparison_page_values(comparison: MethodComparison, address: Callable[[MethodRun], str]) -> dict[str, Any]:

@@ -291,18 +291,14 @@ def sets_table(summary: PipelineSummary) -> list[list[str]]:
     drawn = [name for name in first if name.startswith(("pass@", "majority@"))]
     shown = [name for name in drawn if name == "pass@1"] + drawn[-2:]
     others = [name for name in dict.fromkeys(shown) if name != main]
-    head = [f"{main if name == ALL else name}, {stage_prompts(measured[-1], name)}" for name in names]
+    prompts = {name: int(measured[-1].sets.get(name, {}).get("prompts", 0)) for name in names}
+    head = [f"{main if name == ALL else name}, {prompts[name]}" for name in names]
     rows = [["after", *head, *others, "tokens"]]
     for stage in measured:
         cells = [_set_cell(stage, name, main) for name in names]
         cells += [_set_cell(stage, names[0], other) for other in others]
         rows.append([stage.label or stage.name, *cells, _set_cell(stage, names[0], "completion_tokens")])
     return rows
-
-
-def stage_prompts(stage: StageSummary, name: str) -> int:
-    """How many prompts an eval set has."""
-    return int(stage.sets.get(name, {}).get("prompts", 0))
 
 
 def _set_cell(stage: StageSummary, name: str, metric: str) -> str:

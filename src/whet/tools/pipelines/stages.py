@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from whet.record.text import duration
 from whet.record.text import number as number_text
@@ -74,11 +74,6 @@ class StagePlan:
     cost: StageCost = StageCost()
 
 
-def no_inputs() -> Mapping[str, str]:
-    """The input digests of a stage that reads none of the user's files: none."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Stage:
     """`work(folder, done)` gets its own folder and the finished stages by name, and returns its result as JSON."""
@@ -89,7 +84,7 @@ class Stage:
     settings: Mapping[str, Any] = field(default_factory=dict)  # JSON: all that its outcome depends on
     measures: tuple[str, int] | None = None  # whose metrics it measures, after which round
     reads: tuple[str, ...] | None = None  # the stages whose results it uses; None: every earlier one
-    inputs: Callable[[], Mapping[str, str]] = no_inputs  # digests of the files and models it reads, by name
+    inputs: Callable[[], Mapping[str, str]] = dict  # digests of the files and models it reads, by name
     plan: StagePlan | None = None
     against: str = ""  # of an eval: the one it is compared with; empty: the one before, "none": nobody
 
@@ -105,21 +100,6 @@ def stage_result(
     measured = {name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)}
     stop = {"stop_reason": stop_reason} if stop_reason else {}
     return {"summary": summary, "metrics": measured, "counts": dict(counts or {}), **stop, **more}
-
-
-class StageObserver(Protocol):
-    """Follows the stages of a pipeline as they run."""
-
-    def stage_started(self, number: int, total: int, stage: Stage) -> None:
-        """A stage begins, `number` of `total`."""
-        ...
-
-    def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
-        """A stage has its result; `is_old`: from an earlier run of the pipeline."""
-        ...
-
-    def stage_replaced(self, stage: Stage, kept: Path) -> None:
-        """What it left before was made of other inputs, and lies in `kept` now."""
 
 
 def stage_folder(folder: Path, number: int, stage: Stage) -> Path:
@@ -163,7 +143,7 @@ def unchanged_stages(stages: Sequence[Stage], folder: Path) -> list[str]:
     return [stage.name for stage in stages if _read_finished(places[stage.name], stage, prints[stage.name]) is not None]
 
 
-def run_stages(stages: Sequence[Stage], folder: Path, observer: StageObserver) -> dict[str, FinishedStage]:
+def run_stages(stages: Sequence[Stage], folder: Path, observer: ProgressPrinter) -> dict[str, FinishedStage]:
     """Run the stages in order; what each came to, by name. A stage with a `stop_reason` is the last one."""
     check_stages(stages)
     finished: dict[str, FinishedStage] = {}
@@ -353,6 +333,7 @@ class ProgressPrinter:
         print_line(f"      {stage.name} was made of other inputs and runs again; what it had left is in {kept}")
 
     def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
+        """`is_old`: from an earlier run of the pipeline."""
         self.finished[stage.name] = done
         if is_old:
             print_line(f"[{number}/{total}] {stage.name}: {stage.about}")

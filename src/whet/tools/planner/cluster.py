@@ -109,15 +109,11 @@ def _best_split(
     counts = [count for count in counts if count < devices.count]
     if not counts:
         raise WhetError(f"scale.engines is {options.engines} and {devices} leave no device to train on; give fewer")
-    enough = [count for count in counts if _trains(work, devices, devices.count - count)] or counts[:1]
+    ranks = {count: replace(work, ranks=devices.count - count, samples=False) for count in counts}
+    enough = [count for count in counts if memory_plan(ranks[count], devices).fits] or counts[:1]
     name = "engines of their own, each step waits" if not staleness else f"engines ahead, staleness {staleness}"
     tried = [_layout(name, work, devices, options, known, count, staleness) for count in enough]
     return max(tried, key=lambda layout: layout.simulated.tokens_per_second)
-
-
-def _trains(work: Workload, devices: Devices, trainers: int) -> bool:
-    """Whether so many ranks hold the model."""
-    return memory_plan(replace(work, ranks=trainers, samples=False), devices).fits
 
 
 def _layout(

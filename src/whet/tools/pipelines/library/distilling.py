@@ -123,10 +123,10 @@ class MatchedEntry(RLEntry):
     def work(self, run: StageWork) -> Mapping[str, Any]:
         located = run.located
         config = self.checked(run.settings, run.inputs, located)
-        arithmetic = arithmetic_of(run.result("student"))
+        counts, cost = run.result("student")["counts"], run.result("traces")["cost"]
+        arithmetic = Arithmetic(counts["weights"], counts["teacher_weights"])
         frozen, epochs, scores_itself = self.passes(config, arithmetic)
-        budget = traces_operations(arithmetic, run.result("traces"), run.result("imitation"))
-        cost = run.result("traces")["cost"]
+        budget = arithmetic.of_traces(cost["sampled_tokens"], run.result("imitation")["cost"]["trained_tokens"])
         tokens = cost["sampled_tokens"] / max(1, cost["completions"])
         per_step = config.batch.prompts_per_step * config.batch.group_size * tokens
         steps = max(1, round(budget / arithmetic.of_own(round(per_step), frozen, epochs, scores_itself)))
@@ -153,16 +153,6 @@ class MatchedEntry(RLEntry):
         frozen += (arithmetic.teacher if self.teacher else arithmetic.student) * graded
         again = config.batch.updates_per_step > 1 and "old_logp" in needs
         return frozen, float(config.batch.epochs_per_batch), again
-
-
-def arithmetic_of(student: Mapping[str, Any]) -> Arithmetic:
-    """The arithmetic of a student's training, from the weight counts in its stage result."""
-    return Arithmetic(student["counts"]["weights"], student["counts"]["teacher_weights"])
-
-
-def traces_operations(arithmetic: Arithmetic, traces: Mapping[str, Any], imitation: Mapping[str, Any]) -> float:
-    """Operations spent on sampling the teacher's traces and on training on them."""
-    return arithmetic.of_traces(traces["cost"]["sampled_tokens"], imitation["cost"]["trained_tokens"])
 
 
 class CompareEntry(StageEntry):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -73,7 +73,6 @@ class RecheckStudy:
     with_rechecks: int = 0
     right_with: float | None = None
     right_without: float | None = None
-    words: Mapping[str, int] = field(default_factory=dict)
 
 
 def rechecks(text: str) -> int:
@@ -199,7 +198,8 @@ def eval_prompts(settings: PipelineSettings, config: EvaluationConfig) -> list[P
         raise WhetError("there are no held-out prompts; give eval.source, or a task as data.source")
     if len(prompts) <= settings.eval.prompts:
         return prompts
-    return _first_of_each(prompts, settings, -(-settings.eval.prompts // len(_sets(prompts, settings))))
+    num_sets = len({set_of(prompt, settings) for prompt in prompts})
+    return _first_of_each(prompts, settings, -(-settings.eval.prompts // num_sets))
 
 
 def sampled_prompts(settings: PipelineSettings, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -213,10 +213,6 @@ def set_of(prompt: Prompt, settings: PipelineSettings) -> str:
     if settings.eval.by:
         return str(prompt.meta[settings.eval.by])
     return prompt.id.partition("/")[0] if settings.data.parsed_source.is_task and not settings.eval.source else ALL
-
-
-def _sets(prompts: Sequence[Prompt], settings: PipelineSettings) -> list[str]:
-    return list(dict.fromkeys(set_of(prompt, settings) for prompt in prompts))
 
 
 def _first_of_each(prompts: Sequence[Prompt], settings: PipelineSettings, most: int) -> list[Prompt]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, Literal
@@ -104,26 +103,17 @@ def _margins(settings: PipelineSettings, model: str, rows: Sequence[Row]) -> lis
     return [float(chosen.double().sum() - rejected.double().sum()) for chosen, rejected in logp]
 
 
-@dataclass(frozen=True)
-class KeptVerdict:
-    """Whether a phase kept what the one before it had taught."""
-
-    is_kept: bool
-    is_lost: bool
-    words: str
-
-
-def kept_verdict(what: str, before: float, after: float, change: WinRate, tolerance: float) -> KeptVerdict:
+def kept_verdict(what: str, before: float, after: float, change: WinRate, tolerance: float) -> str:
     """Kept: the loss is within the tolerance for sure. Lost: it is a loss for sure, and may be beyond the tolerance."""
     words = (
         f"{what} {percent(before)} to {percent(after)}, a change of {100 * change.value:+.1f} points "
         f"({100 * change.low:+.1f} to {100 * change.high:+.1f})"
     )
     if change.low >= -tolerance:
-        return KeptVerdict(True, False, f"kept: {words}")
+        return f"kept: {words}"
     if change.high < 0:
-        return KeptVerdict(False, True, f"LOST: {words}")
-    return KeptVerdict(False, False, f"cannot be told: {words}, on {change.prompts}; measure on more")
+        return f"LOST: {words}"
+    return f"cannot be told: {words}, on {change.prompts}; measure on more"
 
 
 class PhaseCheckEntry(StageEntry):
@@ -154,13 +144,13 @@ class PhaseCheckEntry(StageEntry):
             table.append([name, *rates, number(result["measured"]["kl"]["value"]), task])
         first, second, *_ = self.phases
         verdicts = {name: self.verdicts(run, first, name) for name in list(self.phases)[1:]}
-        words = [f"{name}: {verdict.words}" for name, stage_verdicts in verdicts.items() for verdict in stage_verdicts]
-        summary = f"what {first} taught, after {second}: {'; '.join(verdict.words for verdict in verdicts[second])}"
+        words = [f"{name}: {verdict}" for name, stage_verdicts in verdicts.items() for verdict in stage_verdicts]
+        summary = f"what {first} taught, after {second}: {'; '.join(verdicts[second])}"
         shown = sample_pairs(self._judged(run, self.phases[second]), self._judged(run, self.start), SAMPLES)
         samples = [{"way": second, **pair} for pair in shown]
         return stage_result(summary, table=table, findings=words, samples=samples)
 
-    def verdicts(self, run: StageWork, first: str, phase: str) -> list[KeptVerdict]:
+    def verdicts(self, run: StageWork, first: str, phase: str) -> list[str]:
         """Whether what the first phase taught is still there after this one."""
         before, after = self.phases[first], self.phases[phase]
         if self.taught == "rl":

@@ -200,7 +200,8 @@ class SampleEntry(StageEntry):
         def rows_of(sampler: ModelSampler, number: int, prompts: Sequence[Prompt]) -> list[Row]:
             written = sampler.completions(prompts, self.completions, sampling, (seed, number))
             scores: Scores = [[None] * len(samples) for samples in written]
-            if scores_rows(config):
+            # completions to a file without a reward are drawn, and nobody says which are right
+            if is_scored(config.reward) or config.data.parsed_source.is_generated:
                 scores = sampler.scores(None, prompts, written)
             rows = [
                 {**completion_row(prompt, samples), "scores": scored}
@@ -227,11 +228,6 @@ class SampleEntry(StageEntry):
             counts=counts,
             cost={"completions": len(scores), "sampled_tokens": tokens},
         )
-
-
-def scores_rows(config: EvaluationConfig) -> bool:
-    """False for data from a file without a reward: completions are drawn, and nobody says which are right."""
-    return is_scored(config.reward) or config.data.parsed_source.is_generated
 
 
 def with_hints(

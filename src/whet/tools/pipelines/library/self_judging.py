@@ -216,34 +216,26 @@ def warnings(before: CollapseSignals | None, first: CollapseSignals, now: Collap
     return raised
 
 
-@dataclass(frozen=True)
-class CollapseVerdict:
-    """Whether self-training collapsed, and a summary in words."""
-
-    summary: str
-    is_collapse: bool
-
-
 def collapse_verdict(
     before: CollapseSignals, rounds: Sequence[CollapseSignals], raised: Sequence[str], eval_prompts: int
-) -> CollapseVerdict:
-    """Where the loop stands after the last round. Where accuracy is known it decides; else two signals do."""
+) -> tuple[str, bool]:
+    """Where the loop stands, and whether it collapsed. Accuracy decides where it is known; else two signals do."""
     known = [signals for signals in (before, *rounds) if not math.isnan(signals.accuracy)]
     others = f"; {'; '.join(raised)}" if raised else "; no other signal of it"
     if not eval_prompts or len(known) < 2:
         if len(raised) > 1:
-            return CollapseVerdict(f"COLLAPSE is likely, {len(raised)} signals: {'; '.join(raised)}", True)
-        return CollapseVerdict(f"one signal to watch: {raised[0]}" if raised else "no signal of collapse", False)
+            return (f"COLLAPSE is likely, {len(raised)} signals: {'; '.join(raised)}", True)
+        return (f"one signal to watch: {raised[0]}" if raised else "no signal of collapse", False)
     best, last = max(known, key=lambda each: each.accuracy), known[-1]
     if shares_apart(best.accuracy, last.accuracy, eval_prompts) > NOISE:
         when = f"after round {best.number}" if best.number else "before the first round"
         fell = f"held-out accuracy fell from {best.accuracy:.1%} {when} to {last.accuracy:.1%}"
-        return CollapseVerdict(f"COLLAPSE: {fell}; take the policy {when}{others}", True)
+        return (f"COLLAPSE: {fell}; take the policy {when}{others}", True)
     gain = shares_apart(last.accuracy, before.accuracy, eval_prompts)
     change = f"held-out accuracy {before.accuracy:.1%} to {last.accuracy:.1%}"
     what = "better by more than noise" if gain > NOISE else "no gain beyond noise"
     watched = f"; to watch: {'; '.join(raised)}" if raised else "; no signal of collapse"
-    return CollapseVerdict(f"{change}, {what}{watched}", False)
+    return (f"{change}, {what}{watched}", False)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -504,12 +496,14 @@ class CollapseEntry(SelfJudgeEvalEntry):
             )
         )
         raised = warnings(before, rounds[0], rounds[-1])
-        verdict = collapse_verdict(before, rounds, raised, int(measured[0]["eval_prompts"]) if measured[0] else 0)
+        words, is_collapse = collapse_verdict(
+            before, rounds, raised, int(measured[0]["eval_prompts"]) if measured[0] else 0
+        )
         return stage_result(
-            verdict.summary,
+            words,
             {**rounds[-1].known(), **judge["metrics"]},
             {"signals_past_threshold": len(raised)},
-            verdict.summary if verdict.is_collapse and self.stop else "",
+            words if is_collapse and self.stop else "",
             warnings=raised,
         )
 
