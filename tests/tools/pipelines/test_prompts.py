@@ -10,11 +10,12 @@ from whet.tools.pipelines.library.constitution import (
     GENERAL,
     NOTHING_WRONG,
     TASK_PRINCIPLES,
+    WHICH,
     critique_request,
     preference_request,
     revision_request,
 )
-from whet.tools.pipelines.library.judging import WHICH, short_question
+from whet.tools.pipelines.library.judging import short_question
 from whet.tools.pipelines.library.self_judging import judge_example, rubric_question, short_score_question
 from whet.types import Prompt
 

@@ -122,7 +122,7 @@ def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> Pi
             before = read_toml(folder / SETTINGS)
             if before.get("pipeline") != pipeline.name:
                 raise WhetError(
-                    f"{folder} already holds a pipeline {before.get('pipeline')!r}; "
+                    f"{folder} already holds a pipeline {before.get('pipeline', before.get('recipe'))!r}; "
                     f"`whet resume {folder}`, or give another --folder"
                 )
             refuse_other_format(folder)
@@ -181,6 +181,8 @@ def resume_pipeline(
         if value is not None and value != []:
             raise WhetError(f"{flag} has no effect on a pipeline, which continues where it stopped; drop it")
     values = read_toml(path / SETTINGS)
+    if "recipe" in values:
+        raise WhetError(f"{path} was made by whet 0.1, whose pipelines 0.2 cannot continue; start it again")
     refuse_other_format(path)
     pipeline, resolved, stages = _planned(str(values.get("pipeline")), {**values, "folder": str(path)})
     start_pipeline_sandbox(resolved)

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import tomli_w
 from pydantic import Field
@@ -20,7 +20,8 @@ from whet.record.text import count_of, percent
 from whet.reward.repetition import repetition
 from whet.reward.safety import safety
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_TOKENS
-from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
+from whet.settings.sections import Section
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.evaluation import POLICY, eval_config
 from whet.tools.pipelines.library.judging import (
     FIRST,
@@ -28,6 +29,7 @@ from whet.tools.pipelines.library.judging import (
     Ask,
     Comparison,
     JudgedPairsEntry,
+    PairLabels,
     Preference,
     letter_preferences,
 )
@@ -230,12 +232,8 @@ def conduct(violated: Sequence[Sequence[str]], lengths: Sequence[int]) -> dict[s
     return {"clean": sum(not kinds for kinds in violated) / total, **shares, "characters": sum(lengths) / total}
 
 
-class ConstitutionExamplesEntry(StageEntry):
+class ConstitutionExamplesEntry(StageEntry, kind="constitution_examples", gives=("rows",), uses=("seed", "data")):
     """Examples of answering, criticising, revising and comparing, written by the task."""
-
-    kind: ClassVar[str] = "constitution_examples"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "data")
 
     count: int = Field(512, ge=1, le=MOST_ROWS, description="prompts of the task")
 
@@ -281,19 +279,22 @@ def is_forbidden(rule: str, prompt: Prompt) -> bool:
     return bool(column) and str(prompt.meta.get(column)) == value
 
 
-class RevisionsEntry(StageEntry):
-    """Completions, criticised and revised under principles: the last revisions are demonstrations."""
+class Revising(Section):
+    """How completions are criticised and revised."""
 
-    kind: ClassVar[str] = "revisions"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "data", "eval")
-
-    model: str = Field("", description="the stage or model that writes and criticises; empty: the pipeline's model")
     constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
-    count: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts whose completions are revised")
     critiques: int = Field(4, ge=1, le=MOST_REPEATS, description="times that a completion is criticised and revised")
     critique_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of a critique")
     forbidden: str = FORBIDDEN
+
+
+class RevisionsEntry(
+    StageEntry, Revising, kind="revisions", gives=("rows",), uses=("seed", "model", "sampling", "data", "eval")
+):
+    """Completions, criticised and revised under principles: the last revisions are demonstrations."""
+
+    model: str = Field("", description="the stage or model that writes and criticises; empty: the pipeline's model")
+    count: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts whose completions are revised")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if self.forbidden and "=" not in self.forbidden:
@@ -401,12 +402,8 @@ class RevisionsEntry(StageEntry):
         return rows
 
 
-class ConductEntry(StageEntry):
+class ConductEntry(StageEntry, kind="conduct", gives=("metrics",), uses=("seed", "model", "sampling", "data", "eval")):
     """Violations in completions to the held-out prompts, by rules that no model sees."""
-
-    kind: ClassVar[str] = "conduct"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "data", "eval")
 
     model: str = Field("", description="the stage or model that is measured; empty: the pipeline's model")
     forbidden: str = FORBIDDEN
@@ -457,14 +454,17 @@ class ConductEntry(StageEntry):
         )
 
 
-class PrincipledPairsEntry(JudgedPairsEntry):
-    """The same under a constitution: each pair is compared by a principle that is drawn for it."""
+class Reasoning(PairLabels):
+    """Whether a model says why it prefers a completion."""
 
-    kind: ClassVar[str] = "principled_pairs"
-
-    constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
     reason: bool = Field(False, description="it writes its reasons first; then labels are held between 0.4 and 0.6")
     reason_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of those reasons")
+
+
+class PrincipledPairsEntry(JudgedPairsEntry, Reasoning, kind="principled_pairs"):
+    """The same under a constitution: each pair is compared by a principle that is drawn for it."""
+
+    constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         return f"{super().about(settings, inputs)}, under a principle"

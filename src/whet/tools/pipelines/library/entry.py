@@ -123,14 +123,22 @@ class StageWork:
 class StageEntry(Section):
     """One stage of a pipeline, as Python and a pipeline file write it."""
 
-    kind: ClassVar[str]
-    gives: ClassVar[tuple[Output, ...]]
+    kind: ClassVar[str]  # how a pipeline file calls it; this and the next two are keywords of a class
+    gives: ClassVar[tuple[Output, ...]]  # what it leaves for other stages
     uses: ClassVar[tuple[str, ...]] = ()  # shared settings that its outcome depends on
     learns: ClassVar[bool] = False  # from the rows it reads, which must not hold eval prompts
     unplanned: ClassVar[frozenset[str]] = frozenset()  # inputs that the plan does not name
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name"})  # fields that its outcome does not depend on
 
     name: str = Field(pattern=NAMES, max_length=60, description="of the stage; others refer to it")
+
+    def __init_subclass__(
+        cls, kind: str = "", gives: tuple[Output, ...] = (), uses: tuple[str, ...] = (), **more: Any
+    ) -> None:
+        super().__init_subclass__(**more)
+        for name, value in (("kind", kind), ("gives", gives), ("uses", uses)):
+            if value:  # else that of the class it derives from
+                setattr(cls, name, value)
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         """Its inputs by what they are to it; WhetError where one is missing or could not be used."""

@@ -20,7 +20,6 @@ from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
     Composition,
     Inputs,
-    Output,
     StageEntry,
     StageInput,
     StageWork,
@@ -124,12 +123,9 @@ def _bounds(estimate: IntervalEstimate) -> Measured:
     return estimate.value, estimate.low, estimate.high
 
 
-class EvalEntry(StageEntry):
+class EvalEntry(StageEntry, kind="eval", gives=("metrics",), uses=("seed", "model", "sampling", "eval")):
     """A model on the held-out prompts."""
 
-    kind: ClassVar[str] = "eval"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "eval")
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name", "against", "who"})
 
     model: str = Field("", description="the stage or model that is measured; empty: the pipeline's model")

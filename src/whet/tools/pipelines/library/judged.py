@@ -26,7 +26,7 @@ from whet.record.metrics.win_rate import (
 from whet.record.text import count_of, number, percent
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_SAMPLES, MOST_SEED
-from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.pairs import SplitPairsEntry, row_prompt
 from whet.tools.pipelines.library.sampler import ModelSampler, Row, chunk_size, completion_row, sampled_rows
 from whet.tools.pipelines.library.trainings import SELECTION, choices_within
@@ -279,12 +279,9 @@ def headline(measured: Mapping[str, Mapping[str, Any]], start: Mapping[str, Any]
     return ranked, words
 
 
-class JudgedEntry(StageEntry):
+class JudgedEntry(StageEntry, kind="judged", gives=("metrics",), uses=("seed", "model", "sampling", "data", "eval")):
     """Completions of a policy to held-out prompts, with the scores of reward models and the KL to where it started."""
 
-    kind: ClassVar[str] = "judged"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "data", "eval")
     unplanned: ClassVar[frozenset[str]] = frozenset({"start", JUDGE, REWARD_MODEL, "against", "pairs", "cost of"})
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name", "who", "number"})
 
@@ -457,10 +454,8 @@ class _Judges:
         return [float(value) for value in (logp.double() * batch.action).sum(-1)]
 
 
-class BestOfEntry(JudgedEntry):
+class BestOfEntry(JudgedEntry, kind="best_of_n"):
     """No training: the reward model chooses among n completions of the start policy to each prompt."""
-
-    kind: ClassVar[str] = "best_of_n"
 
     most_n: int = Field(64, ge=1, le=MOST_SAMPLES, description="at most this n; less where the budget is spent before")
     cost_of: str = Field("", description="the training whose budget n spends on these prompts; empty: n is most_n")
@@ -495,11 +490,8 @@ class BestOfEntry(JudgedEntry):
         }
 
 
-class WaysEntry(StageEntry):
+class WaysEntry(StageEntry, kind="compare_ways", gives=("metrics",)):
     """Several ways to optimise one reward side by side: win rates, KL, length, what each spent."""
-
-    kind: ClassVar[str] = "compare_ways"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
     start: str = Field(description="the stage in which the start was judged")
     trainings: dict[str, str] = Field(description="way = the stage that trained it, or chose; its cost is compared")

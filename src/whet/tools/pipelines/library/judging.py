@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from whet.record.text import count_of, percent
-from whet.settings.sections import Table
-from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
+from whet.settings.sections import Section, Table
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.pairs import pair_row, row_prompt
 from whet.tools.pipelines.library.sampler import ModelSampler, chunk_size
 from whet.tools.pipelines.settings import PipelineSettings, sampling_config
@@ -174,11 +174,8 @@ def true_pairs(pairs: Sequence[dict[str, Any]], candidates: Sequence[CandidatePa
     ]
 
 
-class JudgeExamplesEntry(StageEntry):
+class JudgeExamplesEntry(StageEntry, kind="judge_examples", gives=("rows",)):
     """Demonstrations of judging, of scored completions: the letter of the better one, in both orders."""
-
-    kind: ClassVar[str] = "judge_examples"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
 
     completions: str = Field("", description="the stage of kind sample whose completions are compared by their scores")
 
@@ -206,20 +203,25 @@ class JudgeExamplesEntry(StageEntry):
         return stage_result(summary, counts=counts)
 
 
-class ComparingEntry(StageEntry):
-    """What every stage has that asks a judge which of two completions is better."""
+class JudgeForm(Section):
+    """How a judge is asked, and how its verdict is read."""
 
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling")
-
-    completions: str = Field("", description="the stage of kind sample whose completions are compared, two per prompt")
-    judge: str = Field("", description="the stage or model that judges; empty: the pipeline's, or settings.base_url")
     question: Literal["short", "full"] = Field(
         "full", description="the rubric with fences around the completions, or only the completions, for a small model"
     )
     verdict: Literal["text", "logp"] = Field(
         "text", description="read from its answer, or soft: the log-probabilities of naming either; no server has them"
     )
-    settings: Table = Field({}, description="of the reward `judge`: base_url, model, key_variable, rubric, cache, ...")
+    settings: Table = Field(
+        {}, description="of the reward `judge`: base_url, model, key_variable, rubric, cache, max_calls, ..."
+    )
+
+
+class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
+    """What every stage has that asks a judge which of two completions is better."""
+
+    completions: str = Field("", description="the stage of kind sample whose completions are compared, two per prompt")
+    judge: str = Field("", description="the stage or model that judges; empty: the pipeline's, or settings.base_url")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         from whet.reward.judge import JudgeSettings
@@ -309,11 +311,8 @@ def letter_preferences(runtime: Any, conversations: Sequence[Sequence[Message]])
     return [normalised(float(first.sum()), float(second.sum())) for first, second in logp]
 
 
-class JudgeEvalEntry(ComparingEntry):
+class JudgeEvalEntry(ComparingEntry, kind="judge_eval", gives=("metrics",)):
     """A trained judge on the pairs that it did not learn from, in both orders."""
-
-    kind: ClassVar[str] = "judge_eval"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
     examples: str = Field("", description="the stage of kind judge_examples that the judge learned from")
 
@@ -337,14 +336,17 @@ class JudgeEvalEntry(ComparingEntry):
         return stage_result(f"{right}; {flips}", metrics)
 
 
-class JudgedPairsEntry(ComparingEntry):
-    """Pairs that a judge ordered; an eighth of them is held out, in the order of the truth where that is known."""
-
-    kind: ClassVar[str] = "judged_pairs"
-    gives: ClassVar[tuple[Output, ...]] = ("pairs",)
+class PairLabels(Section):
+    """Which verdicts make a pair, and what it counts."""
 
     min_margin: float = Field(0.0, ge=0, lt=0.5, description="how far from 1/2 a preference must be, or it is left out")
-    soft_labels: bool = Field(True, description="a pair counts as far as the judge is sure of it")
+    soft_labels: bool = Field(
+        True, description="a pair counts as far as the judge is sure of it: the loss weights it by the preference"
+    )
+
+
+class JudgedPairsEntry(ComparingEntry, PairLabels, kind="judged_pairs", gives=("pairs",)):
+    """Pairs that a judge ordered; an eighth of them is held out, in the order of the truth where that is known."""
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         who = inputs["judge"].label if "judge" in inputs else self.settings["base_url"]

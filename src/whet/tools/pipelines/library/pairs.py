@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from whet.data.sections import DataSection
 from whet.record.text import count_of, number, percent
 from whet.settings.bounds import MOST_ROWS
+from whet.settings.sections import Section
 from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
     Composition,
     Inputs,
-    Output,
     StageEntry,
     StageInput,
     StageWork,
@@ -176,11 +176,8 @@ def is_longer(row: PairRow) -> float:
     return 0.5 if chosen == rejected else float(chosen > rejected)
 
 
-class PairsEntry(StageEntry):
+class PairsEntry(StageEntry, kind="pairs", gives=("pairs",)):
     """Pairs from completions: the best of each prompt against the worst, or a demonstration against each."""
-
-    kind: ClassVar[str] = "pairs"
-    gives: ClassVar[tuple[Output, ...]] = ("pairs",)
 
     completions: str = Field("", description="the stage of kind sample whose completions are paired")
     demonstrations: str = Field(
@@ -227,22 +224,25 @@ def pairs_result(
     return stage_result(summary, counts=counts, stop_reason=stop)
 
 
-class SplitPairsEntry(StageEntry):
-    """Pairs split by prompt: one half for the policy and its reward model, one for a judge, and held-out ones."""
+class PairSplit(Section):
+    """How pairs are read, and which of them nobody learns from."""
 
-    kind: ClassVar[str] = "split_pairs"
-    gives: ClassVar[tuple[Output, ...]] = ("pairs", "rows")
-    uses: ClassVar[tuple[str, ...]] = ("seed", "data")
-
-    data: str = Field("", description="the pairs: an earlier stage, a file, or task:NAME for its right and wrong ones")
-    rows: int = Field(1024, ge=8, le=MOST_ROWS, description="pairs that a task writes")
-    held_out: str = Field("", description="file of pairs to measure on; empty: held_out_share of the prompts of data")
-    held_out_share: float = Field(0.2, gt=0, lt=1, description="of the prompts of data, to measure on")
-    allow_overlap: bool = Field(False, description="measure on held_out though prompts of it are in data too")
+    held_out: str = Field("", description="file of pairs to measure on; empty: held_out_share of the prompts of pairs")
+    held_out_share: float = Field(0.2, gt=0, lt=1, description="of the prompts of pairs, to measure on")
+    allow_overlap: bool = Field(False, description="measure on held_out though prompts of it are in pairs too")
     judged_prompts: int = Field(200, ge=2, le=MOST_ROWS, description="held-out prompts that policies are judged on")
     as_chat: bool = Field(False, description="a plain text prompt of the pairs is a user message")
     columns: dict[str, str] = Field({}, description="of the pairs: your name = whet's name")
-    unusable: Literal["stop", "drop"] = Field("stop", description="rows that cannot be used: an error, or left out")
+    unusable: Literal["stop", "drop"] = Field(
+        "stop", description="rows of the pairs that cannot be used: an error, or left out"
+    )
+
+
+class SplitPairsEntry(StageEntry, PairSplit, kind="split_pairs", gives=("pairs", "rows"), uses=("seed", "data")):
+    """Pairs split by prompt: one half for the policy and its reward model, one for a judge, and held-out ones."""
+
+    data: str = Field("", description="the pairs: an earlier stage, a file, or task:NAME for its right and wrong ones")
+    rows: int = Field(1024, ge=8, le=MOST_ROWS, description="pairs that a task writes")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         inputs = {"pairs": composition.rows(self, "pairs", self.data, ("pairs",))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ from whet.record.metrics.intervals import share_interval
 from whet.record.metrics.significance import shares_apart
 from whet.record.metrics.win_rate import WinRate, change_with_interval, mean_with_interval, win_shares
 from whet.record.text import headline, number, percent
-from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.evaluation import eval_config, measured
 from whet.tools.pipelines.library.judged import (
     JUDGE,
@@ -38,10 +38,8 @@ NOISE = 2.0  # standard errors
 SAMPLES = 6
 
 
-class MeasuredEntry(JudgedEntry):
+class MeasuredEntry(JudgedEntry, kind="measured"):
     """Both metrics of a policy: preferences, by a judge and by held-out pairs, and the verifiable reward."""
-
-    kind: ClassVar[str] = "measured"
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if not can_evaluate(composition.settings):
@@ -116,11 +114,8 @@ def kept_verdict(what: str, before: float, after: float, change: WinRate, tolera
     return f"cannot be told: {words}, on {change.prompts}; measure on more"
 
 
-class PhaseCheckEntry(StageEntry):
+class PhaseCheckEntry(StageEntry, kind="phase_check", gives=("metrics",)):
     """What each later phase left of the first, with intervals."""
-
-    kind: ClassVar[str] = "phase_check"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
     start: str = Field(description="the stage of kind measured of the first policy")
     phases: dict[str, str] = Field(min_length=2, description="phase = its stage of kind measured, in order")

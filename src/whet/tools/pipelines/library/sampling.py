@@ -19,7 +19,6 @@ from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
     Composition,
     Inputs,
-    Output,
     StageEntry,
     StageInput,
     StageWork,
@@ -129,12 +128,8 @@ def _runs(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[at : at + RUN_WORDS]) for at in range(max(1, len(words) - RUN_WORDS + 1))} if words else set()
 
 
-class SampleEntry(StageEntry):
+class SampleEntry(StageEntry, kind="sample", gives=("completions",), uses=("seed", "model", "sampling")):
     """Completions of a model to prompts, scored by the reward."""
-
-    kind: ClassVar[str] = "sample"
-    gives: ClassVar[tuple[Output, ...]] = ("completions",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling")
 
     model: str = Field("", description="the stage or model that writes; empty: the pipeline's model")
     prompts: str = Field("", description="an earlier stage, a file, task:NAME or hub:owner/name; empty: the pipeline's")
@@ -263,22 +258,24 @@ def hinted_prompt(prompt: Prompt) -> Prompt:
     return Prompt(prompt.id, (*prompt.messages[:-1], last), None, prompt.answer, prompt.meta)
 
 
-class RejectionEntry(StageEntry):
-    """Demonstrations from completions: the right ones, each once, of fitting length and language."""
+class RejectionRule(Section):
+    """What a completion must be to be learned from."""
 
-    kind: ClassVar[str] = "rejection"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
-
-    completions: str = Field("", description="the stage of kind sample whose completions are sorted")
-    most_per_prompt: int = Field(1, ge=1, le=MOST_SAMPLES, description="kept for one prompt at most, as drawn")
-    least_score: float = Field(1.0, ge=-1e6, le=1e6, description="of a completion that is kept")
+    most_per_prompt: int = Field(1, ge=1, le=MOST_SAMPLES, description="right completions kept for one prompt at most")
     most_tokens: int = Field(0, ge=0, le=MOST_TOKENS, description="longest completion that is kept; 0: any that ended")
-    least_tokens: int = Field(1, ge=1, le=MOST_TOKENS, description="shortest completion that is kept")
     language: str = Field("", description="language that completions must be in: a code, prompt, or empty: any")
     near: float = Field(
-        0.9, ge=0.0, le=1.0, description="word runs that two kept completions may share; 1: only equal ones go"
+        0.9, ge=0, le=1, description="share of word runs that two kept completions may have in common; 1: all but equal"
     )
     skip_solved: bool = Field(False, description="leave out prompts whose completions are all right")
+
+
+class RejectionEntry(StageEntry, RejectionRule, kind="rejection", gives=("rows",)):
+    """Demonstrations from completions: the right ones, each once, of fitting length and language."""
+
+    completions: str = Field("", description="the stage of kind sample whose completions are sorted")
+    least_score: float = Field(1.0, ge=-1e6, le=1e6, description="of a completion that is kept")
+    least_tokens: int = Field(1, ge=1, le=MOST_TOKENS, description="shortest completion that is kept")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         return {"completions": composition.rows(self, "completions", self.completions, ("completions",))}
@@ -306,12 +303,9 @@ class MixSource(Section):
     )
 
 
-class MixEntry(StageEntry):
+class MixEntry(StageEntry, kind="mix", gives=("rows",), uses=("seed",)):
     """Rows of several sources in one file, in an order that the seed decides."""
 
-    kind: ClassVar[str] = "mix"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
-    uses: ClassVar[tuple[str, ...]] = ("seed",)
     learns: ClassVar[bool] = True
 
     sources: tuple[MixSource, ...] = Field((), max_length=100, description="what is mixed: data of each, and rows")

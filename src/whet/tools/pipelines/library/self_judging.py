@@ -16,7 +16,7 @@ from whet.record.text import count_of, percent
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
 from whet.settings.sections import Section, Table, Temperature
-from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.pairs import best_against_worst, pairs_result, prompt_row
 from whet.tools.pipelines.library.sampler import (
     EXAMPLE_SEED,
@@ -269,12 +269,9 @@ class SelfJudgeSection(Section):
     )
 
 
-class SelfExamplesEntry(StageEntry):
+class SelfExamplesEntry(StageEntry, kind="self_judging_examples", gives=("rows",), uses=("seed", "data")):
     """Examples of answering and of judging: a task's, and files of the user's."""
 
-    kind: ClassVar[str] = "self_judging_examples"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "data")
     learns: ClassVar[bool] = True
 
     teach: TeachSection = Field(description="of answering")
@@ -317,10 +314,8 @@ class SelfExamplesEntry(StageEntry):
         return stage_result(f"{len(answering)} of answering and {len(judging)} of judging", counts=counts)
 
 
-class SelfJudgingEntry(StageEntry):
+class SelfJudgingEntry(StageEntry, uses=("seed", "model", "sampling", "data", "eval")):
     """What every stage has in which a policy scores completions."""
-
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "data", "eval")
 
     model: str = Field("", description="the stage or model that judges; empty: the pipeline's model")
     judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how it is asked")
@@ -339,11 +334,8 @@ class SelfJudgingEntry(StageEntry):
         return [[score_in(answer) for answer in row_answers] for row_answers in answers]
 
 
-class SelfJudgeEvalEntry(SelfJudgingEntry):
+class SelfJudgeEvalEntry(SelfJudgingEntry, kind="self_judge_eval", gives=("metrics",)):
     """A policy as a judge of completions of known quality, the same in every round."""
-
-    kind: ClassVar[str] = "self_judge_eval"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         return f"evaluate {inputs['model'].label} as a judge, on completions of known quality"
@@ -380,19 +372,21 @@ class SelfJudgeEvalEntry(SelfJudgingEntry):
         )
 
 
-class SelfScoredPairsEntry(SelfJudgingEntry):
-    """A policy writes completions and scores each itself: the best against the worst, mixed with an anchor's scores."""
+class SelfScoring(Section):
+    """What a policy writes and scores itself, and what its scores are mixed with."""
 
-    kind: ClassVar[str] = "self_scored_pairs"
-    gives: ClassVar[tuple[Output, ...]] = ("pairs",)
-
-    number: int = Field(1, ge=1, le=MOST_REPEATS, description="of the round")
-    count: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts of each round, never those of another")
     completions: int = Field(4, ge=2, le=MOST_SAMPLES, description="that the policy writes to each prompt and judges")
     anchor: RewardSection = Field(
         RewardSection(), description="a reward that is mixed into the policy's own scores; empty: none"
     )
     anchor_weight: float = Field(0.5, gt=0, le=1, description="of the anchor; the policy's own scores get the rest")
+
+
+class SelfScoredPairsEntry(SelfJudgingEntry, SelfScoring, kind="self_scored_pairs", gives=("pairs",)):
+    """A policy writes completions and scores each itself: the best against the worst, mixed with an anchor's scores."""
+
+    number: int = Field(1, ge=1, le=MOST_REPEATS, description="of the round")
+    count: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts of each round, never those of another")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         prompts = StageInput(source=composition.settings.data.source, count=len(self.asked(composition.settings)))
@@ -462,10 +456,8 @@ class SelfScoredPairsEntry(SelfJudgingEntry):
         ]
 
 
-class CollapseEntry(SelfJudgeEvalEntry):
+class CollapseEntry(SelfJudgeEvalEntry, kind="collapse"):
     """The signals of the rounds so far, and whether they add up to a collapse."""
-
-    kind: ClassVar[str] = "collapse"
 
     pairs: tuple[str, ...] = Field(max_length=MOST_REPEATS, description="stages of kind self_scored_pairs, by round")
     judges: tuple[str, ...] = Field(

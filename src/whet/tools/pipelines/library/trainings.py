@@ -110,11 +110,9 @@ def memory_of(config: Any) -> str:
     return ", ".join(f"{name} {memory_text(size)}" for name, size in sizes.items())
 
 
-class TrainingEntry(StageEntry):
+class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
     """What every training has."""
 
-    gives: ClassVar[tuple[Output, ...]] = ("model",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model")
     learns: ClassVar[bool] = True
     unplanned: ClassVar[frozenset[str]] = frozenset({"steps of", "cost of", "lengths"})
     read_key: ClassVar[str] = "rows"  # what it learns from, among its inputs
@@ -340,10 +338,8 @@ class RowTraining(TrainingEntry):
         return row_source(settings, inputs["rows"], self.rows, located("rows"))
 
 
-class SFTEntry(RowTraining):
+class SFTEntry(RowTraining, kind="sft"):
     """Imitation of demonstrations: rows with a prompt and a completion."""
-
-    kind: ClassVar[str] = "sft"
 
     every_completion: bool = Field(False, description="also learn the earlier assistant turns of a conversation")
 
@@ -355,10 +351,9 @@ class SFTEntry(RowTraining):
         return {**data, "every_completion": True} if self.every_completion else data
 
 
-class PreferenceEntry(RowTraining):
+class PreferenceEntry(RowTraining, kind="preference"):
     """A policy learns from pairs of completions."""
 
-    kind: ClassVar[str] = "preference"
     wanted: ClassVar[tuple[Output, ...]] = ("pairs",)
 
     method: str = Field("dpo", description="a preference method of `whet algorithms`")
@@ -384,11 +379,9 @@ class PreferenceEntry(RowTraining):
         return inputs
 
 
-class RewardModelEntry(RowTraining):
+class RewardModelEntry(RowTraining, kind="reward_model", gives=("reward_model",)):
     """A model learns to score completions, from pairs; measured on held-out ones where they are given."""
 
-    kind: ClassVar[str] = "reward_model"
-    gives: ClassVar[tuple[Output, ...]] = ("reward_model",)
     wanted: ClassVar[tuple[Output, ...]] = ("pairs",)
 
     held_out: str = Field("", description="pairs that it is measured on: an earlier stage or a file; empty: none")
@@ -424,10 +417,9 @@ class RewardModelEntry(RowTraining):
         }
 
 
-class RLEntry(TrainingEntry):
+class RLEntry(TrainingEntry, kind="rl"):
     """Reinforcement learning: completions to prompts are sampled, scored and learned from."""
 
-    kind: ClassVar[str] = "rl"
     read_key: ClassVar[str] = "prompts"
 
     method: str = Field("grpo", description="a policy method of `whet algorithms`")
