@@ -104,8 +104,8 @@ def evaluate(
     from whet import api
     from whet.pages.evaluation import eval_record
     from whet.settings.layers import from_settings, merged
+    from whet.tools.evaluation.evaluation import PromptStyle
     from whet.tools.evaluation.measure import EvalPlan
-    from whet.tools.evaluation.prompting import PromptStyle
     from whet.tools.evaluation.side_by_side import EvalCell, evaluate_cells
     from whet.types import WhetError
 

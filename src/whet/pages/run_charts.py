@@ -62,7 +62,11 @@ class SeriesPoints:
 
 
 class Envelopes:
-    """Rows are added in order; the first `size` entries of the arrays are in use."""
+    """Columns of a long log in bounded memory: per stretch of rows the lowest, the highest and the mean value.
+
+    A stretch is one row at first. When there are too many, neighbours are merged and every stretch is twice as wide, so
+    no extreme is ever lost. Rows are added in order; the first `size` entries of the arrays are in use.
+    """
 
     def __init__(self, most: int = MOST_STRETCHES) -> None:
         self._most = most  # even

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from whet.pages.board.files import file_state, read_small
-from whet.pages.board.folders import EVALUATION, RUN, FoundFolder
+from whet.pages.board.files import EVALUATION, RUN, FoundFolder, file_state, read_small
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.evaluation import interval_figure
 from whet.pages.render import Figure, PageTable

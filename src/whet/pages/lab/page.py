@@ -1,4 +1,9 @@
-"""The lab as a page: a file that needs nothing but a browser, or a page of the board that asks for every table."""
+"""The lab as a page: a file that needs nothing but a browser, or a page of the board that asks for every table.
+
+In the file what repeats is stored once: a table is the number of its notes and the numbers of its charts; a chart is
+the number of its frame, a spec with None for every column, and the numbers of its columns in the order in which the
+frame wants them. Tables stand in the order of `Experiment.grid`. lab.js unpacks in the same way.
+"""
 
 from __future__ import annotations
 

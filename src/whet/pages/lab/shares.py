@@ -1,4 +1,9 @@
-"""Length and difficulty bias: what aggregations do to long completions, and scales to easy and hard prompts."""
+"""Length and difficulty bias: what aggregations do to long completions, and scales to easy and hard prompts.
+
+A toy prompt has a few possible completions; the first token chooses one, the rest is forced. Every group goes through
+the real `Objective.advantage` and `Objective.loss` with its probability: the expected gradient on the logits of the
+choice, exactly, which nothing but the method decides.
+"""
 
 from __future__ import annotations
 

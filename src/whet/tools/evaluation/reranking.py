@@ -1,4 +1,9 @@
-"""Choosing among a model's completions by reward models and other scorers: best of n, votes, and search over steps."""
+"""Choosing among a model's completions by reward models and other scorers: best of n, votes, and search over steps.
+
+A search draws `beams * branches` openings per prompt, then `branches` continuations of each partial completion up to
+the end of a step, and keeps the `beams` best different ones by the score of the steps so far. A finished completion
+stays and competes. A partial one goes on from its own tokens: nothing is tokenised twice.
+"""
 
 from __future__ import annotations
 

@@ -12,9 +12,16 @@ from whet.pages.evaluation import EvalReport, ModelEval
 from whet.pages.rerank import Reranking
 from whet.record.metrics.paired import paired_tests
 from whet.tools.evaluation.likelihood import asks_choices, check_choices, measured_choices
-from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel, measured, prepared
+from whet.tools.evaluation.measure import (
+    PARTIAL,
+    CompletionFile,
+    EvalPlan,
+    EvalProgress,
+    MeasuredModel,
+    measured,
+    prepared,
+)
 from whet.tools.evaluation.reranking import RerankPlan, rerank_groups, rerank_plan
-from whet.tools.evaluation.saved_completions import PARTIAL, CompletionFile
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.types import WhetError

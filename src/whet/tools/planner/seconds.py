@@ -1,4 +1,8 @@
-"""Seconds of a step, phase by phase, from measured rates."""
+"""Seconds of a step, phase by phase, from rates that were measured, each with the results file that holds it.
+
+Everything was measured on one NVIDIA H200 (`results/`; tests compare). For another card, products are scaled by the
+published rate of its matrix units and bytes by that of its memory: an estimate, and the plan says so.
+"""
 
 from __future__ import annotations
 

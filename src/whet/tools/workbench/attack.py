@@ -1,7 +1,8 @@
 """A red team for a reward: wrong completions, rewritten by many strategies, and what the reward pays for them.
 
 What an honest wrong completion is paid is the measure. A strategy that is paid more than that, for a prompt, has found
-a hole: training would find it too.
+a hole: training would find it too. A strategy knows the question and wrong answers; those marked `sees_gold` also know
+the right one, and stand for a policy that covers it among others without knowing which it is.
 """
 
 from __future__ import annotations

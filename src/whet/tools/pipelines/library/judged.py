@@ -1,7 +1,8 @@
 """Stages that judge policies beside the one they started from, choose the best of n, and lay several ways side by side.
 
 The *reward model* is what a policy may have been trained against; the *judge* is another one, of another seed and of
-pairs that neither the policy nor the reward model has seen.
+pairs that neither the policy nor the reward model has seen. Where the first says more than the second, the reward model
+was over-optimised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Stages of AI feedback: a judge compares two completions in both orders. It is a server, a model, or trained here."""
+"""Stages of AI feedback: a judge compares two completions in both orders. It is a server, a model, or trained here.
+
+A verdict is the probability that the completion shown first is the better one: 1, 0, 1/2 for a tie, anything between
+for a judge whose log-probabilities are read, None where its answer could not be read.
+"""
 
 from __future__ import annotations
 

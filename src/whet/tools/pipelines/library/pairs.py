@@ -1,4 +1,8 @@
-"""Stages that make preference pairs: of a policy's own completions, and of pairs that are split by prompt."""
+"""Preference pairs: of a policy's own completions, and of files, split by prompt. What was dropped is counted.
+
+A row of completions has `id`, `prompt`, `completions`, `finished` (False: cut off at the budget) and, where they were
+scored, `scores` (None: unscorable).
+"""
 
 from __future__ import annotations
 

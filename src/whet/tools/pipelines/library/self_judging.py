@@ -1,4 +1,9 @@
-"""Stages of self-improvement: a policy scores its own completions, and is watched for collapse."""
+"""Stages of self-improvement: a policy scores its own completions, and is watched for collapse.
+
+A loop that feeds on its own judgment can go wrong while its own scores rise. So what the policy says of itself (scores,
+ties, unreadable answers, length, variety) is set beside what is known without it: the truth, an anchor, eval accuracy.
+A judged row has for each completion `judgments` (scores, None for one that could not be read), `truth` and `anchor`.
+"""
 
 from __future__ import annotations
 

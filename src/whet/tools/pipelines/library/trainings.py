@@ -1,4 +1,10 @@
-"""Stages that train: on demonstrations, by reinforcement learning, on pairs; and reward models."""
+"""Stages that train: on demonstrations, by reinforcement learning, on pairs; and reward models.
+
+What a training spends is counted in tokens of one forward pass of the policy's model: 1 for a token that is sampled or
+that a frozen model reads, 3 for one that is trained on (forward, and twice that backward; Kaplan et al. 2020, arXiv
+2001.08361, appendix B). Every completion counts with its prompt; all models are of the policy's size. It counts
+arithmetic, not time: sampling is slower per token than scoring, and a shared prompt is computed once.
+"""
 
 from __future__ import annotations
 
