@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -136,117 +136,84 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
         if estimate is not None:
             shown = estimate_text(estimate, name != "reward" and not name.startswith("reward_"))
         lines.append((words(name), shown))
-    if summary.accuracy is not None and summary.accuracy.sample_error is not None:
-        accuracy = summary.accuracy
-        lines.append(
-            (
-                "standard error",
-                f"{100 * accuracy.error:.1f} points: {100 * (accuracy.prompt_error or 0):.1f} by the choice of "
-                f"prompts, {100 * (accuracy.sample_error or 0):.1f} by the draw of completions",
-            )
-        )
+    accuracy = summary.accuracy
+    if accuracy is not None and accuracy.sample_error is not None:
+        by_prompts, by_samples = 100 * (accuracy.prompt_error or 0), 100 * (accuracy.sample_error or 0)
+        causes = f"{by_prompts:.1f} by the choice of prompts, {by_samples:.1f} by the draw of completions"
+        lines.append(("standard error", f"{100 * accuracy.error:.1f} points: {causes}"))
     if lengths is not None:
         lines.append(("length", f"median {number(lengths.median)} tokens, 90% up to {number(lengths.tenth_longest)}"))
     if lengths is not None and lengths.right is not None and lengths.wrong is not None:
         lines.append(("", f"right ones {number(lengths.right)}, wrong ones {number(lengths.wrong)} on average"))
-    if summary.answered is not None:
-        lines.append(("answered", estimate_text(summary.answered)))
-    if summary.in_format is not None:
-        lines.append(("thought and answer", estimate_text(summary.in_format)))
+    shares = {"answered": summary.answered, "thought and answer": summary.in_format}
+    lines += [(name, estimate_text(share)) for name, share in shares.items() if share is not None]
     for name, found in summary.calibration.items():
-        lines.append(
-            (
-                "calibration",
-                f"by {name}: expected error {percent(found.error)}, Brier score {number(found.brier)}",
-            )
-        )
-    for name, share in summary.refusals.items():
-        lines.append((f"refused {name}".strip(), estimate_text(share)))
+        told = f"by {name}: expected error {percent(found.error)}, Brier score {number(found.brier)}"
+        lines.append(("calibration", told))
+    lines += [(f"refused {name}".strip(), estimate_text(share)) for name, share in summary.refusals.items()]
     for point in summary.budgets:
         way = "forced at" if point.way == FORCED else "cut at"
-        lines.append(
-            (
-                f"{way} {point.budget}",
-                f"{estimate_text(point, summary.measure == 'accuracy')}, {number(point.tokens)} tokens written",
-            )
-        )
+        reached = estimate_text(point, summary.measure == "accuracy")
+        lines.append((f"{way} {point.budget}", f"{reached}, {number(point.tokens)} tokens written"))
     return lines
 
 
 def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:
     """A row per model; a column only where some model has it."""
-    names = short_names([evaluation.model for evaluation in evals])
-    measure = evals[0].summary.measure
-    columns: list[tuple[str, list[str]]] = [
-        (
-            measure,
-            [estimate_text(evaluation.summary.value, evaluation.summary.measure == "accuracy") for evaluation in evals],
-        )
+    summaries = [evaluation.summary for evaluation in evals]
+    first, lengths = summaries[0], [summary.lengths for summary in summaries]
+
+    def column(name: str, texts: Iterable[str]) -> tuple[str, list[str]]:
+        return name, list(texts)
+
+    def labels(field: str) -> list[str]:
+        return list(dict.fromkeys(name for summary in summaries for name in getattr(summary, field)))
+
+    main = column(first.measure, (estimate_text(each.value, each.measure == "accuracy") for each in summaries))
+    is_share = first.measure == "accuracy"
+    columns = [
+        *(
+            column(name, (estimate_text(each.tasks.get(name), is_share) for each in summaries))
+            for name in labels("tasks")
+        ),
+        column(f"pass@{first.samples}", (estimate_text((each.pass_at or (None,))[-1]) for each in summaries)),
+        column(f"majority@{first.samples}", (estimate_text((each.votes or (None,))[-1]) for each in summaries)),
+        *(column(name, (estimate_text(each.readings.get(name)) for each in summaries)) for name in labels("readings")),
+        column("tokens", (number(length.mean) if length else ABSENT for length in lengths)),
+        column("truncated", (percent(length.truncated.value) if length else ABSENT for length in lengths)),
+        column("answered", (percent(each.answered.value) if each.answered else ABSENT for each in summaries)),
     ]
-
-    def add(name: str, texts: Sequence[str]) -> None:
-        if any(text != ABSENT for text in texts):
-            columns.append((name, list(texts)))
-
-    for label in dict.fromkeys(name for evaluation in evals for name in evaluation.summary.tasks):
-        is_share = measure == "accuracy"
-        add(label, [estimate_text(evaluation.summary.tasks.get(label), is_share) for evaluation in evals])
-    samples = evals[0].summary.samples
-    add(
-        f"pass@{samples}",
-        [estimate_text(evaluation.summary.pass_at[-1] if evaluation.summary.pass_at else None) for evaluation in evals],
-    )
-    add(
-        f"majority@{samples}",
-        [estimate_text(evaluation.summary.votes[-1] if evaluation.summary.votes else None) for evaluation in evals],
-    )
-    for name in dict.fromkeys(name for evaluation in evals for name in evaluation.summary.readings):
-        add(name, [estimate_text(evaluation.summary.readings.get(name)) for evaluation in evals])
-    lengths = [evaluation.summary.lengths for evaluation in evals]
-    add("tokens", [number(length.mean) if length else ABSENT for length in lengths])
-    add("truncated", [percent(length.truncated.value) if length else ABSENT for length in lengths])
-    add(
-        "answered",
-        [percent(evaluation.summary.answered.value) if evaluation.summary.answered else ABSENT for evaluation in evals],
-    )
     for way in ("votes", "tokens"):
-        add(
-            f"ECE ({way})",
-            [
-                percent(evaluation.summary.calibration[way].error) if way in evaluation.summary.calibration else ABSENT
-                for evaluation in evals
-            ],
-        )
-    for label in dict.fromkeys(name for evaluation in evals for name in evaluation.summary.refusals):
-        add(f"refused {label}".strip(), [estimate_text(evaluation.summary.refusals.get(label)) for evaluation in evals])
-    rows = [["model", *(name for name, _ in columns)]]
-    rows += [[name, *(texts[place] for _, texts in columns)] for place, name in enumerate(names)]
-    return rows
+        known = [each.calibration.get(way) for each in summaries]
+        columns.append(column(f"ECE ({way})", (percent(found.error) if found else ABSENT for found in known)))
+    for name in labels("refusals"):
+        texts = (estimate_text(each.refusals.get(name)) for each in summaries)
+        columns.append(column(f"refused {name}".strip(), texts))
+    shown = [main, *(each for each in columns if any(text != ABSENT for text in each[1]))]
+    names = short_names([evaluation.model for evaluation in evals])
+    rows = [[name, *(texts[place] for _, texts in shown)] for place, name in enumerate(names)]
+    return [["model", *(name for name, _ in shown)], *rows]
 
 
 def curve_tables(evals: Sequence[ModelEval]) -> dict[str, list[list[str]]]:
     """Every curve as numbers, by its title."""
-    names = short_names([evaluation.model for evaluation in evals])
-    tables: dict[str, list[list[str]]] = {}
-    for title, head, points in (
-        ("pass@k", "k = ", [evaluation.summary.pass_at for evaluation in evals]),
-        ("majority of n", "n = ", [evaluation.summary.votes for evaluation in evals]),
-    ):
+    names, summaries = short_names([each.model for each in evals]), [each.summary for each in evals]
+    is_share = summaries[0].measure == "accuracy"
+    curves: list[tuple[str, Callable[[Any], str], bool, list[Any]]] = [
+        ("pass@k", lambda point: f"k = {point.n}", True, [each.pass_at for each in summaries]),
+        ("majority of n", lambda point: f"n = {point.n}", True, [each.votes for each in summaries]),
+    ]
+    for way, title in ((CUT, "completions cut at a budget"), (FORCED, "thoughts forced to a budget")):
+        by_model = [[point for point in each.budgets if point.way == way] for each in summaries]
+        curves.append((title, lambda point: f"{point.budget} tokens", is_share, by_model))
+    tables = {}
+    for title, head, shares, points in curves:
         if any(points):
-            counts = [point.n for point in next(row for row in points if row)]
-            rows = [["", *(f"{head}{count}" for count in counts)]]
+            rows = [["", *map(head, next(row for row in points if row))]]
             rows += [
-                [name, *(estimate_text(point) for point in row)] for name, row in zip(names, points, strict=True) if row
-            ]
-            tables[title] = rows
-    for way, title in (("cut", "completions cut at a budget"), (FORCED, "thoughts forced to a budget")):
-        by_model = [[point for point in evaluation.summary.budgets if point.way == way] for evaluation in evals]
-        if any(by_model):
-            is_share = evals[0].summary.measure == "accuracy"
-            rows = [["", *(f"{point.budget} tokens" for point in next(row for row in by_model if row))]]
-            rows += [
-                [name, *(estimate_text(point, is_share) for point in row)]
-                for name, row in zip(names, by_model, strict=True)
+                [name, *(estimate_text(point, shares) for point in row)]
+                for name, row in zip(names, points, strict=True)
+                if row
             ]
             tables[title] = rows
     return tables
