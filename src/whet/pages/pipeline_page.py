@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.pages.chart_specs import chart, fits_unit, line
-from whet.pages.render import Figure, PageTable, Tile, render_live, write_page
+from whet.pages.render import Figure, PageTable, Tile, render_live
 from whet.record.metrics.paired import PairedTest, paired_test
 from whet.record.metrics.significance import shares_apart
+from whet.record.run_folder import write_atomically
 from whet.record.text import ABSENT, aligned, duration, headline, json_values, metric_text, percent, quantity, words
 
 ALL = "all"  # the eval prompts together
@@ -411,8 +412,8 @@ def _difference(one: StageSummary, two: StageSummary, metric: str) -> str:
 
 def write_pipeline_page(folder: Path, summary: PipelineSummary) -> Path:
     """The page, and beside it what it was drawn from."""
-    write_page(folder / RECORD, json.dumps(summary_record(summary), ensure_ascii=False, allow_nan=False) + "\n")
-    return write_page(folder / PAGE, pipeline_html(summary))
+    write_atomically(folder / RECORD, json.dumps(summary_record(summary), ensure_ascii=False, allow_nan=False) + "\n")
+    return write_atomically(folder / PAGE, pipeline_html(summary))
 
 
 def pipeline_html(summary: PipelineSummary) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from whet.pages.chart_specs import chart, line
-from whet.pages.render import Figure, PageTable, TextCard, Tile, render, write_page
+from whet.pages.render import Figure, PageTable, TextCard, Tile, render
 from whet.pages.reward_dry_run import shortened
 from whet.record.metrics.distribution import TOTAL, is_flat
 from whet.record.text import number, percent
@@ -215,11 +214,6 @@ def _news(group: Sequence[RescoredSample]) -> list[float]:
 def _mean(values: Iterable[float | None]) -> float | None:
     scored = [value for value in values if value is not None]
     return fmean(scored) if scored else None
-
-
-def write_rescore_page(path: Path | str, rescore: Rescore) -> Path:
-    """Write the page of a comparison."""
-    return write_page(path, rescore_page(rescore))
 
 
 def rescore_page(rescore: Rescore) -> str:

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from whet.pages.chart_specs import NUM_TONES, scatter
-from whet.pages.render import Figure, PageTable, Tile, render, write_page
+from whet.pages.render import Figure, PageTable, Tile, render
 from whet.record.metrics.correlation import correlations
 from whet.record.metrics.distribution import TOTAL, distribution, histogram, is_flat
 from whet.record.text import duration, number, percent
@@ -392,11 +391,6 @@ def shortened(text: str, most: int) -> str:
     """One line of at most `most` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= most else f"{flat[: most - 3]}..."
-
-
-def write_dry_run_page(path: Path | str, test: DryRun) -> Path:
-    """Write the page of a dry run."""
-    return write_page(path, dry_run_page(test))
 
 
 def dry_run_page(test: DryRun) -> str:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from whet.pages.chart_specs import reliability
-from whet.pages.render import Figure, LegendEntry, PageTable, TextCard, Tile, TurnCard, render_live, write_page
+from whet.pages.render import Figure, LegendEntry, PageTable, TextCard, Tile, TurnCard, render_live
 from whet.pages.run_charts import PHASE_TONES, SeriesPoints, columns_of, drawn_charts, planned_charts, typical_step
 from whet.record.health import ACTIONS, FindingSpan
 from whet.record.run import RunRecord, StepTotals, read_run, started_on, verdict
+from whet.record.run_folder import write_atomically
 from whet.record.run_kinds import RL
 from whet.record.text import (
     ABSENT,
@@ -102,7 +103,7 @@ def opening_text(turns: Sequence[Turn]) -> str:
 
 def write_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Path:
     """`summary` stands for run.json, which a run that ends writes after its report."""
-    return write_page(Path(folder) / REPORT, html_report(folder, summary))
+    return write_atomically(Path(folder) / REPORT, html_report(folder, summary))
 
 
 def html_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -> str:

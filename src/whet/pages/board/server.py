@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from whet import __version__
@@ -41,8 +41,8 @@ PATIENCE = 0.25  # seconds between two glances of a stream at the number
 logger = logging.getLogger(__name__)
 MOST_BODY = 1 << 20  # bytes
 BODY_SECONDS = 20.0
-MOST_READERS = 16  # runs that are kept up with at a time
-MOST_INDEXES = 16  # runs whose samples are kept track of at a time
+MOST_OPENED = 16  # runs that are kept up with at a time, and runs whose samples are
+Opened = TypeVar("Opened")
 FIRST_PAGE = 0.7  # seconds that the first page of a run gets before its log is read whole
 LIST_SECONDS = 0.7  # seconds that a list of runs may read those that it does not know yet
 NOTICE_SECONDS = 0.2  # and a look for what changed
@@ -378,25 +378,19 @@ class Board:
 
     def reader(self, run: str) -> RunReader:
         """What is known of a run, found by its id; it is kept up while the run is looked at."""
-        folder = self.find(run, RUN).path
-        with self._lock:
-            reader = self._readers.pop(run, None) or RunReader(folder)
-            self._readers[run] = reader  # the newest last
-            while len(self._readers) > MOST_READERS:
-                del self._readers[next(iter(self._readers))]
-        self.watcher.wake()
-        return reader
+        return self._opened(self._readers, run, RunReader, self.find(run, RUN).path)
 
     def samples(self, run: str) -> SampleIndex:
         """The samples of a run, found by its id; the index is kept while the run is looked at."""
-        path = self.find(run, RUN).path / SAMPLES
+        return self._opened(self._samples, run, SampleIndex, self.find(run, RUN).path / SAMPLES)
+
+    def _opened(self, opened: dict[str, Opened], run: str, make: Callable[[Path], Opened], path: Path) -> Opened:
         with self._lock:
-            index = self._samples.pop(run, None) or SampleIndex(path)
-            self._samples[run] = index  # the newest last
-            while len(self._samples) > MOST_INDEXES:
-                del self._samples[next(iter(self._samples))]
+            found = opened[run] = opened.pop(run) if run in opened else make(path)  # the newest last
+            while len(opened) > MOST_OPENED:
+                del opened[next(iter(opened))]
         self.watcher.wake()
-        return index
+        return found
 
     def glance(self, found: FoundFolder) -> RunGlance:
         """A run in one line; it is read again only when its files changed, or when it may have been killed."""

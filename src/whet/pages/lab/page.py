@@ -16,7 +16,8 @@ from typing import Any
 
 from whet.pages.lab.experiment import PLACE_DIGITS, Experiment, rounded
 from whet.pages.lab.experiments import experiments
-from whet.pages.render import render_live, write_page
+from whet.pages.render import render_live
+from whet.record.run_folder import write_atomically
 from whet.types import WhetError
 
 COLUMNS = ("x", "y", "low", "high")
@@ -111,7 +112,7 @@ def written_tables(page: str) -> Mapping[str, Any]:
 
 def write_static_page(path: Path, said: Callable[[str], None] = lambda _: None) -> Path:
     """Compute every table and write the page."""
-    return write_page(path, static_page(packed(experiments(), said)))
+    return write_atomically(path, static_page(packed(experiments(), said)))
 
 
 def rewrite_static_page(path: Path) -> Path:
@@ -125,4 +126,4 @@ def rewrite_static_page(path: Path) -> Path:
             raise WhetError(f"the controls of {experiment.name} have changed: compute the tables anew")
         described.append({**today, "tables": kept[experiment.name]["tables"]})
     columns = rounded(record["columns"], PLACE_DIGITS)
-    return write_page(path, static_page({**record, "columns": columns, "experiments": described}))
+    return write_atomically(path, static_page({**record, "columns": columns, "experiments": described}))

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from whet.record.run_folder import write_atomically
 from whet.record.text import duration
 from whet.record.text import number as number_text
 from whet.types import Prompt, Sample, StepReport, WhetError
@@ -220,14 +221,6 @@ def _read_finished(place: Path, stage: Stage, fingerprint: str) -> FinishedStage
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WhetError(f"{place / RESULT} is damaged ({error}); remove {place} to run that stage again") from error
     return done if name == stage.name and made_of == fingerprint else None
-
-
-def write_atomically(path: Path, text: str) -> Path:
-    """Write a file so that it is either there in full or not at all."""
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-    return path
 
 
 def write_in_chunks(

@@ -16,6 +16,7 @@ from typing import Any
 import tomli_w
 from pydantic import Field
 
+from whet.record.run_folder import write_atomically
 from whet.record.text import count_of, percent
 from whet.reward.repetition import repetition
 from whet.reward.safety import safety
@@ -45,7 +46,7 @@ from whet.tools.pipelines.library.sampler import (
     training_prompts,
 )
 from whet.tools.pipelines.settings import PipelineSettings, can_evaluate, sampling_config
-from whet.tools.pipelines.stages import StageCost, stage_result, write_atomically
+from whet.tools.pipelines.stages import StageCost, stage_result
 from whet.types import Message, Prompt, Sample, Sampling, WhetError, did_you_mean
 
 CLAMP = (0.4, 0.6)  # Bai 2022 (2212.08073): a label after written reasoning is too sure of itself
