@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from textwrap import indent, wrap
 from typing import Any
@@ -374,57 +374,22 @@ def _folded(text: str, width: int, name: str = "") -> list[str]:
 
 def comparison_values(comparison: MethodComparison) -> dict[str, Any]:
     """compare.json: everything the page shows, as JSON holds it."""
-    places = standings(comparison)
-    values: dict[str, Any] = json_values(
-        {
-            "status": comparison.status,
-            "methods": list(comparison.methods),
-            "seeds": list(comparison.seeds),
-            "metric": metric_name(comparison.results),
-            "verdict": verdict(comparison),
-            "equal": dict(comparison.equal),
-            "unequal": dict(comparison.unequal),
-            "incomparable": comparison.incomparable,
-            "notes": notes(comparison),
-            "remarks": comparison.remarks,
-            "planned": comparison.planned,
-            "rows": [
-                {
-                    "method": row.method,
-                    "runs": len(row.results),
-                    **{
-                        key: {"mean": each.mean, "spread": each.spread, "values": list(each.values)}
-                        for key, each in (
-                            ("before", row.before),
-                            ("after", row.after),
-                            ("reward_last_quarter", row.reward),
-                            ("tokens", row.tokens),
-                            ("seconds", row.seconds),
-                        )
-                    },
-                    "verdict": places[row.method].words,
-                    "p": places[row.method].p,
-                }
-                for row in rows(comparison)
-            ],
-            "runs": [
-                {
-                    "method": result.method,
-                    "seed": result.seed,
-                    "folder": result.folder,
-                    "before": dict(result.before),
-                    "after": dict(result.after),
-                    "tokens": result.tokens,
-                    "seconds": result.seconds,
-                    "eval_size": result.eval_size,
-                    "steps": [step for step, _ in result.rewards],
-                    "rewards": [value for _, value in result.rewards],
-                }
-                for result in comparison.results
-            ],
-            "command": comparison.command,
+    places, planned = standings(comparison), asdict(comparison)
+    runs = [
+        {**run, "steps": [step for step, _ in run["rewards"]], "rewards": [value for _, value in run["rewards"]]}
+        for run in planned.pop("results")
+    ]
+    table = []
+    for row in rows(comparison):
+        estimates = {"before": row.before, "after": row.after, "reward_last_quarter": row.reward}
+        estimates |= {"tokens": row.tokens, "seconds": row.seconds}
+        numbers = {
+            name: {"mean": e.mean, "spread": e.spread, "values": list(e.values)} for name, e in estimates.items()
         }
-    )
+        standing = {"verdict": places[row.method].words, "p": places[row.method].p}
+        table.append({"method": row.method, "runs": len(row.results), **numbers, **standing})
+    said = {"status": comparison.status, "metric": metric_name(comparison.results), "verdict": verdict(comparison)}
+    values: dict[str, Any] = json_values({**planned, **said, "notes": notes(comparison), "rows": table, "runs": runs})
     return values
 
 

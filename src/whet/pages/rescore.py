@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -128,17 +128,7 @@ def rescore_record(rescore: Rescore) -> dict[str, Any]:
         "gained_spread": len(rescore.gained_spread()),
         "lost_spread": len(rescore.lost_spread()),
         "largest": [
-            {
-                "step": row.step,
-                "prompt_id": row.prompt_id,
-                "old": row.old,
-                "new": row.new,
-                "old_parts": dict(row.old_parts),
-                "new_parts": dict(row.new_parts),
-                "answer": row.answer,
-                "completion": row.completion,
-            }
-            for row in rescore.largest(20)
+            {name: value for name, value in asdict(row).items() if name != "question"} for row in rescore.largest(20)
         ],
     }
 

@@ -21,7 +21,7 @@ from whet.pages.pipeline_page import (
     write_pipeline_page,
 )
 from whet.pages.run_report import REPORT
-from whet.record.run_folder import LOCK, claimed_place, discard, locked
+from whet.record.run_folder import LOCK, claimed_place, discard, locked, write_atomically
 from whet.record.text import aligned, duration, quantity
 from whet.reward.sections import RewardSection
 from whet.settings.layers import flattened, read_toml
@@ -39,7 +39,6 @@ from whet.tools.pipelines.stages import (
     refuse_other_format,
     run_with_progress,
     unchanged_stages,
-    write_atomically,
 )
 from whet.tools.pipelines.training import RUN
 from whet.training.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs

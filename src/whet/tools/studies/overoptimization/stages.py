@@ -34,7 +34,7 @@ from whet.record.metrics.overoptimization import (
     proxy_results,
 )
 from whet.record.metrics.selection import sizes as best_of_sizes
-from whet.record.run_folder import LOCK, locked, next_free_folder
+from whet.record.run_folder import LOCK, locked, next_free_folder, write_atomically
 from whet.record.text import number, percent
 from whet.settings.layers import read_toml, validated
 from whet.tools.pipelines.library.sampler import ModelSampler
@@ -46,7 +46,6 @@ from whet.tools.pipelines.stages import (
     print_line,
     read_json_lines,
     run_with_progress,
-    write_atomically,
     write_rows,
 )
 from whet.tools.pipelines.training import RUN, train_run, trained_model
