@@ -335,14 +335,16 @@ class TextSearch:
             if file is None:
                 return [], len(numbers)
             with file:
-                lines = _Lines(file.fileno(), places)
+                starts = [*places.tolist(), os.fstat(file.fileno()).st_size]  # each line ends before the next begins
                 found: list[int] = []
                 for looked, number in enumerate(numbers.tolist()):
                     verdict = self._verdicts.get(number)
                     if verdict is None:
                         if looked % 64 == 0 and time.monotonic() > until:
                             return found, looked
-                        verdict = self._verdicts[number] = self._holds(lines.text(number))
+                        size = min(starts[number + 1] - starts[number], LONGEST)
+                        text = os.pread(file.fileno(), size, starts[number]).partition(b"\n")[0]
+                        verdict = self._verdicts[number] = self._holds(text)
                     if verdict:
                         found.append(number)
             return found, len(numbers)
@@ -352,18 +354,6 @@ class TextSearch:
             return False
         line = parsed_sample(text)
         return line is not None and any(self._text in each.lower() for each in searched_texts(line))
-
-
-class _Lines:
-    """The lines of an open log by their number; each is known to end before the next one begins."""
-
-    def __init__(self, descriptor: int, places: NDArray[np.int64]) -> None:
-        self._descriptor = descriptor
-        self._starts = [*places.tolist(), os.fstat(descriptor).st_size]
-
-    def text(self, number: int) -> bytes:
-        start, end = self._starts[number], self._starts[number + 1]
-        return os.pread(self._descriptor, min(end - start, LONGEST), start).partition(b"\n")[0]
 
 
 def searched_texts(line: Mapping[str, Any]) -> list[str]:

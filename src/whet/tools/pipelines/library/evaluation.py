@@ -25,7 +25,7 @@ from whet.tools.pipelines.library.entry import (
     StageWork,
 )
 from whet.tools.pipelines.library.pairs import prompt_row
-from whet.tools.pipelines.library.sampler import chunk_size, sampled_rows
+from whet.tools.pipelines.library.sampler import Row, chunk_size, sampled_rows
 from whet.tools.pipelines.settings import PipelineSettings, answer_reward, can_evaluate, sampling_config
 from whet.tools.pipelines.stages import Stage, StageCost, stage_result
 from whet.training.config import EvaluationConfig
@@ -42,26 +42,6 @@ Measured = tuple[float, float, float]  # the value, and its 95% interval
 POLICY = "the policy"
 NOBODY = "none"  # an eval that is compared with no other
 GREEDY_AT_ONCE = 2048  # greedy completions that are drawn together
-
-
-@dataclass(frozen=True)
-class EvalRow:
-    """A held-out prompt: its greedy completion, and what the drawn ones came to."""
-
-    id: str
-    prompt: Any
-    set: str
-    answer: Any
-    completion: str
-    right: float | None
-    reward: float | None
-    tokens: int
-    finished: bool
-    rechecks: int
-    sample_right: Sequence[float | None] = ()
-    sample_answers: Sequence[str | None] = ()
-    sample_tokens: Sequence[int] = ()
-    sample_rechecks: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -86,31 +66,31 @@ def recheck_study(pairs: Sequence[tuple[int, float | None]]) -> RecheckStudy:
     return RecheckStudy(len(known), len(having), fmean(having) if having else None, fmean(lacking) if lacking else None)
 
 
-def set_measures(rows: Sequence[EvalRow]) -> dict[str, Measured]:
+def set_measures(rows: Sequence[Row]) -> dict[str, Measured]:
     """Each metric with its interval; every interval takes a prompt as one observation."""
     measured: dict[str, Measured] = {}
-    known = [row.right for row in rows if row.right is not None]
+    known = [row["right"] for row in rows if row["right"] is not None]
     is_binary = bool(known) and all(right in (0.0, 1.0) for right in known)
     if is_binary:
         measured["accuracy"] = _bounds(share_estimate(known))
         measured |= _sampled(rows)
     else:
-        measured["reward"] = _mean([row.reward for row in rows if row.reward is not None])
-    measured["completion_tokens"] = _mean([float(row.tokens) for row in rows])
-    measured["truncated"] = _bounds(share_estimate([float(not row.finished) for row in rows]))
-    measured["rechecks"] = _mean([float(row.rechecks) for row in rows])
+        measured["reward"] = _mean([row["reward"] for row in rows if row["reward"] is not None])
+    measured["completion_tokens"] = _mean([float(row["tokens"]) for row in rows])
+    measured["truncated"] = _bounds(share_estimate([float(not row["finished"]) for row in rows]))
+    measured["rechecks"] = _mean([float(row["rechecks"]) for row in rows])
     return measured
 
 
-def _sampled(rows: Sequence[EvalRow]) -> dict[str, Measured]:
+def _sampled(rows: Sequence[Row]) -> dict[str, Measured]:
     """pass@k, and the vote of all attempts."""
-    drawn = [row for row in rows if row.sample_right]
+    drawn = [row for row in rows if row.get("sample_right")]
     if not drawn:
         return {}
-    outcomes = [[right or 0.0 for right in row.sample_right] for row in drawn]
+    outcomes = [[right or 0.0 for right in row["sample_right"]] for row in drawn]
     count = len(outcomes[0])
     measured = {f"pass@{estimate.n}": _bounds(estimate) for estimate in pass_curve(outcomes)}
-    (vote,) = vote_curve(outcomes, [list(row.sample_answers) for row in drawn], [count])
+    (vote,) = vote_curve(outcomes, [list(row["sample_answers"]) for row in drawn], [count])
     return {**measured, f"majority@{count}": _bounds(vote)}
 
 
@@ -224,24 +204,24 @@ def _first_of_each(prompts: Sequence[Prompt], settings: PipelineSettings, most: 
 
 def measured(folder: Path, settings: PipelineSettings, config: EvaluationConfig) -> dict[str, Any]:
     """Write completions.jsonl with a row per prompt, and sum it up."""
-    rows = [EvalRow(**row) for row in write_eval_rows(folder, settings, config)]
+    rows = write_eval_rows(folder, settings, config)
     by_set = {ALL: rows}
     for row in rows:
-        if row.set != ALL:
-            by_set.setdefault(row.set, []).append(row)
+        if row["set"] != ALL:
+            by_set.setdefault(row["set"], []).append(row)
     if len(by_set) == 2:  # one set is all there is
         by_set = {ALL: rows}
     sets = {name: set_measures(some) for name, some in by_set.items()}
     metrics = {name: value for name, (value, _, _) in sets[ALL].items()}
-    rewards = [row.reward for row in rows if row.reward is not None]
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
     metrics |= {"reward": fmean(rewards)} if rewards else {}
     for name, some in by_set.items():
         if name != ALL and "accuracy" in sets[name]:
             metrics[f"accuracy_{name}"] = sets[name]["accuracy"][0]
         elif name != ALL:
-            metrics[f"reward_{name}"] = fmean(row.reward or 0.0 for row in some)
-    drawn = sum(len(row.sample_right) for row in rows)
-    tokens = sum(row.tokens + sum(row.sample_tokens) for row in rows)
+            metrics[f"reward_{name}"] = fmean(row["reward"] or 0.0 for row in some)
+    drawn = sum(len(row.get("sample_right", ())) for row in rows)
+    tokens = sum(row["tokens"] + sum(row.get("sample_tokens", ())) for row in rows)
     return stage_result(
         _summary(sets, len(rows)),
         metrics,

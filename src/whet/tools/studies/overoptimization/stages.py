@@ -65,6 +65,7 @@ COMPARISONS, POOL, SCORES = "comparisons.jsonl", "pool.jsonl", "scores.jsonl"
 PAIRS, EVAL_PAIRS = "pairs.jsonl", "eval_pairs.jsonl"
 RUN_KEYS = ("method", "steps", "learning_rate", "prompts_per_step", "group_size", "eval_every")
 GOLD, COMPLETIONS = "gold", "completions"
+ScaledProxy = tuple[str, float, float]  # a trained proxy's folder, and the mean and spread of its scores
 NUM_HELD_OUT = 300  # comparisons that no proxy learns from
 NUM_STANDARD = 1000  # completions of the start that scores are standardised on
 PROMPT_SEED, POOL_SEED = 77, 78  # of the questions, the same for every seed of the study
@@ -79,15 +80,6 @@ class Condition:
     size: int  # comparisons of the proxy, or of each of several
     beta: float = 0.0  # KL penalty
     how: Combination = "single"
-
-
-@dataclass(frozen=True)
-class ProxyModel:
-    """A trained proxy, and what standardises it."""
-
-    folder: str
-    mean: float
-    spread: float
 
 
 def study_stages(settings: StudySettings) -> list[Stage]:
@@ -274,13 +266,13 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
     return Prompt(row["id"], tuple(row["messages"]))
 
 
-def proxy_models(settings: StudySettings, done: Mapping[str, FinishedStage], condition: Condition) -> list[ProxyModel]:
-    """The finished proxy reward models that a condition combines."""
+def proxy_models(settings: StudySettings, done: Mapping[str, FinishedStage], condition: Condition) -> list[ScaledProxy]:
+    """The finished proxy reward models that a condition combines, and what standardises each."""
     names = [f"proxy-{condition.size}-seed{condition.seed}"]
     if condition.how != "single":
         names += [f"member{member}-{condition.size}-seed{condition.seed}" for member in range(1, settings.members)]
     results = [done[name].result for name in names]
-    return [ProxyModel(result["model"], result["mean"], result["spread"]) for result in results]
+    return [(result["model"], result["mean"], result["spread"]) for result in results]
 
 
 def condition_name(condition: Condition) -> str:
@@ -299,17 +291,15 @@ def choose_best(
     gold = [[score / spread for score in row["gold"]] for row in rows]
     prompts = [_prompt(row) for row in rows for _ in row["completions"]]
     completions = [completion for row in rows for completion in row["completions"]]
-    known: dict[str, list[float]] = {}
+    known: dict[ScaledProxy, list[float]] = {}
     curves = []
     for condition in conditions:
         members = proxy_models(settings, done, condition)
         for member in members:
-            if member.folder not in known:
-                score = ProxyReward([(member.folder, member.mean, member.spread)], "single", 0.0)
-                known[member.folder] = score.opinions(prompts, completions)[0]
-        agreed = _combine(
-            [known[member.folder] for member in members], condition.how, settings.variance_penalty_best_of
-        )
+            if member not in known:
+                known[member] = ProxyReward([member], "single", 0.0).opinions(prompts, completions)[0]
+        opinions = zip(*(known[member] for member in members), strict=True)
+        agreed = [combined(scores, condition.how, settings.variance_penalty_best_of) for scores in opinions]
         width = settings.pool_completions
         proxy = [agreed[start : start + width] for start in range(0, len(agreed), width)]
         points = from_start(best_of_points(gold, proxy, best_of_sizes(width)))
@@ -322,23 +312,15 @@ def choose_best(
     return {"summary": summary, "curves": curves}
 
 
-def _combine(opinions: Sequence[Sequence[float]], how: Combination, penalty: float) -> list[float]:
-    return [combined(scores, how, penalty) for scores in zip(*opinions, strict=True)]
-
-
 def optimise(
     settings: StudySettings, condition: Condition, folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
     """Train the policy by RL against a condition's proxy, recording gold and proxy scores."""
     members = proxy_models(settings, done, condition)
     drawn = done[COMPLETIONS].result
-    proxy = {
-        "folders": [member.folder for member in members],
-        "means": [member.mean for member in members],
-        "spreads": [member.spread for member in members],
-        "how": condition.how,
-        "penalty": settings.variance_penalty,
-    }
+    folders, means, spreads = map(list, zip(*members, strict=True))
+    proxy = {"folders": folders, "means": means, "spreads": spreads, "how": condition.how}
+    proxy["penalty"] = settings.variance_penalty
     gold = {"model": gold_model(done), "mean": drawn["mean"], "spread": drawn["spread"]}
     parts = [
         {"reward": "whet.tools.studies.overoptimization.proxies:proxy_score", "weight": 1.0, "settings": proxy},
