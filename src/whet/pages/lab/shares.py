@@ -24,6 +24,7 @@ from whet.pages.lab.experiment import (
     LabTable,
     Selector,
     Slider,
+    asks,
     chart_spec,
     evenly,
     line,
@@ -137,12 +138,12 @@ def prompt_weight(objective: Objective, rate: float, group_size: int = GROUP_SIZ
 
 def aggregates() -> list[str]:
     """Every aggregation: none asks for more than the toy has, which is the completions and their turns."""
-    return [name for name, kind in AXES["aggregate"].items() if _needs(kind) <= {"segment"}]
+    return [name for name, kind in AXES["aggregate"].items() if asks(kind) <= {"segment"}]
 
 
 def group_scales() -> list[str]:
     """The scales that look at one group at a time: one that measures a whole batch weighs all its prompts alike."""
-    free = [name for name, kind in AXES["scale"].items() if not _needs(kind)]
+    free = [name for name, kind in AXES["scale"].items() if not asks(kind)]
     return [name for name in free if not _looks_beyond(name)]
 
 
@@ -223,10 +224,6 @@ def _table(settings: LabSettings) -> LabTable:
         (),
         "every group is enumerated with its probability: nothing is sampled",
     )
-
-
-def _needs(kind: Any) -> frozenset[str]:
-    return kind.needs
 
 
 def usable() -> list[str]:

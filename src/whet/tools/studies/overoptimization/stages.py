@@ -319,7 +319,7 @@ def optimise(
     members = proxy_models(settings, done, condition)
     drawn = done[COMPLETIONS].result
     folders, means, spreads = map(list, zip(*members, strict=True))
-    proxy = {"folders": folders, "means": means, "spreads": spreads, "how": condition.how}
+    proxy: dict[str, Any] = {"folders": folders, "means": means, "spreads": spreads, "how": condition.how}
     proxy["penalty"] = settings.variance_penalty
     gold = {"model": gold_model(done), "mean": drawn["mean"], "spread": drawn["spread"]}
     parts = [
