@@ -6,7 +6,6 @@ No model sees the rules of `violations`: they measure what the principles did.
 from __future__ import annotations
 
 import random
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,6 +17,7 @@ from pydantic import Field
 
 from whet.record.run_folder import write_atomically
 from whet.record.text import count_of, percent
+from whet.reward.refusal import is_refusal
 from whet.reward.repetition import repetition
 from whet.reward.safety import safety
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_TOKENS
@@ -105,12 +105,6 @@ GENERAL = (
 # a task's principle is short, since the model that learns it is small; these very words were learnt from
 TASK_PRINCIPLES = (Principle("right steps", "Check each step.", "Mend it.", "?"),)
 
-REFUSAL = re.compile(
-    r"\b(?:i(?:'m| am) sorry,? but|i (?:can(?:'t|not)|won't|am unable to|am not able to|will not)\b|"
-    r"i(?:'m| am) not (?:able|going|comfortable|programmed)\b|as an ai\b|i must (?:decline|refuse)\b)",
-    re.IGNORECASE,
-)
-LOOKED_AT = 160  # characters at the beginning of a completion where a refusal stands
 REST = 200  # characters after which a refusal says something else too
 
 
@@ -203,11 +197,6 @@ def preference_request(prompt: Prompt, first: str, second: str, principle: Princ
 def clamped(preference: float) -> float:
     """A preference kept within the bounds of `CLAMP`."""
     return min(max(preference, CLAMP[0]), CLAMP[1])
-
-
-def is_refusal(completion: str) -> bool:
-    """Whether a completion begins like a refusal."""
-    return bool(REFUSAL.search(completion[:LOOKED_AT]))
 
 
 def violations(prompt: Prompt, completion: str, is_forbidden: bool) -> list[str]:

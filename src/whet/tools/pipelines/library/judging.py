@@ -20,8 +20,7 @@ from whet.tools.pipelines.library.pairs import pair_row, row_prompt
 from whet.tools.pipelines.library.sampler import ModelSampler, chunk_size
 from whet.tools.pipelines.settings import PipelineSettings, sampling_config
 from whet.tools.pipelines.stages import read_json_lines, stage_result, write_in_chunks
-from whet.training.config import EvaluationConfig
-from whet.types import Message, Prompt, Sampling, WhetError
+from whet.types import Message, Prompt, WhetError
 
 FIRST, SECOND = "A", "B"
 Preference = float | None  # of the completion shown first; None: unreadable
@@ -246,10 +245,12 @@ class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
 
     def ask(self, run: StageWork) -> Ask:
         """The judge, ready to be asked."""
+        from whet.reward.combine import RewardPart
         from whet.reward.judge import Judge, JudgeSettings
         from whet.reward.judge.questions import JudgeQuestion, comparison_question
+        from whet.training.assembly.rewards import bind_judges
 
-        judge = Judge(JudgeSettings(**self.settings))
+        judge: Any = Judge(JudgeSettings(**self.settings))
 
         def question(prompt: Prompt, first: str, second: str) -> JudgeQuestion:
             if self.question == "short":
@@ -257,11 +258,11 @@ class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
             return comparison_question(prompt, first, second, judge.rubric)
 
         if judge.needs_ask:
-            config = sampling_config(run.settings, run.model("judge"))
+            runtime = ModelSampler(sampling_config(run.settings, run.model("judge"))).runtime
             if self.verdict == "logp":
-                runtime = ModelSampler(config).runtime
                 return lambda _, rows: letter_preferences(runtime, [question(*row).messages for row in rows])
-            judge = judge.asking(engine_asking(config, judge))
+            (bound,) = bind_judges([RewardPart(judge)], runtime.engine, runtime.loaded.tokenizer)
+            judge = bound.resolved_reward
         return lambda _, rows: [
             None if answer is None else WORDS[answer] for answer in judge.preferences([question(*row) for row in rows])
         ]
@@ -286,20 +287,6 @@ class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
 
         lines = read_json_lines(write_in_chunks(run.folder / LABELS, candidates, chunk_size(32), rows_of))
         return [combine_orders(line["forth"], line["back"]) for line in lines]
-
-
-def engine_asking(config: EvaluationConfig, judge: Any) -> Any:
-    """How a judge asks a model of this process for text."""
-    from whet.data.chat import prompt_tokens
-    from whet.reward.judge import engine_ask
-
-    runtime = ModelSampler(config).runtime
-    sampling = Sampling(max_new_tokens=judge.settings.max_new_tokens, temperature=judge.settings.temperature)
-
-    def encode(messages: Sequence[Message]) -> tuple[int, ...]:
-        return prompt_tokens(runtime.loaded.tokenizer, Prompt("judge", tuple(messages)))
-
-    return engine_ask(runtime.engine, encode, sampling)
 
 
 def letter_preferences(runtime: Any, conversations: Sequence[Sequence[Message]]) -> list[float]:
