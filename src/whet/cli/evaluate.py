@@ -25,8 +25,7 @@ from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 
 if TYPE_CHECKING:
     from whet.pages.evaluation import EvalReport
-    from whet.tools.evaluation.budget import BudgetForcing
-    from whet.tools.evaluation.measure import EvalProgress
+    from whet.tools.evaluation.measure import BudgetForcing, EvalProgress
     from whet.tools.evaluation.side_by_side import EvalCell
     from whet.types import Sample
 
@@ -235,7 +234,7 @@ def _reward_settings(rewards: Sequence[str]) -> dict[str, Any]:
 
 
 def _forcing(force: bool, answer: str, wait: str, answer_tokens: int) -> BudgetForcing | None:
-    from whet.tools.evaluation.budget import BudgetForcing
+    from whet.tools.evaluation.measure import BudgetForcing
     from whet.types import WhetError
 
     if (wait or answer) and not force:

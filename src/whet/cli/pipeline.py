@@ -38,8 +38,7 @@ def pipeline(
     """
     from whet.registry import load_plugins
     from whet.settings.layers import from_settings, merged, read_toml
-    from whet.tools.pipelines.from_file import NAME, is_pipeline_file, read_pipeline_file
-    from whet.tools.pipelines.registry import PIPELINES
+    from whet.tools.pipelines.registry import NAME, PIPELINES, is_pipeline_file, read_pipeline_file
     from whet.tools.pipelines.runner import planned_text, run_pipeline
 
     if name is None:

@@ -148,8 +148,8 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
     shares = {"answered": summary.answered, "thought and answer": summary.in_format}
     lines += [(name, estimate_text(share)) for name, share in shares.items() if share is not None]
     for name, found in summary.calibration.items():
-        told = f"by {name}: expected error {percent(found.error)}, Brier score {number(found.brier)}"
-        lines.append(("calibration", told))
+        errors = f"expected error {percent(found.error)}, Brier score {number(found.brier)}"
+        lines.append(("calibration", f"by {name}: {errors}"))
     lines += [(f"refused {name}".strip(), estimate_text(share)) for name, share in summary.refusals.items()]
     for point in summary.budgets:
         way = "forced at" if point.way == FORCED else "cut at"
@@ -169,27 +169,32 @@ def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:
     def labels(field: str) -> list[str]:
         return list(dict.fromkeys(name for summary in summaries for name in getattr(summary, field)))
 
-    main = column(first.measure, (estimate_text(each.value, each.measure == "accuracy") for each in summaries))
+    main = column(first.measure, (estimate_text(summary.value, summary.measure == "accuracy") for summary in summaries))
     is_share = first.measure == "accuracy"
     columns = [
         *(
-            column(name, (estimate_text(each.tasks.get(name), is_share) for each in summaries))
+            column(name, (estimate_text(summary.tasks.get(name), is_share) for summary in summaries))
             for name in labels("tasks")
         ),
-        column(f"pass@{first.samples}", (estimate_text((each.pass_at or (None,))[-1]) for each in summaries)),
-        column(f"majority@{first.samples}", (estimate_text((each.votes or (None,))[-1]) for each in summaries)),
-        *(column(name, (estimate_text(each.readings.get(name)) for each in summaries)) for name in labels("readings")),
+        column(f"pass@{first.samples}", (estimate_text((summary.pass_at or (None,))[-1]) for summary in summaries)),
+        column(f"majority@{first.samples}", (estimate_text((summary.votes or (None,))[-1]) for summary in summaries)),
+        *(
+            column(name, (estimate_text(summary.readings.get(name)) for summary in summaries))
+            for name in labels("readings")
+        ),
         column("tokens", (number(length.mean) if length else ABSENT for length in lengths)),
         column("truncated", (percent(length.truncated.value) if length else ABSENT for length in lengths)),
-        column("answered", (percent(each.answered.value) if each.answered else ABSENT for each in summaries)),
+        column("answered", (percent(summary.answered.value) if summary.answered else ABSENT for summary in summaries)),
     ]
     for way in ("votes", "tokens"):
-        known = [each.calibration.get(way) for each in summaries]
-        columns.append(column(f"ECE ({way})", (percent(found.error) if found else ABSENT for found in known)))
+        known = [summary.calibration.get(way) for summary in summaries]
+        columns.append(
+            column(f"ECE ({way})", (percent(calibration.error) if calibration else ABSENT for calibration in known))
+        )
     for name in labels("refusals"):
-        texts = (estimate_text(each.refusals.get(name)) for each in summaries)
+        texts = (estimate_text(summary.refusals.get(name)) for summary in summaries)
         columns.append(column(f"refused {name}".strip(), texts))
-    shown = [main, *(each for each in columns if any(text != ABSENT for text in each[1]))]
+    shown = [main, *(titled for titled in columns if any(text != ABSENT for text in titled[1]))]
     names = short_names([evaluation.model for evaluation in evals])
     rows = [[name, *(texts[place] for _, texts in shown)] for place, name in enumerate(names)]
     return [["model", *(name for name, _ in shown)], *rows]
@@ -197,14 +202,17 @@ def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:
 
 def curve_tables(evals: Sequence[ModelEval]) -> dict[str, list[list[str]]]:
     """Every curve as numbers, by its title."""
-    names, summaries = short_names([each.model for each in evals]), [each.summary for each in evals]
+    names, summaries = (
+        short_names([evaluation.model for evaluation in evals]),
+        [evaluation.summary for evaluation in evals],
+    )
     is_share = summaries[0].measure == "accuracy"
     curves: list[tuple[str, Callable[[Any], str], bool, list[Any]]] = [
-        ("pass@k", lambda point: f"k = {point.n}", True, [each.pass_at for each in summaries]),
-        ("majority of n", lambda point: f"n = {point.n}", True, [each.votes for each in summaries]),
+        ("pass@k", lambda point: f"k = {point.n}", True, [summary.pass_at for summary in summaries]),
+        ("majority of n", lambda point: f"n = {point.n}", True, [summary.votes for summary in summaries]),
     ]
     for way, title in ((CUT, "completions cut at a budget"), (FORCED, "thoughts forced to a budget")):
-        by_model = [[point for point in each.budgets if point.way == way] for each in summaries]
+        by_model = [[point for point in summary.budgets if point.way == way] for summary in summaries]
         curves.append((title, lambda point: f"{point.budget} tokens", is_share, by_model))
     tables = {}
     for title, head, shares, points in curves:

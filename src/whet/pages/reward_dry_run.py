@@ -303,8 +303,8 @@ def _gold_lines(test: DryRun, most: int) -> list[str]:
     scored = sum(answer.parts.get(first) is not None for answer in test.gold)
     lines = [f"{'gold = 1':14} {percent(test.gold_rate())}: {scored - len(misses)} of {scored} by {first}"]
     missed = [f"{each.where} ({each.kind}): {number(each.parts[first])}" for each in misses]
-    told = [f"  {text} for {shortened(each.answer, 40)}" for text, each in zip(missed, misses, strict=True)]
-    return lines + _first(told, most)
+    listed = [f"  {text} for {shortened(each.answer, 40)}" for text, each in zip(missed, misses, strict=True)]
+    return lines + _first(listed, most)
 
 
 def _control_lines(test: DryRun, most: int) -> list[str]:
@@ -316,8 +316,8 @@ def _control_lines(test: DryRun, most: int) -> list[str]:
     if not judged:
         return [f"{'wrong < 1':14} unknown: no wrong control could be judged ({', '.join(kinds)})"]
     lines = [f"{'wrong < 1':14} {percent(1 - len(passed) / judged)}: {counts}"]
-    told = [f"  {answer.where} ({answer.kind}): 1 for {shortened(answer.completion, 60)!r}" for answer in passed]
-    return lines + _first(told, most)
+    listed = [f"  {answer.where} ({answer.kind}): 1 for {shortened(answer.completion, 60)!r}" for answer in passed]
+    return lines + _first(listed, most)
 
 
 def _first(lines: list[str], most: int) -> list[str]:

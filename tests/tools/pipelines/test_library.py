@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from tests.support.for_every import for_every
 from whet.cli import app
-from whet.tools.pipelines.from_file import FilePipelineSettings, entry_of, file_entries
 from whet.tools.pipelines.library import (
     STAGE_KINDS,
     EvalEntry,
@@ -24,6 +23,7 @@ from whet.tools.pipelines.library import (
 from whet.tools.pipelines.library.entry import compose
 from whet.tools.pipelines.library.sampling import MixSource, kept_rows, shared_runs
 from whet.tools.pipelines.library.trainings import training_seconds
+from whet.tools.pipelines.registry import FilePipelineSettings, entry_of, file_entries
 from whet.tools.pipelines.runner import plan_lines, run_pipeline
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, read_json_lines, stage_fingerprints

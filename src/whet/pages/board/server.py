@@ -386,11 +386,11 @@ class Board:
 
     def _opened(self, opened: dict[str, Opened], run: str, make: Callable[[Path], Opened], path: Path) -> Opened:
         with self._lock:
-            found = opened[run] = opened.pop(run) if run in opened else make(path)  # the newest last
+            newest = opened[run] = opened.pop(run) if run in opened else make(path)  # last
             while len(opened) > MOST_OPENED:
                 del opened[next(iter(opened))]
         self.watcher.wake()
-        return found
+        return newest
 
     def glance(self, found: FoundFolder) -> RunGlance:
         """A run in one line; it is read again only when its files changed, or when it may have been killed."""
