@@ -1,6 +1,6 @@
 """Three biases of a group-relative gradient, measured exactly: `python benchmarks/bias_plots.py` draws the figures.
 
-The toy and its expected gradient are those of `whet.pages.lab.exact_push`: every group is enumerated. In the third
+The toy and its expected gradient are those of `whet.pages.lab.shares`: every group is enumerated. In the third
 figure a completion is an episode: each of its tokens is a turn with a reward of its own.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from whet.objective import PRESETS, Objective, with_changes
 from whet.pages.chart_specs import QUIET, chart, curve
 from whet.pages.chart_svg import figure_file
-from whet.pages.lab.exact_push import BUDGET, GROUP_SIZE, ToyCompletion, expected_push, length_push, prompt_weight
+from whet.pages.lab.shares import BUDGET, GROUP_SIZE, ToyCompletion, expected_push, length_push, prompt_weight
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 USUAL_LENGTH, LENGTHS = (

@@ -33,7 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from results_file import add_results_flag, write_results
 
-from whet.pages.board.folders import folder_id
+from whet.pages.board.files import folder_id
 
 STEPS, SAMPLES = 100_000, 50_000
 RUNS, STEPS_OF_EACH = 2000, 200

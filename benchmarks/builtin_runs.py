@@ -142,8 +142,8 @@ def rerank(folder: Path) -> dict[str, Any]:
 
 def overoptimization(folder: Path) -> dict[str, Any]:
     """`whet study overoptimization --quick`: what it found, and the figure of its page."""
-    from whet.tools.studies.overoptimization.runner import FIGURE, VALUES, study_overoptimization
     from whet.tools.studies.overoptimization.settings import QUICK
+    from whet.tools.studies.overoptimization.stages import FIGURE, VALUES, study_overoptimization
 
     study_folder = study_overoptimization(dict(QUICK), folder=folder / "overoptimization").folder
     shutil.copyfile(study_folder / FIGURE, ROOT / "docs" / "images" / FIGURE)

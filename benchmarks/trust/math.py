@@ -20,7 +20,7 @@ from whet.data.gold import boxed as frames_of
 from whet.reward.answer import exact_answer
 from whet.reward.defences.answer_marks import mark_spam
 from whet.reward.mathematics.math_answer import math_answer, math_answers
-from whet.tools.workbench.strategies import copied_formulas
+from whet.tools.workbench.attack import copied_formulas
 from whet.types import Prompt
 
 # gold answer -> replies that say something else

@@ -16,7 +16,6 @@ from whet import cli
 from whet.objective import PRESETS, catalogue
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.tools.advice import guide
-from whet.tools.advice.footprint import Footprint, memory_estimate
 from whet.tools.advice.guide import (
     FILES,
     GOALS,
@@ -26,8 +25,10 @@ from whet.tools.advice.guide import (
     OLDER_POLICY,
     RULES,
     SIGNALS,
+    Footprint,
     Situation,
     advice,
+    memory_estimate,
 )
 from whet.tools.advice.questions import NO_ANSWERS, QUESTIONS, advice_record, advice_text, ask, situation_from
 from whet.types import WhetError

@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from whet.cli.reward import reward_app
-from whet.tools.workbench.attack import attack_reward
-from whet.tools.workbench.strategies import STRATEGIES, wrong_answers
+from whet.tools.workbench.attack import STRATEGIES, attack_reward, wrong_answers
 from whet.tools.workbench.workbench import reward_parts
 from whet.types import Prompt, WhetError
 

@@ -170,7 +170,7 @@ def test_a_run_that_fails_is_left_out_and_named(copied, monkeypatch):
 
 
 def test_the_time_left_is_that_of_the_steps_so_far(monkeypatch):
-    import whet.tools.pipelines.progress as progress
+    import whet.tools.pipelines.stages as progress
 
     class Screen(io.StringIO):
         def isatty(self):

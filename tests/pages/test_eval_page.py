@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from whet.pages.eval_page import eval_page
-from whet.pages.evaluation import EvalReport, ModelEval, eval_record, eval_text, short_names
+from whet.pages.evaluation import EvalReport, ModelEval, eval_page, eval_record, eval_text, short_names
 from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, summarized
 from whet.record.metrics.paired import paired_tests
 

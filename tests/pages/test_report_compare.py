@@ -18,16 +18,17 @@ from whet.pages.compare import (
     Estimate,
     MethodComparison,
     MethodRun,
+    compare_page,
     comparison_from,
     comparison_values,
     metric_name,
     notes,
+    reward_bands,
     rows,
     standings,
     table_text,
     verdict,
 )
-from whet.pages.compare_page import compare_page, reward_bands
 from whet.record.metrics.significance import corrected, incomplete_beta, two_sided_p, welch_p
 
 # critical values of Student's t as tables print them: (degrees of freedom, two-sided p, t)

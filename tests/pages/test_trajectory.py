@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 from tests.support.for_every import for_every
-from whet.pages.run_report import sample_card
-from whet.pages.trajectory import opening_text, trajectory_text, turn_cards
+from whet.pages.run_report import opening_text, sample_card, trajectory_text, turn_cards
 from whet.record.health import diagnosis, notes
 from whet.record.log import sample_line
 from whet.types import Prompt, Sample, StepReport, StopReason, Turn

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from whet import __version__
-from whet.cli import bench, board, cluster, evaluate, plan, runs, serve, text, train, watch
+from whet.cli import cluster, evaluate, plan, runs, serve, text, train
 from whet.cli.data import data_app
 from whet.cli.label import label_app
 from whet.cli.options import APP_SETTINGS
@@ -54,12 +54,9 @@ for _commands in (
     train.commands,
     evaluate.commands,
     runs.commands,
-    watch.commands,
     text.commands,
-    bench.commands,
     plan.commands,
     serve.commands,
-    board.commands,
     cluster.commands,
     pipeline_app,
 ):

@@ -25,8 +25,7 @@ from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 
 if TYPE_CHECKING:
     from whet.pages.evaluation import EvalReport
-    from whet.tools.evaluation.budget import BudgetForcing
-    from whet.tools.evaluation.measure import EvalProgress
+    from whet.tools.evaluation.measure import BudgetForcing, EvalProgress
     from whet.tools.evaluation.side_by_side import EvalCell
     from whet.types import Sample
 
@@ -104,8 +103,8 @@ def evaluate(
     from whet import api
     from whet.pages.evaluation import eval_record
     from whet.settings.layers import from_settings, merged
+    from whet.tools.evaluation.evaluation import PromptStyle
     from whet.tools.evaluation.measure import EvalPlan
-    from whet.tools.evaluation.prompting import PromptStyle
     from whet.tools.evaluation.side_by_side import EvalCell, evaluate_cells
     from whet.types import WhetError
 
@@ -202,7 +201,7 @@ def sample(
 
 def _opening(samples: Sequence[Sample]) -> str:
     """How the environment began, where the row itself asks nothing."""
-    from whet.pages.trajectory import opening_text
+    from whet.pages.run_report import opening_text
 
     return next((text for sample in samples if (text := opening_text(sample.turns))), "")
 
@@ -211,7 +210,7 @@ def _written(sample: Sample) -> str:
     """A completion, or an episode turn by turn."""
     if not sample.turns:
         return sample.completion if sample.stop != "failed" else "(its environment failed)"
-    from whet.pages.trajectory import trajectory_text
+    from whet.pages.run_report import trajectory_text
 
     return trajectory_text(sample.turns).replace("\n", "\n  ")
 
@@ -235,7 +234,7 @@ def _reward_settings(rewards: Sequence[str]) -> dict[str, Any]:
 
 
 def _forcing(force: bool, answer: str, wait: str, answer_tokens: int) -> BudgetForcing | None:
-    from whet.tools.evaluation.budget import BudgetForcing
+    from whet.tools.evaluation.measure import BudgetForcing
     from whet.types import WhetError
 
     if (wait or answer) and not force:
@@ -325,7 +324,7 @@ def _tell_progress(cell: EvalCell, now: EvalProgress) -> None:
 
 def _page(report: EvalReport) -> str:
     from whet.cli.options import command_line
-    from whet.pages.eval_page import eval_page
+    from whet.pages.evaluation import eval_page
     from whet.pages.rerank import reranking_page
 
     only = report.evals[0] if len(report.evals) == 1 else None

@@ -129,7 +129,7 @@ def completions(
 
     Completions that the token budget cut off are left out. Run the same command again to continue a file.
     """
-    from whet.tools.labelling.completions import CompletionSpec, write_completions
+    from whet.tools.labelling.run import CompletionSpec, write_completions
     from whet.types import WhetError
 
     if reward and at_least is None:

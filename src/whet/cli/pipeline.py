@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated, Any
 
 import typer
 
+from whet.cli.options import APP_SETTINGS, Config, command_line, exit_if_interrupted
 from whet.settings.bounds import MOST_REPEATS, MOST_SEED
 
-pipeline_app = typer.Typer(
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+pipeline_app = typer.Typer(**{**APP_SETTINGS, "no_args_is_help": False})
 
 
 @pipeline_app.command()
@@ -30,7 +24,7 @@ def pipeline(
         int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random in the pipeline.")
     ] = None,
     folder: Annotated[str | None, typer.Option("--folder", help="Default: the next free one under runs/.")] = None,
-    config: Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")] = None,
+    config: Config = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any setting that --show lists. Repeatable.")
     ] = None,
@@ -44,8 +38,7 @@ def pipeline(
     """
     from whet.registry import load_plugins
     from whet.settings.layers import from_settings, merged, read_toml
-    from whet.tools.pipelines.from_file import NAME, is_pipeline_file, read_pipeline_file
-    from whet.tools.pipelines.registry import PIPELINES
+    from whet.tools.pipelines.registry import NAME, PIPELINES, is_pipeline_file, read_pipeline_file
     from whet.tools.pipelines.runner import planned_text, run_pipeline
 
     if name is None:
@@ -71,6 +64,5 @@ def pipeline(
     if show:
         typer.echo(planned_text(name, layer), nl=False)
         return
-    run = run_pipeline(name, layer, command=shlex.join(["whet", *sys.argv[1:]]))
-    if run.status == "interrupted":
-        raise typer.Exit(130)
+    run = run_pipeline(name, layer, command=command_line())
+    exit_if_interrupted(run)

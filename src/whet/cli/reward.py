@@ -67,8 +67,7 @@ def attack(
 
       whet reward attack mine.py:reward --data test.jsonl --model runs/first
     """
-    from whet.pages.attack import attack_record, attack_text
-    from whet.tools.workbench.attack import attack_prompts, attack_reward
+    from whet.tools.workbench.attack import attack_prompts, attack_record, attack_reward, attack_text
 
     parts, config = _chosen(list(reward or ()), settings)
     prompts, source = attack_prompts(data, limit, config.get("data", {}))
@@ -127,7 +126,8 @@ def test(
 
       whet reward test math_answer think_format=0.2 --run runs/first --html reward.html
     """
-    from whet.pages.reward_dry_run import dry_run_record, dry_run_text, write_dry_run_page
+    from whet.pages.reward_dry_run import dry_run_page, dry_run_record, dry_run_text
+    from whet.record.run_folder import write_atomically
     from whet.tools.workbench.workbench import try_reward
 
     names = [*(reward or ()), *(parts or ())]
@@ -138,7 +138,7 @@ def test(
         chosen, _answers(data, completions, run, limit, model, config), _timeout(config), not once, controls
     )
     if page:
-        write_dry_run_page(page, dry_run)
+        write_atomically(page, dry_run_page(dry_run))
     print_result(as_json, dry_run_record(dry_run), dry_run_text(dry_run))
     if not dry_run.is_sound():
         raise typer.Exit(1)
@@ -244,14 +244,15 @@ def rescore(
     settings: Settings = None,
 ) -> None:
     """Score a run's saved samples with another reward and show what would have changed, without training."""
-    from whet.pages.rescore import rescore_record, rescore_text, write_rescore_page
+    from whet.pages.rescore import rescore_page, rescore_record, rescore_text
+    from whet.record.run_folder import write_atomically
     from whet.tools.workbench.completions import run_completions
     from whet.tools.workbench.workbench import rescore_run
 
     chosen, config = _chosen(new, settings)
     rescored = rescore_run(run, chosen, run_completions(run, limit), _timeout(config))
     if page:
-        write_rescore_page(page, rescored)
+        write_atomically(page, rescore_page(rescored))
     print_result(as_json, rescore_record(rescored), rescore_text(rescored))
 
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated, Any
 
 import typer
 
+from whet.cli.options import APP_SETTINGS, Config, command_line, exit_if_interrupted
 from whet.settings.bounds import MOST_REPEATS
 
-study_app = typer.Typer(
-    name="study",
-    help="Experiments that show a known effect on your own machine.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+study_app = typer.Typer(name="study", help="Experiments that show a known effect on your own machine.", **APP_SETTINGS)
 
 
 @study_app.callback()
@@ -36,7 +27,7 @@ def overoptimization(
     folder: Annotated[
         str | None, typer.Option("--folder", help="Of the study; what is finished there is not done again.")
     ] = None,
-    config: Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")] = None,
+    config: Config = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting that --show lists. Repeatable.")
     ] = None,
@@ -55,8 +46,7 @@ def overoptimization(
     if show:
         typer.echo(settings_text(study_settings(*layers)))
         return
-    from whet.tools.studies.overoptimization.runner import study_overoptimization
+    from whet.tools.studies.overoptimization.stages import study_overoptimization
 
-    done = study_overoptimization(*layers, folder=folder, command=shlex.join(["whet", *sys.argv[1:]]))
-    if done.status == "interrupted":
-        raise typer.Exit(130)
+    done = study_overoptimization(*layers, folder=folder, command=command_line())
+    exit_if_interrupted(done)

@@ -13,12 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from whet.objective import AXES, PRESETS, Objective
+from whet.objective import AXES, PRESETS
 from whet.objective.clip import Clip
 from whet.objective.lazy_torch import torch
 from whet.pages.chart_specs import Point, chart, curve
 from whet.pages.chart_svg import figure_file
-from whet.types import WhetError, did_you_mean
 
 COMPLETION_TOKENS = 8
 PROBABILITIES = (0.05, 0.5, 0.9)
@@ -44,14 +43,6 @@ def weights(rule: Clip, ratios: Sequence[float], side: float, probability: float
     logp = ratio.log() + math.log(probability)
     rule_weights = rule(ratio, torch.full_like(ratio, side), torch.ones_like(ratio, dtype=torch.bool), logp)
     return [float(weight) for weight in rule_weights[:, 0]]
-
-
-def clip_plot(name: str) -> str:
-    """The rule of that name with its own numbers, as the text of an SVG file."""
-    kinds = AXES["clip"]
-    if name not in kinds:
-        raise WhetError(f"no clip rule is called {name!r}{did_you_mean(name, kinds)}; there are {', '.join(kinds)}")
-    return rule_plot(kinds[name]())
 
 
 def rule_plot(rule: Clip) -> str:
@@ -160,11 +151,6 @@ def plotted() -> dict[str, Clip]:
     return rules | {name: rule for name, rule in methods.items() if rule != rules[rule.name]}
 
 
-def plot_name(objective: Objective) -> str:
-    """Which of the pictures is the method's."""
-    return objective.clip.name if objective.clip == AXES["clip"][objective.clip.name]() else objective.name
-
-
 def write_plots(folder: str | Path) -> list[Path]:
     """Draw every picture into the folder, as NAME.svg."""
     path = Path(folder)
@@ -236,18 +222,13 @@ def _edges(rule: Clip, side: float, grid: Sequence[float], probability: float) -
 
     known, edges = kinds(grid), []
     for low, high, before, after in zip(grid, grid[1:], known, known[1:], strict=False):
-        if before == after or not _lasting(before, after, low, high):
+        if before == after or (before[0] == after[0] and low <= 1 <= high):  # a smooth rule meets the ratio at 1 alone
             continue
         while high - low > 1e-12 * max(1.0, high):
             middle = (low + high) / 2
             low, high = (middle, high) if kinds([middle])[0] == before else (low, middle)
         edges.append((low + high) / 2)
     return edges
-
-
-def _lasting(before: tuple[bool, bool], after: tuple[bool, bool], low: float, high: float) -> bool:
-    """A smooth rule meets the ratio at 1 alone: no edge."""
-    return before[0] != after[0] or not low <= 1 <= high
 
 
 def _weight_range(weights: Sequence[float]) -> tuple[float, float]:

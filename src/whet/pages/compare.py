@@ -8,13 +8,18 @@ nothing to test with (one seed, no spread at all) the words say so instead of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from textwrap import indent, wrap
 from typing import Any
+from urllib.parse import quote
 
-from whet.pages.chart_specs import Point
+from whet.pages.chart_specs import NUM_TONES, ChartSeries, Point, chart, line, smoothed
+from whet.pages.chart_svg import LEAST_SMOOTHED
+from whet.pages.render import Figure, render_live
+from whet.pages.run_report import REPORT
 from whet.record.metrics.intervals import share_interval
 from whet.record.metrics.significance import corrected, shares_p, welch_p
 from whet.record.text import (
@@ -35,6 +40,7 @@ LAST_QUARTER = "reward, last quarter"
 NO_RUN, BEST = "no finished run", ("highest", "lowest")
 COLUMNS = ("method", "runs", "before", "after", LAST_QUARTER, "tokens per run", "time per run", "verdict")
 SHORT_HEADS = ("method", "runs", "before", "after", "reward", "tokens", "time")
+MOST_NAMES = 6  # in the title
 
 
 @dataclass(frozen=True)
@@ -325,7 +331,7 @@ def cells(comparison: MethodComparison) -> list[tuple[str, ...]]:
     return [
         (
             row.method,
-            _runs_text(len(row.results), comparison.num_planned(row.method)),
+            str(planned) if (done := len(row.results)) == planned else f"{done} of {planned}",
             row.before.text(name),
             row.after.text(name),
             row.reward.text(""),
@@ -334,11 +340,8 @@ def cells(comparison: MethodComparison) -> list[tuple[str, ...]]:
             places[row.method].words,
         )
         for row in rows(comparison)
+        for planned in (comparison.num_planned(row.method),)
     ]
-
-
-def _runs_text(done: int, planned: int) -> str:
-    return str(planned) if done == planned else f"{done} of {planned}"
 
 
 def heads(comparison: MethodComparison) -> tuple[str, ...]:
@@ -371,57 +374,22 @@ def _folded(text: str, width: int, name: str = "") -> list[str]:
 
 def comparison_values(comparison: MethodComparison) -> dict[str, Any]:
     """compare.json: everything the page shows, as JSON holds it."""
-    places = standings(comparison)
-    values: dict[str, Any] = json_values(
-        {
-            "status": comparison.status,
-            "methods": list(comparison.methods),
-            "seeds": list(comparison.seeds),
-            "metric": metric_name(comparison.results),
-            "verdict": verdict(comparison),
-            "equal": dict(comparison.equal),
-            "unequal": dict(comparison.unequal),
-            "incomparable": comparison.incomparable,
-            "notes": notes(comparison),
-            "remarks": comparison.remarks,
-            "planned": comparison.planned,
-            "rows": [
-                {
-                    "method": row.method,
-                    "runs": len(row.results),
-                    **{
-                        key: {"mean": each.mean, "spread": each.spread, "values": list(each.values)}
-                        for key, each in (
-                            ("before", row.before),
-                            ("after", row.after),
-                            ("reward_last_quarter", row.reward),
-                            ("tokens", row.tokens),
-                            ("seconds", row.seconds),
-                        )
-                    },
-                    "verdict": places[row.method].words,
-                    "p": places[row.method].p,
-                }
-                for row in rows(comparison)
-            ],
-            "runs": [
-                {
-                    "method": result.method,
-                    "seed": result.seed,
-                    "folder": result.folder,
-                    "before": dict(result.before),
-                    "after": dict(result.after),
-                    "tokens": result.tokens,
-                    "seconds": result.seconds,
-                    "eval_size": result.eval_size,
-                    "steps": [step for step, _ in result.rewards],
-                    "rewards": [value for _, value in result.rewards],
-                }
-                for result in comparison.results
-            ],
-            "command": comparison.command,
+    places, planned = standings(comparison), asdict(comparison)
+    runs = [
+        {**run, "steps": [step for step, _ in run["rewards"]], "rewards": [value for _, value in run["rewards"]]}
+        for run in planned.pop("results")
+    ]
+    table = []
+    for row in rows(comparison):
+        estimates = {"before": row.before, "after": row.after, "reward_last_quarter": row.reward}
+        estimates |= {"tokens": row.tokens, "seconds": row.seconds}
+        numbers = {
+            name: {"mean": e.mean, "spread": e.spread, "values": list(e.values)} for name, e in estimates.items()
         }
-    )
+        standing = {"verdict": places[row.method].words, "p": places[row.method].p}
+        table.append({"method": row.method, "runs": len(row.results), **numbers, **standing})
+    said = {"status": comparison.status, "metric": metric_name(comparison.results), "verdict": verdict(comparison)}
+    values: dict[str, Any] = json_values({**planned, **said, "notes": notes(comparison), "rows": table, "runs": runs})
     return values
 
 
@@ -463,3 +431,79 @@ def comparison_from(values: Mapping[str, Any]) -> MethodComparison:
         planned={str(method): int(count) for method, count in values.get("planned", {}).items()},
         incomparable=str(values.get("incomparable", "")),
     )
+
+
+def compare_page(comparison: MethodComparison) -> str:
+    """The whole page, for a folder that the runs lie in."""
+    values = comparison_page_values(comparison, lambda run: f"{quote(run.folder)}/{REPORT}" if run.folder else "")
+    return render_live("compare.html", **values)
+
+
+def comparison_page_values(comparison: MethodComparison, address: Callable[[MethodRun], str]) -> dict[str, Any]:
+    """What the page is filled in with; `address` is where the page of a run is, empty where it has none."""
+    methods, seeds = len(comparison.methods), len(comparison.seeds)
+    about = f"{methods} method{'s' if methods > 1 else ''} x {seeds} seed{'s' if seeds > 1 else ''}"
+    return {
+        "title": ", ".join(comparison.methods) if methods <= MOST_NAMES else f"{methods} methods",
+        "eyebrow": "whet compare",
+        "about": (f"{len(comparison.results)} finished runs" if comparison.planned else about,),
+        "status": comparison.status,
+        "verdict": _held_together(verdict(comparison)),
+        "head": heads(comparison),
+        "rows": table_rows(comparison, address),
+        "notes": [_held_together(note) for note in notes(comparison)],
+        "figure": reward_figure(comparison),
+        "equal": dict(comparison.equal),
+        "unequal": dict(comparison.unequal),
+        "command": comparison.command,
+    }
+
+
+def table_rows(comparison: MethodComparison, address: Callable[[MethodRun], str]) -> list[dict[str, Any]]:
+    """The table, with a link per seed."""
+    best = standings(comparison)
+    return [
+        {
+            "method": row.method,
+            "is_best": best[row.method].relation.startswith(BEST),
+            "links": [(run.seed, link) for run in row.results if (link := address(run))],
+            "cells": [_held_together(text) for text in texts[1:]],
+        }
+        for row, texts in zip(rows(comparison), cells(comparison), strict=True)
+    ]
+
+
+def _held_together(text: str) -> str:
+    """With no line break inside `p < 0.05`."""
+    return re.sub(r"\bp ([=<]) (?=\d)", "p\u00a0\\1\u00a0", text)
+
+
+def reward_bands(comparison: MethodComparison) -> list[ChartSeries]:
+    """The mean reward of each method with finished runs; a step counts where every one of them has a reward."""
+    series = []
+    for tone, row in enumerate(rows(comparison)):
+        by_seed = [{step: value for step, value in run.rewards if math.isfinite(value)} for run in row.results]
+        steps = sorted(set.intersection(*map(set, by_seed))) if by_seed else []
+        if not steps:
+            continue
+        values = [[seed[step] for seed in by_seed] for step in steps]
+        means, lows, highs = (_calmed([of(each) for each in values]) for of in (fmean, min, max))
+        points = list(zip(steps, means, strict=True))
+        series.append(line(row.method, points, tone, low=lows, high=highs, dashed=tone // NUM_TONES % 2 == 1))
+    return series
+
+
+def _calmed(values: Sequence[float]) -> list[float]:
+    """Long series are smoothed, the band like the line, so that the line stays inside it."""
+    return smoothed(values) if len(values) >= LEAST_SMOOTHED else list(values)
+
+
+def reward_figure(comparison: MethodComparison) -> Figure | None:
+    """The mean reward of each method by step, with what its seeds differ in."""
+    series = reward_bands(comparison)
+    if not series:
+        return None
+    calm = ", smoothed" if any(len(trace["x"]) >= LEAST_SMOOTHED for trace in series) else ""
+    seeds = "mean over seeds, band from the lowest to the highest" if len(comparison.seeds) > 1 else "one seed"
+    spec = chart(series, smooth=False, named=True, height=320)
+    return Figure("Mean reward", f"by step; {seeds}{calm}", spec, is_wide=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from whet.pages.chart_specs import cost_chart, cost_line, reliability
+from whet.pages.render import Figure, PageTable, render
 from whet.pages.rerank import Reranking
-from whet.record.metrics.eval_summary import FORCED, EvalSummary
+from whet.record.metrics.eval_summary import CUT, FORCED, EvalSummary
+from whet.record.metrics.intervals import IntervalEstimate
 from whet.record.metrics.paired import PairedTest
+from whet.record.metrics.reranking import BEST, WEIGHTED
 from whet.record.text import (
     ABSENT,
     aligned,
@@ -132,117 +136,92 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
         if estimate is not None:
             shown = estimate_text(estimate, name != "reward" and not name.startswith("reward_"))
         lines.append((words(name), shown))
-    if summary.accuracy is not None and summary.accuracy.sample_error is not None:
-        accuracy = summary.accuracy
-        lines.append(
-            (
-                "standard error",
-                f"{100 * accuracy.error:.1f} points: {100 * (accuracy.prompt_error or 0):.1f} by the choice of "
-                f"prompts, {100 * (accuracy.sample_error or 0):.1f} by the draw of completions",
-            )
-        )
+    accuracy = summary.accuracy
+    if accuracy is not None and accuracy.sample_error is not None:
+        by_prompts, by_samples = 100 * (accuracy.prompt_error or 0), 100 * (accuracy.sample_error or 0)
+        causes = f"{by_prompts:.1f} by the choice of prompts, {by_samples:.1f} by the draw of completions"
+        lines.append(("standard error", f"{100 * accuracy.error:.1f} points: {causes}"))
     if lengths is not None:
         lines.append(("length", f"median {number(lengths.median)} tokens, 90% up to {number(lengths.tenth_longest)}"))
     if lengths is not None and lengths.right is not None and lengths.wrong is not None:
         lines.append(("", f"right ones {number(lengths.right)}, wrong ones {number(lengths.wrong)} on average"))
-    if summary.answered is not None:
-        lines.append(("answered", estimate_text(summary.answered)))
-    if summary.in_format is not None:
-        lines.append(("thought and answer", estimate_text(summary.in_format)))
+    shares = {"answered": summary.answered, "thought and answer": summary.in_format}
+    lines += [(name, estimate_text(share)) for name, share in shares.items() if share is not None]
     for name, found in summary.calibration.items():
-        lines.append(
-            (
-                "calibration",
-                f"by {name}: expected error {percent(found.error)}, Brier score {number(found.brier)}",
-            )
-        )
-    for name, share in summary.refusals.items():
-        lines.append((f"refused {name}".strip(), estimate_text(share)))
+        errors = f"expected error {percent(found.error)}, Brier score {number(found.brier)}"
+        lines.append(("calibration", f"by {name}: {errors}"))
+    lines += [(f"refused {name}".strip(), estimate_text(share)) for name, share in summary.refusals.items()]
     for point in summary.budgets:
         way = "forced at" if point.way == FORCED else "cut at"
-        lines.append(
-            (
-                f"{way} {point.budget}",
-                f"{estimate_text(point, summary.measure == 'accuracy')}, {number(point.tokens)} tokens written",
-            )
-        )
+        reached = estimate_text(point, summary.measure == "accuracy")
+        lines.append((f"{way} {point.budget}", f"{reached}, {number(point.tokens)} tokens written"))
     return lines
 
 
 def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:
     """A row per model; a column only where some model has it."""
-    names = short_names([evaluation.model for evaluation in evals])
-    measure = evals[0].summary.measure
-    columns: list[tuple[str, list[str]]] = [
-        (
-            measure,
-            [estimate_text(evaluation.summary.value, evaluation.summary.measure == "accuracy") for evaluation in evals],
-        )
+    summaries = [evaluation.summary for evaluation in evals]
+    first, lengths = summaries[0], [summary.lengths for summary in summaries]
+
+    def column(name: str, texts: Iterable[str]) -> tuple[str, list[str]]:
+        return name, list(texts)
+
+    def labels(field: str) -> list[str]:
+        return list(dict.fromkeys(name for summary in summaries for name in getattr(summary, field)))
+
+    main = column(first.measure, (estimate_text(summary.value, summary.measure == "accuracy") for summary in summaries))
+    is_share = first.measure == "accuracy"
+    columns = [
+        *(
+            column(name, (estimate_text(summary.tasks.get(name), is_share) for summary in summaries))
+            for name in labels("tasks")
+        ),
+        column(f"pass@{first.samples}", (estimate_text((summary.pass_at or (None,))[-1]) for summary in summaries)),
+        column(f"majority@{first.samples}", (estimate_text((summary.votes or (None,))[-1]) for summary in summaries)),
+        *(
+            column(name, (estimate_text(summary.readings.get(name)) for summary in summaries))
+            for name in labels("readings")
+        ),
+        column("tokens", (number(length.mean) if length else ABSENT for length in lengths)),
+        column("truncated", (percent(length.truncated.value) if length else ABSENT for length in lengths)),
+        column("answered", (percent(summary.answered.value) if summary.answered else ABSENT for summary in summaries)),
     ]
-
-    def add(name: str, texts: Sequence[str]) -> None:
-        if any(text != ABSENT for text in texts):
-            columns.append((name, list(texts)))
-
-    for label in dict.fromkeys(name for evaluation in evals for name in evaluation.summary.tasks):
-        is_share = measure == "accuracy"
-        add(label, [estimate_text(evaluation.summary.tasks.get(label), is_share) for evaluation in evals])
-    samples = evals[0].summary.samples
-    add(
-        f"pass@{samples}",
-        [estimate_text(evaluation.summary.pass_at[-1] if evaluation.summary.pass_at else None) for evaluation in evals],
-    )
-    add(
-        f"majority@{samples}",
-        [estimate_text(evaluation.summary.votes[-1] if evaluation.summary.votes else None) for evaluation in evals],
-    )
-    for name in dict.fromkeys(name for evaluation in evals for name in evaluation.summary.readings):
-        add(name, [estimate_text(evaluation.summary.readings.get(name)) for evaluation in evals])
-    lengths = [evaluation.summary.lengths for evaluation in evals]
-    add("tokens", [number(length.mean) if length else ABSENT for length in lengths])
-    add("truncated", [percent(length.truncated.value) if length else ABSENT for length in lengths])
-    add(
-        "answered",
-        [percent(evaluation.summary.answered.value) if evaluation.summary.answered else ABSENT for evaluation in evals],
-    )
     for way in ("votes", "tokens"):
-        add(
-            f"ECE ({way})",
-            [
-                percent(evaluation.summary.calibration[way].error) if way in evaluation.summary.calibration else ABSENT
-                for evaluation in evals
-            ],
+        known = [summary.calibration.get(way) for summary in summaries]
+        columns.append(
+            column(f"ECE ({way})", (percent(calibration.error) if calibration else ABSENT for calibration in known))
         )
-    for label in dict.fromkeys(name for evaluation in evals for name in evaluation.summary.refusals):
-        add(f"refused {label}".strip(), [estimate_text(evaluation.summary.refusals.get(label)) for evaluation in evals])
-    rows = [["model", *(name for name, _ in columns)]]
-    rows += [[name, *(texts[place] for _, texts in columns)] for place, name in enumerate(names)]
-    return rows
+    for name in labels("refusals"):
+        texts = (estimate_text(summary.refusals.get(name)) for summary in summaries)
+        columns.append(column(f"refused {name}".strip(), texts))
+    shown = [main, *(titled for titled in columns if any(text != ABSENT for text in titled[1]))]
+    names = short_names([evaluation.model for evaluation in evals])
+    rows = [[name, *(texts[place] for _, texts in shown)] for place, name in enumerate(names)]
+    return [["model", *(name for name, _ in shown)], *rows]
 
 
 def curve_tables(evals: Sequence[ModelEval]) -> dict[str, list[list[str]]]:
     """Every curve as numbers, by its title."""
-    names = short_names([evaluation.model for evaluation in evals])
-    tables: dict[str, list[list[str]]] = {}
-    for title, head, points in (
-        ("pass@k", "k = ", [evaluation.summary.pass_at for evaluation in evals]),
-        ("majority of n", "n = ", [evaluation.summary.votes for evaluation in evals]),
-    ):
+    names, summaries = (
+        short_names([evaluation.model for evaluation in evals]),
+        [evaluation.summary for evaluation in evals],
+    )
+    is_share = summaries[0].measure == "accuracy"
+    curves: list[tuple[str, Callable[[Any], str], bool, list[Any]]] = [
+        ("pass@k", lambda point: f"k = {point.n}", True, [summary.pass_at for summary in summaries]),
+        ("majority of n", lambda point: f"n = {point.n}", True, [summary.votes for summary in summaries]),
+    ]
+    for way, title in ((CUT, "completions cut at a budget"), (FORCED, "thoughts forced to a budget")):
+        by_model = [[point for point in summary.budgets if point.way == way] for summary in summaries]
+        curves.append((title, lambda point: f"{point.budget} tokens", is_share, by_model))
+    tables = {}
+    for title, head, shares, points in curves:
         if any(points):
-            counts = [point.n for point in next(row for row in points if row)]
-            rows = [["", *(f"{head}{count}" for count in counts)]]
+            rows = [["", *map(head, next(row for row in points if row))]]
             rows += [
-                [name, *(estimate_text(point) for point in row)] for name, row in zip(names, points, strict=True) if row
-            ]
-            tables[title] = rows
-    for way, title in (("cut", "completions cut at a budget"), (FORCED, "thoughts forced to a budget")):
-        by_model = [[point for point in evaluation.summary.budgets if point.way == way] for evaluation in evals]
-        if any(by_model):
-            is_share = evals[0].summary.measure == "accuracy"
-            rows = [["", *(f"{point.budget} tokens" for point in next(row for row in by_model if row))]]
-            rows += [
-                [name, *(estimate_text(point, is_share) for point in row)]
-                for name, row in zip(names, by_model, strict=True)
+                [name, *(estimate_text(point, shares) for point in row)]
+                for name, row in zip(names, points, strict=True)
+                if row
             ]
             tables[title] = rows
     return tables
@@ -281,3 +260,166 @@ def short_names(models: Sequence[str]) -> list[str]:
         if len(set(short)) == len(set(models)):
             return short
     return list(models)
+
+
+def eval_page(report: EvalReport, command: str = "") -> str:
+    """The whole page."""
+    names = short_names(report.models)
+    title = names[0] if len(names) == 1 else f"{len(names)} models side by side"
+    sections = [_section(report, task) for task in report.tasks]
+    return render(
+        "eval.html",
+        title=title,
+        eyebrow="whet eval",
+        about=tuple(report.tasks),
+        verdict=" ".join(_verdict(report, task) for task in report.tasks),
+        sections=sections,
+        damaged=(),
+        runs=(),
+        command=command,
+        foot="Bands and brackets are 95% intervals over the prompts: attempts at one prompt count as one observation. "
+        "pass@k and majority votes are means over every choice of k of the completions, without resampling.",
+    )
+
+
+def _verdict(report: EvalReport, task: str) -> str:
+    evals = report.of(task)
+    names = short_names([evaluation.model for evaluation in evals])
+    head = f"{task}: " if len(report.tasks) > 1 else ""
+    texts = [
+        f"{name} {estimate_text(each.summary.value, each.summary.measure == 'accuracy')}"
+        for name, each in zip(names, evals, strict=True)
+    ]
+    sure = [test for test in report.pairs.get(task, ()) if test.corrected_p is not None and test.corrected_p < 0.05]
+    compared = ""
+    if report.pairs.get(task):
+        compared = (
+            " No pair of them differs beyond noise."
+            if not sure
+            else " Beyond noise: "
+            + "; ".join(
+                f"{short_names([test.second])[0]} {'above' if test.difference > 0 else 'below'} "
+                f"{short_names([test.first])[0]}"
+                for test in sure
+            )
+            + "."
+        )
+    return f"{head}{evals[0].summary.measure.capitalize()}: {', '.join(texts)}.{compared}"
+
+
+def _section(report: EvalReport, task: str) -> dict[str, object]:
+    evals = report.of(task)
+    tests = report.pairs.get(task, ())
+    return {
+        "title": task,
+        "about": evals_summary(evals),
+        "figures": _figures(evals),
+        "tables": [
+            ("", _table(model_table(evals))),
+            *((name, _table(rows)) for name, rows in curve_tables(evals).items()),
+            *_rerank_tables(evals),
+        ],
+        "pairs": [pair_text(test, len(tests)) for test in tests],
+    }
+
+
+def _table(rows: Sequence[Sequence[str]]) -> PageTable:
+    return PageTable(tuple(rows[0]), tuple(tuple(row) for row in rows[1:]))
+
+
+def interval_figure(title: str, about: str, rows: Sequence[tuple[str, IntervalEstimate]], is_share: bool) -> Figure:
+    """Values with their intervals, one below the other."""
+    intervals = [(name, each.value, each.low, each.high, estimate_text(each, is_share)) for name, each in rows]
+    return Figure(title, about, {"intervals": intervals, "percent": is_share})
+
+
+def _figures(evals: Sequence[ModelEval]) -> list[Figure]:
+    is_share = evals[0].summary.measure == "accuracy"
+    names = short_names([evaluation.model for evaluation in evals])
+    rows = [(name, each.summary.value) for name, each in zip(names, evals, strict=True)]
+    for name, each in zip(names, evals, strict=True):
+        rows += [(f"{name}: {label}", value) for label, value in each.summary.tasks.items()]
+    figures = [interval_figure(evals[0].summary.measure.capitalize(), "of one completion", rows, is_share)]
+    for title, about, letter, points in (
+        ("pass@k", "any of k is right", "k", [evaluation.summary.pass_at for evaluation in evals]),
+        ("Majority of n", "the answer given most", "n", [evaluation.summary.votes for evaluation in evals]),
+    ):
+        series = [
+            cost_line(name, [(at.n, at, f"{name}, {letter} = {at.n}: {estimate_text(at)}") for at in row], tone)
+            for tone, (name, row) in enumerate(zip(names, points, strict=True))
+            if row
+        ]
+        figures += [Figure(title, about, cost_chart(series, True, marked=True))] if series else []
+    return [*figures, *_best_of(evals), *_budgets(evals, is_share), *_calibrations(evals)]
+
+
+def _budgets(evals: Sequence[ModelEval], is_share: bool) -> list[Figure]:
+    """Completions that are cut are dashed where thoughts are forced as well."""
+
+    def text(estimate: IntervalEstimate) -> str:
+        return estimate_text(estimate, is_share)
+
+    series = []
+    has_forced = any(point.way == FORCED for evaluation in evals for point in evaluation.summary.budgets)
+    for tone, (name, each) in enumerate(
+        zip(short_names([evaluation.model for evaluation in evals]), evals, strict=True)
+    ):
+        for way in (CUT, FORCED):
+            points = [
+                (at.budget, at, f"{name}, {way} at {at.budget}, {number(at.tokens)} tokens written: {text(at)}")
+                for at in each.summary.budgets
+                if at.way == way
+            ]
+            if points:
+                full = f"{name}, {way}" if has_forced else name
+                dashed = way == CUT and has_forced
+                series.append(cost_line(full, points, tone, dashed=dashed))
+    if not series:
+        return []
+    about = "tokens that a completion may have" if not has_forced else "tokens of thought before an answer is due"
+    return [Figure("Token budget", about, cost_chart(series, is_share, marked=True))]
+
+
+def _calibrations(evals: Sequence[ModelEval]) -> list[Figure]:
+    names = short_names([evaluation.model for evaluation in evals])
+    figures = []
+    for way, about in (("votes", "share of the votes"), ("tokens", "probability of the tokens")):
+        models = [
+            (name, [(tenth.sure, tenth.right, tenth.rows) for tenth in known.bins], percent(known.error))
+            for name, each in zip(names, evals, strict=True)
+            if (known := each.summary.calibration.get(way)) is not None
+        ]
+        if models:
+            note = "On the line, a model is right as often as it is sure. Numbers: expected calibration error."
+            spec = {**reliability(models, 0.0, (460, 250)), "named": True}
+            figures.append(Figure("Calibration", f"share right by the {about}", spec, note=note))
+    return figures
+
+
+def _best_of(evals: Sequence[ModelEval]) -> list[Figure]:
+    """One figure per model that was reranked: its scorers over n."""
+    figures = []
+    for name, each in zip(short_names([evaluation.model for evaluation in evals]), evals, strict=True):
+        if each.reranking is None:
+            continue
+        is_share = each.reranking.measure == "accuracy"
+        series = [
+            cost_line(curve.name, [(at.n, at, f"{curve.name}, n = {at.n}") for at in curve.values_by_n], tone)
+            for tone, curve in enumerate(curve for curve in each.reranking.lines if curve.way in (BEST, WEIGHTED))
+        ]
+        figures.append(Figure("Best of n", name, cost_chart(series, is_share, marked=True)))
+    return figures
+
+
+def _rerank_tables(evals: Sequence[ModelEval]) -> list[tuple[str, PageTable]]:
+    tables = []
+    for name, each in zip(short_names([one.model for one in evals]), evals, strict=True):
+        if each.reranking is not None:
+            counts = [point.n for point in each.reranking.lines[0].values_by_n]
+            rows = tuple(
+                (line.name, *(percent(point.value) if each.reranking.measure == "accuracy" else number(point.value)
+                              for point in line.values_by_n))
+                for line in each.reranking.lines
+            )  # fmt: skip
+            tables.append((f"one of n completions of {name}", PageTable(("", *(f"n = {n}" for n in counts)), rows)))
+    return tables

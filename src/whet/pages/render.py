@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -157,16 +156,6 @@ def prepare_board() -> None:
     """Compile the templates, which takes longer than filling them in."""
     for path in (*TEMPLATES.glob("*.html"), *OF_BOARD.glob("*.html")):
         _environment().get_template(path.name)
-
-
-def write_page(path: Path | str, page: str) -> Path:
-    """Write a page so that a reader finds the old one or the new one, never half of one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(page, encoding="utf-8", errors="replace")
-    os.replace(partial, path)
-    return path
 
 
 @cache

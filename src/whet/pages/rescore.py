@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
 from whet.pages.chart_specs import chart, line
-from whet.pages.render import Figure, PageTable, TextCard, Tile, render, write_page
+from whet.pages.render import Figure, PageTable, TextCard, Tile, render
 from whet.pages.reward_dry_run import shortened
 from whet.record.metrics.distribution import TOTAL, is_flat
 from whet.record.text import number, percent
@@ -129,17 +128,7 @@ def rescore_record(rescore: Rescore) -> dict[str, Any]:
         "gained_spread": len(rescore.gained_spread()),
         "lost_spread": len(rescore.lost_spread()),
         "largest": [
-            {
-                "step": row.step,
-                "prompt_id": row.prompt_id,
-                "old": row.old,
-                "new": row.new,
-                "old_parts": dict(row.old_parts),
-                "new_parts": dict(row.new_parts),
-                "answer": row.answer,
-                "completion": row.completion,
-            }
-            for row in rescore.largest(20)
+            {name: value for name, value in asdict(row).items() if name != "question"} for row in rescore.largest(20)
         ],
     }
 
@@ -215,11 +204,6 @@ def _news(group: Sequence[RescoredSample]) -> list[float]:
 def _mean(values: Iterable[float | None]) -> float | None:
     scored = [value for value in values if value is not None]
     return fmean(scored) if scored else None
-
-
-def write_rescore_page(path: Path | str, rescore: Rescore) -> Path:
-    """Write the page of a comparison."""
-    return write_page(path, rescore_page(rescore))
 
 
 def rescore_page(rescore: Rescore) -> str:

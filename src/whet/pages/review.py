@@ -127,18 +127,13 @@ def review_rows(
     return rows
 
 
-def review_policy() -> str:
-    """The content policy that admits the page's own script and no other."""
-    return script_policy((ASSETS / "review.js").read_text(encoding="utf-8"))
-
-
 def review_page(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """review.html, the newest step first: every row with buttons to mark it."""
     steps = sorted({int(row["step"]) for row in rows}, reverse=True)
     return render(
         "review.html",
         **review_values(rows, steps, lambda row: sample_card("", row)),
-        policy=review_policy(),
+        policy=script_policy((ASSETS / "review.js").read_text(encoding="utf-8")),  # the page's own script, no other
         title=f"Review of {title}",
         heading=title,
         eyebrow="whet review",

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from whet.pages.chart_specs import NUM_TONES, scatter
-from whet.pages.render import Figure, PageTable, Tile, render, write_page
+from whet.pages.render import Figure, PageTable, Tile, render
 from whet.record.metrics.correlation import correlations
 from whet.record.metrics.distribution import TOTAL, distribution, histogram, is_flat
 from whet.record.text import duration, number, percent
@@ -258,8 +257,7 @@ def dry_run_text(test: DryRun, most: int = SHOWN) -> str:
     lines += ["", *_gold_lines(test, most), *_control_lines(test, most), *_pair_lines(test)]
     for title, answers in (("unscorable", test.unscorable), ("failed", test.failed)):
         lines.append(f"{title:14} {len(answers)} of {len(test.scored)}")
-        lines += [f"  {answer.where}: {_why(answer)}" for answer in answers[:most]]
-        lines += [f"  and {len(answers) - most} more"] if len(answers) > most else []
+        lines += _first([f"  {answer.where}: {_why(answer)}" for answer in answers], most)
     lines.append(f"{'never vary':14} {', '.join(test.never_vary()) or 'none'}")
     lines += _steady_lines(test, most)
     lines += ["", *_correlation_lines(test), "", "slowest"]
@@ -304,11 +302,9 @@ def _gold_lines(test: DryRun, most: int) -> list[str]:
     first, misses = test.parts[0].name, test.gold_misses
     scored = sum(answer.parts.get(first) is not None for answer in test.gold)
     lines = [f"{'gold = 1':14} {percent(test.gold_rate())}: {scored - len(misses)} of {scored} by {first}"]
-    lines += [
-        f"  {each.where} ({each.kind}): {number(each.parts[first])} for {shortened(each.answer, 40)}"
-        for each in misses[:most]
-    ]
-    return lines + ([f"  and {len(misses) - most} more"] if len(misses) > most else [])
+    missed = [f"{each.where} ({each.kind}): {number(each.parts[first])}" for each in misses]
+    listed = [f"  {text} for {shortened(each.answer, 40)}" for text, each in zip(missed, misses, strict=True)]
+    return lines + _first(listed, most)
 
 
 def _control_lines(test: DryRun, most: int) -> list[str]:
@@ -320,10 +316,12 @@ def _control_lines(test: DryRun, most: int) -> list[str]:
     if not judged:
         return [f"{'wrong < 1':14} unknown: no wrong control could be judged ({', '.join(kinds)})"]
     lines = [f"{'wrong < 1':14} {percent(1 - len(passed) / judged)}: {counts}"]
-    lines += [
-        f"  {answer.where} ({answer.kind}): 1 for {shortened(answer.completion, 60)!r}" for answer in passed[:most]
-    ]
-    return lines + ([f"  and {len(passed) - most} more"] if len(passed) > most else [])
+    listed = [f"  {answer.where} ({answer.kind}): 1 for {shortened(answer.completion, 60)!r}" for answer in passed]
+    return lines + _first(listed, most)
+
+
+def _first(lines: list[str], most: int) -> list[str]:
+    return [*lines[:most], *([f"  and {len(lines) - most} more"] if len(lines) > most else [])]
 
 
 def _pair_lines(test: DryRun) -> list[str]:
@@ -392,11 +390,6 @@ def shortened(text: str, most: int) -> str:
     """One line of at most `most` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= most else f"{flat[: most - 3]}..."
-
-
-def write_dry_run_page(path: Path | str, test: DryRun) -> Path:
-    """Write the page of a dry run."""
-    return write_page(path, dry_run_page(test))
 
 
 def dry_run_page(test: DryRun) -> str:

@@ -239,3 +239,13 @@ def next_free_folder(name: str, under: Path | str = "runs") -> Path:
     while (folder := Path(under) / f"{name}-{number:03d}").exists():
         number += 1
     return folder
+
+
+def write_atomically(path: Path | str, text: str) -> Path:
+    """Write a file so that a reader finds the old one or the new one, never half of one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(text, encoding="utf-8", errors="replace")
+    os.replace(partial, path)
+    return path

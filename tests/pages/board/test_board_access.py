@@ -14,7 +14,7 @@ pytest.importorskip("fastapi")
 from tests.support.made_runs import MadeRun, make_comparison
 from whet.pages.board import serve
 from whet.pages.board.access import BoardAccess, Refusal
-from whet.pages.board.folders import folder_id, found_folders
+from whet.pages.board.files import folder_id, found_folders
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board, BoardRequest, json_response
 

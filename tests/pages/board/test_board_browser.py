@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.made_runs import MadeRun, make_comparison, make_evaluation, make_pipeline, report
-from whet.pages.board.folders import folder_id
+from whet.pages.board.files import folder_id
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board
 from whet.record.run_folder import locked

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from whet.pages.board import growing_log
-from whet.pages.board.growing_log import GrowingLog, last_lines, line_at, spaced_lines
+from whet.pages.board import files as growing_log
+from whet.pages.board.files import GrowingLog, last_lines, line_at, spaced_lines
 from whet.pages.board.sample_index import SampleIndex
 
 

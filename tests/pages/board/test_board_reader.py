@@ -11,8 +11,7 @@ import pytest
 from tests.support.made_runs import MadeRun
 from whet.pages.board import reader as reader_module
 from whet.pages.board.reader import RunReader, is_newer
-from whet.pages.envelopes import Envelopes
-from whet.pages.run_charts import drawn_charts, planned_charts
+from whet.pages.run_charts import Envelopes, drawn_charts, planned_charts
 
 
 def whole(reader):

@@ -9,20 +9,19 @@ from contextlib import contextmanager
 
 import pytest
 
-from whet.pages.board.folders import folder_id
-from whet.pages.board.sample_index import SampleIndex
-from whet.pages.board.sample_search import (
+from whet.pages.board.files import folder_id, visible
+from whet.pages.board.sample_index import (
     SampleFinder,
+    SampleIndex,
     SampleQuery,
     folded,
     numbers_of_group,
     place_in_step,
     rewards_by_step,
+    token_line,
 )
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board
-from whet.pages.board.token_lines import token_line
-from whet.pages.board.visible_text import visible
 from whet.pages.review import read_review
 from whet.record.marks import read_sample_marks
 

@@ -8,13 +8,20 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.made_runs import make_comparison
-from whet.pages.board.folders import folder_id
+from whet.pages.board.files import folder_id
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board
 from whet.pages.chart_svg import WIDE, chart_svg
-from whet.pages.pipeline_changes import MeasuredPolicy
-from whet.pages.pipeline_page import pipeline_html, pipeline_values, write_pipeline_page
-from whet.pages.pipeline_summary import PipelineSummary, StageSummary, summary_from, summary_record
+from whet.pages.pipeline_page import (
+    MeasuredPolicy,
+    PipelineSummary,
+    StageSummary,
+    pipeline_html,
+    pipeline_values,
+    summary_from,
+    summary_record,
+    write_pipeline_page,
+)
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.tools.evaluation.budget import BudgetForcing, Codec, cut_at, extended_thoughts, forced_answers, thought_length
+from whet.tools.evaluation.measure import (
+    BudgetForcing,
+    Codec,
+    cut_at,
+    extended_thoughts,
+    forced_answers,
+    thought_length,
+)
 from whet.types import Request, Sample, Sampling, StopReason
 
 END = 1

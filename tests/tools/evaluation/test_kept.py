@@ -14,9 +14,14 @@ from tests.support.commands import finished, started
 from whet import api
 from whet.pages.evaluation import eval_record
 from whet.tools.evaluation import measure
-from whet.tools.evaluation.budget import BudgetForcing
-from whet.tools.evaluation.measure import EvalPlan
-from whet.tools.evaluation.saved_completions import CompletionFile, Fingerprint, sample_from, sample_record
+from whet.tools.evaluation.measure import (
+    BudgetForcing,
+    CompletionFile,
+    EvalPlan,
+    Fingerprint,
+    sample_from,
+    sample_record,
+)
 from whet.tools.evaluation.side_by_side import EvalCell, evaluate_cells
 from whet.types import Sample, StopReason, Turn, WhetError
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from whet import api
-from whet.tools.evaluation.evaluation import eval_setup
-from whet.tools.evaluation.prompting import PromptStyle, examples_for, styled
+from whet.tools.evaluation.evaluation import PromptStyle, eval_setup, examples_for, styled
 from whet.training.assembly.prompts import load_prompts
 from whet.types import Demonstration, Prompt, WhetError
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.tools.evaluation.search import SearchPlan, search_completions
+from whet.tools.evaluation.reranking import SearchPlan, search_completions
 from whet.types import Prompt, Sample, Sampling, StopReason, Support
 
 END = 0

@@ -10,22 +10,20 @@ from whet.data.tasks import TASKS
 from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
 from whet.record.metrics.intervals import share_interval
 from whet.record.metrics.significance import shares_apart, shares_p
-from whet.tools.pipelines.library.collapse import (
+from whet.tools.pipelines.library.self_judging import (
     JUDGE_LEAST,
     LONGER,
     CollapseSignals,
     collapse_signals,
     collapse_verdict,
-    order_accuracy,
-    warnings,
-)
-from whet.tools.pipelines.library.self_scores import (
     judge_example,
     mean_score,
     mixed_scores,
+    order_accuracy,
     score_in,
     self_scored_pairs,
     short_score_question,
+    warnings,
 )
 from whet.types import Prompt
 
@@ -131,13 +129,13 @@ def test_each_signal_is_named_with_its_number(change, said):
 def test_the_verdict_names_a_collapse_only_beyond_noise():
     before, good, bad = (CollapseSignals(at, accuracy=share) for at, share in ((0, 0.1), (1, 0.9), (2, 0.5)))
     gain = collapse_verdict(before, [good], [], 200)
-    assert not gain.is_collapse and "better by more than noise" in gain.summary
+    assert not gain[1] and "better by more than noise" in gain[0]
     fall = collapse_verdict(before, [good, bad], ["x"], 200)
-    assert fall.is_collapse and fall.summary.startswith("COLLAPSE") and "90.0% after round 1 to 50.0%" in fall.summary
+    assert fall[1] and fall[0].startswith("COLLAPSE") and "90.0% after round 1 to 50.0%" in fall[0]
     wobble = collapse_verdict(before, [CollapseSignals(1, accuracy=0.12)], [], 200)
-    assert not wobble.is_collapse and "no gain beyond noise" in wobble.summary
-    assert collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one", "two"], 0).is_collapse
-    assert not collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one"], 0).is_collapse
+    assert not wobble[1] and "no gain beyond noise" in wobble[0]
+    assert collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one", "two"], 0)[1]
+    assert not collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one"], 0)[1]
 
 
 def test_scores_are_saturated_only_where_they_are_high_and_flat():
@@ -151,8 +149,8 @@ def test_a_threshold_itself_raises_no_warning():
 
 def test_a_verdict_names_the_other_signals_or_that_there_are_none():
     fall = [CollapseSignals(at, accuracy=share) for at, share in ((0, 0.1), (1, 0.9), (2, 0.5))]
-    assert collapse_verdict(fall[0], fall[1:], [], 200).summary.endswith("; no other signal of it")
-    assert collapse_verdict(fall[0], fall[1:], ["x is y"], 200).summary.endswith("; x is y")
+    assert collapse_verdict(fall[0], fall[1:], [], 200)[0].endswith("; no other signal of it")
+    assert collapse_verdict(fall[0], fall[1:], ["x is y"], 200)[0].endswith("; x is y")
 
 
 def test_shares_apart_smooths_an_observed_zero_or_one():

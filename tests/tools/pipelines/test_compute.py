@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.tools.pipelines.library.budget import (
+from whet.tools.pipelines.library.trainings import (
     SELECTION,
     Passes,
     choices_within,

@@ -12,7 +12,6 @@ from whet.tools.pipelines.library.constitution import (
     constitution_rows,
     critique_request,
     draw_principle,
-    is_refusal,
     preference_request,
     read_constitution,
     revision_request,
@@ -99,4 +98,3 @@ def test_violations_by_rule(completion, is_forbidden, kinds):
 def test_conduct_is_shares():
     found = conduct([[], ["evasive"], ["unsafe", "repeats"], []], [10, 20, 30, 40])
     assert found["clean"] == 0.5 and found["evasive"] == found["unsafe"] == 0.25 and found["characters"] == 25
-    assert is_refusal("As an AI language model I have no opinion") and not is_refusal("You can do it so")

@@ -8,7 +8,7 @@ import torch
 
 from whet.data.distillation_target import TEMPLATES
 from whet.model.load import load_model
-from whet.pages.pipeline_changes import MeasuredPolicy, branched, compared, fallen, lost_prompts
+from whet.pages.pipeline_page import MeasuredPolicy, branched, compared, fallen, lost_prompts
 from whet.tools.pipelines.distill import DistillSettings, distill_entries
 from whet.tools.pipelines.library.distilling import Arithmetic, StudentEntry, against_first
 from whet.tools.pipelines.runner import run_pipeline
@@ -66,7 +66,7 @@ def test_what_cannot_work_is_refused_with_the_fix(given, words):
 
 
 def test_a_student_that_is_given_is_not_cut():
-    from whet.tools.pipelines.library import compose
+    from whet.tools.pipelines.library.entry import compose
 
     given = DistillSettings(pipeline="distill")
     with pytest.raises(WhetError, match="drop them, or source"):

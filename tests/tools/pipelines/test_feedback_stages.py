@@ -10,7 +10,6 @@ import pytest
 
 from whet.data import demonstrations_from, read_rows
 from whet.data.pairs import preferences_from
-from whet.tools.pipelines import FinishedStage, read_json_lines, run_stages
 from whet.tools.pipelines.library import (
     CollapseEntry,
     ConductEntry,
@@ -24,11 +23,12 @@ from whet.tools.pipelines.library import (
     SelfExamplesEntry,
     SelfJudgeEvalEntry,
     SelfScoredPairsEntry,
-    compose,
 )
-from whet.tools.pipelines.library.self_scores import mixed_scores
-from whet.tools.pipelines.library.verdicts import CandidatePair, PairLabel, true_pairs
+from whet.tools.pipelines.library.entry import compose
+from whet.tools.pipelines.library.judging import CandidatePair, PairLabel, true_pairs
+from whet.tools.pipelines.library.self_judging import mixed_scores
 from whet.tools.pipelines.settings import PipelineSettings
+from whet.tools.pipelines.stages import FinishedStage, read_json_lines, run_stages
 
 # an untrained judge is silent and contradicts itself: scores and winners are given in its place
 SCORED_BY = "whet.tools.pipelines.library.self_judging.score_in"

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.support.for_every import for_every
-from whet.tools.pipelines.library.verdicts import (
+from whet.tools.pipelines.library.judging import (
     CandidatePair,
     PairLabel,
     candidate_pairs,

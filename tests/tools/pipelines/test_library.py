@@ -1,19 +1,17 @@
 """Stages as values: inputs found by name, refused in one line where they are missing; what a pipeline file composes."""
 
 import json
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.support.for_every import for_every
 from whet.cli import app
-from whet.tools.pipelines import read_json_lines
-from whet.tools.pipelines.from_file import FilePipelineSettings, entry_of, file_entries
 from whet.tools.pipelines.library import (
     STAGE_KINDS,
     EvalEntry,
     MixEntry,
-    MixSource,
     PairsEntry,
     PreferenceEntry,
     RejectionEntry,
@@ -21,14 +19,14 @@ from whet.tools.pipelines.library import (
     RLEntry,
     SampleEntry,
     SFTEntry,
-    compose,
 )
-from whet.tools.pipelines.library.rejection import KeepRule, kept_rows, shared_runs
+from whet.tools.pipelines.library.entry import compose
+from whet.tools.pipelines.library.sampling import MixSource, kept_rows, shared_runs
 from whet.tools.pipelines.library.trainings import training_seconds
-from whet.tools.pipelines.plan_table import plan_lines
-from whet.tools.pipelines.runner import run_pipeline
+from whet.tools.pipelines.registry import FilePipelineSettings, entry_of, file_entries
+from whet.tools.pipelines.runner import plan_lines, run_pipeline
 from whet.tools.pipelines.settings import PipelineSettings
-from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, stage_fingerprints
+from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, read_json_lines, stage_fingerprints
 from whet.tools.planner.machines import devices
 from whet.training.config import resolved
 from whet.types import WhetError
@@ -161,14 +159,15 @@ def row(completions, scores, tokens=None, finished=None, **more):
     }
 
 
+rule = partial(RejectionEntry, name="kept")
+
+
 def test_every_completion_is_kept_or_counted_once():
     texts = ["a b c d", "a  b c d", "a b c d e", "wrong", "cut", "x y z", "long", "none"]
     scores = [1, 1, 1, 0, 1, 1, 1, None]
     tokens = [4, 4, 5, 1, 4, 3, 99, 2]
     finished = [True, True, True, True, False, True, True, True]
-    rows, counts = kept_rows(
-        [row(texts, scores, tokens, finished)], KeepRule(most_per_prompt=2, most_tokens=50, near=0.6)
-    )
+    rows, counts = kept_rows([row(texts, scores, tokens, finished)], rule(most_per_prompt=2, most_tokens=50, near=0.6))
     assert [each["completion"] for each in rows] == ["a b c d", "x y z"]
     assert len({each["id"] for each in rows}) == 2
     assert {name: count for name, count in counts.items() if count} == {
@@ -180,12 +179,12 @@ def test_every_completion_is_kept_or_counted_once():
 
 def test_prompts_that_are_solved_other_languages_and_hints():
     solved = row(["a", "b"], [1, 1])
-    assert kept_rows([solved], KeepRule(skip_solved=True))[0] == []
+    assert kept_rows([solved], rule(skip_solved=True))[0] == []
     german = row(["Das ist die richtige Antwort und sie ist nicht lang."], [1])
-    assert kept_rows([german], KeepRule(language="en"))[1]["other_language"] == 1
-    assert kept_rows([german], KeepRule(language="de"))[1]["kept"] == 1
+    assert kept_rows([german], rule(language="en"))[1]["other_language"] == 1
+    assert kept_rows([german], rule(language="de"))[1]["kept"] == 1
     hinted = row(["wrong"], [0], hinted="right")
-    kept, counts = kept_rows([hinted], KeepRule())
+    kept, counts = kept_rows([hinted], rule())
     assert [each["completion"] for each in kept] == ["right"] and counts["hinted"] == 1
 
 

@@ -9,17 +9,11 @@ import whet
 from tests.support.for_every import for_every
 from whet import registry
 from whet.cli import app
-from whet.tools.pipelines import Stage, stage_result
-from whet.tools.pipelines.library import (
-    EvalEntry,
-    RejectionEntry,
-    RLEntry,
-    SampleEntry,
-    SFTEntry,
-)
+from whet.tools.pipelines.library import EvalEntry, RejectionEntry, RLEntry, SampleEntry, SFTEntry
 from whet.tools.pipelines.registry import PIPELINES, find_pipeline
 from whet.tools.pipelines.runner import resume_pipeline, run_pipeline
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings
+from whet.tools.pipelines.stages import Stage, stage_result
 from whet.types import WhetError
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from whet.data.sections import DataSection
-from whet.tools.pipelines.library.pair_rows import check_split, prompt_key, read_pairs, split_by_prompt
+from whet.tools.pipelines.library.pairs import check_split, prompt_key, read_pairs, split_by_prompt
 from whet.types import WhetError
 
 ROWS = [{"prompt": f"question {number // 2}", "chosen": f"good {number}", "rejected": "bad"} for number in range(400)]

@@ -1,8 +1,18 @@
 """What a stage changed, paired by prompt: a real fall is told, noise is not, and lost prompts are shown."""
 
-from whet.pages.pipeline_changes import MeasuredPolicy, fallen, lost_prompts, set_changes, side_by_side
-from whet.pages.pipeline_page import pipeline_html
-from whet.pages.pipeline_summary import PipelineSummary, StageSummary, cost_table, sets_table, verdict
+from whet.pages.pipeline_page import (
+    MeasuredPolicy,
+    PipelineSummary,
+    StageSummary,
+    cost_table,
+    fallen,
+    lost_prompts,
+    pipeline_html,
+    set_changes,
+    sets_table,
+    side_by_side,
+    verdict,
+)
 
 
 def policy(label, rights, drawn=None, sets=None):

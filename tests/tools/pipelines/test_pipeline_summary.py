@@ -2,8 +2,15 @@
 
 from tests.support.for_every import for_every
 from tests.support.own_script import without_charts_script
-from whet.pages.pipeline_page import pipeline_html
-from whet.pages.pipeline_summary import PipelineSummary, StageSummary, aligned, comparison_lines, rounds_table, verdict
+from whet.pages.pipeline_page import (
+    PipelineSummary,
+    StageSummary,
+    aligned,
+    comparison_lines,
+    pipeline_html,
+    rounds_table,
+    verdict,
+)
 
 
 def told(*marks, who="the policy", num_prompts=200, start=0):

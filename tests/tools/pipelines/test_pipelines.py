@@ -6,8 +6,8 @@ import tomllib
 import pytest
 
 from tests.support.for_every import for_every
-from whet.tools.pipelines.library import compose
-from whet.tools.pipelines.library.budget import memory_of, passes_of, steps_within
+from whet.tools.pipelines.library.entry import compose
+from whet.tools.pipelines.library.trainings import memory_of, passes_of, steps_within
 from whet.tools.pipelines.registry import PIPELINES
 from whet.tools.pipelines.runner import planned_text, run_pipeline
 from whet.tools.pipelines.settings import resolve_settings, settings_toml

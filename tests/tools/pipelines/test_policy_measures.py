@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.tools.pipelines.library.policy_measures import (
+from whet.tools.pipelines.library.judged import (
     headline,
     length_slope,
     measures,

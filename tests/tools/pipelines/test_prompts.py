@@ -8,15 +8,15 @@ from whet.data.tasks import TASKS
 from whet.data.tasks.reviewed import reviewed_completions
 from whet.tools.pipelines.library.constitution import (
     GENERAL,
+    NOTHING_WRONG,
     TASK_PRINCIPLES,
+    WHICH,
     critique_request,
     preference_request,
     revision_request,
 )
-from whet.tools.pipelines.library.judging import WHICH
-from whet.tools.pipelines.library.revising import NOTHING_WRONG
-from whet.tools.pipelines.library.self_scores import judge_example, rubric_question, short_score_question
-from whet.tools.pipelines.library.verdicts import short_question
+from whet.tools.pipelines.library.judging import short_question
+from whet.tools.pipelines.library.self_judging import judge_example, rubric_question, short_score_question
 from whet.types import Prompt
 
 PROMPT = Prompt("q", ({"role": "user", "content": "1+1?"},))

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.tools.pipelines import FinishedStage, Interrupted, Stage, run_stages
-from whet.tools.pipelines.stages import unchanged_stages
+from whet.tools.pipelines.stages import FinishedStage, Interrupted, Stage, run_stages, unchanged_stages
 from whet.types import WhetError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.tools.pipelines.library.measures import EvalRow, recheck_study, rechecks, set_measures
+from whet.tools.pipelines.library.evaluation import recheck_study, rechecks, set_measures
 from whet.tools.pipelines.library.rechecking import recheck_result
 from whet.tools.pipelines.library.voting import voted_labels
 
@@ -51,7 +51,8 @@ def test_rechecks_are_compared_only_where_there_are_enough():
 def test_measures_have_intervals_over_prompts():
     def row(at, right, drawn):
         answers = ["7" if each else "3" for each in drawn]
-        return EvalRow(str(at), "p", "all", "7", "text", right, right, 5, True, 0, drawn, answers, [5] * 4, [0] * 4)
+        greedy = {"right": right, "reward": right, "tokens": 5, "finished": True, "rechecks": 0}
+        return {"id": str(at), "set": "all", **greedy, "sample_right": drawn, "sample_answers": answers}
 
     found = set_measures([row(at, float(at < 30), [1.0, 1.0, 1.0, 0.0] if at < 30 else [0.0] * 4) for at in range(40)])
     assert found["accuracy"][0] == 0.75 and 0.59 < found["accuracy"][1] < 0.75 < found["accuracy"][2] < 0.88

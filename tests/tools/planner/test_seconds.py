@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from whet.record.speed import RolloutShape, training_operations
-from whet.tools.planner import measured
+from whet.tools.planner import seconds as measured
 from whet.tools.planner.machines import devices
-from whet.tools.planner.measured import rates, rollout_seconds, training_rate, training_seconds
+from whet.tools.planner.seconds import rates, rollout_seconds, training_rate, training_seconds
 from whet.tools.planner.shapes import NAMED
 
 ROOT = Path(__file__).parents[3]

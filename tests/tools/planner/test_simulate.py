@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from whet.tools.planner.simulate import ClusterModel, Lengths, simulate
+from whet.tools.planner.cluster import ClusterModel, Lengths, simulate
 from whet.types import WhetError
 
 # 4 engines, 8 rows each; a token takes 10 ms whatever the rows; a step is 8 groups of 4

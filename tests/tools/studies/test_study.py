@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.support.for_every import for_every
 from whet.cli import app
-from whet.tools.pipelines import FinishedStage, Interrupted
+from whet.tools.pipelines.stages import FinishedStage, Interrupted
 from whet.tools.studies.overoptimization.proxies import (
     GoldReward,
     ProxyReward,
@@ -22,9 +22,13 @@ from whet.tools.studies.overoptimization.proxies import (
     completion_logp,
     read_scores,
 )
-from whet.tools.studies.overoptimization.runner import study_overoptimization
 from whet.tools.studies.overoptimization.settings import QUICK, learning_config, settings_text, study_settings
-from whet.tools.studies.overoptimization.stages import gold_labelled_pairs, read_curves, study_stages
+from whet.tools.studies.overoptimization.stages import (
+    gold_labelled_pairs,
+    read_curves,
+    study_overoptimization,
+    study_stages,
+)
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
 TINY: dict[str, Any] = {

@@ -10,8 +10,8 @@ import whet
 from whet import api
 from whet.data.benchmarks import REASON
 from whet.model.chat_template import has_chat_template
+from whet.tools.evaluation.evaluation import PromptStyle, examples_for
 from whet.tools.evaluation.measure import EvalPlan, prepared
-from whet.tools.evaluation.prompting import PromptStyle, examples_for
 from whet.training.assembly.forms import form_facts, prompt_form
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.sft import load_demonstrations

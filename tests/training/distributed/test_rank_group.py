@@ -15,9 +15,8 @@ import whet
 from tests.support.commands import started
 from tests.support.for_every import for_every
 from tests.support.rank_launching import HERE, end, free_port, said, start_ranks
-from whet.training.distributed.heartbeat import Heartbeat, Post
 from whet.training.distributed.launch import Launch, launched, rank_environment, refuse_idle_ranks, run_rank
-from whet.training.distributed.rank_group import disagreement
+from whet.training.distributed.rank_group import Heartbeat, Post, disagreement
 from whet.types import WhetError
 
 SCENES = str(HERE / "rank_group_scenes.py")

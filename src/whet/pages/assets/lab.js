@@ -9,7 +9,7 @@ whet.lab = (() => {
   const wordOf = {a: 'First setting', b: 'Second setting'};
   let experiments = [], record = null, shown = null, made = 0;
 
-  // ---- tables of this page, packed as whet.pages.lab.packing says
+  // ---- tables of this page, packed as whet.pages.lab.page says
   function unpacked(table) {
     const charts = table.slice(1).map(number => {
       const [frame, ...numbers] = record.charts[number], chart = structuredClone(record.frames[frame]);

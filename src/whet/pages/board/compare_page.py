@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.pages.board.folders import RUN
+from whet.pages.board.files import RUN
 from whet.pages.board.reader import RunReader, RunView
 from whet.pages.board.run_page import POINTS, chart_record, num_points
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response

@@ -6,13 +6,11 @@ import json
 from posixpath import normpath
 from typing import Any
 
-from whet.pages.board.files import file_state, read_small
-from whet.pages.board.folders import COMPARISON, RUN, SIGNS, FoundFolder
+from whet.pages.board.files import COMPARISON, RUN, SIGNS, FoundFolder, file_state, read_small
 from whet.pages.board.run_page import MOST_REPORT, stored_page
 from whet.pages.board.runs_page import row
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
-from whet.pages.compare import MethodComparison, comparison_from
-from whet.pages.compare_page import comparison_page_values
+from whet.pages.compare import MethodComparison, comparison_from, comparison_page_values
 
 COMPARE_REPORT = "compare.html"
 UNREADABLE = "compare.json cannot be read: it is damaged, being written, or of another version of whet."

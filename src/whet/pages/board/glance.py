@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.pages.board.files import FileState, file_state, read_small
-from whet.pages.board.folders import FoundFolder
-from whet.pages.board.growing_log import GrowingLog, last_lines, spaced_lines
+from whet.pages.board.files import FileState, FoundFolder, GrowingLog, file_state, last_lines, read_small, spaced_lines
 from whet.pages.board.reader import CONFIG, RunReader, parsed_line
 from whet.record.evaluations import best_remark
 from whet.record.health import recorded_finding

@@ -6,11 +6,9 @@ import json
 from typing import Any
 
 from whet.pages.board.access import Refusal
-from whet.pages.board.files import read_small
-from whet.pages.board.folders import PIPELINE, RUN, FoundFolder
+from whet.pages.board.files import PIPELINE, RUN, FoundFolder, read_small
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
-from whet.pages.pipeline_page import RECORD, pipeline_values
-from whet.pages.pipeline_summary import PipelineSummary, summary_from
+from whet.pages.pipeline_page import RECORD, PipelineSummary, pipeline_values, summary_from
 from whet.record.run_folder import is_locked
 
 MOST_BYTES = 64 << 20

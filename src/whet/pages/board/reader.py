@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from whet import __version__
-from whet.pages.board.files import FileState, file_state, read_small
-from whet.pages.board.growing_log import GrowingLog, last_lines, spaced_lines
-from whet.pages.envelopes import Envelopes, SeriesPoints
-from whet.pages.run_charts import step_columns
+from whet.pages.board.files import FileState, GrowingLog, file_state, last_lines, read_small, spaced_lines
+from whet.pages.run_charts import Envelopes, SeriesPoints, step_columns
 from whet.record.evaluations import with_size
 from whet.record.health import FindingSpan, current_spans, recorded_finding
 from whet.record.log import METRICS, SUMMARY, EvalRecord, in_todays_names

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from whet.pages.board.access import SANDBOX_POLICY
-from whet.pages.board.files import file_state, read_small
+from whet.pages.board.files import PIPELINE, RUN, FoundFolder, file_state, read_small
 from whet.pages.board.folder_page import noted_values
-from whet.pages.board.folders import PIPELINE, RUN, FoundFolder
 from whet.pages.board.reader import RunView
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.render import Figure

@@ -10,21 +10,21 @@ from typing import Any
 from urllib.parse import urlencode
 
 from whet.pages.board.access import Refusal
-from whet.pages.board.folders import RUN, FoundFolder
-from whet.pages.board.sample_index import SampleIndex
-from whet.pages.board.sample_search import (
+from whet.pages.board.files import RUN, FoundFolder, visible
+from whet.pages.board.sample_index import (
     SORTS,
     FoundSamples,
     SampleFinder,
+    SampleIndex,
     SampleQuery,
     folded,
     numbers_of_group,
     place_in_step,
     rewards_by_step,
+    token_line,
+    token_values,
 )
 from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
-from whet.pages.board.token_lines import token_line, token_values
-from whet.pages.board.visible_text import visible
 from whet.pages.chart_specs import chart, fits_unit, line
 from whet.pages.render import Figure, TextCard
 from whet.pages.run_report import sample_card

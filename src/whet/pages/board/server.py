@@ -6,6 +6,7 @@ add one; whoever posts has been found to hold the token by then. What goes wrong
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -13,32 +14,35 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from whet import __version__
 from whet.envs.serve import web
 from whet.pages.board.access import HEADERS, BoardAccess, Refusal
-from whet.pages.board.files import file_state
-from whet.pages.board.folders import PIPELINE, RUN, SIGNS, FoundFolder, found_folders
+from whet.pages.board.files import PIPELINE, RUN, SIGNS, FoundFolder, file_state, found_folders
 from whet.pages.board.glance import RunGlance, RunGlances
 from whet.pages.board.reader import RunReader
 from whet.pages.board.sample_index import SampleIndex
-from whet.pages.board.watcher import Watcher
 from whet.pages.render import render
 from whet.record.log import SAMPLES
 from whet.record.text import json_values
 from whet.types import WhetError
 
+TICK = 1.0  # seconds between two looks while somebody listens
+IDLE = 5.0  # and while nobody does
+SLICE = 0.03  # seconds of reading on at a time
+KEEP_ALIVE = 15.0  # seconds between comments that keep a stream open
+PATIENCE = 0.25  # seconds between two glances of a stream at the number
 logger = logging.getLogger(__name__)
 MOST_BODY = 1 << 20  # bytes
 BODY_SECONDS = 20.0
-MOST_READERS = 16  # runs that are kept up with at a time
-MOST_INDEXES = 16  # runs whose samples are kept track of at a time
+MOST_OPENED = 16  # runs that are kept up with at a time, and runs whose samples are
+Opened = TypeVar("Opened")
 FIRST_PAGE = 0.7  # seconds that the first page of a run gets before its log is read whole
 LIST_SECONDS = 0.7  # seconds that a list of runs may read those that it does not know yet
 NOTICE_SECONDS = 0.2  # and a look for what changed
@@ -48,6 +52,108 @@ MOST_QUERY = 8192  # characters
 ASSETS = (Path(__file__).parent / "assets", Path(__file__).parents[1] / "assets")
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".json": "application/json"}
 NAVIGATION = (("Runs", "/"), ("Compare", "/compare"), ("Evaluations", "/evals"), ("Lab", "/lab"))
+
+
+@dataclass(frozen=True)
+class BoardChange:
+    """`run`: one run has changed, or is gone. `runs`: some came or went."""
+
+    number: int
+    kind: str
+    values: dict[str, Any]
+
+
+class Watcher:
+    """`look` returns what each run is like now, by id; `read_on` reads for a slice, and says whether more is left."""
+
+    def __init__(self, look: Callable[[], dict[str, dict[str, Any]]], read_on: Callable[[float], bool]) -> None:
+        self._look, self._read_on = look, read_on
+        self._lock = threading.Lock()
+        self._changes: dict[str, BoardChange] = {}  # the last of each run
+        self._seen: dict[str, dict[str, Any]] | None = None
+        self.number = 0
+        self.num_listeners = 0
+        self._stopping, self._wanted = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look from now on, in a thread."""
+        self._thread = threading.Thread(target=self._run, name="whet-board-watcher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; streams end."""
+        self._stopping.set()
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def wake(self) -> None:
+        """There is something to read."""
+        self._wanted.set()
+
+    def notice(self) -> None:
+        """Look once, and number what changed."""
+        now = self._look()
+        with self._lock:
+            before, self._seen = self._seen, now
+            if before is None:
+                return
+            if before.keys() != now.keys():
+                self._note("runs", {"count": len(now)}, "")
+                for gone in before.keys() - now.keys():
+                    self._note("run", {"id": gone, "status": "deleted"}, gone)
+            for run, values in now.items():
+                if run in before and before[run] != values:
+                    self._note("run", {"id": run, **values}, run)
+
+    def _note(self, kind: str, values: dict[str, Any], key: str) -> None:
+        self.number += 1
+        self._changes[key] = BoardChange(self.number, kind, values)
+
+    def since(self, number: int) -> list[BoardChange]:
+        """What changed after a number, the oldest first; of each run only the last change."""
+        with self._lock:
+            return sorted(
+                (change for change in self._changes.values() if change.number > number), key=lambda c: c.number
+            )
+
+    async def events(self, last: int | None = None) -> AsyncIterator[str]:
+        """Server-sent events for one client: first the number it begins with, then every change."""
+        number = self.number if last is None or last > self.number else last
+        self.num_listeners += 1
+        self.wake()
+        try:
+            yield f"retry: 2000\nevent: hello\nid: {number}\ndata: {{}}\n\n"
+            quiet_since = time.monotonic()
+            while not self._stopping.is_set():
+                if self.number > number:
+                    for change in self.since(number):
+                        number = change.number
+                        yield f"event: {change.kind}\nid: {change.number}\ndata: {json.dumps(change.values)}\n\n"
+                    quiet_since = time.monotonic()
+                elif time.monotonic() - quiet_since > KEEP_ALIVE:
+                    yield ": still here\n\n"
+                    quiet_since = time.monotonic()
+                await asyncio.sleep(PATIENCE)
+        finally:
+            self.num_listeners -= 1
+
+    def _run(self) -> None:
+        looked, took = -math.inf, 0.0
+        while not self._stopping.is_set():
+            # a folder that takes long to walk is walked less often
+            pause = max(TICK, 2 * took) if self.num_listeners else max(IDLE, 5 * took)
+            if time.monotonic() - looked >= pause:
+                began = time.monotonic()
+                self.notice()
+                looked = time.monotonic()
+                took = looked - began
+            if self._read_on(SLICE):
+                time.sleep(0.002)  # requests go first
+                continue
+            self._wanted.wait(max(0.05, min(looked + pause - time.monotonic(), TICK)))
+            self._wanted.clear()
 
 
 @dataclass(frozen=True)
@@ -272,25 +378,19 @@ class Board:
 
     def reader(self, run: str) -> RunReader:
         """What is known of a run, found by its id; it is kept up while the run is looked at."""
-        folder = self.find(run, RUN).path
-        with self._lock:
-            reader = self._readers.pop(run, None) or RunReader(folder)
-            self._readers[run] = reader  # the newest last
-            while len(self._readers) > MOST_READERS:
-                del self._readers[next(iter(self._readers))]
-        self.watcher.wake()
-        return reader
+        return self._opened(self._readers, run, RunReader, self.find(run, RUN).path)
 
     def samples(self, run: str) -> SampleIndex:
         """The samples of a run, found by its id; the index is kept while the run is looked at."""
-        path = self.find(run, RUN).path / SAMPLES
+        return self._opened(self._samples, run, SampleIndex, self.find(run, RUN).path / SAMPLES)
+
+    def _opened(self, opened: dict[str, Opened], run: str, make: Callable[[Path], Opened], path: Path) -> Opened:
         with self._lock:
-            index = self._samples.pop(run, None) or SampleIndex(path)
-            self._samples[run] = index  # the newest last
-            while len(self._samples) > MOST_INDEXES:
-                del self._samples[next(iter(self._samples))]
+            newest = opened[run] = opened.pop(run) if run in opened else make(path)  # last
+            while len(opened) > MOST_OPENED:
+                del opened[next(iter(opened))]
         self.watcher.wake()
-        return index
+        return newest
 
     def glance(self, found: FoundFolder) -> RunGlance:
         """A run in one line; it is read again only when its files changed, or when it may have been killed."""

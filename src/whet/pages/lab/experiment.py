@@ -194,6 +194,11 @@ def _control_record(control: LabControl) -> dict[str, Any]:
     }
 
 
+def asks(kind: Any) -> frozenset[str]:
+    """What a kind of component needs of the loop."""
+    return frozenset(kind.needs)
+
+
 def number(settings: LabSettings, name: str) -> float:
     """A setting of a slider."""
     return float(settings[name])

@@ -17,6 +17,7 @@ from whet.pages.lab.experiment import (
     LabTable,
     Selector,
     Slider,
+    asks,
     chart_spec,
     evenly,
     line,
@@ -39,11 +40,11 @@ PATTERNS = {
 
 def usable_baselines() -> list[str]:
     """Baselines that judge whole completions by their rewards and ask for nothing else."""
-    return [name for name, kind in AXES["baseline"].items() if not (_asked(kind) or _per_token(kind))]
+    return [name for name, kind in AXES["baseline"].items() if not (asks(kind) or kind.per_token)]  # type: ignore[attr-defined]
 
 
 def usable_scales() -> list[str]:
-    return [name for name, kind in AXES["scale"].items() if not _asked(kind)]
+    return [name for name, kind in AXES["scale"].items() if not asks(kind)]
 
 
 def rewards(pattern: str, group_size: int) -> tuple[float, ...]:
@@ -142,14 +143,6 @@ def _rate_spec(size: int, by_count: list[tuple[float, ...]]) -> dict[str, Any]:
     strength = expected([sum(abs(member) for member in group) / size for group in by_count])
     series = [line("groups with a signal", RATES, signal, 2), line("mean |A|", RATES, strength, 0)]
     return chart_spec("success rate of the prompt", "", series, y_range=(0, None))
-
-
-def _asked(kind: Any) -> bool:
-    return bool(kind.needs)
-
-
-def _per_token(kind: Any) -> bool:
-    return bool(kind.per_token)
 
 
 def _named(names: list[str]) -> tuple[tuple[str, str], ...]:

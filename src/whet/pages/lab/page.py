@@ -1,22 +1,89 @@
-"""The lab as a page: a file that needs nothing but a browser, or a page of the board that asks for every table."""
+"""The lab as a page: a file that needs nothing but a browser, or a page of the board that asks for every table.
+
+In the file what repeats is stored once: a table is the number of its notes and the numbers of its charts; a chart is
+the number of its frame, a spec with None for every column, and the numbers of its columns in the order in which the
+frame wants them. Tables stand in the order of `Experiment.grid`. lab.js unpacks in the same way.
+"""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.pages.lab.experiment import PLACE_DIGITS, rounded
+from whet.pages.lab.experiment import PLACE_DIGITS, Experiment, rounded
 from whet.pages.lab.experiments import experiments
-from whet.pages.lab.packing import packed
-from whet.pages.render import render_live, write_page
+from whet.pages.render import render_live
+from whet.record.run_folder import write_atomically
 from whet.types import WhetError
 
+COLUMNS = ("x", "y", "low", "high")
 SCRIPT = "lab.js"
 DATA = "lab-data"  # the id of the element that holds the tables
+
+
+class ValuePool:
+    """Values by number, each once."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, value: Any) -> int:
+        text = json.dumps(value)
+        if text not in self._numbers:
+            self._numbers[text] = len(self.values)
+            self.values.append(value)
+        return self._numbers[text]
+
+
+def packed(experiments: Iterable[Experiment], said: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """All tables over all grids. `said` hears of each experiment."""
+    columns, frames, charts, notes = (ValuePool() for _ in range(4))
+    written = []
+    for experiment in experiments:
+        tables = []
+        for settings in experiment.grid():
+            record = experiment.table(settings).record()
+            drawn = [_packed_chart(each, columns, frames, charts) for each in record.pop("charts")]
+            tables.append([notes.number(record), *drawn])
+        written.append({**experiment.record(), "tables": tables})
+        said(f"{experiment.name}: {len(tables)} tables")
+    return {
+        "columns": columns.values,
+        "frames": frames.values,
+        "charts": charts.values,
+        "notes": notes.values,
+        "experiments": written,
+    }
+
+
+def _packed_chart(chart: Mapping[str, Any], columns: ValuePool, frames: ValuePool, charts: ValuePool) -> int:
+    numbers = []
+    series = []
+    for trace in chart["spec"]["series"]:
+        numbers += [columns.number(trace[name]) for name in COLUMNS if name in trace]
+        series.append({name: None if name in COLUMNS else value for name, value in trace.items()})
+    frame = frames.number({**chart, "spec": {**chart["spec"], "series": series}})
+    return charts.number([frame, *numbers])
+
+
+def unpacked(record: Mapping[str, Any], table: Sequence[int]) -> dict[str, Any]:
+    """One table of a packed record, as `LabTable.record` gave it."""
+    charts = []
+    for number in table[1:]:
+        frame, *numbers = record["charts"][number]
+        wanted = iter(numbers)
+        chart = json.loads(json.dumps(record["frames"][frame]))
+        for trace in chart["spec"]["series"]:
+            for name in COLUMNS:
+                if name in trace:
+                    trace[name] = record["columns"][next(wanted)]
+        charts.append(chart)
+    return {"charts": charts, **record["notes"][table[0]]}
 
 
 def static_page(record: Mapping[str, Any]) -> str:
@@ -45,7 +112,7 @@ def written_tables(page: str) -> Mapping[str, Any]:
 
 def write_static_page(path: Path, said: Callable[[str], None] = lambda _: None) -> Path:
     """Compute every table and write the page."""
-    return write_page(path, static_page(packed(experiments(), said)))
+    return write_atomically(path, static_page(packed(experiments(), said)))
 
 
 def rewrite_static_page(path: Path) -> Path:
@@ -59,4 +126,4 @@ def rewrite_static_page(path: Path) -> Path:
             raise WhetError(f"the controls of {experiment.name} have changed: compute the tables anew")
         described.append({**today, "tables": kept[experiment.name]["tables"]})
     columns = rounded(record["columns"], PLACE_DIGITS)
-    return write_page(path, static_page({**record, "columns": columns, "experiments": described}))
+    return write_atomically(path, static_page({**record, "columns": columns, "experiments": described}))

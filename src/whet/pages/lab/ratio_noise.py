@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from whet.objective import AXES, PRESETS
-from whet.pages.lab.experiment import Experiment, LabChart, LabSettings, LabTable, Slider, chart_spec, line, number
+from whet.pages.lab.experiment import (
+    Experiment,
+    LabChart,
+    LabSettings,
+    LabTable,
+    Slider,
+    asks,
+    chart_spec,
+    line,
+    number,
+)
 from whet.types import TokenBatch
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -19,7 +29,7 @@ SEED = 20
 
 def ratio_names() -> list[str]:
     """The ratios to the policy before the updates that need no cut of the completion."""
-    return [name for name, kind in AXES["ratio"].items() if not _asked(kind)]
+    return [name for name, kind in AXES["ratio"].items() if not asks(kind)]
 
 
 @lru_cache(maxsize=4)
@@ -78,10 +88,6 @@ def _table(settings: LabSettings) -> LabTable:
         facts,
         f"log r_t = {drift:g} + {spread:g} * normal, independent from token to token",
     )
-
-
-def _asked(kind: Any) -> bool:
-    return bool(kind.needs)
 
 
 def experiment() -> Experiment:

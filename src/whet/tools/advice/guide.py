@@ -8,14 +8,19 @@ from the presets at every call, so a new method is advised from the day it exist
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from whet.objective import catalogue
 from whet.objective.catalogue import Method, MethodKind
-from whet.tools.advice.footprint import Footprint, MemoryEstimate, fits, memory_estimate
-from whet.tools.planner.workload import REFERENCES
+from whet.tools.planner.machines import GIGA, Devices
+from whet.tools.planner.plan import Plan, plan_for
+from whet.tools.planner.shapes import LEAST_BILLIONS, MOST_BILLIONS, shape_of_size
+from whet.tools.planner.workload import REFERENCES, Workload
 from whet.types import WhetError, did_you_mean
 
+UNLIMITED = 1e18  # bytes
+USUAL_COMPLETION = 512  # tokens, where nobody said
 SIGNALS = ("verifiable", "preferences", "labels", "demonstrations", "reward_model")
 GOALS = ("pass_at_1", "pass_at_k")
 IMITATION = "sft"
@@ -33,6 +38,47 @@ LEARNED = """--set 'reward.parts=[{reward="learned",settings={folder="REWARD_MOD
 FILES = {"demonstrations": "demonstrations.jsonl", "preferences": "pairs.jsonl", "labels": "labels.jsonl"}
 # These differ from the plain group method only where a batch is reused.
 TAMED_RATIOS = ("gspo", "gspo_token", "luspo", "cispo", "gmpo", "sapo", "dppo_tv")
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The memory that a run needs on one device, in gigabytes (10^9 bytes)."""
+
+    gigabytes: float
+    parts: tuple[str, ...]
+    fits: bool | None  # None: the machine's memory is not known
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What decides about memory, of what the guide asks for."""
+
+    billions: float
+    gigabytes: float | None
+    needs: frozenset[str]
+    samples: bool = True
+    completion_tokens: int | None = None
+
+
+@lru_cache(maxsize=512)
+def memory_estimate(asked: Footprint) -> MemoryEstimate:
+    """The estimate, and what to do where it does not fit."""
+    plan = _plan(asked)
+    lines = sorted(plan.memory.lines, key=lambda line: -line.bytes)
+    parts = [f"{line.name}: {line.gigabytes:.3g} GB" for line in lines if line.bytes >= 0.02 * plan.memory.total]
+    total = plan.memory.total / GIGA
+    if asked.gigabytes is None:
+        return MemoryEstimate(total, tuple(parts), None, "give --memory to hear whether it fits")
+    return MemoryEstimate(total, tuple(parts), plan.fits, plan.verdict)
+
+
+def _plan(asked: Footprint) -> Plan:
+    memory = UNLIMITED if asked.gigabytes is None else asked.gigabytes * GIGA
+    shape = replace(shape_of_size(min(max(asked.billions, LEAST_BILLIONS), MOST_BILLIONS)), context=0)
+    length = asked.completion_tokens or USUAL_COMPLETION
+    work = Workload(shape, needs=asked.needs, completion_tokens=length, samples=asked.samples, draws=asked.samples)
+    return plan_for(work, Devices(1, memory))
 
 
 @dataclass(frozen=True)
@@ -98,7 +144,7 @@ class Rule:
     """A line of the guide: `ranking` is recommended from, best first; `also` is only mentioned."""
 
     holds: Callable[[Situation], bool]
-    reason: Callable[[Situation], str]
+    reason: str  # with fields of the situation in braces
     ranking: tuple[str, ...]
     also: tuple[str, ...] = ()
     when: Mapping[str, str] = field(default_factory=dict)  # alternatives that here have a reason of their own
@@ -148,108 +194,94 @@ ONE_COMPLETION = (
 RULES: tuple[Rule, ...] = (
     Rule(
         lambda s: s.signal == "demonstrations",
-        lambda s: "You have demonstrations: imitating them is the shortest way, and ends at their own level.",
+        "You have demonstrations: imitating them is the shortest way, and ends at their own level.",
         ("sft",),
         ("grpo",),
         {"grpo": "completions can be checked as well: go on from the imitation with --model RUN"},
     ),
     Rule(
         lambda s: s.signal == "preferences",
-        lambda s: "You have preference pairs: they can be learned offline, without sampling or a reward model.",
+        "You have preference pairs: they can be learned offline, without sampling or a reward model.",
         ("dpo", "sft"),
         ("ipo", "simpo", "orpo", "rloo"),
         {"rloo": JUDGE},
     ),
     Rule(
         lambda s: s.signal == "labels",
-        lambda s: "You have thumbs up and down on single completions, and no pairs.",
+        "You have thumbs up and down on single completions, and no pairs.",
         ("kto", "sft"),
         ("rloo",),
         {"rloo": JUDGE},
     ),
     Rule(
         lambda s: not s.group_sampling and s.signal == "reward_model",
-        lambda s: ONE_COMPLETION,
+        ONE_COMPLETION,
         ("ppo", "reinforce_pp", "remax", "reinforce"),
     ),
     Rule(
         lambda s: not s.group_sampling,
-        lambda s: ONE_COMPLETION,
+        ONE_COMPLETION,
         ("reinforce_pp", "remax", "reinforce"),
         ("ppo",),
     ),
     Rule(
         lambda s: s.mixture_of_experts and (s.several_updates or s.goal == "pass_at_1"),
-        lambda s: (
-            "You have a mixture of experts: its routing shifts with every update and makes token ratios jump, which "
-            "a ratio over the whole completion averages out."
-        ),
+        "You have a mixture of experts: its routing shifts with every update and makes token ratios jump, which "
+        "a ratio over the whole completion averages out.",
         ("gspo", "cispo", "grpo"),
         ("gspo_token", "luspo"),
     ),
     Rule(
         lambda s: s.signal == "reward_model" and s.several_updates,
-        lambda s: "You reuse each batch under a learned reward, which asks for a clip and a KL.",
+        "You reuse each batch under a learned reward, which asks for a clip and a KL.",
         ("grpo", "gspo"),
         ("ppo", "reinforce_pp_baseline"),
     ),
     Rule(
         lambda s: s.signal == "reward_model",
-        lambda s: "You have a reward model and use each batch once: policy gradient with the KL in the reward will do.",
+        "You have a reward model and use each batch once: policy gradient with the KL in the reward will do.",
         ("rloo", "grpo"),
         ("ppo", "reinforce_pp_baseline"),
     ),
     Rule(
         lambda s: s.turns,
-        lambda s: "You train an agent over several turns, where one credit for a whole attempt is coarse.",
+        "You train an agent over several turns, where one credit for a whole attempt is coarse.",
         ("gigpo", "dr_grpo"),
         ("gspo_token", "ppo"),
     ),
     Rule(
         lambda s: s.goal == "pass_at_k",
-        lambda s: (
-            "You want one of k completions to be right: prompts that rarely succeed must weigh more than in a mean."
-        ),
+        "You want one of k completions to be right: prompts that rarely succeed must weigh more than in a mean.",
         ("pass_at_k", "maxrl"),
         ("simko", "grpo"),
     ),
     Rule(
         lambda s: _is_long(s) and s.several_updates,
-        lambda s: (
-            f"You reuse batches of completions of up to {s.completion_tokens} tokens, where a tight clip ends "
-            "exploration."
-        ),
+        "You reuse batches of completions of up to {completion_tokens} tokens, where a tight clip ends exploration.",
         ("dapo", "cispo", "gspo"),
         ("kl_cov", "vapo"),
     ),
     Rule(
         lambda s: _is_long(s),
-        lambda s: (
-            f"Your completions take up to {s.completion_tokens} tokens: divided by the length, each token hardly "
-            "counts."
-        ),
+        "Your completions take up to {completion_tokens} tokens: divided by the length, each token hardly counts.",
         ("dapo", "dr_grpo"),
         ("vapo", "cispo"),
     ),
     Rule(
         lambda s: s.several_updates,
-        lambda s: "You reuse each batch: the policy leaves the one that wrote it behind, and token ratios get noisy.",
+        "You reuse each batch: the policy leaves the one that wrote it behind, and token ratios get noisy.",
         ("gspo", "cispo"),
         ("sapo", "dppo_tv", "dapo"),
     ),
     Rule(
         lambda s: (s.model_billions or 0) > LARGE_DENSE,
-        lambda s: (
-            f"Your model has {s.model_billions:g} billion weights, where ratios of whole completions train steadier."
-        ),
+        "Your model has {model_billions:g} billion weights, where ratios of whole completions train steadier.",
         ("gspo", "dr_grpo"),
         ("grpo", "dapo"),
     ),
     Rule(
         lambda s: True,
-        lambda s: (
-            "You can check completions and sample several a prompt: they are each other's baseline, without a critic."
-        ),
+        "You can check completions and sample several a prompt: they are each other's baseline, without a critic.",
         ("grpo", "dr_grpo"),
         ("rloo", "gdpo", "ppo"),
     ),
@@ -283,7 +315,7 @@ def advice(situation: Situation) -> Advice:
         recommendation=chosen,
         title=_title(chosen),
         best=rule.ranking[0],
-        reasons=(rule.reason(situation), *_reasons(situation, rule.ranking, chosen)),
+        reasons=(rule.reason.format(**vars(situation)), *_reasons(situation, rule.ranking, chosen)),
         alternatives=tuple(
             Alternative(method, _title(method), rule.when.get(method, GUIDE[method][1]), method in available)
             for method in others
@@ -329,7 +361,7 @@ def _footprint(situation: Situation, method: str) -> Footprint | None:
 
 def _fits(situation: Situation, method: str) -> bool | None:
     footprint = _footprint(situation, method)
-    return None if footprint is None else fits(footprint)
+    return None if footprint is None else memory_estimate(footprint).fits
 
 
 def _reasons(situation: Situation, ranking: tuple[str, ...], chosen: str) -> Iterator[str]:

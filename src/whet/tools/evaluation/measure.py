@@ -1,17 +1,31 @@
-"""A model on held-out prompts, chunk by chunk: completions, their scores, and what they are worth under budgets."""
+"""A model on held-out prompts, chunk by chunk: completions, their scores, and what they are worth under budgets.
+
+An interrupted evaluation goes on where it stopped: the file's first line names what was asked of whom (`Fingerprint`),
+each line after it is one chunk of prompts, written whole before the next begins. A torn line's chunk is done again.
+
+A completion under a smaller budget is the opening of the one under a larger: each has its own random stream, so one
+long completion gives the whole curve. Forcing (s1, Muennighoff 2025, 2501.19393) ends a thought at the budget by
+writing the words that open an answer; with `wait`, a thought that ends early goes on after those words instead. What
+was sampled is never tokenised again: words that were put in are appended as tokens, and are no actions.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from whet.data.chat import text_tokens
+import torch
+
+from whet.data.chat import THOUGHT_ENDS, text_tokens
+from whet.protocols import Engine
 from whet.record.metrics.calibration import token_confidence
 from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, EvalSummary, summarized
 from whet.reward.answer import final_answer, final_part, normal_form
@@ -19,19 +33,402 @@ from whet.reward.refusal import is_refusal
 from whet.reward.think_format import is_visible
 from whet.rollout.collect import play_ahead, score_groups
 from whet.rollout.episode_runner import tell_failures
-from whet.tools.evaluation.budget import BudgetForcing, Codec, cut_at, extended_thoughts, forced_answers
-from whet.tools.evaluation.evaluation import check_samples, eval_facts, eval_setup, group_metrics
-from whet.tools.evaluation.prompting import PromptStyle
-from whet.tools.evaluation.saved_completions import CompletionFile, Fingerprint, sample_from, sample_record, text_digest
+from whet.rollout.seed import request_seed
+from whet.tools.evaluation.evaluation import PromptStyle, check_samples, eval_facts, eval_setup, group_metrics
 from whet.training.assembly.fingerprints import model_digest, reward_file_digests
 from whet.training.assembly.forms import AUTO
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
-from whet.types import Group, Sample, StopReason, WhetError, by_episode
+from whet.types import Group, Request, Sample, Sampling, StopReason, Turn, WhetError, by_episode
 
+Decode = Callable[[list[int]], str]
+Encode = Callable[[str], tuple[int, ...]]
+FINAL = "\nFinal answer:"
+# of a completion that was cut or written into: what was said about it as a whole
+UNKNOWN: Any = {"support": None, "parts": {}, "reward": None, "routed_experts": None, "token_versions": None}
+PARTIAL = ".part"  # behind the name of the file that the completions will have
+VERSION = 1
 CHUNK = 256  # completions between two saves, where the caller names no number of prompts
 SERVER_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class BudgetForcing:
+    """The words that are put in, and the room for an answer behind them."""
+
+    answer: str = ""  # that open an answer where a thought is cut; empty: the end of the thought and "Final answer:"
+    wait: str = ""  # in place of the end of a thought that is shorter than the budget; empty: it may end
+    answer_tokens: int = 32
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Between tokens and text, for one model."""
+
+    decode: Decode
+    encode: Encode
+    end_tokens: frozenset[int]
+
+
+def cut_at(sample: Sample, budget: int, decode: Decode) -> Sample:
+    """The completion as it would have been under a smaller budget; unscored where it changes."""
+    start = _start(sample)
+    if len(sample.tokens) - start <= budget:
+        return sample
+    return _part(sample, start, start + budget, decode)
+
+
+def thought_length(sample: Sample, codec: Codec) -> int | None:
+    """Tokens before the end of the thought: before `</think>`, else before the token that ends the completion.
+
+    None where it had not ended when its budget was spent. A token that holds the end and something before it is left
+    out as a whole.
+    """
+    start = _start(sample)
+    written = sample.tokens[start:].tolist()
+    if any(end in sample.completion for end in THOUGHT_ENDS):
+        return _tokens_before(written, codec.decode)
+    if sample.stop.is_limit:
+        return None
+    ended = sum(1 for _ in _trailing(written, codec.end_tokens))
+    return len(written) - ended
+
+
+def _trailing(written: Sequence[int], ends: frozenset[int]) -> list[int]:
+    end_tokens = []
+    for token in reversed(written):
+        if token not in ends:
+            break
+        end_tokens.append(token)
+    return end_tokens
+
+
+def _tokens_before(written: Sequence[int], decode: Decode) -> int:
+    """The most tokens whose text holds no end of a thought, by bisection: text only grows."""
+    low, high = 0, len(written)
+    while low < high:
+        middle = (low + high + 1) // 2
+        text = decode(list(written[:middle]))
+        low, high = (low, middle - 1) if any(end in text for end in THOUGHT_ENDS) else (middle, high)
+    text = decode(list(written[: low + 1]))
+    thought_end = min(text.find(end) for end in THOUGHT_ENDS if end in text)
+    # a marker of several tokens begins before the token that completes it
+    while low and len(decode(list(written[:low]))) > thought_end:
+        low -= 1
+    return low
+
+
+def extended_thoughts(
+    engine: Engine,
+    samples: Sequence[Sample],
+    seeds: Sequence[tuple[int | str, ...]],
+    longest: int,
+    forcing: BudgetForcing,
+    sampling: Sampling,
+    codec: Codec,
+) -> list[Sample]:
+    """Thoughts of `longest` tokens: one that ends before is cut there, given the words of `wait`, and goes on."""
+    words = codec.encode(forcing.wait)
+    thoughts = list(samples)
+    rounds = 0
+    while rounds * max(1, len(words)) <= longest:  # every round adds these words at least
+        short: list[tuple[int, Sample]] = []
+        for index, sample in enumerate(thoughts):
+            length = thought_length(sample, codec)
+            if length is not None and length + len(words) < longest:
+                short.append((index, _appended(_head(sample, length, codec.decode), words, codec.decode)))
+        if not short:
+            break
+        named = [(*seeds[index], "wait", rounds) for index, _ in short]
+        rooms = [longest - (len(opening.tokens) - _start(opening)) for _, opening in short]
+        drawn = _continued(engine, [opening for _, opening in short], named, rooms, sampling, codec)
+        for (index, _), sample in zip(short, drawn, strict=True):
+            thoughts[index] = sample
+        rounds += 1
+    return thoughts
+
+
+def forced_answers(
+    engine: Engine,
+    thoughts: Sequence[Sample],
+    seeds: Sequence[tuple[int | str, ...]],
+    budget: int,
+    forcing: BudgetForcing,
+    sampling: Sampling,
+    codec: Codec,
+) -> list[Sample]:
+    """Each thought with an answer: its own where it ended within the budget, else one that is asked for there."""
+    finished = list(thoughts)
+    cut: list[tuple[int, Sample]] = []
+    for index, sample in enumerate(thoughts):
+        length = thought_length(sample, codec)
+        if length is not None and length <= budget and not forcing.wait:
+            finished[index] = cut_at(sample, budget + forcing.answer_tokens, codec.decode)
+            continue
+        head = _head(sample, budget if length is None else min(budget, length), codec.decode)
+        cut.append((index, _appended(head, codec.encode(_answer_words(head, forcing)), codec.decode)))
+    if cut:
+        rooms = [forcing.answer_tokens] * len(cut)
+        named = [(*seeds[at], "answer", budget) for at, _ in cut]
+        for (index, _), sample in zip(
+            cut, _continued(engine, [opening for _, opening in cut], named, rooms, sampling, codec), strict=True
+        ):
+            finished[index] = sample
+    return finished
+
+
+def _answer_words(head: Sample, forcing: BudgetForcing) -> str:
+    if forcing.answer:
+        return forcing.answer
+    is_open = "<think>" in head.completion and THOUGHT_ENDS[0] not in head.completion
+    return f"{THOUGHT_ENDS[0] if is_open else ''}{FINAL}"
+
+
+def _continued(
+    engine: Engine,
+    opened: Sequence[Sample],
+    seeds: Sequence[tuple[int | str, ...]],
+    rooms: Sequence[int],
+    sampling: Sampling,
+    codec: Codec,
+) -> list[Sample]:
+    """Each goes on for as many tokens as it has room for."""
+    requests = [
+        Request(tuple(opening.tokens.tolist()), request_seed(*seed), max_new_tokens=room)
+        for opening, seed, room in zip(opened, seeds, rooms, strict=True)
+    ]
+    drawn = engine.generate(requests, replace(sampling, max_new_tokens=max(rooms)))
+    whole = []
+    for before, sample in zip(opened, drawn, strict=True):
+        added = len(sample.tokens) - len(before.tokens)
+        action = torch.cat([before.action, torch.ones(added, dtype=torch.bool)])
+        logp = torch.cat([before.behavior_logp, sample.behavior_logp[len(before.tokens) :]])
+        text = codec.decode(sample.tokens[_start(before) :].tolist())
+        whole.append(
+            replace(before, tokens=sample.tokens, action=action, behavior_logp=logp, stop=sample.stop, completion=text)
+        )
+    return whole
+
+
+def _start(sample: Sample) -> int:
+    """Where the completion begins."""
+    return int(sample.action.int().argmax())
+
+
+def _head(sample: Sample, length: int, decode: Decode) -> Sample:
+    """The first `length` tokens of the completion; at least one: a sample has an action."""
+    start = _start(sample)
+    if len(sample.tokens) - start <= length:
+        return sample
+    return _part(sample, start, start + max(1, length), decode)
+
+
+def _part(sample: Sample, start: int, stop: int, decode: Decode) -> Sample:
+    return replace(
+        sample,
+        tokens=sample.tokens[:stop],
+        action=sample.action[:stop],
+        behavior_logp=sample.behavior_logp[:stop],
+        stop=StopReason.LENGTH,
+        completion=decode(sample.tokens[start:stop].tolist()),
+        **UNKNOWN,
+    )
+
+
+def _appended(sample: Sample, words: Sequence[int], decode: Decode) -> Sample:
+    """With words that the policy did not choose."""
+    added = torch.tensor(list(words), dtype=sample.tokens.dtype)
+    tokens = torch.cat([sample.tokens, added])
+    return replace(
+        sample,
+        tokens=tokens,
+        action=torch.cat([sample.action, torch.zeros(len(words), dtype=torch.bool)]),
+        behavior_logp=torch.cat([sample.behavior_logp, torch.zeros(len(words))]),
+        completion=decode(tokens[_start(sample) :].tolist()),
+        **UNKNOWN,
+    )
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What decides the completions of an evaluation, by name."""
+
+    pieces: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """One short text for all pieces."""
+        return text_digest(json.dumps([VERSION, dict(sorted(self.pieces.items()))]))
+
+    def changes(self, before: Mapping[str, str]) -> list[str]:
+        """The names of what differs."""
+        return [name for name in {**before, **self.pieces} if before.get(name) != self.pieces.get(name)]
+
+
+def text_digest(text: str) -> str:
+    """The first 16 hex digits of the text's sha256."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+class CompletionFile:
+    """The chunks of one model on one task. Opened by one process at a time."""
+
+    def __init__(self, out: Path, fingerprint: Fingerprint) -> None:
+        """Reads what is there; chunks of another fingerprint are left out, and `restarted` says why."""
+        self.path = out.with_name(out.name + PARTIAL)
+        self.restarted = ""
+        self._chunks: list[list[dict[str, Any]]] = []
+        head = {"digest": fingerprint.digest, "pieces": dict(fingerprint.pieces)}
+        before, chunks, end = _read(self.path)
+        if before is not None and before.get("digest") == fingerprint.digest:
+            self._chunks = chunks
+        elif chunks:
+            assert before is not None
+            changed = [name.partition(" ")[2] or name for name in fingerprint.changes(before.get("pieces", {}))]
+            self.restarted = (
+                f"{self.path} holds {sum(map(len, chunks))} prompts of an interrupted evaluation that differs in "
+                f"{', '.join(changed) or 'the version of whet'}: it is started anew"
+            )
+        elif before is not None and "digest" not in before:
+            self.restarted = f"{self.path} is no record of an evaluation: it is started anew"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self._chunks:
+                os.truncate(self.path, end)
+            else:
+                self.path.write_text(json.dumps(head) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise WhetError(
+                f"{out}: cannot write the completions there ({error.strerror}); give another --out"
+            ) from error
+
+    @property
+    def chunks(self) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """The chunks on disk, oldest first."""
+        return self._chunks
+
+    def add(self, chunk: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Write a chunk to the end of the file; it comes back as a later reader will find it."""
+        line = json.dumps(list(chunk))
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise WhetError(f"{self.path}: cannot be written ({error.strerror}); make room, or give --out") from error
+        self._chunks.append(json.loads(line))
+        return self._chunks[-1]
+
+    @staticmethod
+    def discard(out: Path) -> None:
+        """The evaluation is over, and its results stand elsewhere."""
+        out.with_name(out.name + PARTIAL).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> tuple[dict[str, Any] | None, list[list[dict[str, Any]]], int]:
+    """The head, the whole chunks, and the byte where they end; no head where the file is none of ours."""
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None, [], 0
+    except OSError as error:
+        raise WhetError(f"{path}: cannot be read ({error.strerror}); delete it, or give another --out") from error
+    head: dict[str, Any] | None = None
+    chunks: list[list[dict[str, Any]]] = []
+    end = 0
+    value: Any
+    for line in content.splitlines(keepends=True):
+        try:
+            value = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            value = None
+        if head is None and isinstance(value, dict):
+            head = value
+        elif head is not None and isinstance(value, list):
+            chunks.append(value)
+        else:
+            break
+        end += len(line)
+    return (head if head is not None else {}), chunks, end
+
+
+def sample_record(sample: Sample) -> dict[str, Any]:
+    """A sample as JSON; what is left out has its default."""
+    record: dict[str, Any] = {
+        "completion": sample.completion,
+        "stop": str(sample.stop),
+        "tokens": sample.tokens.tolist(),
+        "action": _runs(sample.action.tolist()),
+        "logp": sample.behavior_logp[sample.action].tolist(),
+        "parts": dict(sample.parts),
+        "reward": sample.reward,
+    }
+    others = {
+        "turns": [_turn_record(turn) for turn in sample.turns],
+        "returned": sample.returned,
+        "episode": sample.episode,
+        "role": sample.role,
+        "metrics": dict(sample.metrics),
+        "steps": [list(step) for step in sample.steps],
+    }
+    return record | {name: value for name, value in others.items() if value not in (None, "", [], {})}
+
+
+def sample_from(record: Mapping[str, Any]) -> Sample:
+    """The inverse of `sample_record`."""
+    action = torch.tensor(list(_flags(record["action"])), dtype=torch.bool)
+    logp = torch.zeros(len(action), dtype=torch.float32)
+    logp[action] = torch.tensor(record["logp"], dtype=torch.float32)
+    return Sample(
+        tokens=torch.tensor(record["tokens"], dtype=torch.long),
+        action=action,
+        behavior_logp=logp,
+        versions=(0, 0),
+        stop=StopReason(record["stop"]),
+        completion=record["completion"],
+        parts=record["parts"],
+        reward=record["reward"],
+        turns=tuple(_turn_from(turn) for turn in record.get("turns", ())),
+        returned=record.get("returned"),
+        episode=record.get("episode", ""),
+        role=record.get("role", ""),
+        metrics=record.get("metrics", {}),
+        steps=tuple((int(position), float(score)) for position, score in record.get("steps", ())),
+    )
+
+
+def _runs(flags: Sequence[bool]) -> list[int]:
+    """Lengths of the stretches of equal flags, the first of False."""
+    runs, last = [0], False
+    for flag in flags:
+        if flag != last:
+            runs.append(0)
+            last = flag
+        runs[-1] += 1
+    return runs
+
+
+def _flags(runs: Sequence[int]) -> Iterator[bool]:
+    for number, length in enumerate(runs):
+        yield from [bool(number % 2)] * length
+
+
+def _turn_record(turn: Turn) -> dict[str, Any]:
+    # seconds differ between equal runs
+    return {
+        **{name: getattr(turn, name) for name in ("role", "text", "start", "stop", "reward", "state")},
+        "ended": None if turn.ended is None else str(turn.ended),
+        "counts": dict(turn.counts),
+        "errors": list(turn.errors),
+    }
+
+
+def _turn_from(record: Mapping[str, Any]) -> Turn:
+    ended = record["ended"]
+    fields = {name: record[name] for name in ("role", "text", "start", "stop", "reward", "state", "counts")}
+    return Turn(**fields, ended=None if ended is None else StopReason(ended), errors=tuple(record["errors"]))
 
 
 @dataclass(frozen=True)

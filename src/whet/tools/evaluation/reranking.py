@@ -1,14 +1,22 @@
-"""Choosing among a model's completions by reward models and other scorers: best of n, votes, and search over steps."""
+"""Choosing among a model's completions by reward models and other scorers: best of n, votes, and search over steps.
+
+A search draws `beams * branches` openings per prompt, then `branches` continuations of each partial completion up to
+the end of a step, and keeps the `beams` best different ones by the score of the steps so far. A finished completion
+stays and competes. A partial one goes on from its own tokens: nothing is tokenised twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any, get_args
 
+import torch
+
 from whet.pages.rerank import Reranking
-from whet.protocols import Reward
+from whet.protocols import Engine, Reward
 from whet.record.metrics.reranking import Pool, RerankerScores, SearchResult, choice_curves, search_result
 from whet.reward.answer import final_answer, normal_form
 from whet.reward.combine import RewardPart
@@ -18,15 +26,169 @@ from whet.reward.learned.members import model_folders, saved_config
 from whet.reward.learned.process import EMPTY_LINE, SEPARATOR, Aggregate
 from whet.reward.steps import steps_of
 from whet.rollout.collect import Score
-from whet.tools.evaluation.search import SearchPlan, search_completions
+from whet.rollout.seed import request_seed
 from whet.training.assembly.rewards import bind_judges, build_scorer, failure_policy, start_sandbox
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
 from whet.training.sections import RerankSection, ScorerChoice
-from whet.types import Group, Prompt, Sample, WhetError
+from whet.types import Group, Prompt, Request, Sample, Sampling, StopReason, Support, WhetError
 
+Scores = Callable[[Sequence[Prompt], Sequence[Sample]], Sequence[float | None]]
+Decode = Callable[[list[int]], str]
+Beam = tuple[float, Sample]
 AGGREGATES = get_args(Aggregate)
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """How wide to search, and where a step ends."""
+
+    beams: int  # partial completions kept after a step
+    branches: int  # continuations of each
+    separator: str
+    sampling: Sampling  # its budget is that of the whole completion
+    context: int  # tokens
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class SearchedCompletion:
+    """The best completion of a search, and what it cost."""
+
+    sample: Sample
+    score: float
+    written: int  # tokens drawn, kept or not
+    read: int  # tokens of prompt and completion that the scorer was given, all calls together
+
+
+@dataclass
+class _PromptSearch:
+    """The state of the search for one prompt."""
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    beams: list[Beam]  # the best first
+    written: int = 0
+    read: int = 0
+
+
+def search_completions(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    prompt_tokens: Sequence[tuple[int, ...]],
+    scores: Scores,
+    decode: Decode,
+    plan: SearchPlan,
+) -> list[SearchedCompletion]:
+    """One completion per prompt, the best that the search ends with; of equal ones the first drawn."""
+    searches = [_PromptSearch(prompt, tokens, []) for prompt, tokens in zip(prompts, prompt_tokens, strict=True)]
+    number = 0
+    while growing := [search for search in searches if not search.beams or _open(search, plan)]:
+        drawn = _grow(engine, growing, decode, plan, number)
+        new = [_different(search, samples) for search, samples in zip(growing, drawn, strict=True)]
+        _keep_best(growing, new, scores, plan)
+        number += 1
+    return [
+        SearchedCompletion(search.beams[0][1], search.beams[0][0], search.written, search.read) for search in searches
+    ]
+
+
+def _open(search: _PromptSearch, plan: SearchPlan) -> list[Sample]:
+    """The partial completions, the best first."""
+    return [sample for _, sample in search.beams if _goes_on(sample, search, plan)]
+
+
+def _goes_on(sample: Sample, search: _PromptSearch, plan: SearchPlan) -> bool:
+    if sample.stop is StopReason.END or len(sample.tokens) - len(search.tokens) >= plan.sampling.max_new_tokens:
+        return False
+    return not any(text in sample.completion for text in plan.sampling.stop)
+
+
+def _grow(
+    engine: Engine, searches: Sequence[_PromptSearch], decode: Decode, plan: SearchPlan, number: int
+) -> list[list[Sample]]:
+    """The continuations of each search's partial completions, as whole completions."""
+    requests: list[Request] = []
+    origins: list[tuple[int, Sample | None]] = []  # the search, and the sample that is continued
+    for index, search in enumerate(searches):
+        parents: list[Sample | None] = [one for one in _open(search, plan) for _ in range(plan.branches)]
+        for at, parent in enumerate(parents or [None] * (plan.beams * plan.branches)):
+            tokens = search.tokens if parent is None else tuple(parent.tokens.tolist())
+            requests.append(Request(tokens, request_seed(plan.seed, search.prompt.id, number, at)))
+            origins.append((index, parent))
+    budget = plan.sampling.max_new_tokens
+    used = [
+        len(request.tokens) - len(searches[index].tokens) for request, (index, _) in zip(requests, origins, strict=True)
+    ]
+    left = min(budget - min(used), plan.context - max(len(request.tokens) for request in requests))
+    sampling = replace(plan.sampling, max_new_tokens=left, stop=(*plan.sampling.stop, plan.separator))
+    drawn: list[list[Sample]] = [[] for _ in searches]
+    for (index, parent), request, sample in zip(origins, requests, engine.generate(requests, sampling), strict=True):
+        search = searches[index]
+        whole = _whole(sample, parent, len(search.tokens), budget, decode)
+        search.written += len(whole.tokens) - len(request.tokens)
+        drawn[index].append(whole)
+    return drawn
+
+
+def _whole(sample: Sample, parent: Sample | None, start: int, budget: int, decode: Decode) -> Sample:
+    """The completion from its first token on, cut where its budget ends: rows of one batch have different rests."""
+    tokens = sample.tokens[: start + budget]
+    logp, support = sample.behavior_logp.clone(), sample.support
+    if parent is not None:
+        logp[: len(parent.tokens)] = parent.behavior_logp
+        if support is not None and parent.support is not None:
+            ids = torch.cat([parent.support.ids, support.ids])
+            support = Support(ids, torch.cat([parent.support.counts, support.counts]))
+    if support is not None:
+        counts = support.counts[: len(tokens) - start]
+        support = Support(support.ids[: int(counts.sum())], counts)
+    return replace(
+        sample,
+        tokens=tokens,
+        action=torch.arange(len(tokens)) >= start,
+        behavior_logp=logp[: len(tokens)],
+        stop=sample.stop if len(tokens) == len(sample.tokens) else StopReason.LENGTH,
+        completion=decode(tokens[start:].tolist()),
+        support=support,
+    )
+
+
+def _different(search: _PromptSearch, drawn: Sequence[Sample]) -> list[Sample]:
+    """The first of each, without those that are kept already."""
+    known = {tuple(one.tokens.tolist()) for _, one in search.beams}
+    new: dict[tuple[int, ...], Sample] = {}
+    for sample in drawn:
+        tokens = tuple(sample.tokens.tolist())
+        if tokens not in known:
+            new.setdefault(tokens, sample)
+    return list(new.values())
+
+
+def _keep_best(
+    searches: Sequence[_PromptSearch], new: Sequence[Sequence[Sample]], scores: Scores, plan: SearchPlan
+) -> None:
+    """Score the new partial completions and keep the best; finished ones keep score and place."""
+    prompts = [search.prompt for search, samples in zip(searches, new, strict=True) for _ in samples]
+    scored = [
+        _up_to_step(sample, plan.separator) if _goes_on(sample, search, plan) else sample
+        for search, samples in zip(searches, new, strict=True)
+        for sample in samples
+    ]
+    new_scores = iter(scores(prompts, scored))
+    for search, samples in zip(searches, new, strict=True):
+        beams = [(-inf if (score := next(new_scores)) is None else score, sample) for sample in samples]
+        search.read += sum(len(sample.tokens) for sample in samples)
+        finished = [beam for beam in search.beams if not _goes_on(beam[1], search, plan)]
+        # sorted keeps the order of equal ones
+        search.beams = sorted([*finished, *beams], key=lambda beam: -beam[0])[: plan.beams]
+
+
+def _up_to_step(sample: Sample, separator: str) -> Sample:
+    """The text to score: a token may hold the end of a step and the opening of the next."""
+    end = sample.completion.rfind(separator)
+    return replace(sample, completion=sample.completion[: end + len(separator)]) if end >= 0 else sample
 
 
 @dataclass(frozen=True)
@@ -55,7 +217,7 @@ def rerank_plan(config: EvaluationConfig, num_samples: int) -> RerankPlan:
     """Refuse what cannot choose; a folder that is no reward model should not cost a pool of completions."""
     section = config.rerank
     _check(section, num_samples, config.sampling.temperature)
-    scorers = scorers_of(section)
+    scorers = [_scorer(scorer, {**section.settings, **scorer.settings}) for scorer in section.scorers]
     start_sandbox([RewardPart(scorer.reward) for scorer in scorers], config.sandbox.require)
     for scorer in scorers:
         prepare = getattr(scorer.reward, "prepare", None)
@@ -119,11 +281,6 @@ def _check(section: RerankSection, num_samples: int, temperature: float) -> None
     for name in names:
         if names.count(name) > 1 and section.search == "steps":
             raise WhetError(f"--rerank {name} is given twice; a search needs one scorer of a name")
-
-
-def scorers_of(section: RerankSection) -> list[Reranker]:
-    """The scorers of the config, their folders found; nothing is loaded yet."""
-    return [_scorer(scorer, {**section.settings, **scorer.settings}) for scorer in section.scorers]
 
 
 def _scorer(choice: ScorerChoice, settings: Mapping[str, Any]) -> Reranker:

@@ -12,9 +12,16 @@ from whet.pages.evaluation import EvalReport, ModelEval
 from whet.pages.rerank import Reranking
 from whet.record.metrics.paired import paired_tests
 from whet.tools.evaluation.likelihood import asks_choices, check_choices, measured_choices
-from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel, measured, prepared
+from whet.tools.evaluation.measure import (
+    PARTIAL,
+    CompletionFile,
+    EvalPlan,
+    EvalProgress,
+    MeasuredModel,
+    measured,
+    prepared,
+)
 from whet.tools.evaluation.reranking import RerankPlan, rerank_groups, rerank_plan
-from whet.tools.evaluation.saved_completions import PARTIAL, CompletionFile
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.types import WhetError
@@ -81,7 +88,8 @@ def _measured(
 ) -> tuple[MeasuredModel, Reranking | None, Runtime]:
     """One cell; `runtime` is that of the cell before it, where the model is the same."""
     if asks_choices(cell.config):
-        return _of_choices(cell, plan, runtime, on_progress)
+        result, runtime = measured_choices(cell.config, plan, runtime, lambda now: on_progress(cell, now))
+        return result, None, runtime
     setup = prepared(cell.config, plan, runtime)
     result = measured(setup, cell.out, lambda now: on_progress(cell, now), tell)
     reranking = None
@@ -89,17 +97,6 @@ def _measured(
         parts = (setup.runtime, setup.evaluator)
         reranking = rerank_groups(setup.config, rerank, parts, result.groups, result.summary.measure)
     return result, reranking, setup.runtime
-
-
-def _of_choices(
-    cell: EvalCell, plan: EvalPlan, runtime: Runtime | None, on_progress: OnCell
-) -> tuple[MeasuredModel, None, Runtime]:
-    result, runtime = measured_choices(cell.config, plan, runtime, lambda now: on_progress(cell, now))
-    return result, None, runtime
-
-
-def _reranks(config: EvaluationConfig) -> bool:
-    return config.rerank != type(config.rerank)()
 
 
 def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]:
@@ -126,7 +123,7 @@ def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]
         if places.count(path) > 1:
             raise WhetError(f"two models would write their completions to {path}; give --out FOLDER")
     chosen = cells[0].config.rerank  # the same for all: it is what the command line says
-    scorers = rerank_plan(cells[0].config, plan.samples) if _reranks(cells[0].config) else None
+    scorers = rerank_plan(cells[0].config, plan.samples) if chosen != type(chosen)() else None
     return [scorers if cell.config.rerank == chosen else rerank_plan(cell.config, plan.samples) for cell in cells]
 
 

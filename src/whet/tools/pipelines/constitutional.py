@@ -8,35 +8,35 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_TOKENS
-from whet.settings.sections import Section, Table
-from whet.tools.pipelines.library import MixEntry, MixSource, SampleEntry, SFTEntry, StageEntry
+from whet.settings.bounds import MOST_ROWS
+from whet.settings.sections import Table
+from whet.tools.pipelines.library.constitution import (
+    ConductEntry,
+    ConstitutionExamplesEntry,
+    PrincipledPairsEntry,
+    Reasoning,
+    Revising,
+    RevisionsEntry,
+)
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
-from whet.tools.pipelines.library.judging import PrincipledPairsEntry
-from whet.tools.pipelines.library.revising import FORBIDDEN, ConductEntry, ConstitutionExamplesEntry, RevisionsEntry
+from whet.tools.pipelines.library.sampling import MixEntry, MixSource, SampleEntry
+from whet.tools.pipelines.library.trainings import SFTEntry
 from whet.tools.pipelines.rlaif import FeedbackSettings
 from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
 
 
-class FeedbackSection(Section):
+class FeedbackSection(Reasoning):
     """Who compares completions under the principles, and how."""
 
     name: str = Field("", description="the model that compares; empty: the one that wrote the critiques")
-    reason: bool = Field(False, description="it writes its reasons first; then labels are held between 0.4 and 0.6")
-    reason_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of those reasons")
-    min_margin: float = Field(0.0, ge=0, lt=0.5, description="how far from 1/2 a preference must be, or it is left out")
-    soft_labels: bool = Field(True, description="a pair counts as far as the feedback is sure of it")
 
 
-class ConstitutionalSettings(FeedbackSettings):
+class ConstitutionalSettings(FeedbackSettings, Revising):
     """A constitution and what is done with it."""
 
-    constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
     prompts: int = Field(1024, ge=1, le=MOST_ROWS, description="whose completions are criticised and revised")
-    critiques: int = Field(4, ge=1, le=MOST_REPEATS, description="times that a completion is criticised and revised")
-    critique_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of a critique")
     helpful: str = Field("", description="a file of demonstrations that are learnt together with the revisions")
-    forbidden: str = FORBIDDEN
     examples: int = Field(
         512, ge=1, le=MOST_ROWS, description="prompts of a task that teach criticising, revising and comparing"
     )
@@ -86,15 +86,8 @@ def constitutional_entries(settings: ConstitutionalSettings) -> list[StageEntry]
             SFTEntry(name="teach", data="examples", epochs=0, train=settings.teach),
         ]
     first = "teach" if is_task else ""
-    revisions = RevisionsEntry(
-        name="revisions",
-        model=first,
-        constitution=settings.constitution,
-        count=settings.prompts,
-        critiques=settings.critiques,
-        critique_tokens=settings.critique_tokens,
-        forbidden=settings.forbidden,
-    )
+    same = settings.model_dump(include=set(Revising.model_fields))
+    revisions = RevisionsEntry(name="revisions", model=first, count=settings.prompts, **same)
     entries += [*measured(0, first), revisions]
     learnt = revisions.name
     if settings.helpful:

@@ -14,17 +14,12 @@ from whet.objective import catalogue
 from whet.settings.bounds import MOST_ROWS
 from whet.settings.layers import merged
 from whet.settings.sections import Section
-from whet.tools.pipelines.library import (
-    EvalEntry,
-    MixEntry,
-    RLEntry,
-    SFTEntry,
-    StageEntry,
-)
 from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
 from whet.tools.pipelines.library.distilling import MOST_LAYERS, CompareEntry, MatchedEntry, StudentEntry
-from whet.tools.pipelines.library.evaluation import NOBODY
-from whet.tools.pipelines.library.sampling import MixSource
+from whet.tools.pipelines.library.entry import StageEntry
+from whet.tools.pipelines.library.evaluation import NOBODY, EvalEntry
+from whet.tools.pipelines.library.sampling import MixEntry, MixSource
+from whet.tools.pipelines.library.trainings import RLEntry, SFTEntry
 from whet.tools.pipelines.r1 import require_reward
 from whet.tools.pipelines.settings import Names, Pipeline, PipelineSettings, can_evaluate
 from whet.types import WhetError, did_you_mean

@@ -9,8 +9,11 @@ from pydantic import Field
 
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES
 from whet.settings.sections import Table
-from whet.tools.pipelines.library import PairsEntry, PreferenceEntry, SampleEntry, StageEntry
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
+from whet.tools.pipelines.library.pairs import PairsEntry
+from whet.tools.pipelines.library.sampling import SampleEntry
+from whet.tools.pipelines.library.trainings import PreferenceEntry
 from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline, PipelineSettings
 
 

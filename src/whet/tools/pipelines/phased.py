@@ -14,9 +14,10 @@ from whet.objective.presets import PRESETS
 from whet.settings.bounds import MOST_STEPS
 from whet.settings.layers import merged
 from whet.settings.sections import Table
-from whet.tools.pipelines.library import PreferenceEntry, RLEntry, StageEntry
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.pairs import HELD_OUT, JUDGED_PROMPTS, OTHER_HALF, OWN
 from whet.tools.pipelines.library.phases import MeasuredEntry, PhaseCheckEntry
+from whet.tools.pipelines.library.trainings import PreferenceEntry, RLEntry
 from whet.tools.pipelines.rlhf import JUDGE, JUDGE_SEED, PAIRS, PairSettings
 from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
 from whet.training.config import PolicyConfig, config_class

@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.settings.bounds import MOST_REPEATS
-from whet.tools.pipelines.library import MixEntry, MixSource, SFTEntry, StageEntry
 from whet.tools.pipelines.library.choices import RejectionChoice, SFTChoice
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import with_evals
+from whet.tools.pipelines.library.sampling import MixEntry, MixSource
+from whet.tools.pipelines.library.trainings import SFTEntry
 from whet.tools.pipelines.r1 import require_reward
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings
 

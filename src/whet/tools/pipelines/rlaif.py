@@ -10,10 +10,19 @@ from pydantic import Field
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_STEPS
 from whet.settings.layers import merged
-from whet.settings.sections import Section, Table
-from whet.tools.pipelines.library import PreferenceEntry, RewardModelEntry, RLEntry, SampleEntry, SFTEntry, StageEntry
+from whet.settings.sections import Table
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
-from whet.tools.pipelines.library.judging import EVAL_PAIRS, JudgedPairsEntry, JudgeEvalEntry, JudgeExamplesEntry
+from whet.tools.pipelines.library.judging import (
+    EVAL_PAIRS,
+    JudgedPairsEntry,
+    JudgeEvalEntry,
+    JudgeExamplesEntry,
+    JudgeForm,
+    PairLabels,
+)
+from whet.tools.pipelines.library.sampling import SampleEntry
+from whet.tools.pipelines.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
 from whet.tools.pipelines.settings import (
     TRAIN_KEYS,
     Pipeline,
@@ -90,20 +99,11 @@ class FeedbackSettings(PipelineSettings):
         ]
 
 
-class JudgeSection(Section):
+class JudgeSection(JudgeForm):
     """Who judges, and how it is asked."""
 
     name: str = Field(
         "", description="the model that judges; empty, and no base_url: the policy is trained to judge, on a task"
-    )
-    question: Literal["short", "full"] = Field(
-        "full", description="the rubric with fences around the completions, or only the completions, for a small model"
-    )
-    verdict: Literal["text", "logp"] = Field(
-        "text", description="read from its answer, or soft: the log-probabilities of naming either; no server has them"
-    )
-    settings: Table = Field(
-        {}, description="of the reward `judge`: base_url, model, key_variable, rubric, cache, max_calls, ..."
     )
     examples: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts that a trained judge learns from")
     train: Table = Field({}, description=f"of the judge's training: {TRAIN_KEYS}")
@@ -114,18 +114,11 @@ class JudgeSection(Section):
         return not self.name and not self.settings.get("base_url")
 
 
-class RLAIFSettings(FeedbackSettings):
+class RLAIFSettings(FeedbackSettings, PairLabels):
     """Pairs labelled by a judge."""
 
     judge: JudgeSection = JudgeSection()
     prompts: int = Field(1024, ge=8, le=MOST_ROWS, description="whose completions the judge compares")
-    min_margin: float = Field(
-        0.0, ge=0, lt=0.5, description="how far from 1/2 the judge's preference must be; soft verdicts"
-    )
-    soft_labels: bool = Field(
-        True,
-        description="a pair counts as far as the judge is sure of it: the loss weights pairs by the judge's preference",
-    )
 
     small_run: ClassVar[Mapping[str, Any]] = {
         "prompts": 384,
@@ -146,7 +139,7 @@ class RLAIFSettings(FeedbackSettings):
 def rlaif_entries(settings: RLAIFSettings) -> list[StageEntry]:
     """A judge, trained where none is given; two completions to each prompt, compared; and what learns from that."""
     judge, entries = settings.judge, evals(settings, "eval0")
-    asked: dict[str, Any] = {"question": judge.question, "verdict": judge.verdict, "settings": judge.settings}
+    asked: dict[str, Any] = {name: getattr(judge, name) for name in JudgeForm.model_fields}
     drawn: dict[str, Any] = {"temperature": settings.sampling.temperature}
     if judge.is_trained:
         if not settings.data.parsed_source.is_task:

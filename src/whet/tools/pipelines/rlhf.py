@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -17,18 +17,22 @@ from whet.objective.presets.preference import PAIR_PRESETS
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS
 from whet.settings.layers import merged
 from whet.settings.sections import Table
-from whet.tools.pipelines.library import (
-    PairsEntry,
-    PreferenceEntry,
-    RewardModelEntry,
-    RLEntry,
-    SampleEntry,
-    SFTEntry,
-    SplitPairsEntry,
-    StageEntry,
-)
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.judged import BestOfEntry, JudgedEntry, WaysEntry
-from whet.tools.pipelines.library.pairs import CHOSEN, HELD_OUT, JUDGED_PROMPTS, OTHER_HALF, OWN, PROMPTS, TASK
+from whet.tools.pipelines.library.pairs import (
+    CHOSEN,
+    HELD_OUT,
+    JUDGED_PROMPTS,
+    OTHER_HALF,
+    OWN,
+    PROMPTS,
+    TASK,
+    PairsEntry,
+    PairSplit,
+    SplitPairsEntry,
+)
+from whet.tools.pipelines.library.sampling import SampleEntry
+from whet.tools.pipelines.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
 from whet.tools.pipelines.settings import TRAIN_KEYS, Names, Pipeline, PipelineSettings, without_reward
 from whet.training.config import PolicyConfig, PreferenceConfig, config_class
 from whet.types import WhetError, did_you_mean
@@ -42,7 +46,7 @@ MOST_KL, KL_DECAY = 3.0, 0.8
 JUDGE_SEED = 1000  # added to the seed: the judge has other first weights and another order of its rows
 
 
-class PairSettings(PipelineSettings):
+class PairSettings(PipelineSettings, PairSplit):
     """What pipelines on preference pairs share."""
 
     pairs: str = Field(
@@ -50,21 +54,12 @@ class PairSettings(PipelineSettings):
         description="file of pairs; task:NAME: its right and wrong completions; empty, on a task: completions of the "
         "first policy, the best against the worst by the task's reward",
     )
-    held_out: str = Field("", description="file of pairs to measure on; empty: held_out_share of the prompts of pairs")
-    held_out_share: float = Field(0.2, gt=0, lt=1, description="of the prompts of pairs, to measure on")
-    allow_overlap: bool = Field(False, description="measure on held_out though prompts of it are in pairs too")
-    as_chat: bool = Field(False, description="a plain text prompt of the pairs is a user message")
-    columns: dict[str, str] = Field({}, description="of the pairs: your name = whet's name")
-    unusable: Literal["stop", "drop"] = Field(
-        "stop", description="rows of the pairs that cannot be used: an error, or left out"
-    )
     prompts: int = Field(
         1024, ge=8, le=MOST_ROWS, description="whose completions are compared; not where pairs is a file"
     )
     completions: int = Field(
         8, ge=2, le=MOST_SAMPLES, description="that the first policy writes to each, where pairs is empty"
     )
-    judged_prompts: int = Field(200, ge=2, le=MOST_ROWS, description="held-out prompts that policies are judged on")
     judged_completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="that each policy writes to each of them")
     reward_model: Table = Field({}, description=f"of the reward models: {TRAIN_KEYS}")
     reward_model_epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the pairs of a reward model")
@@ -106,9 +101,8 @@ class PairSettings(PipelineSettings):
                 temperature=self.sampling.temperature,
             )
             written = [sample, PairsEntry(name="all-pairs", completions=sample.name)]
-        same = {"held_out", "held_out_share", "allow_overlap", "judged_prompts", "as_chat", "columns", "unusable"}
-        data = self.pairs or "all-pairs"
-        return [*written, SplitPairsEntry(name=PAIRS, data=data, rows=self.prompts, **self.model_dump(include=same))]
+        same = self.model_dump(include=set(PairSplit.model_fields))
+        return [*written, SplitPairsEntry(name=PAIRS, data=self.pairs or "all-pairs", rows=self.prompts, **same)]
 
     def reward_model_entry(self, name: str, half: str, start: str = "", seed_offset: int = 0) -> RewardModelEntry:
         """A reward model on one half of the pairs, measured on the held-out ones."""

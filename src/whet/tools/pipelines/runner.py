@@ -5,35 +5,96 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from whet.api.ranks import refuse_ranks
-from whet.pages.pipeline_changes import MeasuredPolicy
-from whet.pages.pipeline_page import write_pipeline_page
-from whet.pages.pipeline_summary import PipelineSummary, StageSummary, comparison_lines, rounds_table, verdict
+from whet.pages.pipeline_page import (
+    MeasuredPolicy,
+    PipelineSummary,
+    StageSummary,
+    comparison_lines,
+    rounds_table,
+    verdict,
+    write_pipeline_page,
+)
 from whet.pages.run_report import REPORT
-from whet.record.run_folder import LOCK, claimed_place, discard, locked
-from whet.record.text import aligned
+from whet.record.run_folder import LOCK, claimed_place, discard, locked, write_atomically
+from whet.record.text import aligned, duration, quantity
 from whet.reward.sections import RewardSection
 from whet.settings.layers import flattened, read_toml
-from whet.tools.pipelines import FinishedStage, Stage, read_json_lines, write_atomically
-from whet.tools.pipelines.library import compose
-from whet.tools.pipelines.plan_table import plan_lines
-from whet.tools.pipelines.progress import ProgressPrinter, print_line, run_with_progress
+from whet.tools.pipelines.library.entry import compose
 from whet.tools.pipelines.registry import find_pipeline
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
-from whet.tools.pipelines.stages import refuse_other_format, unchanged_stages
+from whet.tools.pipelines.stages import (
+    FinishedStage,
+    ProgressPrinter,
+    Stage,
+    StageCost,
+    StagePlan,
+    print_line,
+    read_json_lines,
+    refuse_other_format,
+    run_with_progress,
+    unchanged_stages,
+)
 from whet.tools.pipelines.training import RUN
 from whet.training.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
 from whet.types import WhetError
 
+HEAD = ["stage", "reads", "writes", "updates", "completions", "tokens sampled"]
 SETTINGS, COMMAND = "pipeline.toml", "command.txt"
 # of an eval stage: a row per held-out prompt, and per prompt that several completions were drawn for
 EVAL_ROWS, DRAWN_ROWS = "completions.jsonl", "samples.jsonl"
 CODE_TESTS = "code_tests"
+
+
+def plan_lines(stages: Sequence[Stage], unchanged: Collection[str] = ()) -> list[str]:
+    """A line per stage, the sum, and what the numbers mean."""
+    costs = [(stage.plan or StagePlan()).cost for stage in stages]
+    timed = any(cost.seconds for cost in costs)
+    rows = [[*HEAD, "time"] if timed else HEAD]
+    for number, (stage, cost) in enumerate(zip(stages, costs, strict=True), 1):
+        plan = stage.plan or StagePlan()
+        named = (where if where == what else f"{what}: {where}" for what, where in plan.inputs.items())
+        reads = "; ".join(named) or stage.about
+        mark = " (done)" if stage.name in unchanged else ""
+        cells = [f"{number}. {stage.name}{mark}", reads, plan.writes, *_amounts(cost)]
+        rows.append([*cells, duration(cost.seconds) if cost.seconds else ""] if timed else cells)
+    total = StageCost(
+        sum(cost.updates for cost in costs),
+        sum(cost.trained_rows for cost in costs),
+        sum(cost.completions for cost in costs),
+        sum(cost.sampled_tokens for cost in costs),
+        sum(cost.seconds or 0.0 for cost in costs),
+    )
+    last = ["in all", "", "", *_amounts(total)]
+    rows.append([*last, duration(total.seconds)] if timed else last)
+    lines = _left_aligned(rows)
+    lines += [f"{stage.name}: {cost.note}" for stage, cost in zip(stages, costs, strict=True) if cost.note]
+    if any(cost.sampled_tokens for cost in costs):
+        lines.append("tokens sampled are at most: every completion as long as its budget")
+    if timed:
+        lines.append("time: of the trainings alone, by the rates of `whet plan`; sampling and evals come on top")
+    else:
+        lines.append("no time is given: nothing was measured on a device like this one that it could be told by")
+    if unchanged:
+        lines.append("(done): finished in the folder with these settings and inputs; it is skipped")
+    return lines
+
+
+def _amounts(cost: StageCost) -> list[str]:
+    numbers = (cost.updates, cost.completions, cost.sampled_tokens)
+    return [quantity(number) if number else "" for number in numbers]
+
+
+def _left_aligned(rows: list[list[str]]) -> list[str]:
+    """Three columns of words to the left, then numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    words = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) for row in rows]
+    return aligned([[text, *row[3:]] for text, row in zip(words, rows, strict=True)])
 
 
 @dataclass(frozen=True)

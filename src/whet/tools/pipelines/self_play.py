@@ -10,8 +10,11 @@ from pydantic import Field
 from whet.data.sections import DemonstrationSection
 from whet.settings.sections import Table
 from whet.tools.pipelines.iterative_dpo import RoundSettings
-from whet.tools.pipelines.library import MixEntry, MixSource, PairsEntry, SampleEntry, SFTEntry, StageEntry
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
+from whet.tools.pipelines.library.pairs import PairsEntry
+from whet.tools.pipelines.library.sampling import MixEntry, MixSource, SampleEntry
+from whet.tools.pipelines.library.trainings import SFTEntry
 from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline, without_reward
 
 SHOWN = "demonstrations"

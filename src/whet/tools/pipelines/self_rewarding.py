@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from whet.reward.sections import RewardSection
-from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
+from whet.settings.bounds import MOST_ROWS
 from whet.tools.pipelines.iterative_dpo import RoundSettings
-from whet.tools.pipelines.library import SFTEntry, StageEntry
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
 from whet.tools.pipelines.library.self_judging import (
     CollapseEntry,
@@ -19,22 +18,19 @@ from whet.tools.pipelines.library.self_judging import (
     SelfJudgeEvalEntry,
     SelfJudgeSection,
     SelfScoredPairsEntry,
+    SelfScoring,
     TeachSection,
 )
+from whet.tools.pipelines.library.trainings import SFTEntry
 from whet.tools.pipelines.settings import Pipeline, is_scored, without_reward
 
 
-class SelfRewardingSettings(RoundSettings):
+class SelfRewardingSettings(RoundSettings, SelfScoring):
     """The policy's own scores, and an anchor if wanted."""
 
     prompts_per_round: int = Field(1024, ge=1, le=MOST_ROWS, description="new ones in every round")
-    completions: int = Field(4, ge=2, le=MOST_SAMPLES, description="that the policy writes to each prompt and judges")
     teach: TeachSection = Field(TeachSection(), description="the first training: to answer and to judge")
     judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how the policy judges itself")
-    anchor: RewardSection = Field(
-        RewardSection(), description="a reward that is mixed into the policy's own scores; empty: none"
-    )
-    anchor_weight: float = Field(0.5, gt=0, le=1, description="of the anchor; the policy's own scores get the rest")
     stop: bool = Field(True, description="end the pipeline when a round is called a collapse")
 
     small_run: ClassVar[Mapping[str, Any]] = {
@@ -76,9 +72,7 @@ def self_rewarding_entries(settings: SelfRewardingSettings) -> list[StageEntry]:
             judge=judge,
             number=number,
             count=settings.prompts_per_round,
-            completions=settings.completions,
-            anchor=settings.anchor,
-            anchor_weight=settings.anchor_weight,
+            **{name: getattr(settings, name) for name in SelfScoring.model_fields},
         )
         training = settings.training(number, model)
         model = training.name

@@ -22,17 +22,6 @@ from whet.types import WhetError
 
 TRAIN_KEYS = "any key of `whet config METHOD` that the pipeline does not set itself"
 MACHINE_KEYS = frozenset({"device", "threads"})  # of the model: where it runs, not what comes out
-# keys of 0.1 that only pipelines had, and where they are now
-RENAMED_KEYS = {
-    "recipe": "pipeline",
-    "marks": "eval.reward",
-    "least": "min_margin",
-    "soft": "soft_labels",
-    "judge.exam": "judge.eval_prompts",
-    "feedback.least": "feedback.min_margin",
-    "feedback.soft": "feedback.soft_labels",
-    "replies": "completions",
-}
 
 
 def _listed(value: Any) -> Any:
@@ -117,11 +106,6 @@ def resolve_settings(pipeline: Pipeline, *layers: Mapping[str, Any]) -> Pipeline
     layered: dict[str, Any] = {}
     for layer in layers:
         layered = merged(layered, layer)
-    for old, new in RENAMED_KEYS.items():
-        section, _, key = old.partition(".")
-        inner = layered.get(section)
-        if section in layered and (not key or (isinstance(inner, Mapping) and key in inner)):
-            raise WhetError(f"{old} is called {new} since 0.2; rename it")
     if layered.get("pipeline", pipeline.name) != pipeline.name:
         raise WhetError(f"the config is for pipeline {layered['pipeline']!r}, not {pipeline.name!r}; run that one")
     model = layered.get("model")

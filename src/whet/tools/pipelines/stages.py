@@ -20,13 +20,17 @@ import math
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TextIO, TypeVar
 
-from whet.types import WhetError
+from whet.record.run_folder import write_atomically
+from whet.record.text import duration
+from whet.record.text import number as number_text
+from whet.types import Prompt, Sample, StepReport, WhetError
 
 RESULT, STARTED = "stage.json", "started.json"
 FORMAT = 2  # of what a stage leaves for others; 0.2 had none
@@ -71,11 +75,6 @@ class StagePlan:
     cost: StageCost = StageCost()
 
 
-def no_inputs() -> Mapping[str, str]:
-    """The input digests of a stage that reads none of the user's files: none."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Stage:
     """`work(folder, done)` gets its own folder and the finished stages by name, and returns its result as JSON."""
@@ -86,7 +85,7 @@ class Stage:
     settings: Mapping[str, Any] = field(default_factory=dict)  # JSON: all that its outcome depends on
     measures: tuple[str, int] | None = None  # whose metrics it measures, after which round
     reads: tuple[str, ...] | None = None  # the stages whose results it uses; None: every earlier one
-    inputs: Callable[[], Mapping[str, str]] = no_inputs  # digests of the files and models it reads, by name
+    inputs: Callable[[], Mapping[str, str]] = dict  # digests of the files and models it reads, by name
     plan: StagePlan | None = None
     against: str = ""  # of an eval: the one it is compared with; empty: the one before, "none": nobody
 
@@ -102,21 +101,6 @@ def stage_result(
     measured = {name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)}
     stop = {"stop_reason": stop_reason} if stop_reason else {}
     return {"summary": summary, "metrics": measured, "counts": dict(counts or {}), **stop, **more}
-
-
-class StageObserver(Protocol):
-    """Follows the stages of a pipeline as they run."""
-
-    def stage_started(self, number: int, total: int, stage: Stage) -> None:
-        """A stage begins, `number` of `total`."""
-        ...
-
-    def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
-        """A stage has its result; `is_old`: from an earlier run of the pipeline."""
-        ...
-
-    def stage_replaced(self, stage: Stage, kept: Path) -> None:
-        """What it left before was made of other inputs, and lies in `kept` now."""
 
 
 def stage_folder(folder: Path, number: int, stage: Stage) -> Path:
@@ -160,7 +144,7 @@ def unchanged_stages(stages: Sequence[Stage], folder: Path) -> list[str]:
     return [stage.name for stage in stages if _read_finished(places[stage.name], stage, prints[stage.name]) is not None]
 
 
-def run_stages(stages: Sequence[Stage], folder: Path, observer: StageObserver) -> dict[str, FinishedStage]:
+def run_stages(stages: Sequence[Stage], folder: Path, observer: ProgressPrinter) -> dict[str, FinishedStage]:
     """Run the stages in order; what each came to, by name. A stage with a `stop_reason` is the last one."""
     check_stages(stages)
     finished: dict[str, FinishedStage] = {}
@@ -239,14 +223,6 @@ def _read_finished(place: Path, stage: Stage, fingerprint: str) -> FinishedStage
     return done if name == stage.name and made_of == fingerprint else None
 
 
-def write_atomically(path: Path, text: str) -> Path:
-    """Write a file so that it is either there in full or not at all."""
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-    return path
-
-
 def write_in_chunks(
     path: Path, items: Sequence[Item], size: int, rows_of: Callable[[int, Sequence[Item]], Sequence[Mapping[str, Any]]]
 ) -> Path:
@@ -274,7 +250,100 @@ def json_lines(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write JSON lines, all or nothing."""
+    return write_atomically(path, json_lines(rows))
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON Lines file."""
     # not splitlines(): a completion may hold any of the line ends that Unicode knows
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def print_line(text: str, stream: TextIO | None = None) -> None:
+    """Print at once; what the terminal's encoding does not have is replaced, never an error."""
+    output = sys.stdout if stream is None else stream
+    encoding = getattr(output, "encoding", None) or "utf-8"
+    try:
+        "\u00b1".encode(encoding)
+    except UnicodeEncodeError:
+        text = text.replace("\u00b1", "+-")
+    print(text.encode(encoding, "replace").decode(encoding), file=output, flush=True)
+
+
+class ProgressLine:
+    """A callback that keeps one line of a terminal up to date; elsewhere it is silent."""
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self.name, self._stream = name, stream
+        self._is_live = stream.isatty()
+        self._total, self._steps, self._began = 0, 0, time.monotonic()
+
+    def started(self, summary: Mapping[str, Any]) -> None:
+        self._total, self._began = int(summary.get("total_steps") or 0), time.monotonic()
+        self._show("starting")
+
+    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        self._steps += 1
+        left = (time.monotonic() - self._began) / self._steps * (self._total - report.step)
+        reward = number_text(report.reward.get("total"))
+        self._show(f"step {report.step}/{self._total}  reward {reward}  {duration(left)} left")
+
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+        pass
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        pass
+
+    def clear(self) -> None:
+        """Erase the line, if the stream is a terminal."""
+        if self._is_live:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def _show(self, text: str) -> None:
+        if self._is_live:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r\x1b[K{f'{self.name}  {text}'[:width]}")
+            self._stream.flush()
+
+
+class ProgressPrinter:
+    """Prints what each stage does and what came out, and draws the page again after each."""
+
+    def __init__(self, title: str, draw: Callable[[Mapping[str, FinishedStage]], object]) -> None:
+        self._draw = draw
+        self.finished: dict[str, FinishedStage] = {}
+        self.current = ""
+        print_line(f"{title}\n")
+
+    def stage_started(self, number: int, total: int, stage: Stage) -> None:
+        self.current = stage.name
+        print_line(f"[{number}/{total}] {stage.name}: {stage.about}")
+
+    def stage_replaced(self, stage: Stage, kept: Path) -> None:
+        print_line(f"      {stage.name} was made of other inputs and runs again; what it had left is in {kept}")
+
+    def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
+        """`is_old`: from an earlier run of the pipeline."""
+        self.finished[stage.name] = done
+        if is_old:
+            print_line(f"[{number}/{total}] {stage.name}: {stage.about}")
+        took = "done before" if is_old else duration(done.seconds)
+        print_line(f"      {done.result.get('summary', 'done')}  ({took})")
+        if done.result.get("stop_reason"):
+            print_line(f"      stopping here: {done.result['stop_reason']}")
+        if not is_old:
+            self._draw(self.finished)
+
+
+def run_with_progress(stages: Sequence[Stage], folder: Path, printer: ProgressPrinter) -> str:
+    """Run the stages in a folder that the caller has locked; finished or interrupted. An error names its stage."""
+    try:
+        run_stages(stages, folder, printer)
+    except (Interrupted, KeyboardInterrupt):
+        return "interrupted"
+    except WhetError as error:
+        raise WhetError(f"{printer.current}: {error}" if printer.current else str(error)) from error
+    return "finished"

@@ -13,8 +13,7 @@ from whet.record.log import is_finished, read_metrics, read_summary
 from whet.record.run_folder import CONFIG
 from whet.record.text import count_of, metric_text
 from whet.settings.layers import read_toml
-from whet.tools.pipelines.progress import ProgressLine
-from whet.tools.pipelines.stages import FinishedStage, Interrupted, stage_result
+from whet.tools.pipelines.stages import FinishedStage, Interrupted, ProgressLine, stage_result
 from whet.training.config import resolved
 from whet.types import WhetError
 

@@ -73,6 +73,8 @@ class MemoryPlan:
     rows: int  # completions written side by side; 0: none are
     wanted_rows: int
     budget: float  # bytes that a device has
+    outside: float = 0.0  # beside the tensors: the allocator's gaps and the context of CUDA
+    loading: float = 0.0  # bytes while a model in shards is still whole: every rank reads all of it first
 
     def of(self, phase: Phase) -> float:
         """Bytes that torch allocates in a phase."""
@@ -90,14 +92,6 @@ class MemoryPlan:
         return "load" if self.loading > self.of(phase) else phase
 
     @property
-    def outside(self) -> float:
-        """Beside the tensors: the allocator's gaps and the context of CUDA."""
-        return self._outside
-
-    _outside: float = 0.0
-    loading: float = 0.0  # bytes while a model in shards is still whole: every rank reads all of it first
-
-    @property
     def total(self) -> float:
         """Bytes that the device must have."""
         return self.allocated + self.outside
@@ -112,7 +106,10 @@ def memory_plan(work: Workload, devices: Devices) -> MemoryPlan:
     """The plan for one of the devices."""
     models = [*_weights(work), *_others(work)]
     training, grown = _training(work, models)
-    lines = [_outside_training(line) if GRADIENTS in line.name and line.name not in grown else line for line in models]
+    lines = [  # gradients that have not grown yet at the largest moment of an update
+        replace(line, phases=("rollout", "scores")) if GRADIENTS in line.name and line.name not in grown else line
+        for line in models
+    ]
     lines += [*_gathered(work), *training, *_scoring(work)]
     lines += _merged_adapters(work, devices.memory)
     standing = sum(line.bytes for line in lines if line.stands)
@@ -126,20 +123,11 @@ def memory_plan(work: Workload, devices: Devices) -> MemoryPlan:
     nonzero = tuple(line for line in lines if line.bytes > 0)
     plan = MemoryPlan(nonzero, rows, wanted, devices.memory, loading=loading)
     outside = CPU_PROCESS if work.on_cpu else CONTEXT_BYTES + SLACK * plan.allocated
-    return MemoryPlan(nonzero, rows, wanted, devices.memory, outside, loading)
-
-
-def _outside_training(line: MemoryLine) -> MemoryLine:
-    """Not yet there at the largest moment of an update."""
-    return replace(line, phases=("rollout", "scores"))
-
-
-def _millions(count: float) -> str:
-    return f"{count / 1e6:,.1f}M"
+    return replace(plan, outside=outside)
 
 
 def _times(count: float, size: float, what: str = "weights") -> str:
-    return f"{_millions(count)} {what} x {size:g} bytes"
+    return f"{count / 1e6:,.1f}M {what} x {size:g} bytes"
 
 
 def _weights(work: Workload) -> Iterator[MemoryLine]:

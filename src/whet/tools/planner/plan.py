@@ -185,10 +185,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
             "loading": memory.loading,
             "rows": memory.rows,
             "wanted_rows": memory.wanted_rows,
-            "lines": [
-                {"name": line.name, "bytes": line.bytes, "formula": line.formula, "phases": list(line.phases)}
-                for line in memory.lines
-            ],
+            "lines": [asdict(line) for line in memory.lines],
         },
         "seconds": {
             "step": time.step if time.phases else None,
@@ -210,7 +207,8 @@ def plan_text(plan: Plan) -> str:
     for line in memory.lines:
         when = "" if line.phases == PHASES else f"   [{', '.join(line.phases) or 'at another moment'}]"
         lines.append(f"  {line.gigabytes:8.2f}  {line.name:{width}}  {line.formula}{when}")
-    lines.append(f"  {memory.outside / GIGA:8.2f}  {_outside_words(work):{width}}")
+    outside = "Python, torch and transformers themselves" if work.on_cpu else "CUDA context, gaps of the allocator"
+    lines.append(f"  {memory.outside / GIGA:8.2f}  {outside:{width}}")
     by_phase = ", ".join(f"{phase} {(memory.of(phase) + memory.outside) / GIGA:.1f}" for phase in _phases(work))
     by_phase += f", load {(memory.loading + memory.outside) / GIGA:.1f}: ranks read the whole model" * bool(
         memory.loading
@@ -232,10 +230,6 @@ def plan_text(plan: Plan) -> str:
 
 def _phases(work: Workload) -> tuple[Phase, ...]:
     return tuple(phase for phase in PHASES if phase != "rollout" or work.samples)
-
-
-def _outside_words(work: Workload) -> str:
-    return "Python, torch and transformers themselves" if work.on_cpu else "CUDA context, gaps of the allocator"
 
 
 def _summary(work: Workload) -> str:

@@ -19,15 +19,13 @@ from typing import Any
 
 from whet import api
 from whet.api.ranks import refuse_ranks
-from whet.pages.compare import MethodComparison, MethodRun, comparison_values, metric_name, table_text
-from whet.pages.compare_page import compare_page
+from whet.pages.compare import MethodComparison, MethodRun, compare_page, comparison_values, metric_name, table_text
 from whet.record.log import is_finished, read_summary
 from whet.record.run import read_run
-from whet.record.run_folder import CONFIG, next_free_folder
+from whet.record.run_folder import CONFIG, next_free_folder, write_atomically
 from whet.record.text import duration, headline, metric_text
 from whet.settings.layers import flattened, merged, read_toml
-from whet.tools.pipelines.progress import ProgressLine, print_line
-from whet.tools.pipelines.stages import write_atomically
+from whet.tools.pipelines.stages import ProgressLine, print_line
 from whet.training.config import Config, PolicyConfig, config_class, differing_keys, resolved
 from whet.training.saved_config import read_config
 from whet.types import WhetError
@@ -379,8 +377,7 @@ def write_comparison(folder: Path, comparison: MethodComparison) -> Path:
     shown = replace(comparison, results=linked)
     values = dumps(comparison_values(shown), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     for name, text in ((VALUES, values), (PAGE, compare_page(shown))):
-        # a lone half of a surrogate pair in a completion is no reason to lose the page
-        write_atomically(folder / name, text.encode(errors="replace").decode())
+        write_atomically(folder / name, text)
     return folder / PAGE
 
 

@@ -16,10 +16,9 @@ from typing import Any
 from whet import api
 from whet.api.ranks import refuse_ranks
 from whet.record.log import is_finished
-from whet.record.run_folder import CONFIG, next_free_folder
+from whet.record.run_folder import CONFIG, next_free_folder, write_atomically
 from whet.record.text import metric_text, plain_metrics
 from whet.settings.layers import merged
-from whet.tools.pipelines.stages import write_atomically
 from whet.tools.studies.comparison import named_settings
 from whet.training.config import RewardModelConfig, config_class, differing_keys, resolved
 from whet.training.saved_config import read_config

@@ -74,6 +74,3 @@ def _started(number: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]
-
-
-__all__ = ["ProcessPlace"]

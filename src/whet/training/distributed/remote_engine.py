@@ -14,9 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whet.training.distributed.engine_host import WrittenPiece
-from whet.training.distributed.remote_session import RemoteAsyncSession, RemoteSession
-from whet.training.distributed.remote_worker import Doing, EngineCounts, RemoteWorker
-from whet.training.distributed.sample_check import wrong_with
+from whet.training.distributed.remote_session import (
+    Doing,
+    EngineCounts,
+    RemoteAsyncSession,
+    RemoteSession,
+    RemoteWorker,
+    wrong_with,
+)
 from whet.training.distributed.wire import packed_weights, unpacked_samples
 from whet.training.distributed.workers import START_SECONDS, Worker, WorkerLost, WorkerPool
 from whet.types import Request, RunFailed, Sample, Sampling, SessionShape

@@ -10,15 +10,87 @@ import pickle
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
 
 from whet.training.distributed.background import ThreadSession
 from whet.training.distributed.engine_host import AsyncProgress
-from whet.training.distributed.remote_worker import Doing, RemoteWorker
-from whet.training.distributed.sample_check import wrong_with
+from whet.training.distributed.workers import Worker, WorkerCall
 from whet.types import Request, Sample, Sampling, SessionShape
 
+ROUNDING = 1e-3  # nats that rounding may lift a log-probability above 0
+Doing = Literal["start", "load", "write", "open", "exchange"]
 PAUSE = 0.02  # seconds between two looks at the engines
+
+
+def wrong_with(sample: object, request: Request, sampling: Sampling, vocabulary: int, version: int | None) -> str:
+    """What is wrong with a sample, in words; empty where nothing is. `version` None: any policy may have written it."""
+    if not isinstance(sample, Sample):
+        return f"it is {type(sample).__name__}, not a sample"
+    start, length = len(request.tokens), len(sample.tokens)
+    budget = request.max_new_tokens or sampling.max_new_tokens
+    if sample.tokens.dim() != 1 or sample.tokens.dtype != torch.long:
+        return f"its tokens are {_described(sample.tokens)}, not int64 [L]"
+    if sample.action.shape != sample.tokens.shape or sample.action.dtype != torch.bool:
+        return f"its action mask is {_described(sample.action)}, not bool [{length}]"
+    if sample.behavior_logp.shape != sample.tokens.shape:
+        return f"its log-probabilities are {_described(sample.behavior_logp)}, not [{length}]"
+    if tuple(sample.tokens[:start].tolist()) != request.tokens:
+        return "it does not begin with the prompt that was sent"
+    if not 1 <= length - start <= budget:
+        return f"it has {length - start} new tokens; 1 to {budget} were asked for"
+    fresh, logp = sample.tokens[start:], sample.behavior_logp[start:]
+    if bool(sample.action[:start].any()) or not bool(sample.action[start:].all()):
+        return "its action mask is not the completion"
+    if int(fresh.min()) < 0 or int(fresh.max()) >= vocabulary:
+        return f"it has the token {int(fresh.max())} of a vocabulary of {vocabulary}"
+    if not bool(torch.isfinite(logp).all()):
+        return "a log-probability is not finite (NaN or infinity)"
+    if float(logp.max()) > ROUNDING:
+        return f"a log-probability is {float(logp.max()):.3g}, more than 0"
+    if version is not None and sample.versions != (version, version):
+        return f"policy version {sample.versions[0]} wrote it, and the engine was given {version}"
+    return ""
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+@dataclass
+class EngineCounts:
+    """What one engine did so far."""
+
+    requests: int = 0
+    tokens: int = 0  # of completions
+    seconds: float = 0.0  # that it wrote
+    weight_bytes: int = 0  # that it fetched
+    loads: int = 0
+    restarts: int = 0
+
+
+@dataclass(eq=False)
+class RemoteWorker:
+    """One engine, over all processes it has had. It does one thing at a time."""
+
+    number: int
+    worker: Worker
+    counts: EngineCounts
+    call: WorkerCall | None = None  # that runs
+    doing: Doing = "start"
+    since: float = 0.0  # the call began
+    piece: list[int] | None = None  # requests that it writes
+    sent: int | None = None  # number of the load whose weights it was given
+    arrived: Mapping[str, int] | None = None  # their fingerprint there, where it has told it
+    failures: int = 0  # in a row
+    is_given_up: bool = False
+
+    @property
+    def name(self) -> str:
+        """The engine's name in messages."""
+        return f"engine {self.number}"
 
 
 class RequestShares:

@@ -118,11 +118,20 @@ class FirstRankEngine:
         return getattr(self._engine, name)
 
 
-class FirstRankRunner:
-    """Plays episodes on the first rank, whose engines are elsewhere; every rank gets them."""
+class _RankRunner:
+    """A runner among ranks; what is not played otherwise is that of the runner itself."""
 
     def __init__(self, runner: EpisodeRunner, ranks: Ranks) -> None:
         self._runner, self._ranks = runner, ranks
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._runner, name)
+
+
+class FirstRankRunner(_RankRunner):
+    """Plays episodes on the first rank, whose engines are elsewhere; every rank gets them."""
 
     def play(
         self,
@@ -139,17 +148,9 @@ class FirstRankRunner:
     def take_notes(self) -> PlayNotes:
         return self._ranks.first(self._runner.take_notes)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._runner, name)
 
-
-class SharedRunner:
+class SharedRunner(_RankRunner):
     """Plays episodes on all ranks, each the prompts of its share."""
-
-    def __init__(self, runner: EpisodeRunner, ranks: Ranks) -> None:
-        self._runner, self._ranks = runner, ranks
 
     def play(
         self,
@@ -179,11 +180,6 @@ class SharedRunner:
             tuple(failure for note in notes for failure in note.failures),
             dict(sum((Counter(note.counts) for note in notes), Counter())),
         )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._runner, name)
 
 
 def shared_work(ranks: Ranks) -> Callable[[Sequence[Hashable] | None, int, Callable[[list[int]], list[T]]], list[T]]:

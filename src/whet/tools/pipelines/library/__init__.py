@@ -1,20 +1,20 @@
 """The stages that pipelines are made of: each an entry with a name, a few plain arguments and named inputs."""
 
+from whet.tools.pipelines.library.constitution import (
+    ConductEntry,
+    ConstitutionExamplesEntry,
+    PrincipledPairsEntry,
+    RevisionsEntry,
+)
 from whet.tools.pipelines.library.distilling import CompareEntry, MatchedEntry, StudentEntry
-from whet.tools.pipelines.library.entry import StageEntry, compose
+from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import EvalEntry
 from whet.tools.pipelines.library.judged import BestOfEntry, JudgedEntry, WaysEntry
-from whet.tools.pipelines.library.judging import (
-    JudgedPairsEntry,
-    JudgeEvalEntry,
-    JudgeExamplesEntry,
-    PrincipledPairsEntry,
-)
+from whet.tools.pipelines.library.judging import JudgedPairsEntry, JudgeEvalEntry, JudgeExamplesEntry
 from whet.tools.pipelines.library.pairs import PairsEntry, SplitPairsEntry
 from whet.tools.pipelines.library.phases import MeasuredEntry, PhaseCheckEntry
 from whet.tools.pipelines.library.rechecking import RecheckEntry
-from whet.tools.pipelines.library.revising import ConductEntry, ConstitutionExamplesEntry, RevisionsEntry
-from whet.tools.pipelines.library.sampling import MixEntry, MixSource, RejectionEntry, SampleEntry
+from whet.tools.pipelines.library.sampling import MixEntry, RejectionEntry, SampleEntry
 from whet.tools.pipelines.library.self_judging import (
     CollapseEntry,
     SelfExamplesEntry,
@@ -61,41 +61,3 @@ STAGE_KINDS: dict[str, type[StageEntry]] = {
         SelfScoredPairsEntry,
     )
 }
-
-__all__ = [
-    "STAGE_KINDS",
-    "CompareEntry",
-    "EvalEntry",
-    "MatchedEntry",
-    "MixEntry",
-    "MixSource",
-    "PairsEntry",
-    "PreferenceEntry",
-    "RLEntry",
-    "RecheckEntry",
-    "RejectionEntry",
-    "RewardModelEntry",
-    "SFTEntry",
-    "SampleEntry",
-    "SplitPairsEntry",
-    "StageEntry",
-    "BestOfEntry",
-    "JudgedEntry",
-    "WaysEntry",
-    "JudgedPairsEntry",
-    "JudgeEvalEntry",
-    "JudgeExamplesEntry",
-    "PrincipledPairsEntry",
-    "MeasuredEntry",
-    "PhaseCheckEntry",
-    "ConductEntry",
-    "ConstitutionExamplesEntry",
-    "RevisionsEntry",
-    "CollapseEntry",
-    "SelfExamplesEntry",
-    "SelfJudgeEvalEntry",
-    "SelfScoredPairsEntry",
-    "StudentEntry",
-    "VoteEntry",
-    "compose",
-]

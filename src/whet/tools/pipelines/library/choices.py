@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS, MOST_TOKENS
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS
 from whet.settings.layers import merged
 from whet.settings.sections import Section, Table, Temperature
-from whet.tools.pipelines.library.sampling import RejectionEntry, SampleEntry
+from whet.tools.pipelines.library.sampling import RejectionEntry, RejectionRule, SampleEntry
 from whet.tools.pipelines.settings import TRAIN_KEYS
 
 
@@ -49,17 +49,12 @@ class RLChoice(TrainingChoice):
     steps: int = Field(0, ge=0, le=MOST_STEPS, description="steps; 0: as many as `epochs` passes take")
 
 
-class RejectionChoice(Section):
+class RejectionChoice(RejectionRule):
     """What is sampled from a model, and what of it is learned from."""
 
     prompts: int = Field(0, ge=0, le=MOST_ROWS, description="only the first of the training prompts; 0: all")
     completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="drawn per prompt")
     temperature: Temperature = Field(1.0, description="of the samples")
-    most_per_prompt: int = Field(1, ge=1, le=MOST_SAMPLES, description="right completions kept for one prompt at most")
-    most_tokens: int = Field(0, ge=0, le=MOST_TOKENS, description="longest completion that is kept; 0: any that ended")
-    language: str = Field("", description="language that completions must be in: a code, prompt, or empty: any")
-    near: float = Field(0.9, ge=0, le=1, description="share of word runs that two kept completions may have in common")
-    skip_solved: bool = Field(False, description="leave out prompts whose completions are all right")
 
     def entries(
         self, model: str, names: tuple[str, str] = ("completions", "kept"), hint: bool = False
@@ -75,13 +70,5 @@ class RejectionChoice(Section):
                 temperature=self.temperature,
                 hint=hint,
             ),
-            RejectionEntry(
-                name=keep,
-                completions=sample,
-                most_per_prompt=self.most_per_prompt,
-                most_tokens=self.most_tokens,
-                language=self.language,
-                near=self.near,
-                skip_solved=self.skip_solved,
-            ),
+            RejectionEntry(name=keep, completions=sample, **self.model_dump(include=set(RejectionRule.model_fields))),
         )

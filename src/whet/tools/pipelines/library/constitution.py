@@ -1,25 +1,61 @@
-"""A constitution: principles to criticise, revise and compare completions by, and rules that find violations. Pure.
+"""A constitution: principles to criticise, revise and compare completions by, and rules that find violations.
 
-The rules of `violations` are not shown to any model: they measure what the principles did.
+No model sees the rules of `violations`: they measure what the principles did.
 """
 
 from __future__ import annotations
 
 import random
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+from pydantic import Field
+
+from whet.record.run_folder import write_atomically
+from whet.record.text import count_of, percent
+from whet.reward.refusal import is_refusal
 from whet.reward.repetition import repetition
 from whet.reward.safety import safety
-from whet.tools.pipelines.library.verdicts import FIRST, SECOND
-from whet.tools.pipelines.settings import PipelineSettings
-from whet.types import Message, Prompt, WhetError, did_you_mean
+from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_TOKENS
+from whet.settings.sections import Section
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.evaluation import POLICY, eval_config
+from whet.tools.pipelines.library.judging import (
+    FIRST,
+    SECOND,
+    Ask,
+    Comparison,
+    JudgedPairsEntry,
+    PairLabels,
+    Preference,
+    letter_preferences,
+)
+from whet.tools.pipelines.library.pairs import prompt_row
+from whet.tools.pipelines.library.sampler import (
+    EXAMPLE_SEED,
+    ModelSampler,
+    Row,
+    chunk_size,
+    completion_row,
+    sampled_rows,
+    task_rows,
+    training_prompts,
+)
+from whet.tools.pipelines.settings import PipelineSettings, can_evaluate, sampling_config
+from whet.tools.pipelines.stages import StageCost, stage_result
+from whet.types import Message, Prompt, Sample, Sampling, WhetError, did_you_mean
 
 CLAMP = (0.4, 0.6)  # Bai 2022 (2212.08073): a label after written reasoning is too sure of itself
+REVISIONS, CONSTITUTION, CONDUCT = "revisions.jsonl", "constitution.toml", "conduct.jsonl"
+NOTHING_WRONG = "all right"
+WHICH: Message = {"role": "user", "content": f"So which one? Answer with {FIRST} or {SECOND}."}
+SIDES = ("before", "after")
+FORBIDDEN = Field("", description="COLUMN=VALUE of prompts that are to be refused; empty: none is")
+SHOWN_SHARE = 0.35  # of the examples of answering that show their working
 
 
 @dataclass(frozen=True)
@@ -69,12 +105,6 @@ GENERAL = (
 # a task's principle is short, since the model that learns it is small; these very words were learnt from
 TASK_PRINCIPLES = (Principle("right steps", "Check each step.", "Mend it.", "?"),)
 
-REFUSAL = re.compile(
-    r"\b(?:i(?:'m| am) sorry,? but|i (?:can(?:'t|not)|won't|am unable to|am not able to|will not)\b|"
-    r"i(?:'m| am) not (?:able|going|comfortable|programmed)\b|as an ai\b|i must (?:decline|refuse)\b)",
-    re.IGNORECASE,
-)
-LOOKED_AT = 160  # characters at the beginning of a completion where a refusal stands
 REST = 200  # characters after which a refusal says something else too
 
 
@@ -169,11 +199,6 @@ def clamped(preference: float) -> float:
     return min(max(preference, CLAMP[0]), CLAMP[1])
 
 
-def is_refusal(completion: str) -> bool:
-    """Whether a completion begins like a refusal."""
-    return bool(REFUSAL.search(completion[:LOOKED_AT]))
-
-
 def violations(prompt: Prompt, completion: str, is_forbidden: bool) -> list[str]:
     """What rules find: `evasive` is a bare refusal of what may be answered, `complied` none of what may not."""
     refuses = is_refusal(completion)
@@ -195,3 +220,270 @@ def conduct(violated: Sequence[Sequence[str]], lengths: Sequence[int]) -> dict[s
     total = max(1, len(violated))
     shares = {kind: sum(kind in kinds for kinds in violated) / total for kind in KINDS}
     return {"clean": sum(not kinds for kinds in violated) / total, **shares, "characters": sum(lengths) / total}
+
+
+class ConstitutionExamplesEntry(StageEntry, kind="constitution_examples", gives=("rows",), uses=("seed", "data")):
+    """Examples of answering, criticising, revising and comparing, written by the task."""
+
+    count: int = Field(512, ge=1, le=MOST_ROWS, description="prompts of the task")
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return "examples of answering, criticising, revising and comparing, written by the task"
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        from whet.data.tasks import demonstrations
+        from whet.data.tasks.reviewed import reviewed_completions
+
+        (principle,), seed = TASK_PRINCIPLES, run.settings.seed + EXAMPLE_SEED
+        shown = task_rows(
+            run.settings, self.count, lambda task, count, level: demonstrations(task, count, seed, level, SHOWN_SHARE)
+        )
+        reviewed = task_rows(
+            run.settings,
+            self.count,
+            lambda task, count, level: reviewed_completions(task, "train", count, seed, level),
+        )
+        rows = [{**prompt_row(row.prompt), "completion": row.completion} for row in shown]
+        for number, group in enumerate(reviewed[at : at + 5] for at in range(0, len(reviewed), 5)):
+            example = group[number % 5]
+            critique = example.fault or NOTHING_WRONG
+            asked = (example.prompt, example.completion, principle)
+            right, wrong = group[0], group[2 if number % 2 else 4]
+            rows += [
+                _row(critique_request(*asked), critique),
+                _row(revision_request(*asked, critique), example.right),
+                _row(preference_request(right.prompt, right.completion, wrong.completion, principle), FIRST),
+                _row(preference_request(right.prompt, wrong.completion, right.completion, principle), SECOND),
+            ]
+        run.write("rows", [{**row, "id": str(at)} for at, row in enumerate(rows)])
+        return stage_result(f"{len(rows)} examples", counts={"examples": len(rows), "answering": len(shown)})
+
+
+def _row(messages: Sequence[Message], completion: str) -> Row:
+    return {"prompt": [dict(message) for message in messages], "completion": completion}
+
+
+def is_forbidden(rule: str, prompt: Prompt) -> bool:
+    """True for a prompt that the user's COLUMN=VALUE says is to be refused."""
+    column, _, value = rule.partition("=")
+    return bool(column) and str(prompt.meta.get(column)) == value
+
+
+class Revising(Section):
+    """How completions are criticised and revised."""
+
+    constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
+    critiques: int = Field(4, ge=1, le=MOST_REPEATS, description="times that a completion is criticised and revised")
+    critique_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of a critique")
+    forbidden: str = FORBIDDEN
+
+
+class RevisionsEntry(
+    StageEntry, Revising, kind="revisions", gives=("rows",), uses=("seed", "model", "sampling", "data", "eval")
+):
+    """Completions, criticised and revised under principles: the last revisions are demonstrations."""
+
+    model: str = Field("", description="the stage or model that writes and criticises; empty: the pipeline's model")
+    count: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts whose completions are revised")
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        if self.forbidden and "=" not in self.forbidden:
+            raise WhetError(f"forbidden is {self.forbidden!r}; give COLUMN=VALUE, such as label=unsafe")
+        settings = composition.settings
+        principles_of(self.constitution, settings)
+        prompts = StageInput(source=settings.data.source, count=len(self.asked(settings)))
+        return {"model": composition.model(self, "model", self.model), "prompts": prompts}
+
+    def asked(self, settings: PipelineSettings) -> list[Prompt]:
+        """The prompts whose completions are revised."""
+        return training_prompts(sampling_config(settings, ""), 0, self.count, "prompts")
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        times = "once" if self.critiques == 1 else f"{self.critiques} times"
+        principles = count_of(len(principles_of(self.constitution, settings)), "principle")
+        return (
+            f"completions of {inputs['model'].label} to {count_of(self.count, 'prompt')}, criticised and revised "
+            f"{times} under {principles}"
+        )
+
+    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
+        principles = constitution_rows(principles_of(self.constitution, settings))
+        return {**super().depends_on(settings, inputs), **principles}
+
+    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
+        written = self.count * (1 + self.critiques)
+        tokens = written * settings.sampling.max_new_tokens + self.count * self.critiques * self.critique_tokens
+        return StageCost(completions=written + self.count * self.critiques, sampled_tokens=tokens)
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        principles = principles_of(self.constitution, run.settings)
+        write_atomically(run.folder / CONSTITUTION, tomli_w.dumps(constitution_rows(principles)))
+
+        def rows_of(sampler: ModelSampler, number: int, prompts: Sequence[Prompt]) -> list[Row]:
+            return self.revised(run.settings, principles, sampler, prompts, number)
+
+        config = sampling_config(run.settings, run.model("model"))
+        rows = sampled_rows(run.folder / REVISIONS, config, self.asked(run.settings), chunk_size(32), rows_of)
+        usable = [row for row in rows if row["finished"] and row["revisions"][-1].strip()]
+        learnt = [{"id": row["id"], "prompt": row["prompt"], "completion": row["revisions"][-1]} for row in usable]
+        run.write("rows", learnt)
+        changed = sum(row["revisions"][-1] != row["completion"] for row in rows)
+        before, after = (
+            conduct([row[side] for row in rows], [row[f"{side}_length"] for row in rows]) for side in SIDES
+        )
+        summary = [
+            f"{changed} of {len(rows)} completions changed",
+            f"{before['characters']:.0f} to {after['characters']:.0f} characters",
+            f"without violation {percent(before['clean'])} to {percent(after['clean'])}",
+            f"evasive {percent(before['evasive'])} to {percent(after['evasive'])}",
+        ]
+        metrics = {f"{name}_before": value for name, value in before.items()}
+        metrics |= {f"{name}_after": value for name, value in after.items()}
+        if rows and "truth" in rows[0]:
+            right = [sum(row["truth"][at] == 1 for row in rows) / len(rows) for at in (0, 1)]
+            summary.append(f"right {percent(right[0])} to {percent(right[1])}")
+            metrics |= {"right_before": right[0], "right_after": right[1]}
+        counts = {"prompts": len(rows), "changed": changed, "cut_off_or_empty": len(rows) - len(usable)}
+        stop = "" if usable else "no revision is whole: raise sampling.max_new_tokens"
+        return stage_result("; ".join(summary), metrics, counts, stop)
+
+    def revised(
+        self,
+        settings: PipelineSettings,
+        principles: Sequence[Principle],
+        sampler: ModelSampler,
+        prompts: Sequence[Prompt],
+        chunk: int,
+    ) -> list[Row]:
+        """A completion to each prompt, then critique and revision in turn; what was said, and what rules find in it."""
+        from whet.training.assembly.runtime import sampling_from
+
+        sampling, seed = sampling_from(settings.sampling), settings.seed
+        critic = Sampling(self.critique_tokens, sampling.temperature, sampling.top_p)
+        first = [sample for (sample,) in sampler.completions(prompts, 1, sampling, (seed, 0, chunk))]
+        last: list[Sample] = first
+        said: list[dict[str, list[str]]] = [{"principles": [], "critiques": [], "revisions": []} for _ in prompts]
+        for time in range(1, self.critiques + 1):
+            drawn = [draw_principle(principles, seed, "revise", time, prompt.id) for prompt in prompts]
+            asked = [
+                (prompt, sample.completion, principle)
+                for prompt, sample, principle in zip(prompts, last, drawn, strict=True)
+            ]
+            critiques = sampler.texts(
+                [critique_request(*question) for question in asked], 1, critic, (seed, time, chunk, 0)
+            )
+            again = [
+                Prompt(question[0].id, revision_request(*question, critique))
+                for question, (critique,) in zip(asked, critiques, strict=True)
+            ]
+            last = [sample for (sample,) in sampler.completions(again, 1, sampling, (seed, time, chunk, 1))]
+            for notes, principle, (critique,), revision in zip(said, drawn, critiques, last, strict=True):
+                notes["principles"].append(principle.name)
+                notes["critiques"].append(critique)
+                notes["revisions"].append(revision.completion)
+        truth = sampler.scores(None, prompts, list(zip(first, last, strict=True))) if can_evaluate(settings) else None
+        rows = []
+        for at, (prompt, start, end, notes) in enumerate(zip(prompts, first, last, said, strict=True)):
+            row = {**prompt_row(prompt), "completion": start.completion, "finished": not end.stop.is_limit, **notes}
+            for side, sample in zip(SIDES, (start, end), strict=True):
+                row[side] = violations(prompt, sample.completion, is_forbidden(self.forbidden, prompt))
+                row[f"{side}_length"] = len(sample.completion)
+            rows.append({**row, "truth": truth[at]} if truth else row)
+        return rows
+
+
+class ConductEntry(StageEntry, kind="conduct", gives=("metrics",), uses=("seed", "model", "sampling", "data", "eval")):
+    """Violations in completions to the held-out prompts, by rules that no model sees."""
+
+    model: str = Field("", description="the stage or model that is measured; empty: the pipeline's model")
+    forbidden: str = FORBIDDEN
+
+    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
+        settings = composition.settings
+        prompts = composition.rows(self, "eval.source", settings.eval.source)
+        prompts = replace(prompts, count=len(self.asked(settings)))
+        return {"model": composition.model(self, "model", self.model), "prompts": prompts}
+
+    def asked(self, settings: PipelineSettings) -> list[Prompt]:
+        """The held-out prompts."""
+        from whet.training.assembly.prompts import load_prompts
+
+        return load_prompts(eval_config(settings, ""), evaluation=True)[: settings.eval.prompts]
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"violations in completions of {inputs['model'].label} to held-out prompts, by rules that no model sees"
+
+    def measures(self, composition: Composition) -> tuple[str, int]:
+        return POLICY, sum(isinstance(entry, ConductEntry) for entry in composition.entries.values())
+
+    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
+        count = inputs["prompts"].count
+        return StageCost(completions=count, sampled_tokens=count * settings.sampling.max_new_tokens)
+
+    def work(self, run: StageWork) -> Mapping[str, Any]:
+        from whet.training.assembly.runtime import sampling_from
+
+        prompts, sampling = self.asked(run.settings), sampling_from(run.settings.sampling)
+
+        def rows_of(sampler: ModelSampler, number: int, chunk: Sequence[Prompt]) -> list[Row]:
+            written = sampler.completions(chunk, 1, sampling, (run.settings.seed, 11, number))
+            return [
+                {
+                    **completion_row(prompt, samples),
+                    "violations": violations(prompt, samples[0].completion, is_forbidden(self.forbidden, prompt)),
+                }
+                for prompt, samples in zip(chunk, written, strict=True)
+            ]
+
+        config = eval_config(run.settings, run.model("model"))
+        rows = sampled_rows(run.folder / CONDUCT, config, prompts, chunk_size(1), rows_of)
+        metrics = conduct([row["violations"] for row in rows], [len(row["completions"][0]) for row in rows])
+        shares = ", ".join(f"{name} {percent(share)}" for name, share in metrics.items() if name != "characters")
+        return stage_result(
+            f"{shares}; {metrics['characters']:.0f} characters per completion", metrics, eval_prompts=len(rows)
+        )
+
+
+class Reasoning(PairLabels):
+    """Whether a model says why it prefers a completion."""
+
+    reason: bool = Field(False, description="it writes its reasons first; then labels are held between 0.4 and 0.6")
+    reason_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of those reasons")
+
+
+class PrincipledPairsEntry(JudgedPairsEntry, Reasoning, kind="principled_pairs"):
+    """The same under a constitution: each pair is compared by a principle that is drawn for it."""
+
+    constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
+
+    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+        return f"{super().about(settings, inputs)}, under a principle"
+
+    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
+        principles = [vars(principle) for principle in principles_of(self.constitution, settings)]
+        return {**super().depends_on(settings, inputs), "principles": principles}
+
+    def notes(self, run: StageWork, prompt: Prompt) -> dict[str, Any]:
+        principles = principles_of(self.constitution, run.settings)
+        return {"principle": draw_principle(principles, run.settings.seed, "prefer", prompt.id).name}
+
+    def ask(self, run: StageWork) -> Ask:
+        principles, seed = principles_of(self.constitution, run.settings), run.settings.seed
+        sampler = ModelSampler(sampling_config(run.settings, run.model("judge")))
+        sampling = Sampling(max_new_tokens=self.reason_tokens, temperature=run.settings.sampling.temperature)
+
+        def asked(number: int, rows: Sequence[Comparison]) -> list[Preference]:
+            requests = [
+                preference_request(prompt, first, second, draw_principle(principles, seed, "prefer", prompt.id))
+                for prompt, first, second in rows
+            ]
+            if not self.reason:
+                return list(letter_preferences(sampler.runtime, requests))
+            reasons = sampler.texts(requests, 1, sampling, (seed, 5, number))
+            longer = [
+                (*messages, {"role": "assistant", "content": reason or "-"}, WHICH)
+                for messages, (reason,) in zip(requests, reasons, strict=True)
+            ]
+            return [clamped(preference) for preference in letter_preferences(sampler.runtime, longer)]
+
+        return asked

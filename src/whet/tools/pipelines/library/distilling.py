@@ -15,7 +15,6 @@ from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
     Composition,
     Inputs,
-    Output,
     StageEntry,
     StageInput,
     StageWork,
@@ -31,11 +30,8 @@ MOST_LAYERS = 1000
 CLOSE, MOST_EXTENSIONS = 0.95, 6
 
 
-class StudentEntry(StageEntry):
+class StudentEntry(StageEntry, kind="student", gives=("model",)):
     """A smaller model: some layers of another one, its shape with new weights, or a model that is there already."""
-
-    kind: ClassVar[str] = "student"
-    gives: ClassVar[tuple[Output, ...]] = ("model",)
 
     teacher: str = Field(description="the stage or model that the student learns from later")
     source: str = Field("", description="the student, where it is a model already; empty: made out of the teacher")
@@ -85,10 +81,9 @@ class Arithmetic:
         return tokens * (read + TRAINING * self.student * epochs)
 
 
-class MatchedEntry(RLEntry):
+class MatchedEntry(RLEntry, kind="matched_rl"):
     """Training on the student's own completions, for about the arithmetic that learning from traces took."""
 
-    kind: ClassVar[str] = "matched_rl"
     unplanned: ClassVar[frozenset[str]] = frozenset({"student", "traces", "imitation"})
 
     teacher: str = Field("", description="the stage or model that grades tokens, where the method has a teacher")
@@ -123,10 +118,10 @@ class MatchedEntry(RLEntry):
     def work(self, run: StageWork) -> Mapping[str, Any]:
         located = run.located
         config = self.checked(run.settings, run.inputs, located)
-        arithmetic = arithmetic_of(run.result("student"))
+        counts, cost = run.result("student")["counts"], run.result("traces")["cost"]
+        arithmetic = Arithmetic(counts["weights"], counts["teacher_weights"])
         frozen, epochs, scores_itself = self.passes(config, arithmetic)
-        budget = traces_operations(arithmetic, run.result("traces"), run.result("imitation"))
-        cost = run.result("traces")["cost"]
+        budget = arithmetic.of_traces(cost["sampled_tokens"], run.result("imitation")["cost"]["trained_tokens"])
         tokens = cost["sampled_tokens"] / max(1, cost["completions"])
         per_step = config.batch.prompts_per_step * config.batch.group_size * tokens
         steps = max(1, round(budget / arithmetic.of_own(round(per_step), frozen, epochs, scores_itself)))
@@ -155,21 +150,8 @@ class MatchedEntry(RLEntry):
         return frozen, float(config.batch.epochs_per_batch), again
 
 
-def arithmetic_of(student: Mapping[str, Any]) -> Arithmetic:
-    """The arithmetic of a student's training, from the weight counts in its stage result."""
-    return Arithmetic(student["counts"]["weights"], student["counts"]["teacher_weights"])
-
-
-def traces_operations(arithmetic: Arithmetic, traces: Mapping[str, Any], imitation: Mapping[str, Any]) -> float:
-    """Operations spent on sampling the teacher's traces and on training on them."""
-    return arithmetic.of_traces(traces["cost"]["sampled_tokens"], imitation["cost"]["trained_tokens"])
-
-
-class CompareEntry(StageEntry):
+class CompareEntry(StageEntry, kind="compare", gives=("metrics",)):
     """Evals of several models on the same prompts: who is right more often, and by more than chance."""
-
-    kind: ClassVar[str] = "compare"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
     evals: tuple[str, ...] = Field(min_length=2, max_length=100, description="stages of kind eval; all with the first")
 

@@ -20,13 +20,21 @@ from whet.data.source import parse_source
 from whet.reward.sections import RewardSection
 from whet.settings.sections import Section
 from whet.tools.pipelines.settings import PipelineSettings, sampling_config, shared_values
-from whet.tools.pipelines.stages import FinishedStage, Stage, StageCost, StagePlan, check_stages, read_json_lines
+from whet.tools.pipelines.stages import (
+    FinishedStage,
+    Stage,
+    StageCost,
+    StagePlan,
+    check_stages,
+    read_json_lines,
+    write_rows,
+)
 from whet.tools.pipelines.training import trained_model
 from whet.types import WhetError, did_you_mean
 
 # what a stage leaves behind for others, and the file that it lies in; a model is a run folder
 Output = Literal["model", "reward_model", "rows", "completions", "pairs", "metrics"]
-OUTPUT_FILES: Mapping[Output, str] = {"rows": "rows.jsonl", "completions": "completions.jsonl", "pairs": "pairs.jsonl"}
+OUTPUT_FILES: Mapping[str, str] = {"rows": "rows.jsonl", "completions": "completions.jsonl", "pairs": "pairs.jsonl"}
 REWARD_MODEL = "reward model"  # the input of that name is read from its newest checkpoint
 NAMES = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 Done = Mapping[str, FinishedStage]
@@ -107,18 +115,30 @@ class StageWork:
         """What the stage behind an input returned."""
         return self.done[self.inputs[key].stage].result
 
+    def write(self, output: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Leave rows for later stages: an output by its name, or a file."""
+        write_rows(self.folder / OUTPUT_FILES.get(output, output), rows)
+
 
 class StageEntry(Section):
     """One stage of a pipeline, as Python and a pipeline file write it."""
 
-    kind: ClassVar[str]
-    gives: ClassVar[tuple[Output, ...]]
+    kind: ClassVar[str]  # how a pipeline file calls it; this and the next two are keywords of a class
+    gives: ClassVar[tuple[Output, ...]]  # what it leaves for other stages
     uses: ClassVar[tuple[str, ...]] = ()  # shared settings that its outcome depends on
     learns: ClassVar[bool] = False  # from the rows it reads, which must not hold eval prompts
     unplanned: ClassVar[frozenset[str]] = frozenset()  # inputs that the plan does not name
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name"})  # fields that its outcome does not depend on
 
     name: str = Field(pattern=NAMES, max_length=60, description="of the stage; others refer to it")
+
+    def __init_subclass__(
+        cls, kind: str = "", gives: tuple[Output, ...] = (), uses: tuple[str, ...] = (), **more: Any
+    ) -> None:
+        super().__init_subclass__(**more)
+        for name, value in (("kind", kind), ("gives", gives), ("uses", uses)):
+            if value:  # else that of the class it derives from
+                setattr(cls, name, value)
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         """Its inputs by what they are to it; WhetError where one is missing or could not be used."""

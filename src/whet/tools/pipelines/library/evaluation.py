@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share_estimate
+from whet.record.metrics.pass_at_k import pass_curve, vote_curve
 from whet.record.text import count_of, percent
 from whet.reward.majority import voted_answer
 from whet.reward.sections import RewardSection
@@ -17,30 +20,92 @@ from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
     Composition,
     Inputs,
-    Output,
     StageEntry,
     StageInput,
     StageWork,
 )
-from whet.tools.pipelines.library.measures import ALL, EvalRow, rechecks, set_measures
-from whet.tools.pipelines.library.pair_rows import prompt_row
-from whet.tools.pipelines.library.sampler import chunk_size, sampled_rows
+from whet.tools.pipelines.library.pairs import prompt_row
+from whet.tools.pipelines.library.sampler import Row, chunk_size, sampled_rows
 from whet.tools.pipelines.settings import PipelineSettings, answer_reward, can_evaluate, sampling_config
 from whet.tools.pipelines.stages import Stage, StageCost, stage_result
 from whet.training.config import EvaluationConfig
 from whet.types import Prompt, Sampling, WhetError
 
+ALL = "all"  # the eval prompts together
+# words with which a text goes back over what it has said; counted, never paid for
+RECHECK = re.compile(
+    r"\b(?:wait|hmm|actually|re-?check(?:ing)?|double[- ]check(?:ing)?|let me (?:check|verify|re-?think|see again)"
+    r"|let's (?:check|verify)|check(?:ing)? again|on second thought|that(?:'s| is) (?:wrong|not right)|correction)\b",
+    re.IGNORECASE,
+)
+Measured = tuple[float, float, float]  # the value, and its 95% interval
 POLICY = "the policy"
 NOBODY = "none"  # an eval that is compared with no other
 GREEDY_AT_ONCE = 2048  # greedy completions that are drawn together
 
 
-class EvalEntry(StageEntry):
+@dataclass(frozen=True)
+class RecheckStudy:
+    """Whether completions that go back over their work are right more often."""
+
+    completions: int = 0
+    with_rechecks: int = 0
+    right_with: float | None = None
+    right_without: float | None = None
+
+
+def rechecks(text: str) -> int:
+    """How often a text goes back over what it has said."""
+    return len(RECHECK.findall(text))
+
+
+def recheck_study(pairs: Sequence[tuple[int, float | None]]) -> RecheckStudy:
+    """From the re-checks of each completion and whether it is right."""
+    known = [(count, right) for count, right in pairs if right is not None]
+    having, lacking = [right for count, right in known if count], [right for count, right in known if not count]
+    return RecheckStudy(len(known), len(having), fmean(having) if having else None, fmean(lacking) if lacking else None)
+
+
+def set_measures(rows: Sequence[Row]) -> dict[str, Measured]:
+    """Each metric with its interval; every interval takes a prompt as one observation."""
+    measured: dict[str, Measured] = {}
+    known = [row["right"] for row in rows if row["right"] is not None]
+    is_binary = bool(known) and all(right in (0.0, 1.0) for right in known)
+    if is_binary:
+        measured["accuracy"] = _bounds(share_estimate(known))
+        measured |= _sampled(rows)
+    else:
+        measured["reward"] = _mean([row["reward"] for row in rows if row["reward"] is not None])
+    measured["completion_tokens"] = _mean([float(row["tokens"]) for row in rows])
+    measured["truncated"] = _bounds(share_estimate([float(not row["finished"]) for row in rows]))
+    measured["rechecks"] = _mean([float(row["rechecks"]) for row in rows])
+    return measured
+
+
+def _sampled(rows: Sequence[Row]) -> dict[str, Measured]:
+    """pass@k, and the vote of all attempts."""
+    drawn = [row for row in rows if row.get("sample_right")]
+    if not drawn:
+        return {}
+    outcomes = [[right or 0.0 for right in row["sample_right"]] for row in drawn]
+    count = len(outcomes[0])
+    measured = {f"pass@{estimate.n}": _bounds(estimate) for estimate in pass_curve(outcomes)}
+    (vote,) = vote_curve(outcomes, [list(row["sample_answers"]) for row in drawn], [count])
+    return {**measured, f"majority@{count}": _bounds(vote)}
+
+
+def _mean(values: Sequence[float]) -> Measured:
+    """JSON has no infinity: without an interval the bounds are the value itself."""
+    return _bounds(mean_estimate(values)) if len(values) > 1 else (sum(values), sum(values), sum(values))
+
+
+def _bounds(estimate: IntervalEstimate) -> Measured:
+    return estimate.value, estimate.low, estimate.high
+
+
+class EvalEntry(StageEntry, kind="eval", gives=("metrics",), uses=("seed", "model", "sampling", "eval")):
     """A model on the held-out prompts."""
 
-    kind: ClassVar[str] = "eval"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "eval")
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name", "against", "who"})
 
     model: str = Field("", description="the stage or model that is measured; empty: the pipeline's model")
@@ -109,7 +174,8 @@ def eval_prompts(settings: PipelineSettings, config: EvaluationConfig) -> list[P
         raise WhetError("there are no held-out prompts; give eval.source, or a task as data.source")
     if len(prompts) <= settings.eval.prompts:
         return prompts
-    return _first_of_each(prompts, settings, -(-settings.eval.prompts // len(_sets(prompts, settings))))
+    num_sets = len({set_of(prompt, settings) for prompt in prompts})
+    return _first_of_each(prompts, settings, -(-settings.eval.prompts // num_sets))
 
 
 def sampled_prompts(settings: PipelineSettings, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -125,10 +191,6 @@ def set_of(prompt: Prompt, settings: PipelineSettings) -> str:
     return prompt.id.partition("/")[0] if settings.data.parsed_source.is_task and not settings.eval.source else ALL
 
 
-def _sets(prompts: Sequence[Prompt], settings: PipelineSettings) -> list[str]:
-    return list(dict.fromkeys(set_of(prompt, settings) for prompt in prompts))
-
-
 def _first_of_each(prompts: Sequence[Prompt], settings: PipelineSettings, most: int) -> list[Prompt]:
     seen: dict[str, int] = {}
     chosen = []
@@ -142,24 +204,24 @@ def _first_of_each(prompts: Sequence[Prompt], settings: PipelineSettings, most: 
 
 def measured(folder: Path, settings: PipelineSettings, config: EvaluationConfig) -> dict[str, Any]:
     """Write completions.jsonl with a row per prompt, and sum it up."""
-    rows = [EvalRow(**row) for row in write_eval_rows(folder, settings, config)]
+    rows = write_eval_rows(folder, settings, config)
     by_set = {ALL: rows}
     for row in rows:
-        if row.set != ALL:
-            by_set.setdefault(row.set, []).append(row)
+        if row["set"] != ALL:
+            by_set.setdefault(row["set"], []).append(row)
     if len(by_set) == 2:  # one set is all there is
         by_set = {ALL: rows}
     sets = {name: set_measures(some) for name, some in by_set.items()}
     metrics = {name: value for name, (value, _, _) in sets[ALL].items()}
-    rewards = [row.reward for row in rows if row.reward is not None]
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
     metrics |= {"reward": fmean(rewards)} if rewards else {}
     for name, some in by_set.items():
         if name != ALL and "accuracy" in sets[name]:
             metrics[f"accuracy_{name}"] = sets[name]["accuracy"][0]
         elif name != ALL:
-            metrics[f"reward_{name}"] = fmean(row.reward or 0.0 for row in some)
-    drawn = sum(len(row.sample_right) for row in rows)
-    tokens = sum(row.tokens + sum(row.sample_tokens) for row in rows)
+            metrics[f"reward_{name}"] = fmean(row["reward"] or 0.0 for row in some)
+    drawn = sum(len(row.get("sample_right", ())) for row in rows)
+    tokens = sum(row["tokens"] + sum(row.get("sample_tokens", ())) for row in rows)
     return stage_result(
         _summary(sets, len(rows)),
         metrics,

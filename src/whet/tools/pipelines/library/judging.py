@@ -1,52 +1,32 @@
-"""Stages of AI feedback: a judge compares two completions in both orders. It is a server, a model, or trained here."""
+"""Stages of AI feedback: a judge compares two completions in both orders. It is a server, a model, or trained here.
+
+A verdict is the probability that the completion shown first is the better one: 1, 0, 1/2 for a tie, anything between
+for a judge whose log-probabilities are read, None where its answer could not be read.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from pydantic import Field
 
 from whet.record.text import count_of, percent
-from whet.settings.bounds import MOST_TOKENS
-from whet.settings.sections import Table
-from whet.tools.pipelines.library.constitution import clamped, draw_principle, preference_request, principles_of
-from whet.tools.pipelines.library.entry import (
-    OUTPUT_FILES,
-    Composition,
-    Inputs,
-    Output,
-    StageEntry,
-    StageInput,
-    StageWork,
-)
-from whet.tools.pipelines.library.pair_rows import row_prompt
-from whet.tools.pipelines.library.sampler import ModelSampler, chunk_size, write_rows
-from whet.tools.pipelines.library.verdicts import (
-    FIRST,
-    SECOND,
-    CandidatePair,
-    PairLabel,
-    Preference,
-    candidate_pairs,
-    combine_orders,
-    judge_examples,
-    judge_metrics,
-    judged_pairs,
-    normalised,
-    short_question,
-    true_pairs,
-)
+from whet.settings.sections import Section, Table
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.pairs import pair_row, row_prompt
+from whet.tools.pipelines.library.sampler import ModelSampler, chunk_size
 from whet.tools.pipelines.settings import PipelineSettings, sampling_config
 from whet.tools.pipelines.stages import read_json_lines, stage_result, write_in_chunks
-from whet.training.config import EvaluationConfig
-from whet.types import Message, Prompt, Sampling, WhetError
+from whet.types import Message, Prompt, WhetError
 
+FIRST, SECOND = "A", "B"
+Preference = float | None  # of the completion shown first; None: unreadable
 LABELS, EVAL_PAIRS = "labels.jsonl", "eval_pairs.jsonl"
 MICRO_BATCH_TOKENS = 16_384  # of the letters' log-probabilities: memory only
 MOST_HELD_OUT = 128  # pairs that a trained judge is evaluated on; a quarter where there are few
-WHICH: Message = {"role": "user", "content": f"So which one? Answer with {FIRST} or {SECOND}."}
 WORDS = {"first": 1.0, "second": 0.0, "tie": 0.5}
 # settings of the reward `judge` that do not apply to two whole completions
 IDLE = ("compare", "opponents", "reference", "show_reference", "show_thinking", "longest_completion", "alone")
@@ -54,11 +34,151 @@ Comparison = tuple[Prompt, str, str]
 Ask = Callable[[int, Sequence[Comparison]], Sequence[Preference]]  # number of the chunk; which one is better
 
 
-class JudgeExamplesEntry(StageEntry):
-    """Demonstrations of judging, of scored completions: the letter of the better one, in both orders."""
+@dataclass(frozen=True)
+class CandidatePair:
+    """Two different completions to one prompt."""
 
-    kind: ClassVar[str] = "judge_examples"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
+    row: Mapping[str, Any]  # id and prompt, as pairs have them
+    one: str
+    other: str
+    truth: float | None = None  # 1: `one` is better, 0: `other`, 1/2: neither; None: unknown
+
+
+@dataclass(frozen=True)
+class PairLabel:
+    """What both orders came to."""
+
+    preference: float | None  # of `one` over `other`; None: no verdict
+    flipped: bool = False  # the judge preferred a position, not a completion
+
+
+def short_question(prompt: Prompt, first: str, second: str) -> tuple[Message, ...]:
+    """A comparison that fits a small model: no rubric, no fences."""
+    return ({"role": "user", "content": f"{prompt.question()}\n{FIRST}:{first}\n{SECOND}:{second}\n?"},)
+
+
+def candidate_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[list[CandidatePair], dict[str, int]]:
+    """The first two completions to each prompt that differ, with the truth where they were scored."""
+    candidates: list[CandidatePair] = []
+    counts = {"prompts": len(rows), "same_completions": 0}
+    for row in rows:
+        completions = list(row["completions"])
+        at = next((at for at, completion in enumerate(completions) if completion != completions[0]), None)
+        if at is None or not completions[0].strip() or not completions[at].strip():
+            counts["same_completions"] += 1
+            continue
+        scores = row.get("scores")
+        truth = None if scores is None else preferred(scores[0], scores[at])
+        candidates.append(
+            CandidatePair(
+                {key: row.get(key) for key in ("id", "prompt", "answer")}, completions[0], completions[at], truth
+            )
+        )
+    return candidates, counts
+
+
+def preferred(one: float | None, other: float | None) -> float | None:
+    """Which of two scores is higher, as a verdict."""
+    if one is None or other is None:
+        return None
+    return 0.5 if one == other else float(one > other)
+
+
+def normalised(first: float, second: float) -> float:
+    """P(first) from the log-probabilities of naming the first or the second: e^a / (e^a + e^b)."""
+    gap = second - first
+    return 1 / (1 + math.exp(gap)) if gap < 700 else 0.0
+
+
+def combine_orders(forth: Preference, back: Preference) -> PairLabel:
+    """The mean over both orders; `back` had the completions exchanged. Orders that contradict each other tie.
+
+    Lee 2023 (2309.00267) averages the two; here a contradiction is counted as a flip and teaches nothing.
+    """
+    if forth is None or back is None:
+        return PairLabel(None)
+    turned = 1 - back
+    if (forth - 0.5) * (turned - 0.5) < 0:
+        return PairLabel(0.5, flipped=True)
+    return PairLabel((forth + turned) / 2)
+
+
+def judged_pairs(
+    candidates: Sequence[CandidatePair], labels: Sequence[PairLabel], least: float = 0.0, soft: bool = True
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Pairs of those with a winner, at least `least` from 1/2; and what was counted on the way. Only `soft` ones
+    carry how sure the judge was; the loss then weights them by it."""
+    pairs: list[dict[str, Any]] = []
+    counts = dict.fromkeys(
+        ("compared", "pairs", "unreadable", "flips", "ties", "unsure", "truth_known", "truth_met"), 0
+    )
+    counts["compared"] = len(candidates)
+    for candidate, label in zip(candidates, labels, strict=True):
+        if label.preference is None:
+            counts["unreadable"] += 1
+        elif label.preference == 0.5:
+            counts["flips" if label.flipped else "ties"] += 1
+        elif abs(label.preference - 0.5) < least:
+            counts["unsure"] += 1
+        else:
+            first_wins = label.preference > 0.5
+            sides = (candidate.one, candidate.other) if first_wins else (candidate.other, candidate.one)
+            sure: dict[str, Any] = {"preference": max(label.preference, 1 - label.preference)} if soft else {}
+            pairs.append(pair_row(candidate.row, *sides, **sure))
+            if candidate.truth is not None and candidate.truth != 0.5:
+                counts["truth_known"] += 1
+                counts["truth_met"] += first_wins == (candidate.truth == 1)
+    counts["pairs"] = len(pairs)
+    return pairs, counts
+
+
+def judge_metrics(candidates: Sequence[CandidatePair], labels: Sequence[PairLabel]) -> dict[str, float]:
+    """A judge where the truth is known: `judge_accuracy` counts flips, ties and unreadable answers as wrong."""
+    decided = [
+        (candidate.truth, label)
+        for candidate, label in zip(candidates, labels, strict=True)
+        if candidate.truth not in (None, 0.5)
+    ]
+    met = [
+        label.preference is not None and (label.preference - 0.5) * (float(truth or 0) - 0.5) > 0
+        for truth, label in decided
+    ]
+    return {
+        "judge_accuracy": sum(met) / len(met) if met else math.nan,
+        "flip_rate": sum(label.flipped for label in labels) / max(1, len(labels)),
+        "tie_rate": sum(label.preference == 0.5 and not label.flipped for label in labels) / max(1, len(labels)),
+        "unreadable": sum(label.preference is None for label in labels) / max(1, len(labels)),
+    }
+
+
+def judge_examples(candidates: Sequence[CandidatePair], prompts: Mapping[str, Prompt]) -> list[dict[str, Any]]:
+    """Demonstrations of judging: the letter of the better completion, each candidate in both orders."""
+    rows = []
+    for candidate in candidates:
+        sides = {"straight": (candidate.one, candidate.other), "turned": (candidate.other, candidate.one)}
+        for order, (first, second) in sides.items():
+            messages = [dict(message) for message in short_question(prompts[candidate.row["id"]], first, second)]
+            letter = FIRST if (candidate.truth == 1) == (order == "straight") else SECOND
+            rows.append({"id": f"{candidate.row['id']}/{order}", "prompt": messages, "completion": letter})
+    return rows
+
+
+def true_pairs(pairs: Sequence[dict[str, Any]], candidates: Sequence[CandidatePair]) -> list[dict[str, Any]]:
+    """Eval pairs that the truth orders, as it does; as the judge does where no truth is known at all."""
+    truths = {candidate.row["id"]: candidate for candidate in candidates if candidate.truth is not None}
+    if not truths:
+        return list(pairs)
+    known = [truths[pair["id"]] for pair in pairs if pair["id"] in truths and truths[pair["id"]].truth != 0.5]
+    return [
+        pair_row(verdict.row, verdict.one, verdict.other)
+        if verdict.truth == 1
+        else pair_row(verdict.row, verdict.other, verdict.one)
+        for verdict in known
+    ]
+
+
+class JudgeExamplesEntry(StageEntry, kind="judge_examples", gives=("rows",)):
+    """Demonstrations of judging, of scored completions: the letter of the better one, in both orders."""
 
     completions: str = Field("", description="the stage of kind sample whose completions are compared by their scores")
 
@@ -80,26 +200,31 @@ class JudgeExamplesEntry(StageEntry):
                 "raise judge.examples"
             )
         examples = judge_examples(decided, {str(row["id"]): row_prompt(row) for row in rows})
-        write_rows(run.folder / OUTPUT_FILES["rows"], examples)
+        run.write("rows", examples)
         counts |= {"without_winner": len(shown) - len(decided), "examples": len(examples), "held_out": held_out}
         summary = f"{count_of(len(examples), 'example')}: both orders of each pair with a winner"
         return stage_result(summary, counts=counts)
 
 
-class ComparingEntry(StageEntry):
-    """What every stage has that asks a judge which of two completions is better."""
+class JudgeForm(Section):
+    """How a judge is asked, and how its verdict is read."""
 
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling")
-
-    completions: str = Field("", description="the stage of kind sample whose completions are compared, two per prompt")
-    judge: str = Field("", description="the stage or model that judges; empty: the pipeline's, or settings.base_url")
     question: Literal["short", "full"] = Field(
         "full", description="the rubric with fences around the completions, or only the completions, for a small model"
     )
     verdict: Literal["text", "logp"] = Field(
         "text", description="read from its answer, or soft: the log-probabilities of naming either; no server has them"
     )
-    settings: Table = Field({}, description="of the reward `judge`: base_url, model, key_variable, rubric, cache, ...")
+    settings: Table = Field(
+        {}, description="of the reward `judge`: base_url, model, key_variable, rubric, cache, max_calls, ..."
+    )
+
+
+class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
+    """What every stage has that asks a judge which of two completions is better."""
+
+    completions: str = Field("", description="the stage of kind sample whose completions are compared, two per prompt")
+    judge: str = Field("", description="the stage or model that judges; empty: the pipeline's, or settings.base_url")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         from whet.reward.judge import JudgeSettings
@@ -120,10 +245,12 @@ class ComparingEntry(StageEntry):
 
     def ask(self, run: StageWork) -> Ask:
         """The judge, ready to be asked."""
+        from whet.reward.combine import RewardPart
         from whet.reward.judge import Judge, JudgeSettings
         from whet.reward.judge.questions import JudgeQuestion, comparison_question
+        from whet.training.assembly.rewards import bind_judges
 
-        judge = Judge(JudgeSettings(**self.settings))
+        judge: Any = Judge(JudgeSettings(**self.settings))
 
         def question(prompt: Prompt, first: str, second: str) -> JudgeQuestion:
             if self.question == "short":
@@ -131,11 +258,11 @@ class ComparingEntry(StageEntry):
             return comparison_question(prompt, first, second, judge.rubric)
 
         if judge.needs_ask:
-            config = sampling_config(run.settings, run.model("judge"))
+            runtime = ModelSampler(sampling_config(run.settings, run.model("judge"))).runtime
             if self.verdict == "logp":
-                runtime = ModelSampler(config).runtime
                 return lambda _, rows: letter_preferences(runtime, [question(*row).messages for row in rows])
-            judge = judge.asking(engine_asking(config, judge))
+            (bound,) = bind_judges([RewardPart(judge)], runtime.engine, runtime.loaded.tokenizer)
+            judge = bound.resolved_reward
         return lambda _, rows: [
             None if answer is None else WORDS[answer] for answer in judge.preferences([question(*row) for row in rows])
         ]
@@ -162,20 +289,6 @@ class ComparingEntry(StageEntry):
         return [combine_orders(line["forth"], line["back"]) for line in lines]
 
 
-def engine_asking(config: EvaluationConfig, judge: Any) -> Any:
-    """How a judge asks a model of this process for text."""
-    from whet.data.chat import prompt_tokens
-    from whet.reward.judge import engine_ask
-
-    runtime = ModelSampler(config).runtime
-    sampling = Sampling(max_new_tokens=judge.settings.max_new_tokens, temperature=judge.settings.temperature)
-
-    def encode(messages: Sequence[Message]) -> tuple[int, ...]:
-        return prompt_tokens(runtime.loaded.tokenizer, Prompt("judge", tuple(messages)))
-
-    return engine_ask(runtime.engine, encode, sampling)
-
-
 def letter_preferences(runtime: Any, conversations: Sequence[Sequence[Message]]) -> list[float]:
     """The probability that a model names the first completion, normalised over naming either."""
     from whet.data.families import completion_family
@@ -189,11 +302,8 @@ def letter_preferences(runtime: Any, conversations: Sequence[Sequence[Message]])
     return [normalised(float(first.sum()), float(second.sum())) for first, second in logp]
 
 
-class JudgeEvalEntry(ComparingEntry):
+class JudgeEvalEntry(ComparingEntry, kind="judge_eval", gives=("metrics",)):
     """A trained judge on the pairs that it did not learn from, in both orders."""
-
-    kind: ClassVar[str] = "judge_eval"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
     examples: str = Field("", description="the stage of kind judge_examples that the judge learned from")
 
@@ -217,14 +327,17 @@ class JudgeEvalEntry(ComparingEntry):
         return stage_result(f"{right}; {flips}", metrics)
 
 
-class JudgedPairsEntry(ComparingEntry):
-    """Pairs that a judge ordered; an eighth of them is held out, in the order of the truth where that is known."""
-
-    kind: ClassVar[str] = "judged_pairs"
-    gives: ClassVar[tuple[Output, ...]] = ("pairs",)
+class PairLabels(Section):
+    """Which verdicts make a pair, and what it counts."""
 
     min_margin: float = Field(0.0, ge=0, lt=0.5, description="how far from 1/2 a preference must be, or it is left out")
-    soft_labels: bool = Field(True, description="a pair counts as far as the judge is sure of it")
+    soft_labels: bool = Field(
+        True, description="a pair counts as far as the judge is sure of it: the loss weights it by the preference"
+    )
+
+
+class JudgedPairsEntry(ComparingEntry, PairLabels, kind="judged_pairs", gives=("pairs",)):
+    """Pairs that a judge ordered; an eighth of them is held out, in the order of the truth where that is known."""
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         who = inputs["judge"].label if "judge" in inputs else self.settings["base_url"]
@@ -235,8 +348,8 @@ class JudgedPairsEntry(ComparingEntry):
         labels = self.label(run, candidates)
         pairs, counts = judged_pairs(candidates, labels, self.min_margin, self.soft_labels)
         num_eval = len(pairs) // 8
-        write_rows(run.folder / OUTPUT_FILES["pairs"], pairs[num_eval:])
-        write_rows(run.folder / EVAL_PAIRS, true_pairs(pairs[:num_eval], candidates))
+        run.write("pairs", pairs[num_eval:])
+        run.write(EVAL_PAIRS, true_pairs(pairs[:num_eval], candidates))
         compared = max(1, counts["compared"])
         known, met = counts["truth_known"], counts["truth_met"]
         summary = [
@@ -248,45 +361,3 @@ class JudgedPairsEntry(ComparingEntry):
         metrics |= {"truth_accuracy": met / known} if known else {}
         stop = "" if len(pairs) > num_eval else "no pair has a winner"
         return stage_result("; ".join(summary), metrics, {**dropped, **counts, "eval_pairs": num_eval}, stop)
-
-
-class PrincipledPairsEntry(JudgedPairsEntry):
-    """The same under a constitution: each pair is compared by a principle that is drawn for it."""
-
-    kind: ClassVar[str] = "principled_pairs"
-
-    constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
-    reason: bool = Field(False, description="it writes its reasons first; then labels are held between 0.4 and 0.6")
-    reason_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of those reasons")
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return f"{super().about(settings, inputs)}, under a principle"
-
-    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
-        principles = [vars(principle) for principle in principles_of(self.constitution, settings)]
-        return {**super().depends_on(settings, inputs), "principles": principles}
-
-    def notes(self, run: StageWork, prompt: Prompt) -> dict[str, Any]:
-        principles = principles_of(self.constitution, run.settings)
-        return {"principle": draw_principle(principles, run.settings.seed, "prefer", prompt.id).name}
-
-    def ask(self, run: StageWork) -> Ask:
-        principles, seed = principles_of(self.constitution, run.settings), run.settings.seed
-        sampler = ModelSampler(sampling_config(run.settings, run.model("judge")))
-        sampling = Sampling(max_new_tokens=self.reason_tokens, temperature=run.settings.sampling.temperature)
-
-        def asked(number: int, rows: Sequence[Comparison]) -> list[Preference]:
-            requests = [
-                preference_request(prompt, first, second, draw_principle(principles, seed, "prefer", prompt.id))
-                for prompt, first, second in rows
-            ]
-            if not self.reason:
-                return list(letter_preferences(sampler.runtime, requests))
-            reasons = sampler.texts(requests, 1, sampling, (seed, 5, number))
-            longer = [
-                (*messages, {"role": "assistant", "content": reason or "-"}, WHICH)
-                for messages, (reason,) in zip(requests, reasons, strict=True)
-            ]
-            return [clamped(preference) for preference in letter_preferences(sampler.runtime, longer)]
-
-        return asked

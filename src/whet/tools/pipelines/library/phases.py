@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -14,12 +13,13 @@ from whet.record.metrics.intervals import share_interval
 from whet.record.metrics.significance import shares_apart
 from whet.record.metrics.win_rate import WinRate, change_with_interval, mean_with_interval, win_shares
 from whet.record.text import headline, number, percent
-from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.evaluation import eval_config, measured
-from whet.tools.pipelines.library.judged import JUDGED, MICRO_BATCH_TOKENS, JudgedEntry
-from whet.tools.pipelines.library.pair_rows import row_prompt
-from whet.tools.pipelines.library.policy_measures import (
+from whet.tools.pipelines.library.judged import (
     JUDGE,
+    JUDGED,
+    MICRO_BATCH_TOKENS,
+    JudgedEntry,
     length_slope,
     measures,
     rate_cell,
@@ -27,7 +27,8 @@ from whet.tools.pipelines.library.policy_measures import (
     sample_pairs,
     with_known_scores,
 )
-from whet.tools.pipelines.library.sampler import ModelSampler, Row, write_rows
+from whet.tools.pipelines.library.pairs import row_prompt
+from whet.tools.pipelines.library.sampler import ModelSampler, Row
 from whet.tools.pipelines.settings import PipelineSettings, can_evaluate, sampling_config
 from whet.tools.pipelines.stages import read_json_lines, stage_result
 from whet.types import WhetError
@@ -37,10 +38,8 @@ NOISE = 2.0  # standard errors
 SAMPLES = 6
 
 
-class MeasuredEntry(JudgedEntry):
+class MeasuredEntry(JudgedEntry, kind="measured"):
     """Both metrics of a policy: preferences, by a judge and by held-out pairs, and the verifiable reward."""
-
-    kind: ClassVar[str] = "measured"
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if not can_evaluate(composition.settings):
@@ -57,7 +56,7 @@ class MeasuredEntry(JudgedEntry):
     def work(self, run: StageWork) -> Mapping[str, Any]:
         rows = self.write(run, self.completions)
         wins = pair_wins(run)
-        write_rows(run.folder / PAIR_WINS, [{"win": win} for win in wins])
+        run.write(PAIR_WINS, [{"win": win} for win in wins])
         start = run.rows("against") if self.against else rows
         judged = measures(rows, start, length_slope(start))
         scored = measured(run.folder, run.settings, eval_config(run.settings, run.model("policy")))
@@ -102,33 +101,21 @@ def _margins(settings: PipelineSettings, model: str, rows: Sequence[Row]) -> lis
     return [float(chosen.double().sum() - rejected.double().sum()) for chosen, rejected in logp]
 
 
-@dataclass(frozen=True)
-class KeptVerdict:
-    """Whether a phase kept what the one before it had taught."""
-
-    is_kept: bool
-    is_lost: bool
-    words: str
-
-
-def kept_verdict(what: str, before: float, after: float, change: WinRate, tolerance: float) -> KeptVerdict:
+def kept_verdict(what: str, before: float, after: float, change: WinRate, tolerance: float) -> str:
     """Kept: the loss is within the tolerance for sure. Lost: it is a loss for sure, and may be beyond the tolerance."""
     words = (
         f"{what} {percent(before)} to {percent(after)}, a change of {100 * change.value:+.1f} points "
         f"({100 * change.low:+.1f} to {100 * change.high:+.1f})"
     )
     if change.low >= -tolerance:
-        return KeptVerdict(True, False, f"kept: {words}")
+        return f"kept: {words}"
     if change.high < 0:
-        return KeptVerdict(False, True, f"LOST: {words}")
-    return KeptVerdict(False, False, f"cannot be told: {words}, on {change.prompts}; measure on more")
+        return f"LOST: {words}"
+    return f"cannot be told: {words}, on {change.prompts}; measure on more"
 
 
-class PhaseCheckEntry(StageEntry):
+class PhaseCheckEntry(StageEntry, kind="phase_check", gives=("metrics",)):
     """What each later phase left of the first, with intervals."""
-
-    kind: ClassVar[str] = "phase_check"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
     start: str = Field(description="the stage of kind measured of the first policy")
     phases: dict[str, str] = Field(min_length=2, description="phase = its stage of kind measured, in order")
@@ -152,13 +139,13 @@ class PhaseCheckEntry(StageEntry):
             table.append([name, *rates, number(result["measured"]["kl"]["value"]), task])
         first, second, *_ = self.phases
         verdicts = {name: self.verdicts(run, first, name) for name in list(self.phases)[1:]}
-        words = [f"{name}: {verdict.words}" for name, stage_verdicts in verdicts.items() for verdict in stage_verdicts]
-        summary = f"what {first} taught, after {second}: {'; '.join(verdict.words for verdict in verdicts[second])}"
+        words = [f"{name}: {verdict}" for name, stage_verdicts in verdicts.items() for verdict in stage_verdicts]
+        summary = f"what {first} taught, after {second}: {'; '.join(verdicts[second])}"
         shown = sample_pairs(self._judged(run, self.phases[second]), self._judged(run, self.start), SAMPLES)
         samples = [{"way": second, **pair} for pair in shown]
         return stage_result(summary, table=table, findings=words, samples=samples)
 
-    def verdicts(self, run: StageWork, first: str, phase: str) -> list[KeptVerdict]:
+    def verdicts(self, run: StageWork, first: str, phase: str) -> list[str]:
         """Whether what the first phase taught is still there after this one."""
         before, after = self.phases[first], self.phases[phase]
         if self.taught == "rl":

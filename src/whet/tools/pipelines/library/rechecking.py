@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from whet.record.log import SAMPLES
 from whet.record.text import percent
-from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
-from whet.tools.pipelines.library.measures import RecheckStudy, recheck_study, rechecks
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.evaluation import RecheckStudy, recheck_study, rechecks
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import read_json_lines, stage_result
 
@@ -21,11 +21,8 @@ STRETCHES = 5  # of the training
 FEWEST = 20  # completions on either side, below which two shares are not compared
 
 
-class RecheckEntry(StageEntry):
+class RecheckEntry(StageEntry, kind="recheck", gives=("metrics",)):
     """The completions that a stage of RL was trained on: their length and their re-checks, early and late."""
-
-    kind: ClassVar[str] = "recheck"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
     training: str = Field("", description="the stage of kind rl whose completions are read")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from whet.data.tasks import Task
 from whet.reward.sections import RewardSection
-from whet.tools.pipelines.library.pair_rows import prompt_row
+from whet.tools.pipelines.library.pairs import prompt_row
 from whet.tools.pipelines.settings import PipelineSettings
-from whet.tools.pipelines.stages import json_lines, read_json_lines, write_atomically, write_in_chunks
+from whet.tools.pipelines.stages import read_json_lines, write_in_chunks
 from whet.training.config import EvaluationConfig
 from whet.types import Message, Prompt, Sample, Sampling, WhetError
 
@@ -103,11 +103,6 @@ def completion_row(prompt: Prompt, samples: Sequence[Sample]) -> Row:
         "finished": [not sample.stop.is_limit for sample in samples],
         "tokens": [sample.num_actions for sample in samples],
     }
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write JSON lines, all or nothing."""
-    return write_atomically(path, json_lines(rows))
 
 
 def training_prompts(config: EvaluationConfig, first: int, count: int, advice: str) -> list[Prompt]:

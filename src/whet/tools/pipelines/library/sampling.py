@@ -11,6 +11,7 @@ from pydantic import Field
 
 from whet.data.distillation_target import with_text
 from whet.record.text import count_of, percent
+from whet.reward.language import language
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
 from whet.settings.sections import Section, Temperature
@@ -18,13 +19,11 @@ from whet.tools.pipelines.library.entry import (
     OUTPUT_FILES,
     Composition,
     Inputs,
-    Output,
     StageEntry,
     StageInput,
     StageWork,
 )
-from whet.tools.pipelines.library.pair_rows import prompt_row
-from whet.tools.pipelines.library.rejection import KeepRule, kept_rows
+from whet.tools.pipelines.library.pairs import prompt_row
 from whet.tools.pipelines.library.sampler import (
     ModelSampler,
     Row,
@@ -33,7 +32,6 @@ from whet.tools.pipelines.library.sampler import (
     completion_row,
     sampled_rows,
     training_prompts,
-    write_rows,
 )
 from whet.tools.pipelines.library.trainings import row_source
 from whet.tools.pipelines.settings import PipelineSettings, answer_reward, is_scored, own_data, sampling_config
@@ -41,15 +39,97 @@ from whet.tools.pipelines.stages import StageCost, stage_result
 from whet.training.config import SUPERVISED, EvaluationConfig, SFTConfig
 from whet.types import Prompt, WhetError
 
+RUN_WORDS = 3  # words of a run, when two completions are compared
+MOSTLY = 0.9  # share of a completion's letters that must be in the language
 HINT = "{question}\n\nThe answer is {answer}. Work out how to get there."
 
 
-class SampleEntry(StageEntry):
-    """Completions of a model to prompts, scored by the reward."""
+def kept_rows(rows: Sequence[Mapping[str, Any]], rule: RejectionEntry) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Demonstrations, and how many completions went for which reason; every completion is counted once."""
+    names = ("completions", "kept", "wrong", "unscorable", "cut_off", "too_short", "too_long", "other_language")
+    counts = dict.fromkeys((*names, "equal", "near_equal", "over_the_limit", "of_solved_prompts", "hinted"), 0)
+    chosen_rows: list[dict[str, Any]] = []
+    for row in rows:
+        counts["completions"] += len(row["completions"])
+        chosen = _chosen(row, rule, counts)
+        hinted = row.get("hinted")
+        if hinted and not chosen:
+            counts["hinted"] += 1
+            chosen = [hinted]
+        counts["kept"] += len(chosen)
+        chosen_rows += [
+            {"id": f"{row['id']}#{index}" if index else row["id"], "prompt": row["prompt"], "completion": text}
+            for index, text in enumerate(chosen)
+        ]
+    return chosen_rows, counts
 
-    kind: ClassVar[str] = "sample"
-    gives: ClassVar[tuple[Output, ...]] = ("completions",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling")
+
+def _chosen(row: Mapping[str, Any], rule: RejectionEntry, counts: dict[str, int]) -> list[str]:
+    whole = list(zip(row["completions"], row["scores"], row["finished"], row["tokens"], strict=True))
+    if rule.skip_solved and all(score is not None and score >= rule.least_score for _, score, _, _ in whole):
+        counts["of_solved_prompts"] += len(whole)
+        return []
+    fitting: list[str] = []
+    for text, score, finished, tokens in whole:
+        reason = _refusal(row, text, score, finished, tokens, rule)
+        if reason:
+            counts[reason] += 1
+        else:
+            fitting.append(text)
+    chosen: list[str] = []
+    # in the order they were drawn: the shortest right completion is often a lucky guess without its working
+    for text in fitting:
+        plain = " ".join(text.split())
+        if any(plain == " ".join(other.split()) for other in chosen):
+            counts["equal"] += 1
+        elif any(shared_runs(text, other) > rule.near for other in chosen):
+            counts["near_equal"] += 1
+        elif len(chosen) == rule.most_per_prompt:
+            counts["over_the_limit"] += 1
+        else:
+            chosen.append(text)
+    return chosen
+
+
+def _refusal(
+    row: Mapping[str, Any], text: str, score: float | None, finished: bool, tokens: int, rule: RejectionEntry
+) -> str:
+    """Why a completion is not learned from, "" where it is."""
+    if score is None:
+        return "unscorable"
+    if score < rule.least_score:
+        return "wrong"
+    if not finished:
+        return "cut_off"
+    if tokens < rule.least_tokens:
+        return "too_short"
+    if rule.most_tokens and tokens > rule.most_tokens:
+        return "too_long"
+    if rule.language and not _is_in_language(row, text, rule.language):
+        return "other_language"
+    return ""
+
+
+def _is_in_language(row: Mapping[str, Any], text: str, expected: str) -> bool:
+    content = row["prompt"]
+    prompt = Prompt(str(row["id"]), (), content) if isinstance(content, str) else Prompt(str(row["id"]), tuple(content))
+    share = language(prompt, text, expected=expected)
+    return share is None or share >= MOSTLY
+
+
+def shared_runs(one: str, other: str) -> float:
+    """|A and B| / |A or B| of the runs of three words of two texts; 1 where both have the same."""
+    first, second = _runs(one), _runs(other)
+    return len(first & second) / len(first | second) if first | second else 1.0
+
+
+def _runs(text: str) -> set[tuple[str, ...]]:
+    words = text.split()
+    return {tuple(words[at : at + RUN_WORDS]) for at in range(max(1, len(words) - RUN_WORDS + 1))} if words else set()
+
+
+class SampleEntry(StageEntry, kind="sample", gives=("completions",), uses=("seed", "model", "sampling")):
+    """Completions of a model to prompts, scored by the reward."""
 
     model: str = Field("", description="the stage or model that writes; empty: the pipeline's model")
     prompts: str = Field("", description="an earlier stage, a file, task:NAME or hub:owner/name; empty: the pipeline's")
@@ -115,7 +195,8 @@ class SampleEntry(StageEntry):
         def rows_of(sampler: ModelSampler, number: int, prompts: Sequence[Prompt]) -> list[Row]:
             written = sampler.completions(prompts, self.completions, sampling, (seed, number))
             scores: Scores = [[None] * len(samples) for samples in written]
-            if scores_rows(config):
+            # completions to a file without a reward are drawn, and nobody says which are right
+            if is_scored(config.reward) or config.data.parsed_source.is_generated:
                 scores = sampler.scores(None, prompts, written)
             rows = [
                 {**completion_row(prompt, samples), "scores": scored}
@@ -142,11 +223,6 @@ class SampleEntry(StageEntry):
             counts=counts,
             cost={"completions": len(scores), "sampled_tokens": tokens},
         )
-
-
-def scores_rows(config: EvaluationConfig) -> bool:
-    """False for data from a file without a reward: completions are drawn, and nobody says which are right."""
-    return is_scored(config.reward) or config.data.parsed_source.is_generated
 
 
 def with_hints(
@@ -182,22 +258,24 @@ def hinted_prompt(prompt: Prompt) -> Prompt:
     return Prompt(prompt.id, (*prompt.messages[:-1], last), None, prompt.answer, prompt.meta)
 
 
-class RejectionEntry(StageEntry):
-    """Demonstrations from completions: the right ones, each once, of fitting length and language."""
+class RejectionRule(Section):
+    """What a completion must be to be learned from."""
 
-    kind: ClassVar[str] = "rejection"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
-
-    completions: str = Field("", description="the stage of kind sample whose completions are sorted")
-    most_per_prompt: int = Field(1, ge=1, le=MOST_SAMPLES, description="kept for one prompt at most, as drawn")
-    least_score: float = Field(1.0, ge=-1e6, le=1e6, description="of a completion that is kept")
+    most_per_prompt: int = Field(1, ge=1, le=MOST_SAMPLES, description="right completions kept for one prompt at most")
     most_tokens: int = Field(0, ge=0, le=MOST_TOKENS, description="longest completion that is kept; 0: any that ended")
-    least_tokens: int = Field(1, ge=1, le=MOST_TOKENS, description="shortest completion that is kept")
     language: str = Field("", description="language that completions must be in: a code, prompt, or empty: any")
     near: float = Field(
-        0.9, ge=0.0, le=1.0, description="word runs that two kept completions may share; 1: only equal ones go"
+        0.9, ge=0, le=1, description="share of word runs that two kept completions may have in common; 1: all but equal"
     )
     skip_solved: bool = Field(False, description="leave out prompts whose completions are all right")
+
+
+class RejectionEntry(StageEntry, RejectionRule, kind="rejection", gives=("rows",)):
+    """Demonstrations from completions: the right ones, each once, of fitting length and language."""
+
+    completions: str = Field("", description="the stage of kind sample whose completions are sorted")
+    least_score: float = Field(1.0, ge=-1e6, le=1e6, description="of a completion that is kept")
+    least_tokens: int = Field(1, ge=1, le=MOST_TOKENS, description="shortest completion that is kept")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         return {"completions": composition.rows(self, "completions", self.completions, ("completions",))}
@@ -207,9 +285,8 @@ class RejectionEntry(StageEntry):
         return f"keep the right completions of {label}: each once, at most {self.most_per_prompt} per prompt"
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
-        rule = KeepRule(**self.model_dump(exclude={"name", "completions"}))
-        rows, counts = kept_rows(run.rows("completions"), rule)
-        write_rows(run.folder / OUTPUT_FILES["rows"], rows)
+        rows, counts = kept_rows(run.rows("completions"), self)
+        run.write("rows", rows)
         stop = "" if rows else "no completion is left to learn from"
         dropped = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count)
         return stage_result(f"{count_of(len(rows), 'row')} kept ({dropped})", counts=counts, stop_reason=stop)
@@ -226,12 +303,9 @@ class MixSource(Section):
     )
 
 
-class MixEntry(StageEntry):
+class MixEntry(StageEntry, kind="mix", gives=("rows",), uses=("seed",)):
     """Rows of several sources in one file, in an order that the seed decides."""
 
-    kind: ClassVar[str] = "mix"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
-    uses: ClassVar[tuple[str, ...]] = ("seed",)
     learns: ClassVar[bool] = True
 
     sources: tuple[MixSource, ...] = Field((), max_length=100, description="what is mixed: data of each, and rows")
@@ -267,7 +341,7 @@ class MixEntry(StageEntry):
             counts[f"{rows.label}, beside its prompt" if source.template else rows.label] = len(read)
             mixed += [{**row, "id": f"{position}/{row['id']}"} if len(self.sources) > 1 else row for row in read]
         Random(f"mix/{run.settings.seed}").shuffle(mixed)
-        write_rows(run.folder / OUTPUT_FILES["rows"], mixed)
+        run.write("rows", mixed)
         shares = ", ".join(f"{count} of {label}" for label, count in counts.items())
         return stage_result(f"{count_of(len(mixed), 'row')}: {shares}", counts=counts)
 

@@ -1,37 +1,28 @@
-"""Stages of self-improvement: a policy scores its own completions, and is watched for collapse."""
+"""Stages of self-improvement: a policy scores its own completions, and is watched for collapse.
+
+A loop that feeds on its own judgment can go wrong while its own scores rise. So what the policy says of itself (scores,
+ties, unreadable answers, length, variety) is set beside what is known without it: the truth, an anchor, eval accuracy.
+A judged row has for each completion `judgments` (scores, None for one that could not be read), `truth` and `anchor`.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from statistics import fmean
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, pstdev
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from whet.record.metrics.significance import shares_apart
 from whet.record.text import count_of, percent
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
 from whet.settings.sections import Section, Table, Temperature
-from whet.tools.pipelines.library.collapse import (
-    CollapseSignals,
-    collapse_signals,
-    collapse_verdict,
-    order_accuracy,
-    warnings,
-)
-from whet.tools.pipelines.library.entry import (
-    OUTPUT_FILES,
-    Composition,
-    Inputs,
-    Output,
-    StageEntry,
-    StageInput,
-    StageWork,
-)
-from whet.tools.pipelines.library.pair_rows import prompt_row
-from whet.tools.pipelines.library.pairs import pairs_result
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.pairs import best_against_worst, pairs_result, prompt_row
 from whet.tools.pipelines.library.sampler import (
     EXAMPLE_SEED,
     ModelSampler,
@@ -41,15 +32,6 @@ from whet.tools.pipelines.library.sampler import (
     sampled_rows,
     task_rows,
     training_prompts,
-    write_rows,
-)
-from whet.tools.pipelines.library.self_scores import (
-    judge_example,
-    mean_score,
-    rubric_question,
-    score_in,
-    self_scored_pairs,
-    short_score_question,
 )
 from whet.tools.pipelines.settings import (
     TRAIN_KEYS,
@@ -60,9 +42,209 @@ from whet.tools.pipelines.settings import (
     sampling_config,
 )
 from whet.tools.pipelines.stages import StageCost, stage_result
-from whet.types import Prompt, Sampling
+from whet.types import Message, Prompt, Sampling
 
+LOW, HIGH = 0.0, 5.0
+SCORE = re.compile(r"\bscore\W{0,4}?:\W{0,4}?(\d+(?:\.\d+)?)(?!\.?\d)", re.IGNORECASE)
+RUBRIC = (
+    "Mark the answer above with 0 to 5 points, one point for each of these that holds:\n"
+    "- it is about what was asked;\n"
+    "- it settles a good part of it;\n"
+    "- it settles all of it, and what it says is true;\n"
+    "- it is clear and in good order;\n"
+    "- an expert would leave it as it is.\n"
+    "First give your reason in at most two sentences. Then end with the line\n"
+    "Score: k\n"
+    "where k is the number of points."
+)
+ScoredRow = Mapping[str, Any]
+LONGER = 1.5  # times the length of the first round's completions
+TOP, FLAT = 0.9, 0.05  # mean score and spread within a prompt, both as shares of the scale
+TIED = 0.5  # of the prompts
+UNREADABLE = 0.1  # of the judgments
+ALIKE = 0.5  # times the distinct completions of the first round
+JUDGE_LEAST, JUDGE_FALL = 0.65, 0.1  # of pairs ordered right; a coin has 1/2
+AGREEMENT_LEAST = 0.65
+NOISE = 2.0  # standard errors
+
+Scores = Sequence[float | None]
 JUDGED, JUDGE_EVAL = "judged.jsonl", "judge_eval.jsonl"
+
+
+def rubric_question(prompt: Prompt, completion: str) -> tuple[Message, ...]:
+    """The additive rubric of Yuan 2024 (2401.10020) in whet's words: reason first, the score last."""
+    asked = f"<question>\n{prompt.question()}\n</question>\n<answer>\n{completion}\n</answer>\n\n{RUBRIC}"
+    return ({"role": "user", "content": asked},)
+
+
+def short_score_question(prompt: Prompt, completion: str) -> tuple[Message, ...]:
+    """A question that fits a small model which was taught what it means."""
+    return ({"role": "user", "content": f"{prompt.question()}\n{completion}\nScore?"},)
+
+
+def score_in(answer: str) -> float | None:
+    """The "Score: k" of an answer; None where there is none on the scale, or two differ. Never 0 for silence.
+
+    An answer that repeats a score of the completion beside its own cannot be read: which is which is not known.
+    """
+    stated = {float(score) for score in SCORE.findall(answer)}
+    score = stated.pop() if len(stated) == 1 else math.nan
+    return score if LOW <= score <= HIGH else None
+
+
+def mean_score(judgments: Sequence[float | None]) -> float | None:
+    """The mean of those that could be read, as a share of the scale."""
+    known = [score for score in judgments if score is not None]
+    return (fmean(known) - LOW) / (HIGH - LOW) if known else None
+
+
+def self_scores(row: ScoredRow) -> list[float | None]:
+    """The mean score the model gave to each completion of a row; None where no judgment could be read."""
+    return [mean_score(judgments) for judgments in row["judgments"]]
+
+
+def mixed_scores(row: ScoredRow, weight: float) -> list[float | None]:
+    """(1 - weight) * own + weight * anchor; a completion that either of them cannot score is unscorable."""
+    own = self_scores(row)
+    if not weight:
+        return own
+    return [
+        None if one is None or other is None else (1 - weight) * one + weight * other
+        for one, other in zip(own, row["anchor"], strict=True)
+    ]
+
+
+def self_scored_pairs(rows: Sequence[ScoredRow], weight: float) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The best completion of each prompt against the worst, by its own scores mixed with the anchor's."""
+    return best_against_worst([{**row, "scores": mixed_scores(row, weight)} for row in rows])
+
+
+def judge_example(prompt: Prompt, completion: str, quality: float, reason: str) -> dict[str, Any]:
+    """A demonstration of judging: a reason, then the score; 1 to 5, so that no completion scores nothing."""
+    messages = [dict(message) for message in short_score_question(prompt, completion)]
+    return {"prompt": messages, "completion": f"{reason} Score: {1 + round(4 * quality)}"}
+
+
+@dataclass(frozen=True)
+class CollapseSignals:
+    """One round: of the completions that it was trained on, and of the model that it made. NaN: unknown."""
+
+    number: int
+    length: float = math.nan  # characters per completion
+    own_score: float = math.nan  # mean, as a share of the scale
+    spread: float = math.nan  # of the scores of one prompt
+    ties: float = math.nan  # of the prompts
+    unreadable: float = math.nan  # of the judgments
+    distinct: float = math.nan  # of a prompt's completions
+    truth_agreement: float = math.nan  # own completions: how often a right one scores above a wrong one
+    anchor_agreement: float = math.nan  # the same with the anchor in place of the truth
+    judge_accuracy: float = math.nan  # the same on fixed completions, for the model after this round
+    accuracy: float = math.nan  # on the eval prompts, after this round
+
+    def known(self) -> dict[str, float]:
+        """The signals that were measured, by name."""
+        return {name: value for name, value in asdict(self).items() if name != "number" and not math.isnan(value)}
+
+
+def collapse_signals(number: int, rows: Sequence[Mapping[str, Any]], ties: int) -> CollapseSignals:
+    """What the judged rows of a round show."""
+    scores = [self_scores(row) for row in rows]
+    known = [[score for score in row_scores if score is not None] for row_scores in scores]
+    judgments = [score for row in rows for completion_scores in row["judgments"] for score in completion_scores]
+    return CollapseSignals(
+        number=number,
+        length=_mean([len(completion) for row in rows for completion in row["completions"]]),
+        own_score=_mean([score for row_scores in known for score in row_scores]),
+        spread=_mean([pstdev(row_scores) for row_scores in known if len(row_scores) > 1]),
+        ties=ties / max(1, len(rows)),
+        unreadable=_mean([float(score is None) for score in judgments]),
+        distinct=_mean([len(set(row["completions"])) / len(row["completions"]) for row in rows]),
+        truth_agreement=order_accuracy(
+            [(own, row["truth"]) for own, row in zip(scores, rows, strict=True) if row.get("truth")]
+        ),
+        anchor_agreement=order_accuracy(
+            [(own, row["anchor"]) for own, row in zip(scores, rows, strict=True) if row.get("anchor")]
+        ),
+    )
+
+
+def order_accuracy(groups: Sequence[tuple[Scores, Scores]]) -> float:
+    """The share of pairs ordered by the second scores of a group that its first order the same way; ties count half.
+
+    An unscorable completion counts as wrong: a judge must not gain by giving unreadable answers.
+    """
+    met, total = 0.0, 0
+    for own, truth in groups:
+        known = [(score, true) for score, true in zip(own, truth, strict=True) if true is not None]
+        for at, (one, better) in enumerate(known):
+            for other, worse in known[at + 1 :]:
+                if better == worse:
+                    continue
+                total += 1
+                if one is not None and other is not None:
+                    gap = (one - other) * (better - worse)
+                    met += 0.5 if gap == 0 else float(gap > 0)
+    return met / total if total else math.nan
+
+
+def warnings(before: CollapseSignals | None, first: CollapseSignals, now: CollapseSignals) -> list[str]:
+    """The signals past their threshold, each in words with its number. `before` is the first model, as a judge."""
+    raised = []
+    if now.length > LONGER * first.length:
+        raised.append(f"completions grew from {first.length:.0f} to {now.length:.0f} characters (over {LONGER}x)")
+    if now.own_score > TOP and now.spread < FLAT:
+        raised.append(
+            f"scores are saturated: mean {now.own_score:.2f} of 1 (over {TOP}), spread {now.spread:.3f} (under {FLAT})"
+        )
+    if now.ties > TIED:
+        raised.append(f"{now.ties:.0%} of the prompts are ties (over {TIED:.0%})")
+    if now.unreadable > UNREADABLE:
+        raised.append(f"{now.unreadable:.0%} of the judgments cannot be read (over {UNREADABLE:.0%})")
+    if now.distinct < ALIKE * first.distinct:
+        raised.append(f"distinct completions fell from {first.distinct:.0%} to {now.distinct:.0%} (under half)")
+    judges = [signals.judge_accuracy for signals in (before, now) if signals is not None]
+    if now.judge_accuracy < JUDGE_LEAST:
+        raised.append(
+            f"the judge orders {now.judge_accuracy:.0%} of the reference pairs right, unreadable answers counted as "
+            f"wrong (under {JUDGE_LEAST:.0%})"
+        )
+    elif len(judges) == 2 and judges[1] < judges[0] - JUDGE_FALL:
+        raised.append(
+            f"the judge fell from {judges[0]:.0%} to {judges[1]:.0%} of the reference pairs (by over {JUDGE_FALL:.0%})"
+        )
+    if now.truth_agreement < JUDGE_LEAST:
+        raised.append(
+            f"its scores order {now.truth_agreement:.0%} of its completions as the truth does (under {JUDGE_LEAST:.0%})"
+        )
+    if now.anchor_agreement < AGREEMENT_LEAST:
+        raised.append(f"its scores agree with the anchor on {now.anchor_agreement:.0%} (under {AGREEMENT_LEAST:.0%})")
+    return raised
+
+
+def collapse_verdict(
+    before: CollapseSignals, rounds: Sequence[CollapseSignals], raised: Sequence[str], eval_prompts: int
+) -> tuple[str, bool]:
+    """Where the loop stands, and whether it collapsed. Accuracy decides where it is known; else two signals do."""
+    known = [signals for signals in (before, *rounds) if not math.isnan(signals.accuracy)]
+    others = f"; {'; '.join(raised)}" if raised else "; no other signal of it"
+    if not eval_prompts or len(known) < 2:
+        if len(raised) > 1:
+            return (f"COLLAPSE is likely, {len(raised)} signals: {'; '.join(raised)}", True)
+        return (f"one signal to watch: {raised[0]}" if raised else "no signal of collapse", False)
+    best, last = max(known, key=lambda each: each.accuracy), known[-1]
+    if shares_apart(best.accuracy, last.accuracy, eval_prompts) > NOISE:
+        when = f"after round {best.number}" if best.number else "before the first round"
+        fell = f"held-out accuracy fell from {best.accuracy:.1%} {when} to {last.accuracy:.1%}"
+        return (f"COLLAPSE: {fell}; take the policy {when}{others}", True)
+    gain = shares_apart(last.accuracy, before.accuracy, eval_prompts)
+    change = f"held-out accuracy {before.accuracy:.1%} to {last.accuracy:.1%}"
+    what = "better by more than noise" if gain > NOISE else "no gain beyond noise"
+    watched = f"; to watch: {'; '.join(raised)}" if raised else "; no signal of collapse"
+    return (f"{change}, {what}{watched}", False)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan
 
 
 class TeachSection(Section):
@@ -92,12 +274,9 @@ class SelfJudgeSection(Section):
     )
 
 
-class SelfExamplesEntry(StageEntry):
+class SelfExamplesEntry(StageEntry, kind="self_judging_examples", gives=("rows",), uses=("seed", "data")):
     """Examples of answering and of judging: a task's, and files of the user's."""
 
-    kind: ClassVar[str] = "self_judging_examples"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "data")
     learns: ClassVar[bool] = True
 
     teach: TeachSection = Field(description="of answering")
@@ -135,15 +314,13 @@ class SelfExamplesEntry(StageEntry):
             judge_example(row.prompt, row.completion, row.quality, row.reason) for row in reviewed if row.is_plain
         ] + read("judge")
         rows = [{**row, "id": str(number)} for number, row in enumerate((*answering, *judging))]
-        write_rows(run.folder / OUTPUT_FILES["rows"], rows)
+        run.write("rows", rows)
         counts = {"answering": len(answering), "judging": len(judging)}
         return stage_result(f"{len(answering)} of answering and {len(judging)} of judging", counts=counts)
 
 
-class SelfJudgingEntry(StageEntry):
+class SelfJudgingEntry(StageEntry, uses=("seed", "model", "sampling", "data", "eval")):
     """What every stage has in which a policy scores completions."""
-
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model", "sampling", "data", "eval")
 
     model: str = Field("", description="the stage or model that judges; empty: the pipeline's model")
     judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how it is asked")
@@ -162,11 +339,8 @@ class SelfJudgingEntry(StageEntry):
         return [[score_in(answer) for answer in row_answers] for row_answers in answers]
 
 
-class SelfJudgeEvalEntry(SelfJudgingEntry):
+class SelfJudgeEvalEntry(SelfJudgingEntry, kind="self_judge_eval", gives=("metrics",)):
     """A policy as a judge of completions of known quality, the same in every round."""
-
-    kind: ClassVar[str] = "self_judge_eval"
-    gives: ClassVar[tuple[Output, ...]] = ("metrics",)
 
     def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
         return f"evaluate {inputs['model'].label} as a judge, on completions of known quality"
@@ -203,19 +377,21 @@ class SelfJudgeEvalEntry(SelfJudgingEntry):
         )
 
 
-class SelfScoredPairsEntry(SelfJudgingEntry):
-    """A policy writes completions and scores each itself: the best against the worst, mixed with an anchor's scores."""
+class SelfScoring(Section):
+    """What a policy writes and scores itself, and what its scores are mixed with."""
 
-    kind: ClassVar[str] = "self_scored_pairs"
-    gives: ClassVar[tuple[Output, ...]] = ("pairs",)
-
-    number: int = Field(1, ge=1, le=MOST_REPEATS, description="of the round")
-    count: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts of each round, never those of another")
     completions: int = Field(4, ge=2, le=MOST_SAMPLES, description="that the policy writes to each prompt and judges")
     anchor: RewardSection = Field(
         RewardSection(), description="a reward that is mixed into the policy's own scores; empty: none"
     )
     anchor_weight: float = Field(0.5, gt=0, le=1, description="of the anchor; the policy's own scores get the rest")
+
+
+class SelfScoredPairsEntry(SelfJudgingEntry, SelfScoring, kind="self_scored_pairs", gives=("pairs",)):
+    """A policy writes completions and scores each itself: the best against the worst, mixed with an anchor's scores."""
+
+    number: int = Field(1, ge=1, le=MOST_REPEATS, description="of the round")
+    count: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts of each round, never those of another")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         prompts = StageInput(source=composition.settings.data.source, count=len(self.asked(composition.settings)))
@@ -285,10 +461,8 @@ class SelfScoredPairsEntry(SelfJudgingEntry):
         ]
 
 
-class CollapseEntry(SelfJudgeEvalEntry):
+class CollapseEntry(SelfJudgeEvalEntry, kind="collapse"):
     """The signals of the rounds so far, and whether they add up to a collapse."""
-
-    kind: ClassVar[str] = "collapse"
 
     pairs: tuple[str, ...] = Field(max_length=MOST_REPEATS, description="stages of kind self_scored_pairs, by round")
     judges: tuple[str, ...] = Field(
@@ -319,12 +493,14 @@ class CollapseEntry(SelfJudgeEvalEntry):
             )
         )
         raised = warnings(before, rounds[0], rounds[-1])
-        verdict = collapse_verdict(before, rounds, raised, int(measured[0]["eval_prompts"]) if measured[0] else 0)
+        words, is_collapse = collapse_verdict(
+            before, rounds, raised, int(measured[0]["eval_prompts"]) if measured[0] else 0
+        )
         return stage_result(
-            verdict.summary,
+            words,
             {**rounds[-1].known(), **judge["metrics"]},
             {"signals_past_threshold": len(raised)},
-            verdict.summary if verdict.is_collapse and self.stop else "",
+            words if is_collapse and self.stop else "",
             warnings=raised,
         )
 

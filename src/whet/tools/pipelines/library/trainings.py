@@ -1,9 +1,15 @@
-"""Stages that train: on demonstrations, by reinforcement learning, on pairs; and reward models."""
+"""Stages that train: on demonstrations, by reinforcement learning, on pairs; and reward models.
+
+What a training spends is counted in tokens of one forward pass of the policy's model: 1 for a token that is sampled or
+that a frozen model reads, 3 for one that is trained on (forward, and twice that backward; Kaplan et al. 2020, arXiv
+2001.08361, appendix B). Every completion counts with its prompt; all models are of the policy's size. It counts
+arithmetic, not time: sampling is slower per token than scoring, and a shared prompt is computed once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,12 +18,11 @@ from pydantic import Field
 from whet.data.source import parse_source
 from whet.objective.presets import PRESETS
 from whet.record.metrics.intervals import share_interval
-from whet.record.text import percent
+from whet.record.text import memory_text, percent
 from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
 from whet.settings.layers import merged
 from whet.settings.sections import Table
-from whet.tools.pipelines.library.budget import memory_of, passes_of, steps_within
 from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.settings import TRAIN_KEYS, PipelineSettings, is_scored, own_data
 from whet.tools.pipelines.stages import StageCost, read_json_lines
@@ -26,15 +31,94 @@ from whet.training.config import SUPERVISED, Config, PolicyConfig, PreferenceCon
 from whet.training.sections import EvalSection
 from whet.types import WhetError
 
+TRAINED = 3.0  # forward passes that one of training costs
 DECIDED = ("method", "seed", "folder", "data")  # keys of a training that the stage itself decides
 Located = Callable[[str], str]  # an input -> the model, file or source behind it
 
 
-class TrainingEntry(StageEntry):
+@dataclass(frozen=True)
+class Passes:
+    """How often a sequence of a method passes through a model, by what is done there."""
+
+    sampled: float = 0.0
+    scored: float = 0.0
+    trained: float = 0.0
+
+    @property
+    def cost(self) -> float:
+        """Per token of the sequence."""
+        return self.sampled + self.scored + TRAINED * self.trained
+
+    def __str__(self) -> str:
+        parts = ((self.sampled, "sampled"), (self.scored, "scored"), (TRAINED * self.trained, "trained"))
+        return " + ".join(f"{cost:g} {name}" for cost, name in parts if cost)
+
+
+def rl_passes(
+    *, reference: bool, critic: bool, reward_model: bool, updates: int = 1, epochs: int = 1, shared_trunk: bool = False
+) -> Passes:
+    """A completion of a policy that learns from it: written, read by each frozen model, learnt `epochs` times.
+
+    The policy reads it again before the first of several updates; a critic of its own reads it and learns too.
+    """
+    own_critic = critic and not shared_trunk
+    scored = float(reference) + float(reward_model) + float(updates > 1) + float(own_critic)
+    return Passes(1.0, scored, epochs * (1.0 + own_critic))
+
+
+def preference_passes(*, reference: bool) -> Passes:
+    """A chosen or rejected completion of the data: learnt, and read by the reference."""
+    return Passes(0.0, float(reference), 1.0)
+
+
+SELECTION = Passes(1.0, 1.0)  # one of n completions: written, and read by the reward model
+
+
+def steps_within(budget: float, cost_per_step: float, most: int = 0) -> int:
+    """Steps that cost as much as the budget, to the nearest step and at least one; `most` of them, 0: any number."""
+    steps = max(1, round(budget / cost_per_step))
+    return min(steps, most) if most else steps
+
+
+def choices_within(budget: float, prompts: int, tokens: float, most: int) -> int:
+    """n of best-of-n whose choice among n completions of `tokens` each spends the budget on these prompts."""
+    return max(1, min(most, int(budget / (prompts * tokens * SELECTION.cost))))
+
+
+def passes_of(config: Any) -> Passes:
+    """How often a sequence of this training passes through a model."""
+    from whet.tools.planner.from_config import objective_needs
+
+    needs = objective_needs(config)
+    if isinstance(config, PreferenceConfig):
+        return preference_passes(reference="ref_logp" in needs)
+    return rl_passes(
+        reference="ref_logp" in needs,
+        critic="value" in needs,
+        reward_model=True,
+        updates=config.batch.updates_per_step * config.batch.epochs_per_batch,
+        epochs=config.batch.epochs_per_batch,
+        shared_trunk=config.trains_critic() and config.critic.trunk == "shared",
+    )
+
+
+def memory_of(config: Any) -> str:
+    """What each model of a training keeps in memory, in words; empty for a model whose shape cannot be told."""
+    from whet.model.load import device_choice
+    from whet.tools.planner.from_config import device_plan, this_device
+
+    plan = device_plan(config, this_device(device_choice(config.model.device)), 1, 1)
+    sizes: dict[str, float] = {}
+    for line in plan.memory.lines if plan is not None else ():
+        name = line.name.partition(":")[0].partition(" (")[0]
+        if name in ("policy", "reference", "critic", "reward model") and "activations" not in line.name:
+            sizes[name] = sizes.get(name, 0.0) + line.bytes
+    return ", ".join(f"{name} {memory_text(size)}" for name, size in sizes.items())
+
+
+class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
     """What every training has."""
 
-    gives: ClassVar[tuple[Output, ...]] = ("model",)
-    uses: ClassVar[tuple[str, ...]] = ("seed", "model")
     learns: ClassVar[bool] = True
     unplanned: ClassVar[frozenset[str]] = frozenset({"steps of", "cost of", "lengths"})
     read_key: ClassVar[str] = "rows"  # what it learns from, among its inputs
@@ -260,10 +344,8 @@ class RowTraining(TrainingEntry):
         return row_source(settings, inputs["rows"], self.rows, located("rows"))
 
 
-class SFTEntry(RowTraining):
+class SFTEntry(RowTraining, kind="sft"):
     """Imitation of demonstrations: rows with a prompt and a completion."""
-
-    kind: ClassVar[str] = "sft"
 
     every_completion: bool = Field(False, description="also learn the earlier assistant turns of a conversation")
 
@@ -275,10 +357,9 @@ class SFTEntry(RowTraining):
         return {**data, "every_completion": True} if self.every_completion else data
 
 
-class PreferenceEntry(RowTraining):
+class PreferenceEntry(RowTraining, kind="preference"):
     """A policy learns from pairs of completions."""
 
-    kind: ClassVar[str] = "preference"
     wanted: ClassVar[tuple[Output, ...]] = ("pairs",)
 
     method: str = Field("dpo", description="a preference method of `whet algorithms`")
@@ -304,11 +385,9 @@ class PreferenceEntry(RowTraining):
         return inputs
 
 
-class RewardModelEntry(RowTraining):
+class RewardModelEntry(RowTraining, kind="reward_model", gives=("reward_model",)):
     """A model learns to score completions, from pairs; measured on held-out ones where they are given."""
 
-    kind: ClassVar[str] = "reward_model"
-    gives: ClassVar[tuple[Output, ...]] = ("reward_model",)
     wanted: ClassVar[tuple[Output, ...]] = ("pairs",)
 
     held_out: str = Field("", description="pairs that it is measured on: an earlier stage or a file; empty: none")
@@ -344,10 +423,9 @@ class RewardModelEntry(RowTraining):
         }
 
 
-class RLEntry(TrainingEntry):
+class RLEntry(TrainingEntry, kind="rl"):
     """Reinforcement learning: completions to prompts are sampled, scored and learned from."""
 
-    kind: ClassVar[str] = "rl"
     read_key: ClassVar[str] = "prompts"
 
     method: str = Field("grpo", description="a policy method of `whet algorithms`")

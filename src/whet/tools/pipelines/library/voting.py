@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from whet.record.text import count_of, percent
 from whet.reward.majority import voted_answer, winner
-from whet.tools.pipelines.library.entry import (
-    OUTPUT_FILES,
-    Composition,
-    Inputs,
-    Output,
-    StageEntry,
-    StageInput,
-    StageWork,
-)
-from whet.tools.pipelines.library.sampler import write_rows
+from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import stage_result
 
 
-class VoteEntry(StageEntry):
+class VoteEntry(StageEntry, kind="vote", gives=("rows",)):
     """Prompts labelled by the majority of the completions to them."""
-
-    kind: ClassVar[str] = "vote"
-    gives: ClassVar[tuple[Output, ...]] = ("rows",)
 
     completions: str = Field("", description="the stage of kind sample whose completions vote")
     least_share: float = Field(0.0, ge=0, le=1, description="of the votes that a label must have; others are left out")
@@ -41,7 +29,7 @@ class VoteEntry(StageEntry):
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         labelled, result = voted_labels(run.rows("completions"), self.least_share)
-        write_rows(run.folder / OUTPUT_FILES["rows"], labelled)
+        run.write("rows", labelled)
         return result
 
 

@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, pvariance
+from statistics import fmean
 from typing import Any, Literal
 
+from whet.record.metrics.ensemble import ensemble_score
 from whet.types import Group, Prompt, Sample, StepReport
 
 Combination = Literal["single", "mean", "worst", "mean_minus_variance"]
@@ -20,14 +21,8 @@ MICRO_BATCH_TOKENS = 16_384
 
 
 def combined(opinions: Sequence[float], how: Combination, penalty: float) -> float:
-    """The mean, the lowest, or mean - penalty * population variance, of opinions on one scale.
-
-    Coste et al. 2023 (2310.02743).
-    """
-    if how == "worst":
-        return min(opinions)
-    mean = fmean(opinions)
-    return mean - penalty * pvariance(opinions, mean) if how == "mean_minus_variance" else mean
+    """Opinions on one scale as one; a single opinion is its own mean."""
+    return ensemble_score(opinions, "mean" if how == "single" else how, variance_weight=penalty)
 
 
 class GoldReward:

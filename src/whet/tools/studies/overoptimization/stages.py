@@ -8,6 +8,7 @@ Proxies are reward models trained on comparisons of the start policy's completio
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import sys
@@ -18,13 +19,35 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from whet.record.metrics.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
+import tomli_w
+
+from whet.pages.overoptimization import PANELS, figure_svg, result_values, sentence, study_page, table_text
+from whet.record.metrics.overoptimization import (
+    LAWS,
+    Kind,
+    ProxyCurve,
+    ProxyResult,
+    ScorePoint,
+    best_of_points,
+    binned,
+    from_start,
+    proxy_results,
+)
 from whet.record.metrics.selection import sizes as best_of_sizes
+from whet.record.run_folder import LOCK, locked, next_free_folder, write_atomically
 from whet.record.text import number, percent
-from whet.settings.layers import validated
-from whet.tools.pipelines.library.sampler import ModelSampler, write_rows
-from whet.tools.pipelines.progress import ProgressLine
-from whet.tools.pipelines.stages import FinishedStage, Stage, read_json_lines
+from whet.settings.layers import read_toml, validated
+from whet.tools.pipelines.library.sampler import ModelSampler
+from whet.tools.pipelines.stages import (
+    FinishedStage,
+    ProgressLine,
+    ProgressPrinter,
+    Stage,
+    print_line,
+    read_json_lines,
+    run_with_progress,
+    write_rows,
+)
 from whet.tools.pipelines.training import RUN, train_run, trained_model
 from whet.tools.studies.overoptimization.proxies import (
     Combination,
@@ -34,7 +57,7 @@ from whet.tools.studies.overoptimization.proxies import (
     gold_score,
     read_scores,
 )
-from whet.tools.studies.overoptimization.settings import PROXY_ROWS, StudySettings, learning_config
+from whet.tools.studies.overoptimization.settings import PROXY_ROWS, StudySettings, learning_config, study_settings
 from whet.training.config import SUPERVISED
 from whet.types import Prompt, Sample, WhetError
 
@@ -42,9 +65,11 @@ COMPARISONS, POOL, SCORES = "comparisons.jsonl", "pool.jsonl", "scores.jsonl"
 PAIRS, EVAL_PAIRS = "pairs.jsonl", "eval_pairs.jsonl"
 RUN_KEYS = ("method", "steps", "learning_rate", "prompts_per_step", "group_size", "eval_every")
 GOLD, COMPLETIONS = "gold", "completions"
+ScaledProxy = tuple[str, float, float]  # a trained proxy's folder, and the mean and spread of its scores
 NUM_HELD_OUT = 300  # comparisons that no proxy learns from
 NUM_STANDARD = 1000  # completions of the start that scores are standardised on
 PROMPT_SEED, POOL_SEED = 77, 78  # of the questions, the same for every seed of the study
+SETTINGS, PAGE, VALUES, FIGURE = "study.toml", "overoptimization.html", "overoptimization.json", "overoptimization.svg"
 
 
 @dataclass(frozen=True)
@@ -55,15 +80,6 @@ class Condition:
     size: int  # comparisons of the proxy, or of each of several
     beta: float = 0.0  # KL penalty
     how: Combination = "single"
-
-
-@dataclass(frozen=True)
-class ProxyModel:
-    """A trained proxy, and what standardises it."""
-
-    folder: str
-    mean: float
-    spread: float
 
 
 def study_stages(settings: StudySettings) -> list[Stage]:
@@ -250,13 +266,13 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
     return Prompt(row["id"], tuple(row["messages"]))
 
 
-def proxy_models(settings: StudySettings, done: Mapping[str, FinishedStage], condition: Condition) -> list[ProxyModel]:
-    """The finished proxy reward models that a condition combines."""
+def proxy_models(settings: StudySettings, done: Mapping[str, FinishedStage], condition: Condition) -> list[ScaledProxy]:
+    """The finished proxy reward models that a condition combines, and what standardises each."""
     names = [f"proxy-{condition.size}-seed{condition.seed}"]
     if condition.how != "single":
         names += [f"member{member}-{condition.size}-seed{condition.seed}" for member in range(1, settings.members)]
     results = [done[name].result for name in names]
-    return [ProxyModel(result["model"], result["mean"], result["spread"]) for result in results]
+    return [(result["model"], result["mean"], result["spread"]) for result in results]
 
 
 def condition_name(condition: Condition) -> str:
@@ -275,17 +291,15 @@ def choose_best(
     gold = [[score / spread for score in row["gold"]] for row in rows]
     prompts = [_prompt(row) for row in rows for _ in row["completions"]]
     completions = [completion for row in rows for completion in row["completions"]]
-    known: dict[str, list[float]] = {}
+    known: dict[ScaledProxy, list[float]] = {}
     curves = []
     for condition in conditions:
         members = proxy_models(settings, done, condition)
         for member in members:
-            if member.folder not in known:
-                score = ProxyReward([(member.folder, member.mean, member.spread)], "single", 0.0)
-                known[member.folder] = score.opinions(prompts, completions)[0]
-        agreed = _combine(
-            [known[member.folder] for member in members], condition.how, settings.variance_penalty_best_of
-        )
+            if member not in known:
+                known[member] = ProxyReward([member], "single", 0.0).opinions(prompts, completions)[0]
+        opinions = zip(*(known[member] for member in members), strict=True)
+        agreed = [combined(scores, condition.how, settings.variance_penalty_best_of) for scores in opinions]
         width = settings.pool_completions
         proxy = [agreed[start : start + width] for start in range(0, len(agreed), width)]
         points = from_start(best_of_points(gold, proxy, best_of_sizes(width)))
@@ -298,23 +312,15 @@ def choose_best(
     return {"summary": summary, "curves": curves}
 
 
-def _combine(opinions: Sequence[Sequence[float]], how: Combination, penalty: float) -> list[float]:
-    return [combined(scores, how, penalty) for scores in zip(*opinions, strict=True)]
-
-
 def optimise(
     settings: StudySettings, condition: Condition, folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
     """Train the policy by RL against a condition's proxy, recording gold and proxy scores."""
     members = proxy_models(settings, done, condition)
     drawn = done[COMPLETIONS].result
-    proxy = {
-        "folders": [member.folder for member in members],
-        "means": [member.mean for member in members],
-        "spreads": [member.spread for member in members],
-        "how": condition.how,
-        "penalty": settings.variance_penalty,
-    }
+    folders, means, spreads = map(list, zip(*members, strict=True))
+    proxy: dict[str, Any] = {"folders": folders, "means": means, "spreads": spreads, "how": condition.how}
+    proxy["penalty"] = settings.variance_penalty
     gold = {"model": gold_model(done), "mean": drawn["mean"], "spread": drawn["spread"]}
     parts = [
         {"reward": "whet.tools.studies.overoptimization.proxies:proxy_score", "weight": 1.0, "settings": proxy},
@@ -350,3 +356,95 @@ def read_curves(done: Mapping[str, FinishedStage]) -> list[ProxyCurve]:
         for stage in done.values()
         for row in stage.result.get("curves", ())
     ]
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """A study's folder after (or during) its stages."""
+
+    folder: Path
+    status: str  # finished or interrupted
+    findings: tuple[ProxyResult, ...]
+    page: Path
+
+
+def study_overoptimization(*layers: Mapping[str, Any], folder: str | Path | None = None, command: str = "") -> StudyRun:
+    """Run the study, or continue it where its folder is given again; later layers of settings win."""
+    study_folder = Path(folder) if folder else next_free_folder("overoptimization")
+    settings = _settled(study_settings(*layers), layers, study_folder)
+    stages = study_stages(settings)
+    try:
+        study_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WhetError(f"{study_folder}: cannot write there ({error.strerror}); give another --folder") from error
+    with locked(study_folder):
+        write_atomically(study_folder / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json")))
+        shown_command = command or f"whet study overoptimization --folder {study_folder}"
+
+        def draw(finished: Mapping[str, FinishedStage]) -> list[ProxyResult]:
+            return _draw(study_folder, settings, finished, shown_command, len(finished) == len(stages))
+
+        printer = ProgressPrinter(f"whet study overoptimization: {len(stages)} stages in {study_folder}", draw)
+        status = run_with_progress(stages, study_folder, printer)
+        findings = draw(printer.finished)
+        _print_findings(findings, _base_name(settings))
+        print_line(f"\n{status}")
+        print_line(f"page  {study_folder / PAGE}")
+        if status != "finished":
+            print_line(f"next  whet study overoptimization --folder {study_folder}")
+    return StudyRun(study_folder, status, tuple(findings), study_folder / PAGE)
+
+
+def _settled(given: StudySettings, layers: tuple[Mapping[str, Any], ...], place: Path) -> StudySettings:
+    """The settings of the folder where it holds a study and none are given; other ones are refused."""
+    if not (place / SETTINGS).exists():
+        if place.exists() and (not place.is_dir() or any(entry.name != LOCK for entry in place.iterdir())):
+            raise WhetError(f"{place} already exists and is not a study; give an empty or new --folder")
+        return given
+    before = study_settings(read_toml(place / SETTINGS))
+    if not any(layers):
+        return before
+    # more seeds continue with what is there
+    differing = [name for name in type(given).model_fields if getattr(given, name) != getattr(before, name)]
+    if differing and differing != ["seeds"]:
+        raise WhetError(
+            f"{place} holds a study with other settings ({', '.join(differing[:3])} differ); drop the settings "
+            "to continue it, or give another --folder"
+        )
+    return given
+
+
+def _base_name(settings: StudySettings) -> str:
+    return condition_name(Condition(0, settings.size))
+
+
+def _draw(
+    folder: Path, settings: StudySettings, finished: Mapping[str, FinishedStage], command: str, is_whole: bool
+) -> list[ProxyResult]:
+    """The page, its numbers and its figure, from the stages finished so far."""
+    fitted_from = {"best_of_n": settings.least_d_best_of, "rl": settings.least_d}
+    findings = proxy_results(read_curves(finished), fitted_from)  # type: ignore[arg-type]
+    dumped = settings.model_dump(mode="json")
+    values = {"settings": dumped, "findings": [result_values(finding) for finding in findings]}
+    facts = {name: _shown(value) for name, value in dumped.items()}
+    base = _base_name(settings)
+    write_atomically(folder / VALUES, json.dumps(values, indent=1) + "\n")
+    write_atomically(folder / PAGE, study_page(findings, base, facts, command, is_whole))
+    if findings:
+        write_atomically(folder / FIGURE, figure_svg(findings, base))
+    return findings
+
+
+def _print_findings(found: Sequence[ProxyResult], base: str) -> None:
+    for group, (title, about) in PANELS.items():
+        mine = [finding for finding in found if finding.group == group]
+        if mine:
+            print_line(f"\n{title}: {about.format(base=base)}; {LAWS[mine[0].kind]}\n{table_text(mine)}")
+    print_line("")
+    for finding in found:
+        if finding.group == "rl":
+            print_line(sentence(finding))
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
