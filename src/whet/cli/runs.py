@@ -144,11 +144,28 @@ def doctor(
 @commands.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run folder.")],
-    what: Annotated[str, typer.Option("--what", help="metrics (one row per step), evals or samples.")] = "metrics",
-    form: Annotated[str | None, typer.Option("--format", help="csv or parquet; default: as the file's ending.")] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="File; without one, CSV is printed.")] = None,
+    what: Annotated[
+        str,
+        typer.Option(
+            "--what",
+            help="metrics (one row per step), evals or samples; model, adapter or merged (a LoRA run's model).",
+        ),
+    ] = "metrics",
+    form: Annotated[
+        str | None, typer.Option("--format", help="csv or parquet (default: by the file's ending).")
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="File, or a new folder for a model. Without a file, CSV is printed."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Of a model: float32, bfloat16 or float16 (default: as trained).")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--from", help="Of a model: best, final or step-000020 (default: the newest).")
+    ] = None,
 ) -> None:
-    """Write the numbers or the completions of a run as CSV or Parquet, also while it is running.
+    """Write a run's numbers or completions as CSV or Parquet, or its model as a folder to publish.
 
     Examples:
 
@@ -156,12 +173,32 @@ def export(
 
       whet export runs/grpo-001 --what samples -o samples.parquet
 
-    In CSV, a text that a spreadsheet would run as a formula has an apostrophe in front of it.
+      whet export runs/grpo-001 --what model --dtype bfloat16 -o my-model
+
+      whet export runs/grpo-001 --what adapter --from best -o my-adapter
+
+    A model folder has weights, tokenizer, chat template and a model card, and loads in transformers, vLLM or PEFT.
+    In CSV, text that a spreadsheet would run as a formula gets a leading apostrophe.
     """
     from whet import api
+    from whet.api.exported_model import PARTS
+    from whet.api.run import WHAT
     from whet.api.tables import FORMATS, csv_text, write_table
     from whet.types import WhetError, did_you_mean
 
+    if what in PARTS:
+        if form is not None:
+            raise WhetError("--format is for tables; a model is a folder: drop it")
+        if output is None:
+            raise WhetError(f"give the {what} a folder: -o my-model")
+        typer.echo(api.load(run).save_model(output, dtype, what, checkpoint))
+        return
+    if what not in WHAT:
+        known = (*WHAT, *PARTS)
+        raise WhetError(f"a run has no {what!r}{did_you_mean(what, known)}; give one of {', '.join(known)}")
+    for flag, value in (("--dtype", dtype), ("--from", checkpoint)):
+        if value is not None:
+            raise WhetError(f"{flag} is for a model; drop it, or give --what model")
     if form is not None and form not in FORMATS:
         raise WhetError(f"--format is {form!r}{did_you_mean(form, FORMATS)}; give csv or parquet")
     rows = api.load(run).rows(what)
