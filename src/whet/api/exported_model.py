@@ -8,13 +8,11 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.model.run_models import CHECKPOINTS, MANIFEST, MODELS, about_model, checkpoint_step
+from whet.training.saved_config import read_values
 from whet.types import WhetError, did_you_mean
-
-if TYPE_CHECKING:
-    from whet.api.run import Run
 
 MODEL, ADAPTER, MERGED = PARTS = ("model", "adapter", "merged")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -28,8 +26,8 @@ LOADED = {
 }
 
 
-def export_model(run: Run, path: str | Path, what: str, dtype: str | None, checkpoint: str | None) -> Path:
-    """Write the model of a run, or its adapter, into a new folder."""
+def export_model(run: Path, source: Path, path: str | Path, what: str, dtype: str | None) -> Path:
+    """Write the model `source` of a run, or its adapter, into a new folder."""
     from whet.model.checkpoint import empty_partial, publish, remove_folder, verify_checkpoint
 
     if what not in PARTS:
@@ -38,9 +36,9 @@ def export_model(run: Run, path: str | Path, what: str, dtype: str | None, check
         )
     if dtype is not None and dtype not in DTYPES:
         raise WhetError(f"dtype is {dtype!r}{did_you_mean(dtype, DTYPES)}; give one of {', '.join(DTYPES)}")
-    source, target = _chosen(run, checkpoint), Path(path)
+    target = Path(path)
     if what != MODEL and not (source / ADAPTER).is_dir():
-        raise WhetError(f"{run.folder} has no adapter: every weight was trained; export its model")
+        raise WhetError(f"{run} has no adapter: every weight was trained; export its model")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise WhetError(f"{target} is there already; give a new or empty folder")
     verify_checkpoint(source)
@@ -61,15 +59,13 @@ def export_model(run: Run, path: str | Path, what: str, dtype: str | None, check
     return target
 
 
-def _chosen(run: Run, checkpoint: str | None) -> Path:
-    """The folder of the model: the newest, the best, the final one, or that of a checkpoint."""
-    if checkpoint is None:
-        return run.model
-    source = run.folder / (checkpoint if checkpoint in MODELS else f"{CHECKPOINTS}/{checkpoint}")
+def named_model(run: Path, name: str) -> Path:
+    """The best or the final model of a run, or one of its checkpoints."""
+    source = run / (name if name in MODELS else f"{CHECKPOINTS}/{name}")
     if not (source / MANIFEST).is_file():
-        there = [path.name for path in sorted(run.folder.glob(f"{CHECKPOINTS}/step-*"))]
-        there += [name for name in MODELS if about_model(run.folder / name) is not None]
-        raise WhetError(f"{run.folder} has no complete {checkpoint!r}; there are {', '.join(there) or 'none'}")
+        there = [path.name for path in sorted(run.glob(f"{CHECKPOINTS}/step-*"))]
+        there += [name for name in MODELS if about_model(run / name) is not None]
+        raise WhetError(f"{run} has no complete {name!r}; there are {', '.join(there) or 'none'}")
     return source
 
 
@@ -123,29 +119,30 @@ def _in_dtype(name: str, content: bytes, dtype: str | None) -> bytes:
     return (json.dumps({**json.loads(content), "dtype": dtype}, indent=2, sort_keys=True) + "\n").encode()
 
 
-def _set_base(run: Run, config: Path) -> None:
+def _set_base(run: Path, config: Path) -> None:
     """Say which model the adapter is for: a hub id, or a folder of this machine."""
     from whet.model.load import local_folder
 
-    name = str(run.config["model"]["name"])
+    name = str(read_values(run)["model"]["name"])
     folder = local_folder(name)
     values = json.loads(config.read_text(encoding="utf-8"))
     values["base_model_name_or_path"] = name if folder is None else os.path.abspath(folder)
     config.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def model_card(run: Run, source: Path, is_adapter: bool = False) -> str:
+def model_card(run: Path, source: Path, is_adapter: bool = False) -> str:
     """README.md of a model: how it was trained, on what, how it was evaluated, and how to load it."""
+    from whet.record.log import read_summary
     from whet.training.config import origin_of
 
-    summary, config = run.summary, run.config
+    summary, config = read_summary(run), read_values(run)
     origin = origin_of(str(config["model"]["name"]))
     architecture = str(json.loads((source / "config.json").read_text(encoding="utf-8"))["architectures"][0])
     task, loader = next((how for ending, how in LOADED.items() if architecture.endswith(ending)), LOADED["CausalLM"])
     base = [f"base_model: {origin}"] if _is_hub_id(origin) else []
     dataset = str(config.get("data", {}).get("source", ""))
     datasets = [f"datasets: [{dataset.removeprefix('hub:').partition(':')[0]}]"] if dataset.startswith("hub:") else []
-    title, step = summary.get("title") or run.method, _step_of(source)
+    title, step = summary.get("title") or config["method"], _step_of(source)
     facts: Mapping[str, Any] = summary.get("facts", {})
     lines = [
         "---",
@@ -153,10 +150,10 @@ def model_card(run: Run, source: Path, is_adapter: bool = False) -> str:
         f"pipeline_tag: {task}",
         *base,
         *datasets,
-        f"tags: [whet, {run.method}{', lora' if is_adapter else ''}]",
+        f"tags: [whet, {config['method']}{', lora' if is_adapter else ''}]",
         "---",
         "",
-        f"# {run.folder.resolve().name}",
+        f"# {run.resolve().name}",
         "",
         f"{'An adapter for' if is_adapter else 'Trained from'} `{origin}`: {title}, {step} steps, "
         f"whet {summary.get('whet', '')}.",
@@ -212,9 +209,11 @@ def _usage(loader: str, is_adapter: bool) -> list[str]:
     ]
 
 
-def _evaluation(run: Run, step: int) -> list[str]:
+def _evaluation(run: Path, step: int) -> list[str]:
     """The headline metric before training, of this model and at the end, each with its 95% interval."""
-    measured = run.evaluations.measured
+    from whet.record.run import read_run
+
+    measured = read_run(run).evaluations().measured
     if not measured:
         return ["Not evaluated."]
     rows = {

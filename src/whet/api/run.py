@@ -141,9 +141,10 @@ class Run:
         `dtype` is float32, bfloat16 or float16; None: as the run keeps it. `what` is model (adapters merged into it),
         or adapter, for PEFT. `checkpoint` is best, final or a name such as step-000040; None: the newest weights.
         """
-        from whet.api.exported_model import export_model
+        from whet.api.exported_model import export_model, named_model
 
-        return export_model(self, path, what, dtype, checkpoint)
+        source = self.model if checkpoint is None else named_model(self.folder, checkpoint)
+        return export_model(self.folder, source, path, what, dtype)
 
     def metrics(self) -> Any:
         """One row per step: reward and its parts, metrics, counts, seconds. A DataFrame where pandas is installed."""
