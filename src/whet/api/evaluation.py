@@ -93,7 +93,9 @@ def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] 
     base = read_values(run_of(folder) if (folder / ABOUT).is_file() else folder)
     layer: dict[str, Any] = {"model": {"name": model}}
     if data is not None:
-        base.pop("data", None)
+        own = base.pop("data", None)
         layer["data"] = {"source": data}
+        if isinstance(own, Mapping) and own.get("system_prompt"):  # the model was trained behind it
+            layer["data"]["system_prompt"] = own["system_prompt"]
         layer["eval"] = {"source": "" if parse_source(data).is_generated else data}
     return resolved_evaluation(base, layer, dict(settings or {}))

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,26 @@ def data_source(data: Any) -> str | None:
     return str(data) if isinstance(data, str | Path) else None
 
 
-def rows_in_memory(data: Any) -> list[Mapping[str, Any]] | None:
-    """The rows of data that has no source of its own; None where there is no data, or a config can name it."""
-    return None if data is None or data_source(data) is not None else data_rows(data)
+def rows_in_memory(data: Any, most: int | None = None) -> list[Mapping[str, Any]] | None:
+    """The rows of data that has no source of its own; None where there is no data, or a config can name it.
+
+    A stream may never end: the first `most` rows are taken from it, and None where that is not known yet.
+    """
+    if data is None or data_source(data) is not None:
+        return None
+    if isinstance(data, Iterable) and not hasattr(data, "__len__"):
+        return None if most is None else data_rows(list(islice(data, most)))
+    return data_rows(data)
+
+
+def plain_settings(value: Any) -> Any:
+    """Nested settings with runs and paths by their names, as a config has them."""
+    if isinstance(value, Mapping):
+        return {key: plain_settings(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_settings(item) for item in value]
+    folder = getattr(value, "folder", value)  # of a Run
+    return str(folder) if isinstance(folder, Path) else value
 
 
 def data_rows(data: Any) -> list[Mapping[str, Any]]:

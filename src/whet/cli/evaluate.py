@@ -191,10 +191,13 @@ def sample(
                 text = _written(sample)
                 typer.echo(f"  [{_score(sample.reward)}] {text}" if sample.parts else f"  {text}")
         return
+    from whet.data.prompts import with_system_prompt
     from whet.tools.evaluation.evaluation import sample_completions
 
     question = Prompt("yours", () if plain else ({"role": "user", "content": prompt},), prompt if plain else None)
     config = api.evaluation_config(model, data, values)
+    if config.data.system_prompt and not plain:
+        (question,) = with_system_prompt([question], config.data.system_prompt)
     for written in sample_completions(config, [question], number, scored=bool(reward), on_facts=_tell_slow):
         for sample in written:
             typer.echo(f"[{_score(sample.reward)}] {_written(sample)}" if reward else _written(sample))

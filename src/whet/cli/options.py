@@ -50,6 +50,10 @@ Tools = Annotated[
 Agent = Annotated[
     str | None, typer.Option("--agent", help="A program that plays the episodes and speaks to an OpenAI endpoint.")
 ]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="Python file or module that registers components of yours. Repeatable."),
+]
 Config = Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -12,6 +12,7 @@ from whet.cli.options import (
     Config,
     Data,
     Environment,
+    Imports,
     Model,
     Rewards,
     Settings,
@@ -21,7 +22,7 @@ from whet.cli.options import (
     exit_if_interrupted,
     number,
 )
-from whet.settings.bounds import LEAST_HOURS, MOST_HOURS, MOST_REPEATS, MOST_SEED, MOST_STEPS
+from whet.settings.bounds import LEAST_HOURS, MOST_EPOCHS, MOST_HOURS, MOST_REPEATS, MOST_SEED, MOST_STEPS
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -36,17 +37,24 @@ def train(
     tool: Tools = None,
     agent: Agent = None,
     teacher: Annotated[
-        str | None, typer.Option("--teacher", help="Whom a distilling method learns from: a model or a run folder.")
+        str | None, typer.Option("--teacher", help="Teacher of a distillation method: a model or a run folder.")
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Training steps.")] = None,
+    epochs: Annotated[
+        float | None, number("--epochs", "Passes over the data, instead of --steps.", 1 / MOST_EPOCHS, MOST_EPOCHS)
+    ] = None,
     hours: Annotated[
         float | None,
-        number("--hours", "Wall-clock hours after which the run ends, finished.", LEAST_HOURS, MOST_HOURS),
+        number("--hours", "Wall-clock limit in hours; the run then ends evaluated and saved.", LEAST_HOURS, MOST_HOURS),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random in the run.")
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")] = None,
+    folder: Annotated[
+        str | None, typer.Option("--folder", help="Run folder (default: the next free one under runs/).")
     ] = None,
-    folder: Annotated[str | None, typer.Option("--folder", help="Of the run; default: the next under runs/.")] = None,
+    exist: Annotated[
+        str | None, typer.Option("--exist", help="If --folder holds a run: resume or replace it (default: an error).")
+    ] = None,
+    imports: Imports = None,
     config: Config = None,
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, max=MOST_REPEATS, help="Reward models of an ensemble, one per seed.")
@@ -63,7 +71,7 @@ def train(
 
       whet train dr_grpo --model smollm2 --data train.jsonl --reward math_answer
 
-      whet train sft --data chats.jsonl --set batch.packed=true
+      whet train sft --data chats.jsonl --epochs 2
 
       whet train grpo --model smollm2 --data train.jsonl --reward math_answer --tool calculator
 
@@ -73,16 +81,22 @@ def train(
     """
     from whet import api
     from whet.settings.layers import from_settings, merged, read_toml
+    from whet.types import WhetError
 
     flags: dict[str, Any] = {
         key: value
-        for key, value in (("steps", steps), ("hours", hours), ("seed", seed), ("folder", folder))
+        for key, value in (
+            *(("steps", steps), ("epochs", epochs), ("hours", hours), ("seed", seed), ("folder", folder)),
+            ("imports", imports or None),
+        )
         if value is not None
     }
     values = merged(read_toml(config) if config else {}, from_settings(settings or []))
     values = merged(values, environment_settings(env, tool, agent))
     values = merged(values, {"teacher": {"name": teacher}} if teacher is not None else {})
     if seeds > 1:
+        if exist is not None:
+            raise WhetError("--exist is for one run; an ensemble continues what its folder holds: drop it")
         from whet.tools.studies.ensemble import train_ensemble
 
         flags |= {"model": model, "data": data, "reward": reward or None}
@@ -93,6 +107,7 @@ def train(
         data=data,
         reward=list(reward) if reward else None,
         config=values,
+        exist=exist,
         command=command_line(),
         **flags,
     )

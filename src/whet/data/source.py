@@ -44,6 +44,7 @@ _KEYS: Mapping[str, tuple[SourceKind, ...]] = {
     "share_worked": (SourceKind.TASK,),
     "count": (SourceKind.TASK, SourceKind.GYM, SourceKind.SEEDS),
     "settings": (SourceKind.GYM,),
+    "system_prompt": (SourceKind.FILE, SourceKind.HUB, SourceKind.GYM),
     **dict.fromkeys(("limit", "columns", "as_chat", "unusable"), (SourceKind.FILE, SourceKind.HUB)),
 }
 _PLURAL = {
