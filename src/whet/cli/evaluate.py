@@ -95,11 +95,11 @@ def evaluate(
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """Metrics of models on held-out prompts, with intervals; several models are compared on the same prompts.
+    """Evaluate models on held-out prompts, with intervals. Several models are compared on the same prompts.
 
     Accuracy, reward, length, format, calibration; pass@k and majority votes with --samples; accuracy against tokens
     with --budget; best of n with --rerank. A run folder is measured on the held-out prompts of its own task. The
-    completions are kept in a file; the same command goes on where it was interrupted.
+    completions are kept in a file; the same command continues where it was interrupted.
     """
     from whet import api
     from whet.pages.evaluation import eval_record
@@ -165,7 +165,7 @@ def sample(
     agent: Agent = None,
     settings: Settings = None,
 ) -> None:
-    """Look at completions: to your own prompt, or to held-out prompts with their rewards. Greedy for one completion.
+    """Print completions: to your own prompt, or to held-out prompts with their rewards. A single one is greedy.
 
     With --reward the completions are scored by it, those to your own prompt too. A task scores them by its own reward;
     prompts from a file need none.

@@ -26,10 +26,10 @@ commands = typer.Typer(**APP_SETTINGS)
 
 @commands.command()
 def runs(
-    folder: Annotated[str, typer.Argument(help="Where to look, folders below it too.")] = "runs",
+    folder: Annotated[str, typer.Argument(help="Folder to search, subfolders included.")] = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """The runs there are: method, model, steps, status, the headline metric before and after, and age; newest first."""
+    """List runs, newest first: method, model, steps, status, the main metric before and after, and age."""
     from dataclasses import asdict
 
     from whet.api.listing import listed_runs, listing_text
@@ -43,29 +43,29 @@ def runs(
 
 @commands.command()
 def compare(
-    run: Annotated[list[str] | None, typer.Argument(help="Finished runs to hold against each other.")] = None,
+    run: Annotated[list[str] | None, typer.Argument(help="Finished runs to compare.")] = None,
     methods: Annotated[
-        str | None, typer.Option("--methods", help="Methods to train instead, separated by commas.")
+        str | None, typer.Option("--methods", help="Methods to train and compare, separated by commas.")
     ] = None,
     seeds: Annotated[
         int,
-        typer.Option("--seeds", min=1, max=MOST_REPEATS, help="Runs per method; 3 or more tell noise from difference."),
+        typer.Option("--seeds", min=1, max=MOST_REPEATS, help="Runs per method; use 3 or more to measure noise."),
     ] = 3,
     model: Model = None,
     data: Data = None,
     reward: Rewards = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps of every run.")
+        int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Training steps of every run.")
     ] = None,
     folder: Annotated[
         str | None,
-        typer.Option("--folder", help="Of the comparison. With --methods: what is finished there is not run again."),
+        typer.Option("--folder", help="Folder of the comparison. With --methods, finished runs there are kept."),
     ] = None,
     config: Config = None,
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """Hold finished runs against each other, or train methods side by side: one table, and what is only noise.
+    """Compare finished runs, or train several methods under equal conditions. Marks differences within noise.
 
     Examples:
 
@@ -73,7 +73,7 @@ def compare(
 
       whet compare --methods grpo,gspo,cispo --seeds 3 --set batch.updates_per_step=4
 
-    With --methods a page compare.html is left, and Ctrl-C loses nothing: the same command with its --folder continues.
+    --methods also writes compare.html. After Ctrl-C, the same command with the same --folder continues.
     """
     from whet.types import WhetError
 
@@ -119,11 +119,11 @@ def _compare_runs(runs: list[str], folder: str | None, as_json: bool) -> None:
 def doctor(
     run: Annotated[str, typer.Argument(help="A run folder, finished or not.")],
     step: Annotated[
-        int | None, typer.Option("--step", min=1, max=MOST_STEPS, help="Look at the run as it was after this step.")
+        int | None, typer.Option("--step", min=1, max=MOST_STEPS, help="Diagnose the run as of this step.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is wrong with a run, since when, why, and which setting to change; also while it is running.
+    """Diagnose a run, finished or not: what is wrong, since when, why, and which setting to change.
 
     Examples:
 
@@ -131,7 +131,7 @@ def doctor(
 
       whet doctor runs/grpo-001 --step 40 --json
 
-    Ends with 0 where the run is healthy, with 1 where a problem holds. docs/doctor.md lists the rules.
+    Exits with 0 if the run is healthy and with 1 if there is a problem. docs/doctor.md lists the rules.
     """
     from whet.record.doctor import doctor_report, doctor_text
 
@@ -212,7 +212,7 @@ def export(
 
 @commands.command()
 def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
-    """Draw report.html of a run again, also while it is running."""
+    """Rewrite report.html of a run, finished or not."""
     from pathlib import Path
 
     from whet.pages.run_report import write_report

@@ -29,7 +29,7 @@ commands = typer.Typer(**APP_SETTINGS)
 
 @commands.command()
 def train(
-    method: Annotated[str, typer.Argument(help="A method of `whet algorithms`, or sft.")],
+    method: Annotated[str, typer.Argument(help="Method: sft, or one that `whet algorithms` lists.")],
     model: Model = None,
     data: Data = None,
     reward: Rewards = None,
@@ -57,11 +57,11 @@ def train(
     imports: Imports = None,
     config: Config = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", min=1, max=MOST_REPEATS, help="Reward models of an ensemble, one per seed.")
+        int, typer.Option("--seeds", min=1, max=MOST_REPEATS, help="Train an ensemble of reward models, one per seed.")
     ] = 1,
     settings: Settings = None,
 ) -> None:
-    """Train a model and leave a run folder with checkpoints, samples, metrics and report.html.
+    """Train a model. The run folder gets checkpoints, samples, metrics and report.html.
 
     Examples:
 
@@ -77,7 +77,7 @@ def train(
 
       whet train opd --teacher runs/grpo-1
 
-    `whet config METHOD` shows every key that --set takes, with its default.
+    `whet config METHOD` lists every key that --set takes, with its default.
     """
     from whet import api
     from whet.settings.layers import from_settings, merged, read_toml
@@ -118,24 +118,24 @@ def train(
 def resume(
     run: Annotated[str, typer.Argument(help="A run folder.")],
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="New total of steps, to train longer.")
+        int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="New total number of steps, to train longer.")
     ] = None,
     hours: Annotated[
-        float | None, number("--hours", "New total of wall-clock hours, to train longer.", LEAST_HOURS, MOST_HOURS)
+        float | None, number("--hours", "New wall-clock limit in hours, to train longer.", LEAST_HOURS, MOST_HOURS)
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--from", help="Checkpoint to go on from, e.g. step-000020; default: the newest.")
+        str | None, typer.Option("--from", help="Checkpoint to continue from, e.g. step-000020 (default: the newest).")
     ] = None,
     settings: Settings = None,
     accept_changes: Annotated[
         bool,
-        typer.Option("--accept-changes", help="Train on although data, model, reward or config changed; it is noted."),
+        typer.Option("--accept-changes", help="Continue although data, model, reward or config changed; recorded."),
     ] = False,
 ) -> None:
-    """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped.
+    """Continue a run from its newest complete checkpoint, or a pipeline from where it stopped.
 
-    --set changes what does not decide the training: steps, hours, report.*, eval.every, batch.micro_batch_tokens, ...;
-    other settings only with --accept-changes.
+    --set changes settings that do not affect what is learned: steps, hours, report.*, eval.every,
+    batch.micro_batch_tokens, ... Other settings need --accept-changes.
     """
     from whet import api
     from whet.settings.layers import from_settings
