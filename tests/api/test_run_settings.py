@@ -146,3 +146,39 @@ def test_a_resumed_run_imports_what_it_was_registered_with(tmp_path: Path) -> No
         for registered in _REGISTRIES["reward"]:  # other tests list what there is
             registered.entries.pop("length_of_mine", None)
             registered.registered.pop("length_of_mine", None)
+
+
+def test_several_sources_with_weights_and_a_reward_each(tmp_path: Path) -> None:
+    for folder, count in (("a", 12), ("b", 9)):
+        (tmp_path / folder).mkdir()
+        lines = [json.dumps({"prompt": f"{folder}{number}=", "answer": "1"}) + "\n" for number in range(count)]
+        (tmp_path / folder / "rows.jsonl").write_text("".join(lines))
+    first, second = (str(tmp_path / folder / "rows.jsonl") for folder in ("a", "b"))
+    seen: dict[str, set[str]] = {"on_first": set(), "on_all": set()}
+
+    def on_all(prompt: str, completion: str, data_source: str) -> float:
+        seen["on_all"].add(data_source)
+        return 0.0
+
+    run = trained(
+        tmp_path / "run", data=[f"{first}=3", f"{second}=1"], reward=[f"exact_answer@{first}", on_all], steps=4
+    )
+    assert seen["on_all"] == {first, second} and "(16 prompts" in run.summary["facts"]["data"]
+    assert run.config["reward"]["parts"][0]["rows"] == first
+    kinds = {sample["prompt_id"].startswith(second): sample["parts"] for sample in run.samples()}
+    assert set(kinds) <= {True, False}
+    from whet.data.source import read_rows
+
+    assert len(read_rows(f"mix:{first},{second}")) == 21
+    mixed = read_rows(f"mix:{first}=1,{second}=1")
+    assert [row.values["data_source"] for row in mixed].count(first) == 9 and mixed == read_rows(
+        f"mix:{first}=1,{second}=1"
+    )
+    mistakes = {
+        "none is from there": {"data": [first, second], "reward": "exact_answer@c.jsonl"},
+        "no reward is for prompt": {"data": [first, second], "reward": f"exact_answer@{first}"},
+        "a weight above 0": {"data": [f"{first}=1", second]},
+        "makes its prompts itself": {"data": [first, "task:lists"]},
+    }
+    said = {expected: refused(tmp_path / "no", steps=1, **given) for expected, given in mistakes.items()}
+    assert [line for expected, line in said.items() if expected not in line] == []

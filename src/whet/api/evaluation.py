@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -47,7 +47,15 @@ class EvalResult:
 
 
 @overload
-def evaluate(model: Sequence[Any], data: Any = None, **options: Any) -> list[EvalResult]: ...
+def evaluate(
+    model: list[Any],
+    data: Any = None,
+    *,
+    reward: Any = None,
+    tokenizer: Any = None,
+    samples: int = 1,
+    settings: Mapping[str, Any] | None = None,
+) -> list[EvalResult]: ...
 
 
 @overload
@@ -77,9 +85,10 @@ def evaluate(
     rewards, unless others are given. A list of models gives a list of results, which `whet.compare` compares prompt by
     prompt.
     """
-    if isinstance(model, list | tuple):
-        options = {"reward": reward, "tokenizer": tokenizer, "samples": samples, "settings": settings}
-        return [evaluate(one, data, **options) for one in model]
+    if isinstance(model, list):
+        return [
+            evaluate(one, data, reward=reward, tokenizer=tokenizer, samples=samples, settings=settings) for one in model
+        ]
     from whet.tools.evaluation.evaluation import evaluate_groups, group_metrics
     from whet.tools.evaluation.likelihood import asks_choices, measured_choices
     from whet.tools.evaluation.measure import EvalPlan, completion_rows, group_outcomes, group_summary

@@ -10,8 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from whet.data.source import MIX
 from whet.protocols import Callback, Reward
 from whet.record.run_folder import CONFIG
+from whet.reward.combine import ALL
 from whet.training.config import FROM_PYTHON, Config
 from whet.training.saved_config import START
 from whet.types import WhetError
@@ -73,7 +75,9 @@ def save_object(model: Any, tokenizer: Any, place: Path) -> None:
 
 
 def data_source(data: Any) -> str | None:
-    """The source that a config has for data; None where the data is rows in memory."""
+    """The source that a config has for data, of several a mixture; None where the data is rows in memory."""
+    if isinstance(data, list | tuple) and data and all(isinstance(source, str | Path) for source in data):
+        return MIX + ",".join(map(str, data)) if len(data) > 1 else str(data[0])
     return str(data) if isinstance(data, str | Path) else None
 
 
@@ -175,7 +179,19 @@ def _weighted(reward: RewardLike) -> tuple[float, RewardLike]:
 
 def reward_section(parts: Sequence[tuple[str, Weight, RewardLike]]) -> dict[str, Any]:
     """The parts as a config has them."""
-    return {"parts": [{"reward": _path_of(part, name), "weight": weight} for name, weight, part in parts]}
+    return {
+        "parts": [
+            {"reward": _path_of(reward, name), "weight": weight, **({} if rows == ALL else {"rows": rows})}
+            for name, weight, part in parts
+            for reward, rows in [_for_rows(part)]
+        ]
+    }
+
+
+def _for_rows(reward: RewardLike) -> tuple[RewardLike, str]:
+    """`exact_answer@math.jsonl` is a name with the source of a mixture that it is for."""
+    name, at, rows = reward.partition("@") if isinstance(reward, str) else ("", "", "")
+    return (name, rows) if at else (reward, ALL)
 
 
 def _path_of(reward: RewardLike, name: str) -> str:
@@ -232,8 +248,11 @@ def made_rewards(parts: Sequence[tuple[str, Weight, RewardLike]] | None) -> Any:
     from whet.reward.combine import RewardPart, check_parts
     from whet.reward.find import find_reward
 
-    rewards = [(find_reward(part) if isinstance(part, str) else part, name, weight) for name, weight, part in parts]
-    made = [RewardPart(as_reward(part, name or None), weight) for part, name, weight in rewards]
+    made = []
+    for name, weight, part in parts:
+        reward, rows = _for_rows(part)
+        reward = find_reward(reward) if isinstance(reward, str) else reward
+        made.append(RewardPart(as_reward(reward, name or None), weight, rows=rows))
     check_parts(made)
     return made
 

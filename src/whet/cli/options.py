@@ -32,9 +32,10 @@ Rewards = Annotated[
         "--reward", help="Built-in name, file.py:function, module:function or a reward model's run. Repeatable."
     ),
 ]
+DATA_HELP = "task:arithmetic (countdown, lists), a file, gsm8k:FILE and such, or hub:owner/name."
 Data = Annotated[
     str | None,
-    typer.Option("--data", help="task:arithmetic (countdown, lists), a file, gsm8k:FILE and such, or hub:owner/name."),
+    typer.Option("--data", help=DATA_HELP),
 ]
 Environment = Annotated[
     str | None,

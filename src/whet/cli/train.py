@@ -8,9 +8,9 @@ import typer
 
 from whet.cli.options import (
     APP_SETTINGS,
+    DATA_HELP,
     Agent,
     Config,
-    Data,
     Environment,
     Imports,
     Model,
@@ -31,7 +31,9 @@ commands = typer.Typer(**APP_SETTINGS)
 def train(
     method: Annotated[str, typer.Argument(help="Method: sft, or one that `whet algorithms` lists.")],
     model: Model = None,
-    data: Data = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help=f"{DATA_HELP} Repeatable, each with =WEIGHT if you like.")
+    ] = None,
     reward: Rewards = None,
     env: Environment = None,
     tool: Tools = None,
@@ -77,6 +79,8 @@ def train(
 
       whet train opd --teacher runs/grpo-1
 
+      whet train grpo --data a.jsonl=3 --data b.jsonl=1 --reward math_answer@a.jsonl --reward code_tests@b.jsonl
+
     `whet config METHOD` lists every key that --set takes, with its default.
     """
     from whet import api
@@ -95,16 +99,18 @@ def train(
     values = merged(values, environment_settings(env, tool, agent))
     values = merged(values, {"teacher": {"name": teacher}} if teacher is not None else {})
     if seeds > 1:
+        from whet.api.inputs import data_source
+
         if exist is not None:
             raise WhetError("--exist is for one run; an ensemble continues what its folder holds: drop it")
         from whet.tools.studies.ensemble import train_ensemble
 
-        flags |= {"model": model, "data": data, "reward": reward or None}
+        flags |= {"model": model, "data": data_source(data or None), "reward": reward or None}
         return exit_if_interrupted(train_ensemble(method, seeds, config=values, command=command_line(), **flags))
     run = api.train(
         method,
         model=model,
-        data=data,
+        data=data or None,
         reward=list(reward) if reward else None,
         config=values,
         exist=exist,

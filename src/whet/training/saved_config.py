@@ -11,6 +11,7 @@ from typing import Any
 
 from whet.data.benchmarks import BENCHMARKS
 from whet.data.choices import CHOICES
+from whet.data.source import MIX
 from whet.record.run_folder import CONFIG, LOCK, claimed_place, was_cut_off
 from whet.settings.layers import read_toml
 from whet.settings.names import translated
@@ -22,8 +23,10 @@ ROWS, EVAL_ROWS = "data.jsonl", "eval.jsonl"
 START = "start"  # the weights of a model that was given as an object
 BEFORE_CONFIG = (ROWS, EVAL_ROWS, START, f".{CONFIG}", INPUTS, f".{INPUTS}")  # all that is written before the config
 # settings that may be paths, beside those of rewards
-PATHS = (("data", "source"), ("eval", "source"), ("model", "name"), ("reward", "ledger"), ("preference", "store"))
-PATHS += (("model", "reference_model"), ("critic", "start"), ("teacher", "name"))
+PATHS = (
+    *(("data", "source"), ("eval", "source"), ("reward", "ledger"), ("preference", "store")),
+    *(("model", "name"), ("model", "reference_model"), ("critic", "start"), ("teacher", "name")),
+)
 
 
 def read_config(folder: Path) -> Config:
@@ -74,6 +77,11 @@ def _find_paths(values: dict[str, Any], start: Path) -> None:
     """Make paths absolute that are relative and lead somewhere from `start`."""
 
     def found(text: Any) -> Any:
+        if isinstance(text, str) and text.startswith(MIX):
+            return MIX + ",".join(map(found, text.removeprefix(MIX).split(",")))
+        if isinstance(text, str) and "=" in text and not (start / text).exists():  # of a mixture: PATH=WEIGHT
+            source, _, weight = text.rpartition("=")
+            return f"{found(source)}={weight}"
         path, colon, function = text.partition(":") if isinstance(text, str) else ("", "", "")
         if path in (*BENCHMARKS, *CHOICES) and colon:  # gsm8k:PATH
             return f"{path}:{found(function)}"
@@ -89,6 +97,8 @@ def _find_paths(values: dict[str, Any], start: Path) -> None:
     for part in parts if isinstance(parts, list) else []:
         if isinstance(part, dict) and "reward" in part:
             part["reward"] = found(part["reward"])
+            if "rows" in part:
+                part["rows"] = found(part["rows"])
             if isinstance(part.get("settings"), dict):
                 part["settings"] = {name: found(value) for name, value in part["settings"].items()}
 

@@ -52,6 +52,8 @@ def input_digests(config: Inputs) -> dict[str, str]:
 def data_digest(source: str) -> str:
     """A digest of a data file's bytes; tasks, gym datasets and datasets of the hub are identified by name."""
     parsed = parse_source(source)
+    if parsed.parts:
+        return "mix:" + ",".join(f"{data_digest(part)}={weight:g}" for part, weight in parsed.parts)
     path = Path(parsed.name).expanduser()
     if parsed.kind is not SourceKind.FILE or not path.is_file():
         return source
