@@ -178,7 +178,7 @@ def test_several_sources_with_weights_and_a_reward_each(tmp_path: Path) -> None:
         "none is from there": {"data": [first, second], "reward": "exact_answer@c.jsonl"},
         "no reward is for prompt": {"data": [first, second], "reward": f"exact_answer@{first}"},
         "a weight above 0": {"data": [f"{first}=1", second]},
-        "makes its prompts itself": {"data": [first, "task:lists"]},
+        "makes its prompts itself": {"data": f"mix:{first},task:lists"},
     }
     said = {expected: refused(tmp_path / "no", steps=1, **given) for expected, given in mistakes.items()}
     assert [line for expected, line in said.items() if expected not in line] == []

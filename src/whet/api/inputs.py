@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from whet.data.benchmarks import BENCHMARKS
+from whet.data.rows import FORMATS
 from whet.data.source import MIX
 from whet.protocols import Callback, Reward
 from whet.record.run_folder import CONFIG
@@ -76,9 +78,21 @@ def save_object(model: Any, tokenizer: Any, place: Path) -> None:
 
 def data_source(data: Any) -> str | None:
     """The source that a config has for data, of several a mixture; None where the data is rows in memory."""
-    if isinstance(data, list | tuple) and data and all(isinstance(source, str | Path) for source in data):
-        return MIX + ",".join(map(str, data)) if len(data) > 1 else str(data[0])
+    if isinstance(data, list | tuple) and data and all(_names_file(source) for source in data):
+        return mixed_source([str(source) for source in data])
     return str(data) if isinstance(data, str | Path) else None
+
+
+def mixed_source(sources: Sequence[str]) -> str | None:
+    """One source as it is, several as a mixture; None for none."""
+    return MIX + ",".join(sources) if len(sources) > 1 else next(iter(sources), None)
+
+
+def _names_file(source: Any) -> bool:
+    """Whether an entry of a list is a file or a hub dataset, perhaps with its weight, and not a row."""
+    text = str(source).rpartition("=")[0] or str(source)
+    is_named = text.startswith(("hub:", *(f"{name}:" for name in BENCHMARKS))) or text.lower().endswith(FORMATS)
+    return isinstance(source, Path) or (isinstance(source, str) and is_named)
 
 
 def rows_in_memory(data: Any, most: int | None = None) -> list[Mapping[str, Any]] | None:

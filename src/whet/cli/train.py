@@ -84,6 +84,7 @@ def train(
     `whet config METHOD` lists every key that --set takes, with its default.
     """
     from whet import api
+    from whet.api.inputs import mixed_source
     from whet.settings.layers import from_settings, merged, read_toml
     from whet.types import WhetError
 
@@ -99,18 +100,16 @@ def train(
     values = merged(values, environment_settings(env, tool, agent))
     values = merged(values, {"teacher": {"name": teacher}} if teacher is not None else {})
     if seeds > 1:
-        from whet.api.inputs import data_source
-
         if exist is not None:
             raise WhetError("--exist is for one run; an ensemble continues what its folder holds: drop it")
         from whet.tools.studies.ensemble import train_ensemble
 
-        flags |= {"model": model, "data": data_source(data or None), "reward": reward or None}
+        flags |= {"model": model, "data": mixed_source(data or ()), "reward": reward or None}
         return exit_if_interrupted(train_ensemble(method, seeds, config=values, command=command_line(), **flags))
     run = api.train(
         method,
         model=model,
-        data=data or None,
+        data=mixed_source(data or ()),
         reward=list(reward) if reward else None,
         config=values,
         exist=exist,

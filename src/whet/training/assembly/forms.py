@@ -39,9 +39,11 @@ def prompt_form(config: Config | EvaluationConfig, source: str) -> PromptForm:
         return PromptForm(words="plain text (data.as_chat=false)" if benchmark else "")
     has_template = is_served(config) or bool(config.model.chat_template) or has_chat_template(config.model.name)
     if (chosen is True or system) and has_template is False:
-        key = "data.as_chat=true" if chosen is True and not system else "data.system_prompt"
+        asked, kind, fix = "data.as_chat=true", "user", "data.as_chat=false"
+        if system:
+            asked, kind, fix = "data.system_prompt", "system", "none"
         raise WhetError(
-            f"{key}: {config.model.name} has no chat template to write a message with; drop it, give "
+            f"{asked}: {config.model.name} has no chat template to write a {kind} message with; give {fix}, "
             "model.chat_template, or a model that was trained to chat"
         )
     if chosen is True:
