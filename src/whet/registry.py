@@ -302,6 +302,15 @@ def import_file(path: str) -> None:
     _file_module(path, "reward", nullcontext)
 
 
+def import_sources(sources: Iterable[str]) -> None:
+    """Import files and modules for what they register."""
+    for source in sources:
+        if source.endswith(".py"):
+            _file_module(source, "import", nullcontext)
+        else:
+            _named_module(source, source, "import", nullcontext)
+
+
 def file_of_module(name: str) -> str | None:
     """The path of a module that is a file given by its path; None for all others."""
     return name.removeprefix(OF_A_FILE).replace(DOT, ".") if name.startswith(OF_A_FILE) else None

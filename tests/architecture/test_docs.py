@@ -184,6 +184,7 @@ def resolve_config(method: str, *layers: Mapping[str, Any]) -> None:
 
 def check_command(words: list[str]) -> None:
     """Parse a command; a `train` with plain words must name a method and settings that exist, too."""
+    from whet.api.inputs import mixed_source
     from whet.cli import app
     from whet.cli.options import environment_settings
     from whet.settings.layers import from_settings, read_toml
@@ -193,7 +194,7 @@ def check_command(words: list[str]) -> None:
         return
     given = {
         "model": {"name": values["model"]} if values["model"] else {},
-        "data": {"source": values["data"]} if values["data"] else {},
+        "data": {"source": mixed_source(values["data"])} if values["data"] else {},
         "reward": {"parts": [{"reward": reward} for reward in values["reward"] or ()]} if values["reward"] else {},
         **{key: values[key] for key in ("steps", "seed", "folder") if values[key] is not None},
         **environment_settings(values["env"], values["tool"], values["agent"]),

@@ -73,6 +73,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "training": (
         "types",
+        "registry",
         "settings",
         "protocols",
         "objective",

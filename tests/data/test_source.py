@@ -46,7 +46,8 @@ def test_what_follows_from_the_kind():
 
 def test_keys_that_a_source_does_not_read():
     of_files = dict.fromkeys(("limit", "columns", "as_chat", "unusable"), "files")
-    assert parse_source("task:lists").unused_keys() == {**of_files, "settings": "gym datasets"}
+    of_task = {**of_files, "system_prompt": "files", "settings": "gym datasets"}
+    assert parse_source("task:lists").unused_keys() == of_task
     assert parse_source("gym:x").unused_keys() == {**of_files, "difficulty": "tasks", "share_worked": "tasks"}
     stored = {**dict.fromkeys(("difficulty", "share_worked", "count"), "tasks"), "settings": "gym datasets"}
     assert parse_source("rows.jsonl").unused_keys() == parse_source("hub:a/b").unused_keys() == stored

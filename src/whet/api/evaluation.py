@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from whet.api.inputs import (
     check_tokenizer,
@@ -37,9 +37,37 @@ class EvalResult:
     completions: tuple[Mapping[str, Any], ...] = field(repr=False)  # prompt, answer, completion, reward, parts, tokens
     summary: EvalSummary = field(repr=False)  # with intervals
     facts: Mapping[str, str] = field(default_factory=dict, repr=False)  # how completions were written, and why so
+    model: str = ""
+    task: str = ""  # where the prompts come from
+    outcomes: tuple[tuple[float, ...], ...] = field(default=(), repr=False)  # [prompts][samples]: 0 and 1, or rewards
+    temperature: float = 0.0  # 0: greedy
 
     def __getitem__(self, name: str) -> float:
         return self.metrics[name]
+
+
+@overload
+def evaluate(
+    model: list[Any],
+    data: Any = None,
+    *,
+    reward: Any = None,
+    tokenizer: Any = None,
+    samples: int = 1,
+    settings: Mapping[str, Any] | None = None,
+) -> list[EvalResult]: ...
+
+
+@overload
+def evaluate(
+    model: Any,
+    data: Any = None,
+    *,
+    reward: Any = None,
+    tokenizer: Any = None,
+    samples: int = 1,
+    settings: Mapping[str, Any] | None = None,
+) -> EvalResult: ...
 
 
 def evaluate(
@@ -50,15 +78,20 @@ def evaluate(
     tokenizer: Any = None,
     samples: int = 1,
     settings: Mapping[str, Any] | None = None,
-) -> EvalResult:
+) -> EvalResult | list[EvalResult]:
     """Measure a model or a run on held-out prompts: greedy, or `samples` drawn completions per prompt with pass@k.
 
     `model`, `data` and `reward` are what `whet.train` takes. A run is measured on its own held-out prompts, by its own
-    rewards, unless others are given.
+    rewards, unless others are given. A list of models gives a list of results, which `whet.compare` compares prompt by
+    prompt.
     """
+    if isinstance(model, list):
+        return [
+            evaluate(one, data, reward=reward, tokenizer=tokenizer, samples=samples, settings=settings) for one in model
+        ]
     from whet.tools.evaluation.evaluation import evaluate_groups, group_metrics
     from whet.tools.evaluation.likelihood import asks_choices, measured_choices
-    from whet.tools.evaluation.measure import EvalPlan, completion_rows, group_summary
+    from whet.tools.evaluation.measure import EvalPlan, completion_rows, group_outcomes, group_summary
 
     refuse_while_importing("whet.evaluate")
     check_tokenizer(model, tokenizer)
@@ -79,12 +112,32 @@ def evaluate(
         config = evaluation_config(name, source, values)
         if asks_choices(config):
             result, _ = measured_choices(config, EvalPlan(samples=samples))
-            return EvalResult(result.metrics, result.rows, result.summary, result.facts)
+            outcomes = tuple(tuple(row) for row in result.outcomes)
+            return EvalResult(
+                result.metrics,
+                result.rows,
+                result.summary,
+                result.facts,
+                model=_shown(model),
+                task=result.task,
+                outcomes=outcomes,
+            )
         groups = evaluate_groups(config, samples, made_rewards(parts), facts.update)
     by = config.eval.by
     return EvalResult(
-        group_metrics(groups, samples, by), tuple(completion_rows(groups)), group_summary(groups, by), facts
+        group_metrics(groups, samples, by),
+        tuple(completion_rows(groups)),
+        group_summary(groups, by),
+        facts,
+        model=_shown(model),
+        task="rows" if rows is not None else config.eval.source or config.data.source,
+        outcomes=group_outcomes(groups),
+        temperature=config.sampling.temperature if samples > 1 else 0.0,
     )
+
+
+def _shown(model: Any) -> str:
+    return model_name(model) or type(model).__name__
 
 
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:
@@ -93,7 +146,9 @@ def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] 
     base = read_values(run_of(folder) if (folder / ABOUT).is_file() else folder)
     layer: dict[str, Any] = {"model": {"name": model}}
     if data is not None:
-        base.pop("data", None)
+        own = base.pop("data", None)
         layer["data"] = {"source": data}
+        if isinstance(own, Mapping) and own.get("system_prompt"):  # the model was trained behind it
+            layer["data"]["system_prompt"] = own["system_prompt"]
         layer["eval"] = {"source": "" if parse_source(data).is_generated else data}
     return resolved_evaluation(base, layer, dict(settings or {}))

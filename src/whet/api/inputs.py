@@ -6,11 +6,16 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from whet.data.benchmarks import BENCHMARKS
+from whet.data.rows import FORMATS
+from whet.data.source import MIX
 from whet.protocols import Callback, Reward
 from whet.record.run_folder import CONFIG
+from whet.reward.combine import ALL
 from whet.training.config import FROM_PYTHON, Config
 from whet.training.saved_config import START
 from whet.types import WhetError
@@ -72,13 +77,44 @@ def save_object(model: Any, tokenizer: Any, place: Path) -> None:
 
 
 def data_source(data: Any) -> str | None:
-    """The source that a config has for data; None where the data is rows in memory."""
+    """The source that a config has for data, of several a mixture; None where the data is rows in memory."""
+    if isinstance(data, list | tuple) and data and all(_names_file(source) for source in data):
+        return mixed_source([str(source) for source in data])
     return str(data) if isinstance(data, str | Path) else None
 
 
-def rows_in_memory(data: Any) -> list[Mapping[str, Any]] | None:
-    """The rows of data that has no source of its own; None where there is no data, or a config can name it."""
-    return None if data is None or data_source(data) is not None else data_rows(data)
+def mixed_source(sources: Sequence[str]) -> str | None:
+    """One source as it is, several as a mixture; None for none."""
+    return MIX + ",".join(sources) if len(sources) > 1 else next(iter(sources), None)
+
+
+def _names_file(source: Any) -> bool:
+    """Whether an entry of a list is a file or a hub dataset, perhaps with its weight, and not a row."""
+    text = str(source).rpartition("=")[0] or str(source)
+    is_named = text.startswith(("hub:", *(f"{name}:" for name in BENCHMARKS))) or text.lower().endswith(FORMATS)
+    return isinstance(source, Path) or (isinstance(source, str) and is_named)
+
+
+def rows_in_memory(data: Any, most: int | None = None) -> list[Mapping[str, Any]] | None:
+    """The rows of data that has no source of its own; None where there is no data, or a config can name it.
+
+    A stream may never end: the first `most` rows are taken from it, and None where that is not known yet.
+    """
+    if data is None or data_source(data) is not None:
+        return None
+    if isinstance(data, Iterable) and not hasattr(data, "__len__"):
+        return None if most is None else data_rows(list(islice(data, most)))
+    return data_rows(data)
+
+
+def plain_settings(value: Any) -> Any:
+    """Nested settings with runs and paths by their names, as a config has them."""
+    if isinstance(value, Mapping):
+        return {key: plain_settings(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_settings(item) for item in value]
+    folder = getattr(value, "folder", value)  # of a Run
+    return str(folder) if isinstance(folder, Path) else value
 
 
 def data_rows(data: Any) -> list[Mapping[str, Any]]:
@@ -157,7 +193,19 @@ def _weighted(reward: RewardLike) -> tuple[float, RewardLike]:
 
 def reward_section(parts: Sequence[tuple[str, Weight, RewardLike]]) -> dict[str, Any]:
     """The parts as a config has them."""
-    return {"parts": [{"reward": _path_of(part, name), "weight": weight} for name, weight, part in parts]}
+    return {
+        "parts": [
+            {"reward": _path_of(reward, name), "weight": weight, **({} if rows == ALL else {"rows": rows})}
+            for name, weight, part in parts
+            for reward, rows in [_for_rows(part)]
+        ]
+    }
+
+
+def _for_rows(reward: RewardLike) -> tuple[RewardLike, str]:
+    """`exact_answer@math.jsonl` is a name with the source of a mixture that it is for."""
+    name, at, rows = reward.partition("@") if isinstance(reward, str) else ("", "", "")
+    return (name, rows) if at else (reward, ALL)
 
 
 def _path_of(reward: RewardLike, name: str) -> str:
@@ -220,8 +268,11 @@ def made_rewards(parts: Sequence[tuple[str, Weight, RewardLike]] | None) -> Any:
     from whet.reward.combine import RewardPart, check_parts
     from whet.reward.find import find_reward
 
-    rewards = [(find_reward(part) if isinstance(part, str) else part, name, weight) for name, weight, part in parts]
-    made = [RewardPart(as_reward(part, name or None), weight) for part, name, weight in rewards]
+    made = []
+    for name, weight, part in parts:
+        reward, rows = _for_rows(part)
+        reward = find_reward(reward) if isinstance(reward, str) else reward
+        made.append(RewardPart(as_reward(reward, name or None), weight, rows=rows))
     check_parts(made)
     return made
 

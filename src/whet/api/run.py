@@ -133,6 +133,19 @@ class Run:
         loaded = load_model(str(self.model), device=device)
         return loaded.model, loaded.tokenizer
 
+    def save_model(
+        self, path: str | Path, dtype: str | None = None, what: str = "model", checkpoint: str | None = None
+    ) -> Path:
+        """Write the model into a new folder, to give away: weights, tokenizer, chat template and a model card.
+
+        `dtype` is float32, bfloat16 or float16; None: as the run keeps it. `what` is model (adapters merged into it),
+        or adapter, for PEFT. `checkpoint` is best, final or a name such as step-000040; None: the newest weights.
+        """
+        from whet.api.exported_model import export_model, named_model
+
+        source = self.model if checkpoint is None else named_model(self.folder, checkpoint)
+        return export_model(self.folder, source, path, what, dtype)
+
     def metrics(self) -> Any:
         """One row per step: reward and its parts, metrics, counts, seconds. A DataFrame where pandas is installed."""
         return table(self.rows("metrics"))

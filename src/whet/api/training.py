@@ -20,6 +20,7 @@ from whet.api.inputs import (
     environment_section,
     made_rewards,
     model_name,
+    plain_settings,
     reward_parts,
     reward_section,
     rows_in_memory,
@@ -30,14 +31,22 @@ from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
 from whet.api.session import TrainingSession, gc_disabled, training_session
 from whet.model.width import stated_width
-from whet.record.run_folder import ERROR_LOG, discard
+from whet.record.run_folder import CONFIG, ERROR_LOG, discard, remove_run
 from whet.registry import refuse_while_importing
 from whet.settings.layers import merged, read_toml
-from whet.training.config import FROM_PYTHON, Config, RewardModelConfig, config_values, resolved
+from whet.training.config import FROM_PYTHON, Config, RewardModelConfig, config_values, differing_keys, resolved
 from whet.training.distributed.launch import Launch, launched
-from whet.training.run_inputs import RunInputs
-from whet.training.saved_config import EVAL_ROWS, ROWS, START, read_config, refuse_resume_of_0_1
-from whet.types import RunFailed, WhetError
+from whet.training.run_inputs import RunInputs, is_free
+from whet.training.saved_config import (
+    EVAL_ROWS,
+    ROWS,
+    START,
+    placed,
+    read_config,
+    refuse_resume_of_0_1,
+    rows_text,
+)
+from whet.types import RunFailed, WhetError, did_you_mean
 
 if TYPE_CHECKING:
     from whet.record.trackers.tracking import Trackers
@@ -48,6 +57,7 @@ if TYPE_CHECKING:
 
 TRL_ARGUMENTS = {"train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward", "args": "config"}
 TRL_ARGUMENTS |= {"processing_class": "tokenizer"}
+RESUME, REPLACE = EXIST = ("resume", "replace")
 Rewards = RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]]
 
 
@@ -65,6 +75,7 @@ def train(
     config: str | Path | Mapping[str, Any] | None = None,
     callbacks: Sequence[Any] = (),
     console: bool = True,
+    exist: str | None = None,
     command: str = "",
     **settings: Any,
 ) -> Run:
@@ -79,7 +90,8 @@ def train(
     command of a program, or an async function, that plays the episodes: docs/agents.md has all three.
     `config` is a TOML file or its nested values, `settings` are top-level keys that win over it:
     `steps=20, batch={"group_size": 4}`. `callbacks` have any of the methods of `whet.Callback` and are called
-    beside the console; `console=False` silences that.
+    beside the console; `console=False` silences that. `exist` says what happens where `folder` holds a run: "resume"
+    continues it, or returns it if it is finished; "replace" deletes it. Without it, that is an error.
     """
     refuse_while_importing("whet.train")
     launch = launched()
@@ -87,8 +99,8 @@ def train(
         raise WhetError(f"whet.train has no argument {name!r}; in whet it is {TRL_ARGUMENTS[name]}=...")
     check_callbacks(callbacks)
     check_tokenizer(model, tokenizer)
-    layer = dict(settings)
-    rows, eval_rows = rows_in_memory(data), rows_in_memory(eval_data)
+    layer = plain_settings(settings)
+    rows = rows_in_memory(data)
     parts = reward_parts(reward)
     if model is not None:
         layer["model"] = {"name": model_name(model) or START}
@@ -100,13 +112,39 @@ def train(
         layer["reward"] = reward_section(parts)
     layer = merged(layer, environment_section(env, tools, agent))
     with training_session(launch) as session:
-        base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
+        base = read_toml(config) if isinstance(config, str | Path) else plain_settings(config or {})
         width = stated_width(model.config) if model is not None and model_name(model) is None else None
-        resolved_config = resolved(method, base, layer, width=width)
+        count = None if rows is None else len(rows)
+        if rows is None and data is not None and data_source(data) is None and {**base, **layer}.get("epochs"):
+            raise WhetError("epochs: the data is a stream, whose length is not known; give steps")
+        resolved_config = resolved(method, base, layer, width=width, rows=count)
         check_trackers(resolved_config)
+        rows = rows_in_memory(
+            data if rows is None else rows,
+            resolved_config.data.limit or resolved_config.steps * resolved_config.rows_per_step(),
+        )
+        eval_rows = rows_in_memory(eval_data, resolved_config.eval.prompts)
+        if exist is not None:
+            is_object = model is not None and model_name(model) is None
+            there = existing_run(exist, resolved_config, rows, eval_rows, is_object, launch)
+            if isinstance(there, Run):
+                return there
+            if there is not None:
+                unnamed = any(part.reward.startswith(FROM_PYTHON) for part in resolved_config.reward.parts)
+                return resume(
+                    resolved_config.folder,
+                    settings=there,
+                    reward=reward if unnamed else None,
+                    env=env,
+                    tools=tools,
+                    callbacks=callbacks,
+                    console=console,
+                    command=command,
+                )
         if launch.size == 1 and resolved_config.scale.workers > 1:
             arguments = {
-                **{"method": method, "model": model, "tokenizer": tokenizer, "data": data, "eval_data": eval_data},
+                **{"method": method, "model": model, "tokenizer": tokenizer},
+                **{"data": data if rows is None else rows, "eval_data": eval_data if eval_rows is None else eval_rows},
                 **{"reward": reward, "env": env, "tools": tools, "agent": agent, "config": base, "command": command},
                 **settings,
             }
@@ -178,6 +216,46 @@ def resume(
         files = RunFiles(config, path, command, Resumed(chosen, done, accept_changes, changes))
         session.redirect_output(path, streams=bool(command))
         return _run(session, files, made_rewards(parts), callbacks, console)
+
+
+def existing_run(
+    exist: str, config: Config, rows: Any, eval_rows: Any, is_object: bool, launch: Launch
+) -> Run | dict[str, Any] | None:
+    """What `exist` makes of the run in the config's folder: a finished run, or settings to resume it with.
+
+    None where there is none, also because it was deleted. A run of another config is not resumed. A model that was
+    given as an object (`is_object`) is the run's own copy.
+    """
+    from whet.record.log import is_finished
+
+    if exist not in EXIST:
+        raise WhetError(f"exist is {exist!r}{did_you_mean(exist, EXIST)}; give {' or '.join(EXIST)}")
+    if not config.folder:
+        raise WhetError(f"exist={exist} needs a folder: without one every run gets the next free one")
+    if launch.size > 1:
+        raise WhetError(f"exist={exist} is for one process; resume a run of several ranks with whet.resume")
+    folder = Path(config.folder)
+    if not (folder / CONFIG).is_file():
+        return None
+    if exist == REPLACE:
+        remove_run(folder)
+        return None
+    there = read_config(folder)
+    asked = placed(config, folder, rows, eval_rows)
+    if is_object:
+        asked = asked.model_copy(update={"model": config.model.model_copy(update={"name": str(folder / START)})})
+    longer = {key: getattr(config, key) for key in ("steps", "hours") if getattr(config, key) != getattr(there, key)}
+    differing = [key for key in differing_keys(asked, there) if not is_free(key)]
+    if differing:
+        raise WhetError(
+            f"{folder} holds a run with another config ({', '.join(differing[:3])}); give exist=replace, or another "
+            "folder"
+        )
+    for name, given in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
+        if given is not None and rows_text(given) != (folder / name).read_text(encoding="utf-8"):
+            raise WhetError(f"{folder} holds a run with other rows ({name}); give exist=replace, or another folder")
+    is_longer = config.steps > there.steps or (there.hours and not 0 < config.hours <= there.hours)
+    return Run(folder) if is_finished(folder) and not is_longer else longer
 
 
 def _train_on_ray(

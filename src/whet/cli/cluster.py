@@ -15,9 +15,9 @@ commands = typer.Typer(**APP_SETTINGS)
 @commands.command("cluster-demo")
 def cluster_demo(
     method: Annotated[str, typer.Argument(help="A method of `whet algorithms` that writes completions.")] = "",
-    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps.")] = 4,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the head; 0: a free one.")] = 0,
-    folder: Annotated[str, typer.Option("--folder", help="Of the run; default: a temporary one.")] = "",
+    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST_STEPS, help="Training steps.")] = 4,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the head node (0: a free one).")] = 0,
+    folder: Annotated[str, typer.Option("--folder", help="Run folder (default: a temporary one).")] = "",
 ) -> None:
     """A short run on a Ray cluster of two nodes on this machine: two engines, two reward workers, two trainer ranks.
 

@@ -28,7 +28,7 @@ Unusable = Annotated[
     Literal["stop", "drop"], typer.Option("--unusable", help="Rows that cannot be read: stop, or drop and count them.")
 ]
 By = Annotated[str, typer.Option("--by", help="What is compared: prompt, all (with completions), or a column.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Decides every draw.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
 Similarity = Annotated[
     float | None, number("--near", "Share of common runs of words that makes two texts alike.", 0, 1)
 ]
@@ -257,7 +257,7 @@ def convert(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert between prompts, demonstrations, pairs, labels and steps; what is lost is said.
+    """Convert between prompts, demonstrations, pairs, labels and steps; reports what is lost.
 
     Labels and scored completions (as `whet eval` keeps them) become pairs where a prompt has better and worse ones.
     """

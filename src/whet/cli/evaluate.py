@@ -94,11 +94,11 @@ def evaluate(
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """Metrics of models on held-out prompts, with intervals; several models are compared on the same prompts.
+    """Evaluate models on held-out prompts, with intervals. Several models are compared on the same prompts.
 
     Accuracy, reward, length, format, calibration; pass@k and majority votes with --samples; accuracy against tokens
     with --budget; best of n with --rerank. A run folder is measured on the held-out prompts of its own task. The
-    completions are kept in a file; the same command goes on where it was interrupted.
+    completions are kept in a file; the same command continues where it was interrupted.
     """
     from whet import api
     from whet.pages.evaluation import eval_record
@@ -164,7 +164,7 @@ def sample(
     agent: Agent = None,
     settings: Settings = None,
 ) -> None:
-    """Look at completions: to your own prompt, or to held-out prompts with their rewards. Greedy for one completion.
+    """Print completions: to your own prompt, or to held-out prompts with their rewards. A single one is greedy.
 
     With --reward the completions are scored by it, those to your own prompt too. A task scores them by its own reward;
     prompts from a file need none.
@@ -190,10 +190,13 @@ def sample(
                 text = _written(sample)
                 typer.echo(f"  [{_score(sample.reward)}] {text}" if sample.parts else f"  {text}")
         return
+    from whet.data.prompts import with_system_prompt
     from whet.tools.evaluation.evaluation import sample_completions
 
     question = Prompt("yours", () if plain else ({"role": "user", "content": prompt},), prompt if plain else None)
     config = api.evaluation_config(model, data, values)
+    if config.data.system_prompt and not plain:
+        (question,) = with_system_prompt([question], config.data.system_prompt)
     for written in sample_completions(config, [question], number, scored=bool(reward), on_facts=_tell_slow):
         for sample in written:
             typer.echo(f"[{_score(sample.reward)}] {_written(sample)}" if reward else _written(sample))

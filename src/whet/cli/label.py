@@ -32,7 +32,7 @@ Out = Annotated[str, typer.Option("--out", help="The file; one that was started 
 Rewards = Annotated[
     list[str] | None, typer.Option("--reward", help="Judges a completion; default: the task's own. Repeatable.")
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Any config value, as sampling.temperature=0.7. Repeatable."),

@@ -21,10 +21,10 @@ APP_SETTINGS: dict[str, Any] = {
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Any config value, e.g. batch.group_size=16. Repeatable."),
+    typer.Option("--set", metavar="PATH=VALUE", help="Set any config value, e.g. batch.group_size=16. Repeatable."),
 ]
 Model = Annotated[
-    str | None, typer.Option("--model", help="Built-in name, folder, run folder, .gguf file, smollm2 or hub id.")
+    str | None, typer.Option("--model", help="whetstone, smollm2, a model or run folder, a .gguf file, or a hub id.")
 ]
 Rewards = Annotated[
     list[str] | None,
@@ -32,15 +32,16 @@ Rewards = Annotated[
         "--reward", help="Built-in name, file.py:function, module:function or a reward model's run. Repeatable."
     ),
 ]
+DATA_HELP = "task:arithmetic (countdown, lists), a file, gsm8k:FILE and such, or hub:owner/name."
 Data = Annotated[
     str | None,
-    typer.Option("--data", help="task:arithmetic (countdown, lists), a file, gsm8k:FILE and such, or hub:owner/name."),
+    typer.Option("--data", help=DATA_HELP),
 ]
 Environment = Annotated[
     str | None,
     typer.Option(
         "--env",
-        help="Environment of an episode: a registered name or file.py:Class; none: not the run's own.",
+        help="Environment: a registered name or file.py:Class; none switches the run's own off.",
     ),
 ]
 Tools = Annotated[
@@ -48,9 +49,14 @@ Tools = Annotated[
     typer.Option("--tool", help="calculator, python, search, file.py:function or mcp:COMMAND. Repeatable."),
 ]
 Agent = Annotated[
-    str | None, typer.Option("--agent", help="A program that plays the episodes and speaks to an OpenAI endpoint.")
+    str | None,
+    typer.Option("--agent", help="Agent program that plays the episodes, through an OpenAI endpoint."),
 ]
-Config = Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="Python file or module that registers components of yours. Repeatable."),
+]
+Config = Annotated[str | None, typer.Option("--config", help="TOML file; --set and other options override it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -20,10 +20,10 @@ def pipeline(
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, max=MOST_REPEATS, help="How many rounds.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="The policy to start from, as in `whet train`.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="task:NAME, a file, or hub:owner/name.")] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random in the pipeline.")
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")] = None,
+    folder: Annotated[
+        str | None, typer.Option("--folder", help="Pipeline folder (default: the next free one under runs/).")
     ] = None,
-    folder: Annotated[str | None, typer.Option("--folder", help="Default: the next free one under runs/.")] = None,
     config: Config = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any setting that --show lists. Repeatable.")

@@ -27,7 +27,7 @@ def bench(
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """How fast your model trains on this machine, where the time goes, and what the machine could do at best."""
+    """Measure how fast a model trains on this machine, where the time goes, and the machine's upper bound."""
     from whet.record.speed import RolloutShape, speed_text
     from whet.settings.layers import from_settings
     from whet.tools.bench.benchmark import benchmark, speed_record

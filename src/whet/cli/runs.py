@@ -29,10 +29,10 @@ READING_SHARE = 0.1  # at most this share of the time goes into reading a long l
 
 @commands.command()
 def runs(
-    folder: Annotated[str, typer.Argument(help="Where to look, folders below it too.")] = "runs",
+    folder: Annotated[str, typer.Argument(help="Folder to search, subfolders included.")] = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """The runs there are: method, model, steps, status, the headline metric before and after, and age; newest first."""
+    """List runs, newest first: method, model, steps, status, the main metric before and after, and age."""
     from dataclasses import asdict
 
     from whet.api.listing import listed_runs, listing_text
@@ -46,29 +46,29 @@ def runs(
 
 @commands.command()
 def compare(
-    run: Annotated[list[str] | None, typer.Argument(help="Finished runs to hold against each other.")] = None,
+    run: Annotated[list[str] | None, typer.Argument(help="Finished runs to compare.")] = None,
     methods: Annotated[
-        str | None, typer.Option("--methods", help="Methods to train instead, separated by commas.")
+        str | None, typer.Option("--methods", help="Methods to train and compare, separated by commas.")
     ] = None,
     seeds: Annotated[
         int,
-        typer.Option("--seeds", min=1, max=MOST_REPEATS, help="Runs per method; 3 or more tell noise from difference."),
+        typer.Option("--seeds", min=1, max=MOST_REPEATS, help="Runs per method; use 3 or more to measure noise."),
     ] = 3,
     model: Model = None,
     data: Data = None,
     reward: Rewards = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps of every run.")
+        int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Training steps of every run.")
     ] = None,
     folder: Annotated[
         str | None,
-        typer.Option("--folder", help="Of the comparison. With --methods: what is finished there is not run again."),
+        typer.Option("--folder", help="Folder of the comparison. With --methods, finished runs there are kept."),
     ] = None,
     config: Config = None,
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """Hold finished runs against each other, or train methods side by side: one table, and what is only noise.
+    """Compare finished runs, or train several methods under equal conditions. Marks differences within noise.
 
     Examples:
 
@@ -76,7 +76,7 @@ def compare(
 
       whet compare --methods grpo,gspo,cispo --seeds 3 --set batch.updates_per_step=4
 
-    With --methods a page compare.html is left, and Ctrl-C loses nothing: the same command with its --folder continues.
+    --methods also writes compare.html. After Ctrl-C, the same command with the same --folder continues.
     """
     from whet.types import WhetError
 
@@ -122,11 +122,11 @@ def _compare_runs(runs: list[str], folder: str | None, as_json: bool) -> None:
 def doctor(
     run: Annotated[str, typer.Argument(help="A run folder, finished or not.")],
     step: Annotated[
-        int | None, typer.Option("--step", min=1, max=MOST_STEPS, help="Look at the run as it was after this step.")
+        int | None, typer.Option("--step", min=1, max=MOST_STEPS, help="Diagnose the run as of this step.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is wrong with a run, since when, why, and which setting to change; also while it is running.
+    """Diagnose a run, finished or not: what is wrong, since when, why, and which setting to change.
 
     Examples:
 
@@ -134,7 +134,7 @@ def doctor(
 
       whet doctor runs/grpo-001 --step 40 --json
 
-    Ends with 0 where the run is healthy, with 1 where a problem holds. docs/doctor.md lists the rules.
+    Exits with 0 if the run is healthy and with 1 if there is a problem. docs/doctor.md lists the rules.
     """
     from whet.record.doctor import doctor_report, doctor_text
 
@@ -147,11 +147,28 @@ def doctor(
 @commands.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run folder.")],
-    what: Annotated[str, typer.Option("--what", help="metrics (one row per step), evals or samples.")] = "metrics",
-    form: Annotated[str | None, typer.Option("--format", help="csv or parquet; default: as the file's ending.")] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="File; without one, CSV is printed.")] = None,
+    what: Annotated[
+        str,
+        typer.Option(
+            "--what",
+            help="metrics (one row per step), evals or samples; model, adapter or merged (a LoRA run's model).",
+        ),
+    ] = "metrics",
+    form: Annotated[
+        str | None, typer.Option("--format", help="csv or parquet (default: by the file's ending).")
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="File, or a new folder for a model. Without a file, CSV is printed."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Of a model: float32, bfloat16 or float16 (default: as trained).")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--from", help="Of a model: best, final or step-000020 (default: the newest).")
+    ] = None,
 ) -> None:
-    """Write the numbers or the completions of a run as CSV or Parquet, also while it is running.
+    """Write a run's numbers or completions as CSV or Parquet, or its model as a folder to publish.
 
     Examples:
 
@@ -159,12 +176,32 @@ def export(
 
       whet export runs/grpo-001 --what samples -o samples.parquet
 
-    In CSV, a text that a spreadsheet would run as a formula has an apostrophe in front of it.
+      whet export runs/grpo-001 --what model --dtype bfloat16 -o my-model
+
+      whet export runs/grpo-001 --what adapter --from best -o my-adapter
+
+    A model folder has weights, tokenizer, chat template and a model card, and loads in transformers, vLLM or PEFT.
+    In CSV, text that a spreadsheet would run as a formula gets a leading apostrophe.
     """
     from whet import api
+    from whet.api.exported_model import PARTS
+    from whet.api.run import WHAT
     from whet.api.tables import FORMATS, csv_text, write_table
     from whet.types import WhetError, did_you_mean
 
+    if what in PARTS:
+        if form is not None:
+            raise WhetError("--format is for tables; a model is a folder: drop it")
+        if output is None:
+            raise WhetError(f"give the {what} a folder: -o my-model")
+        typer.echo(api.load(run).save_model(output, dtype, what, checkpoint))
+        return
+    if what not in WHAT:
+        known = (*WHAT, *PARTS)
+        raise WhetError(f"a run has no {what!r}{did_you_mean(what, known)}; give one of {', '.join(known)}")
+    for flag, value in (("--dtype", dtype), ("--from", checkpoint)):
+        if value is not None:
+            raise WhetError(f"{flag} is for a model; drop it, or give --what model")
     if form is not None and form not in FORMATS:
         raise WhetError(f"--format is {form!r}{did_you_mean(form, FORMATS)}; give csv or parquet")
     rows = api.load(run).rows(what)
@@ -178,7 +215,7 @@ def export(
 
 @commands.command()
 def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
-    """Draw report.html of a run again, also while it is running."""
+    """Rewrite report.html of a run, finished or not."""
     from pathlib import Path
 
     from whet.pages.run_report import write_report

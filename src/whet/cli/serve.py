@@ -49,9 +49,9 @@ def serve(
 
 @commands.command()
 def board(
-    folder: Annotated[str, typer.Argument(help="Where to look, folders below it too.")] = "runs",
+    folder: Annotated[str, typer.Argument(help="Folder to search, subfolders included.")] = "runs",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8300,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port (0: a free one).")] = 8300,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Watch runs in a browser: curves, health, samples, comparisons, pipelines, evaluations and the lab.

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from whet.data.rows import BadRow, Row, column_notes, mistake
@@ -116,6 +116,21 @@ def labelled_from(
         labelled.append(LabelledCompletion(shown.prompt, shown.completion, _label(row)))
     _require_unique_ids(rows, [completion.prompt for completion in labelled])
     return labelled
+
+
+def with_system_prompt(values: Sequence[Any], text: str) -> list[Any]:
+    """Prompts, or what holds one in `prompt`, with a system message in front of conversations that have none."""
+    if values and all(getattr(value, "prompt", value).text is not None for value in values):
+        raise WhetError("data.system_prompt has no effect: the prompts are plain text; drop it, or give conversations")
+
+    def opened(prompt: Prompt) -> Prompt:
+        if prompt.text is not None or prompt.messages[0]["role"] in ("system", "developer"):
+            return prompt
+        return replace(prompt, messages=({"role": "system", "content": text}, *prompt.messages))
+
+    return [
+        opened(value) if isinstance(value, Prompt) else replace(value, prompt=opened(value.prompt)) for value in values
+    ]
 
 
 def _demonstration(row: Row, as_chat: bool, *also_used: str) -> Demonstration:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from whet.data.source import DEFAULT_DIFFICULTY, DataSource, parse_source
 from whet.settings.bounds import MOST_ROWS
 from whet.settings.sections import Section, Table, listed
+
+MOST_PROMPT = 1_000_000  # characters of a system prompt
 
 
 def _chosen(value: Any) -> Any:
@@ -39,9 +41,20 @@ class DataSection(Section):
         description="send a text prompt as a user message; auto: the prompts of a benchmark, with a sentence on the "
         "form of the answer, where the model has a chat template",
     )
+    system_prompt: str = Field(
+        "",
+        max_length=MOST_PROMPT,
+        description="system message put in front of conversations that have none; text prompts become user messages",
+    )
     unusable: Literal["stop", "drop"] = Field(
         "stop", description="rows that cannot be used: stop with an error, or drop and count them"
     )
+
+    @model_validator(mode="after")
+    def _holds_conversations(self) -> Self:
+        if self.system_prompt and self.as_chat is False:
+            raise ValueError("system_prompt needs a conversation, and as_chat=false sends plain text; drop one of them")
+        return self
 
     @property
     def parsed_source(self) -> DataSource:

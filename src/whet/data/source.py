@@ -1,12 +1,14 @@
 """Where rows come from: a built-in task, a reasoning-gym dataset, seeds, a file or a hub dataset, as one parsed value.
 
 A user writes `task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name`, the path of a file, `gsm8k:PATH` for a file of a
-benchmark in its authors' columns, or `mmlu:PATH` for questions whose choices are scored. `parse_source` is the only
-place that looks at the prefix; everybody else asks the `DataSource` what it has and reads its rows through it.
+benchmark in its authors' columns, `mmlu:PATH` for questions whose choices are scored, or `mix:A=3,B=1` for rows of
+several files by weight. `parse_source` is the only place that looks at the prefix; everybody else asks the `DataSource`
+what it has and reads its rows through it.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from whet.data.tasks import Task
 
 TRAIN, EVAL = "train", "eval"
+MIX = "mix:"  # opens a source of several files
+DATA_SOURCE = "data_source"  # the column that says which of them a row is from
 EVAL_SEED = 1  # of generated eval prompts: the same for every run, so that runs can be compared
 DEFAULT_DIFFICULTY = (3,)
 Value = TypeVar("Value")
@@ -44,6 +48,7 @@ _KEYS: Mapping[str, tuple[SourceKind, ...]] = {
     "share_worked": (SourceKind.TASK,),
     "count": (SourceKind.TASK, SourceKind.GYM, SourceKind.SEEDS),
     "settings": (SourceKind.GYM,),
+    "system_prompt": (SourceKind.FILE, SourceKind.HUB, SourceKind.GYM),
     **dict.fromkeys(("limit", "columns", "as_chat", "unusable"), (SourceKind.FILE, SourceKind.HUB)),
 }
 _PLURAL = {
@@ -65,8 +70,11 @@ class DataSource:
     split: str = TRAIN  # of a hub dataset
     benchmark: BenchmarkFormat | None = None  # of a file in the columns of its authors
     choices: ChoiceFormat | None = None  # of questions whose choices are scored by log-likelihood
+    parts: tuple[tuple[str, float], ...] = ()  # of a mixture: each source and its weight; 0: none was given
 
     def __str__(self) -> str:
+        if self.parts:
+            return MIX + self.name
         if self.kind is SourceKind.FILE:
             form = self.benchmark or self.choices
             return f"{form.name}:{self.name}" if form else self.name
@@ -154,8 +162,10 @@ class DataSource:
 
 
 def parse_source(text: str) -> DataSource:
-    """`task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name[/config][:split]`, a path, or `BENCHMARK:PATH`."""
+    """`task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name[/config][:split]`, a path, `BENCHMARK:PATH` or `mix:`."""
     prefix, colon, name = text.partition(":")
+    if text.startswith(MIX):
+        return DataSource(SourceKind.FILE, name, parts=_mixed_parts(text, name))
     if colon and prefix in BENCHMARKS:
         if not name:
             raise WhetError(f"{text}: names no file; give its path, as in {prefix}:test.jsonl")
@@ -180,6 +190,45 @@ def parse_source(text: str) -> DataSource:
     return DataSource(SourceKind.HUB, "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or TRAIN)
 
 
+def _mixed_parts(text: str, names: str) -> tuple[tuple[str, float], ...]:
+    """The sources of a mixture with their weights: of all of them, or of none."""
+    parts = []
+    for part in names.split(","):
+        source, equals, weight = part.rpartition("=")
+        try:
+            parts.append((source.strip(), float(weight)) if equals else (part.strip(), 0.0))
+        except ValueError:
+            parts.append((part.strip(), 0.0))
+    weights, sources = [weight for _, weight in parts], [source for source, _ in parts]
+    if len(parts) < 2 or not all(sources) or len(set(sources)) < len(sources):
+        raise WhetError(f"{text}: give two or more different sources, as in mix:math.jsonl=3,code.jsonl=1")
+    if any(weights) and not all(0 < weight < float("inf") for weight in weights):
+        raise WhetError(f"{text}: give each source a weight above 0, or none of them")
+    generated = next((source for source in sources if parse_source(source).is_generated), None)
+    if generated is not None:
+        raise WhetError(f"{text}: {generated} makes its prompts itself, and a mixture has files and hub datasets")
+    return tuple(parts)
+
+
+def _mixed_rows(parts: Sequence[tuple[str, float]], for_chat: bool) -> Iterator[Row]:
+    """The rows of all sources or, with weights, as many as the source that runs out first allows; the same each time.
+
+    Each row says in `data_source` where it is from, unless it has such a column of its own.
+    """
+    sources = [list(stored_rows(source, for_chat)) for source, _ in parts]
+    counts = [len(rows) for rows in sources]
+    if any(weight for _, weight in parts):
+        most = min(count / weight for count, (_, weight) in zip(counts, parts, strict=True))
+        counts = [int(most * weight + 1e-9) for _, weight in parts]
+    mixed = []
+    for (source, _), rows, count in zip(parts, sources, counts, strict=True):
+        for row in random.Random(source).sample(rows, count):
+            # two files of one name in different folders: the whole path tells their rows apart
+            mixed.append(Row({DATA_SOURCE: source, **row.values}, f"{source} {row.where}", row.names, row.fault))
+    random.Random(0).shuffle(mixed)
+    return iter(mixed)
+
+
 def read_rows(text: str, limit: int | None = None, faulty: bool = False, for_chat: bool = False) -> list[Row]:
     """The rows of the file or hub dataset that `text` names, at most `limit` of them.
 
@@ -200,6 +249,8 @@ def read_rows(text: str, limit: int | None = None, faulty: bool = False, for_cha
 def stored_rows(text: str, for_chat: bool = False) -> Iterator[Row]:
     """The rows of the file or hub dataset that `text` names, read on demand; a bad one has its `fault`."""
     source = parse_source(text)
+    if source.parts:
+        return _mixed_rows(source.parts, for_chat)
     if source.kind is SourceKind.HUB:
         return hub_rows(text, source.name, source.config, source.split)
     if source.is_generated:

@@ -17,6 +17,7 @@ from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.lora import adapter_factors
 from whet.model.placement import laid_out_like, model_copy
 from whet.model.pretrained import first_line, quiet_transformers
+from whet.model.run_models import run_model
 from whet.model.token_logp import states_before
 from whet.types import WhetError
 
@@ -69,7 +70,7 @@ def critic_on(
 ) -> Critic:
     """A critic that starts as the policy with a head of zeros (every state is worth 0), or as a reward model.
 
-    `start` is the folder of a sequence-classification model with one label, such as a reward model; it reads the
+    `start` is a reward model's run, or the folder of a sequence-classification model with one label; it reads the
     policy's own tokens, so a `tokenizer` of the policy's that numbers them otherwise is an error. `shares_weights`: a
     trunk of its own lies in the policy's memory until both are cut into shards.
     """
@@ -79,6 +80,7 @@ def critic_on(
     if start and shared:
         raise WhetError(f"critic.start={start} needs a trunk of its own; give critic.trunk=own")
     if start:
+        start = str(run_model(Path(start).expanduser()) or Path(start).expanduser())
         critic = _from_reward_model(start, policy)
         _check_tokens(start, tokenizer)
         return critic
@@ -100,7 +102,7 @@ def _from_reward_model(folder: str, policy: CausalLM) -> Critic:
     from transformers import AutoModelForSequenceClassification
 
     if not Path(folder).is_dir():
-        raise WhetError(f"critic.start={folder}: no such folder; give one that holds a sequence-classification model")
+        raise WhetError(f"critic.start={folder}: no such folder; give a reward model's run, or a folder of its model")
     try:
         with quiet_transformers():
             judge: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)

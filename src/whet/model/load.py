@@ -55,8 +55,13 @@ class LoadedModel:
         return name
 
 
-def load_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoadedModel:
-    """The model called `name`, complete and in eval mode, or a `WhetError` that says how to get it."""
+def load_model(
+    name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", chat_template: str = ""
+) -> LoadedModel:
+    """The model called `name`, complete and in eval mode, or a `WhetError` that says how to get it.
+
+    `chat_template` is used, and saved with the model, instead of its own.
+    """
     folder = local_folder(name)
     if folder is None:
         source = name
@@ -67,6 +72,8 @@ def load_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu
     cast(nn.Module, model).to(torch.device(device))
     model.eval()
     switch_off_dropout(model)
+    if chat_template:
+        tokenizer.chat_template = chat_template
     set_padding(model, tokenizer)
     note_unknown_tokens(model, tokenizer)
     fix_generation_config(model, tokenizer)
@@ -322,6 +329,8 @@ def device_choice(name: str = "auto") -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise WhetError(f"device is {name!r}, but {count} CUDA devices are here; give auto or cpu")
+    elif device.type == "mps":
+        raise WhetError("device is 'mps': whet does not run on Apple GPUs yet; give cpu (docs/install.md: on a Mac)")
     elif device.type != "cpu":
         raise WhetError(f"device is {name!r}, which whet does not run on; give auto, cpu, cuda or cuda:N")
     return device

@@ -28,11 +28,14 @@ def frozen_copy(model: Model, shares_weights: bool = False) -> Model:
 
 
 class CopiedReference:
-    """A second copy in memory. It may be moved towards the policy."""
+    """A second copy in memory, or another model there. It may be moved towards the policy."""
 
-    def __init__(self, policy: CausalLM, shares_weights: bool = False) -> None:
-        """`shares_weights`: with the policy, until both are cut into shards."""
-        self._copy = causal_lm(frozen_copy(policy.model, shares_weights), policy.dtype)
+    def __init__(self, policy: CausalLM, shares_weights: bool = False, other: CausalLM | None = None) -> None:
+        """`shares_weights`: with the policy, until both are cut into shards. `other` stands in for the copy."""
+        if other is not None:
+            other.model.eval()
+            other.model.requires_grad_(False)
+        self._copy = other or causal_lm(frozen_copy(policy.model, shares_weights), policy.dtype)
 
     @contextmanager
     def open(self) -> Iterator[CausalLM]:

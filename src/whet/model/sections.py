@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from whet.settings.bounds import MOST_WEIGHT
 from whet.settings.sections import Listed, Section
@@ -41,16 +42,30 @@ def _ranked(value: Any) -> Any:
     return value if isinstance(value, Mapping | LoraSection) else {"rank": value}
 
 
+def _template_text(value: str) -> str:
+    """What the file says, where a file is named: a resumed run needs it no more."""
+    if not value or "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        raise ValueError(f"{value!r} cannot be read; give a Jinja file, or the template itself") from None
+
+
 class ModelSection(Section):
     """`[model]`: which model is trained, where it runs, and how its weights are stored."""
 
     name: str = Field("whetstone", description="built-in name, local folder, .gguf file, smollm2 or hub id")
+    chat_template: Annotated[str, AfterValidator(_template_text)] = Field(
+        "", description="chat template used instead of the model's own: a Jinja file, or its text"
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="precision of the matrix products; weights are kept as model.weights says"
     )
     weights: Literal["float32", "bfloat16"] = Field(
-        "float32", description="how weights are kept and trained; bfloat16 is a sixth of the memory, rounded at random"
+        "float32",
+        description="how weights are kept and trained; bfloat16, rounded at random: 12 bytes per weight instead of 18",
     )
     recompute: Literal["auto", "none", "wide", "layers"] = Field(
         "auto",
@@ -59,6 +74,9 @@ class ModelSection(Section):
     threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0: every usable core, or one for a tiny model")
     reference: Literal["memory", "reload"] = Field(
         "memory", description="keep the reference in memory, or read it from its source at every step"
+    )
+    reference_model: str = Field(
+        "", description="model or run folder that the policy is held close to; empty: the model it starts from"
     )
     lora: Annotated[LoraSection, BeforeValidator(_ranked)] = Field(
         LoraSection(), description="LoRA adapters instead of full training; model.lora=16 sets the rank"

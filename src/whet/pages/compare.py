@@ -21,7 +21,8 @@ from whet.pages.chart_svg import LEAST_SMOOTHED
 from whet.pages.render import Figure, render_live
 from whet.pages.run_report import REPORT
 from whet.record.metrics.intervals import share_interval
-from whet.record.metrics.significance import corrected, shares_p, welch_p
+from whet.record.metrics.paired import paired_test
+from whet.record.metrics.significance import corrected, more_right_p, welch_p
 from whet.record.text import (
     ABSENT,
     ACCURACY_NAMES,
@@ -56,6 +57,7 @@ class MethodRun:
     seconds: float
     folder: str = ""  # beside the page
     eval_size: int = 0  # prompts or rows behind the eval metrics; 0: unknown
+    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of each prompt, by metric; NaN: none
 
     @property
     def last_quarter(self) -> float | None:
@@ -95,6 +97,7 @@ class Estimate:
 
     values: tuple[float, ...]
     eval_size: int = 0  # prompts behind each value where it is a share of them; 0: not a share, or unknown
+    scores: tuple[float, ...] = ()  # of each prompt, for a single run; NaN: it could not be scored
 
     @property
     def mean(self) -> float | None:
@@ -170,7 +173,11 @@ def rows(comparison: MethodComparison) -> list[MethodRow]:
                 method,
                 results,
                 _estimate([result.before.get(name) for result in results], size),
-                _estimate([result.after.get(name) for result in results], size),
+                _estimate(
+                    [result.after.get(name) for result in results],
+                    size,
+                    tuple(results[0].scores.get(name, ())) if len(results) == 1 else (),
+                ),
                 _estimate([result.last_quarter for result in results]),
                 _estimate([result.tokens for result in results]),
                 _estimate([result.seconds for result in results]),
@@ -179,9 +186,9 @@ def rows(comparison: MethodComparison) -> list[MethodRow]:
     return table
 
 
-def _estimate(values: Sequence[float | None], eval_size: int = 0) -> Estimate:
+def _estimate(values: Sequence[float | None], eval_size: int = 0, scores: tuple[float, ...] = ()) -> Estimate:
     finite = tuple(float(value) for value in values if value is not None and math.isfinite(value))
-    return Estimate(finite, eval_size if all(0 <= value <= 1 for value in finite) else 0)
+    return Estimate(finite, eval_size if all(0 <= value <= 1 for value in finite) else 0, scores)
 
 
 def compared_by(row: MethodRow, name: str | None) -> Estimate:
@@ -225,10 +232,24 @@ def standings(comparison: MethodComparison) -> dict[str, Standing]:
 
 
 def _p(one: Estimate, best: Estimate) -> float | None:
-    """Over seeds where there are several; over eval prompts where both are single runs on equally many."""
+    """Over seeds where there are several; over eval prompts where both are single runs on the same ones.
+
+    Prompt by prompt where the runs say what each scored, else by Fisher's exact test on two shares.
+    """
+    if pairs := _pairs(one, best):
+        return paired_test(("", [[score] for score, _ in pairs]), ("", [[score] for _, score in pairs])).p
     if one.interval is not None and best.interval is not None and one.eval_size == best.eval_size:
-        return shares_p(one.values[0], best.values[0], one.eval_size)
+        right = sorted(round(estimate.values[0] * estimate.eval_size) for estimate in (one, best))
+        return min(1.0, 2 * more_right_p(right[1], right[0], one.eval_size))
     return welch_p(one.values, best.values)
+
+
+def _pairs(one: Estimate, best: Estimate) -> list[tuple[float, float]]:
+    """What each prompt scored in two single runs; empty where it is not known of both."""
+    if len(one.scores) != len(best.scores):
+        return []
+    both = zip(one.scores, best.scores, strict=True)
+    return [pair for pair in both if all(map(math.isfinite, pair))]
 
 
 def standing(
@@ -294,12 +315,13 @@ def notes(comparison: MethodComparison) -> list[str]:
             "task."
         )
     tested = [row.after for row in table if row.after.interval is not None]
+    paired = " (prompt by prompt)" if tested and all(_pairs(estimate, tested[0]) for estimate in tested) else ""
     if comparison.incomparable:
         sentences.append("Numbers of runs that cannot be ranked stand side by side only to be looked at.")
     elif name and len(tested) == len(table) > 1 and len({each.eval_size for each in tested}) == 1:
         sentences.append(
-            f"Each is a single run: intervals (95%) and p tell how far {tested[0].eval_size} eval prompts can be "
-            "trusted. They say nothing of what another seed would change; for that, train several seeds."
+            f"Each is a single run: intervals (95%) and p{paired} tell how far {tested[0].eval_size} eval prompts can "
+            "be trusted. They say nothing of what another seed would change; for that, train several seeds."
         )
     elif comparison.results and best_row(table, name) is None:
         pass  # nothing was measured: the verdict says so, and noise is no question
@@ -418,6 +440,10 @@ def comparison_from(values: Mapping[str, Any]) -> MethodComparison:
                 seconds=float(run["seconds"] if "seconds" in run else row["seconds"]["mean"] or 0),
                 folder=str(run["folder"]),
                 eval_size=int(run.get("eval_size", 0)),
+                scores={
+                    name: tuple(math.nan if score is None else float(score) for score in scores)
+                    for name, scores in run.get("scores", {}).items()
+                },
             )
         )
     return MethodComparison(

@@ -46,6 +46,7 @@ from whet.types import Prompt, Sample, StepReport
 
 WIDTH = 80
 STEPS_FOR_ETA = 20
+NOT_EVALUATED = "not evaluated: no held-out rows; give eval.source (`whet data split` makes them)"
 NamedCell = tuple[str, RenderableType]
 
 
@@ -259,6 +260,8 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
     best = str((summary.get("evaluations") or {}).get("text") or "")
     if best:
         rows.append(("evaluation", Text(best, style="bold")))
+    elif not before and not after and summary.get("total_steps"):
+        rows.append(("evaluation", Text(NOT_EVALUATED)))
     seconds = dict(ordered(summary.get("seconds") or {}))
     total = sum(seconds.values())
     if total > 0:

@@ -95,6 +95,14 @@ def discard(folder: Path) -> None:
             remove(path)
 
 
+def remove_run(folder: Path) -> None:
+    """Delete a run that nobody is training, its config last: what a kill leaves is still a run to delete."""
+    with locked(folder):
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == CONFIG):
+            if path.name != LOCK:
+                remove(path)
+
+
 def was_cut_off(folder: Path, before_config: Sequence[str]) -> bool:
     """Whether all that a folder holds was made by a process that was killed before its config was there."""
     with contextlib.suppress(OSError):

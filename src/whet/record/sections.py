@@ -59,7 +59,7 @@ class HealthSection(Section):
         3, ge=1, le=MOST_STEPS, description="consecutive steps in which the problem must hold before that is done"
     )
     rate_factor: float = Field(
-        0.5, ge=0.001, le=0.999, description="lower_rate multiplies the learning rate with this, each time"
+        0.5, ge=0.001, le=0.999, description="lower_rate multiplies the learning rate by this, each time"
     )
 
     @model_validator(mode="after")

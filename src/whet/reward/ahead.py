@@ -130,7 +130,7 @@ class _Lane(Generic[V]):
 
     def add(self, rows: Rows) -> None:
         """Completions that have ended; whoever writes goes on at once."""
-        chosen = [(prompt, sample) for prompt, sample in rows if self._part.scores_row(prompt.answer is not None)]
+        chosen = [(prompt, sample) for prompt, sample in rows if self._part.scores_row(prompt)]
         if not chosen or not self._is_open:
             return
         for row in chosen:

@@ -25,11 +25,11 @@ from typing import Any, Literal, TypeGuard, get_args
 
 from whet.protocols import Reward
 from whet.record.metrics.distribution import TOTAL
-from whet.types import WhetError, did_you_mean
+from whet.types import Prompt, WhetError, did_you_mean
 
 Normalise = Literal["off", "group", "batch"]
 Over = Literal["share", "steps"]
-Rows = Literal["all", "with_answer", "without_answer"]
+ALL, WITH_ANSWER, WITHOUT_ANSWER = ROW_KINDS = ("all", "with_answer", "without_answer")  # or a source of a mixture
 
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 STD_FLOOR = 1e-6
@@ -128,9 +128,12 @@ class RewardPart:
     settings: Mapping[str, Any] = field(
         default_factory=lambda: NO_SETTINGS, metadata={"description": "settings of the reward, by name"}
     )
-    rows: Rows = field(
-        default="all",
-        metadata={"description": "rows that the part scores: all, or those with or without a gold answer; 0 elsewhere"},
+    rows: str = field(
+        default=ALL,
+        metadata={
+            "description": "rows that the part scores: all, with_answer, without_answer, or a source of a mixture by "
+            "its name; 0 elsewhere"
+        },
     )
     adds_up: bool = True  # of a template: False for a penalty or a mere report, outside the sum of 1
 
@@ -188,9 +191,11 @@ class RewardPart:
         assert isinstance(self.weight, int | float)
         return Schedule(((0.0, float(self.weight)),))
 
-    def scores_row(self, has_answer: bool) -> bool:
-        """Whether the part is for rows with, or without, a gold answer; on others it counts 0."""
-        return self.rows == "all" or has_answer == (self.rows == "with_answer")
+    def scores_row(self, prompt: Prompt) -> bool:
+        """Whether the part is for such a row; on others it counts 0."""
+        if self.rows in ROW_KINDS:
+            return self.rows == ALL or (prompt.answer is not None) == (self.rows == WITH_ANSWER)
+        return prompt.meta.get("data_source") == self.rows
 
     @property
     def is_plain(self) -> bool:

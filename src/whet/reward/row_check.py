@@ -12,7 +12,7 @@ import torch
 from whet.protocols import Reward
 from whet.reward.call import RewardFunction, require_columns
 from whet.reward.code_tests import CodeTests, tests_of
-from whet.reward.combine import RewardPart
+from whet.reward.combine import ROW_KINDS, RewardPart
 from whet.reward.failure import RewardFailure
 from whet.reward.find import BUILTIN, ROOM
 from whet.types import Prompt, Sample, StopReason, WhetError
@@ -32,8 +32,11 @@ class Unscorable(WhetError):
 
 def require_scorable(parts: Sequence[RewardPart], prompt: Prompt) -> None:
     """Raise where a part would stop the run when it meets this prompt: no answer, no tests, no such column."""
+    if not any(part.scores_row(prompt) for part in parts) and any(part.rows not in ROW_KINDS for part in parts):
+        said = f"no reward is for prompt {prompt.id!r}, whose data_source is {prompt.meta.get('data_source')!r}"
+        raise Unscorable(f"{said}; give one for its rows, as NAME@SOURCE, or for all", "no reward is for the row")
     for part in parts:
-        if not part.scores_row(prompt.answer is not None):
+        if not part.scores_row(prompt):
             continue
         reward = part.resolved_reward
         try:

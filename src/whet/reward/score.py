@@ -247,7 +247,7 @@ def _row_scores(
     ahead: ScoreAhead[_Judged] | None,
 ) -> list[float | None]:
     """The scores of a part on the rows that it is for, and 0 on the others."""
-    chosen = [row for row, prompt in enumerate(prompts) if part.scores_row(prompt.answer is not None)]
+    chosen = [row for row, prompt in enumerate(prompts) if part.scores_row(prompt)]
     theirs, written = [prompts[row] for row in chosen], [samples[row] for row in chosen]
     values = _part_scores(part.resolved_reward, theirs, written, timeout, failures, share, ahead)
     scores: list[float | None] = [0.0] * len(samples)

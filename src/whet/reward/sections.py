@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from whet.reward.combine import Normalise, Over, Rows, part_description
+from whet.reward.combine import ALL, Normalise, Over, part_description
 from whet.settings.bounds import MOST_STEPS, MOST_WEIGHT
 from whet.settings.sections import Listed, Section, Table, Weight
 
@@ -26,7 +26,7 @@ class RewardPartSection(Section):
     cap: tuple[Weight, ...] = Field((), max_length=2, description=part_description("cap"))
     normalise: Normalise = Field("off", description=part_description("normalise"))
     penalty: bool = Field(False, description=part_description("penalty"))
-    rows: Rows = Field("all", description=part_description("rows"))
+    rows: str = Field(ALL, description=part_description("rows"))
 
 
 class RewardSection(Section):

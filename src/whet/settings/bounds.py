@@ -13,3 +13,4 @@ LEAST_NUMBER, MOST_NUMBER = 1e-12, 1e9  # of an objective, whichever sign: float
 COLDEST = 1e-3  # temperature: logits divided by less leave the range of float32
 LONGEST_BENCH = 3600.0  # seconds
 LEAST_HOURS, MOST_HOURS = 0.001, 8760.0  # of a run
+MOST_EPOCHS = 1e6

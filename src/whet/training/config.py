@@ -11,25 +11,27 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import tomli_w
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from whet.data.sections import DataSection, DemonstrationSection, PromptSection
+from whet.data.source import read_rows
 from whet.envs.sections import EnvSection, env_defaults, evaluated_env
 from whet.model.run_models import run_of
 from whet.model.sections import ModelSection
 from whet.objective import catalogue
 from whet.objective.catalogue import MethodKind
 from whet.record.sections import HealthSection, ReportSection
+from whet.registry import import_sources
 from whet.reward.sections import RewardSection, SandboxSection
 from whet.rollout.sections import SamplingSection
-from whet.settings.bounds import MOST_HOURS, MOST_ROWS, MOST_SEED, MOST_STEPS
+from whet.settings.bounds import MOST_EPOCHS, MOST_HOURS, MOST_ROWS, MOST_SEED, MOST_STEPS
 from whet.settings.hostile import shown
 from whet.settings.layers import flattened, foreign_hint, merged, read_toml, validated
 from whet.settings.names import OLD_COMPONENTS, OLD_NUMBERS, SINCE
-from whet.settings.sections import ObjectiveChanges, Section
+from whet.settings.sections import Listed, ObjectiveChanges, Section
 from whet.training.rates import CRITIC, DefaultChoice, adapter_rate, default_rate, default_warmup, published_rate
 from whet.training.sections import (
     BatchSection,
@@ -55,6 +57,13 @@ FROM_PYTHON = "python:"  # opens the name of a reward that only the calling prog
 _NOTHING_SAMPLED = "has no effect: without eval prompts nothing is sampled or scored; drop it"
 
 
+def _found_from_anywhere(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(os.path.abspath(os.path.expanduser(name)) if name.endswith(".py") else name for name in names)
+
+
+Imports = Annotated[Listed, AfterValidator(_found_from_anywhere)]
+
+
 class RunConfig(Section):
     """What every run has. Each way of training adds its sections, and says what is different about it."""
 
@@ -65,7 +74,11 @@ class RunConfig(Section):
 
     method: str = Field(description="a method that `whet algorithms` lists")
     seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything random in the run")
+    imports: Imports = Field((), description="Python files or modules imported first: what they register has a name")
     steps: int = Field(100, ge=1, le=MOST_STEPS, description="training steps")
+    epochs: float = Field(
+        0.0, ge=0, le=MOST_EPOCHS, description="instead of steps: passes over the training rows; becomes steps"
+    )
     hours: float = Field(
         0.0,
         ge=0,
@@ -103,9 +116,13 @@ class RunConfig(Section):
         """True where the run writes completions, in training or in evaluation."""
         return self.draws_completions() or self.scores_eval_prompts()
 
+    def rows_per_step(self) -> int:
+        """Prompts, demonstrations, pairs or rankings that a step takes from the data."""
+        raise NotImplementedError
+
     def completions_per_step(self) -> int:
         """Completions, demonstrations, pairs or rankings that a step trains on."""
-        raise NotImplementedError
+        return self.rows_per_step()
 
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this run, with the reason."""
@@ -117,6 +134,8 @@ class RunConfig(Section):
             )
         if self.model.lora.rank:
             idle["model.weights"] = "has no effect with model.lora: the weights are frozen; give model.lora.base"
+        if self.kind not in ("policy", "preference"):
+            idle["model.reference_model"] = f"has no effect: {self.method} uses no reference; drop it"
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
             idle |= dict.fromkeys(("scale.engines", "scale.reward_workers"), _NOTHING_SAMPLED)
@@ -161,6 +180,9 @@ class PolicyConfig(RunConfig):
 
     def scores_eval_prompts(self) -> bool:
         return True
+
+    def rows_per_step(self) -> int:
+        return self.batch.prompts_per_step
 
     def completions_per_step(self) -> int:
         return self.batch.prompts_per_step * self.batch.group_size
@@ -260,7 +282,7 @@ class SFTConfig(RunConfig):
     def scores_eval_prompts(self) -> bool:
         return self.data.parsed_source.is_generated or bool(self.eval.source)
 
-    def completions_per_step(self) -> int:
+    def rows_per_step(self) -> int:
         return self.batch.rows_per_step
 
 
@@ -283,6 +305,9 @@ class PreferenceConfig(RunConfig):
 
     def draws_completions(self) -> bool:
         return self.preference.online > 0
+
+    def rows_per_step(self) -> int:
+        return self.batch.rows_per_step
 
     def completions_per_step(self) -> int:
         return self.batch.rows_per_step * max(1, self.preference.online)
@@ -308,7 +333,7 @@ class RewardModelConfig(RunConfig):
     batch: RowsSection = RowsSection()
     reward_model: RewardModelSection = RewardModelSection()
 
-    def completions_per_step(self) -> int:
+    def rows_per_step(self) -> int:
         return self.batch.rows_per_step
 
     def idle(self) -> dict[str, str]:
@@ -324,6 +349,7 @@ class EvaluationConfig(Section):
     """Completions of a model to eval prompts, and their scores."""
 
     seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything random")
+    imports: Imports = Field((), description="Python files or modules imported first: what they register has a name")
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     sampling: SamplingSection = SamplingSection()
@@ -351,13 +377,14 @@ def learns_steps(method: str) -> bool:
     return catalogue.method(method).learns == "steps"
 
 
-def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) -> Config:
+def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None, rows: int | None = None) -> Config:
     """The run's config from nested layers, later ones winning; unknown keys and bad values are one-line errors.
 
-    `width` is that of a model given as an object, which has no name to find it by.
+    `width` is that of a model given as an object, which has no name to find it by; `rows` counts rows in memory.
     """
-    form = config_class(method)
     settings = _given(layers)
+    _import_own(settings)
+    form = config_class(method)
     if settings.get("method", method) != method:
         raise WhetError(
             f"the config is for method {settings['method']!r}, not {method!r}; drop its `method`, or train that"
@@ -370,6 +397,10 @@ def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) 
     base = _small_run(method) if is_small(str(name or ModelSection().name)) else dict(preset.run)
     base = merged(base, env_defaults(settings))
     config: Config = validated(form, merged(merged(base, settings), {"method": method}))
+    if config.epochs:
+        if "steps" in settings:
+            raise WhetError("steps and epochs both say how long to train; give one of them")
+        config = config.model_copy(update={"steps": _steps_of(config, rows), "epochs": 0.0})
     for path, choice in {**default_rates(config, width), EVERY: default_every(config)}.items():
         part, key = path.split(".")
         if key not in settings.get(part, {}):
@@ -378,6 +409,26 @@ def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) 
     _refuse_idle(config, settings)
     config.check()
     return config
+
+
+def _import_own(settings: Mapping[str, Any]) -> None:
+    """Import what the config names, before any other name is looked up."""
+    names = settings.get("imports") or ()
+    import_sources([str(name) for name in ([names] if isinstance(names, str) else names)])
+
+
+def _steps_of(config: Config, rows: int | None) -> int:
+    """The steps that take `epochs` times as many rows as there are."""
+    data = config.data
+    if rows is None and data.parsed_source.is_generated:
+        rows = data.count
+    elif rows is None:
+        rows = len(read_rows(data.source, data.limit or None, faulty=True))
+    rows = min(rows, data.limit) if data.limit else rows
+    steps = max(1, math.ceil(config.epochs * rows / config.rows_per_step()))
+    if steps > MOST_STEPS:
+        raise WhetError(f"epochs={config.epochs:g} are {steps:,} steps; give at most {MOST_STEPS:,}")
+    return steps
 
 
 def is_small(model: str) -> bool:
@@ -452,6 +503,7 @@ def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> E
     if isinstance(shared.get("data"), Mapping):
         shared["data"] = {key: value for key, value in shared["data"].items() if key in DataSection.model_fields}
     wanted = _given(layers)
+    _import_own({**shared, **wanted})
     if isinstance(wanted.get("env"), Mapping):
         shared["env"], wanted["env"] = evaluated_env(shared.get("env"), wanted["env"])
     settings = _given((shared, wanted))

@@ -32,6 +32,8 @@ PLACES = {
     "data.source": "data",
     "eval.source": "eval data",
     "model.name": "model",
+    "model.reference_model": "reference",
+    "imports": "imports",
     "preference.store": "",
     "teacher.name": "teacher",
 }
@@ -89,6 +91,8 @@ def _config_changes(before: RunInputs, now: RunInputs, free: bool) -> list[str]:
     changed = []
     for key in sorted(before.config.keys() | now.config.keys()):
         old, new = before.config.get(key), now.config.get(key)
+        if old is None and not new:  # a setting that whet did not have yet, and that is off
+            continue
         if key not in ("folder", *PLACES) and is_free(key) == free and _without_places(old) != _without_places(new):
             changed.append(f"{key} {_shown(old)} -> {_shown(new)}")
     return changed

@@ -11,6 +11,7 @@ from typing import Any
 
 from whet.data.benchmarks import BENCHMARKS
 from whet.data.choices import CHOICES
+from whet.data.source import MIX
 from whet.record.run_folder import CONFIG, LOCK, claimed_place, was_cut_off
 from whet.settings.layers import read_toml
 from whet.settings.names import translated
@@ -22,7 +23,10 @@ ROWS, EVAL_ROWS = "data.jsonl", "eval.jsonl"
 START = "start"  # the weights of a model that was given as an object
 BEFORE_CONFIG = (ROWS, EVAL_ROWS, START, f".{CONFIG}", INPUTS, f".{INPUTS}")  # all that is written before the config
 # settings that may be paths, beside those of rewards
-PATHS = (("data", "source"), ("eval", "source"), ("model", "name"), ("reward", "ledger"), ("preference", "store"))
+PATHS = (
+    *(("data", "source"), ("eval", "source"), ("reward", "ledger"), ("preference", "store")),
+    *(("model", "name"), ("model", "reference_model"), ("critic", "start"), ("teacher", "name")),
+)
 
 
 def read_config(folder: Path) -> Config:
@@ -73,6 +77,11 @@ def _find_paths(values: dict[str, Any], start: Path) -> None:
     """Make paths absolute that are relative and lead somewhere from `start`."""
 
     def found(text: Any) -> Any:
+        if isinstance(text, str) and text.startswith(MIX):
+            return MIX + ",".join(map(found, text.removeprefix(MIX).split(",")))
+        if isinstance(text, str) and "=" in text and not (start / text).exists():  # of a mixture: PATH=WEIGHT
+            source, _, weight = text.rpartition("=")
+            return f"{found(source)}={weight}"
         path, colon, function = text.partition(":") if isinstance(text, str) else ("", "", "")
         if path in (*BENCHMARKS, *CHOICES) and colon:  # gsm8k:PATH
             return f"{path}:{found(function)}"
@@ -88,6 +97,8 @@ def _find_paths(values: dict[str, Any], start: Path) -> None:
     for part in parts if isinstance(parts, list) else []:
         if isinstance(part, dict) and "reward" in part:
             part["reward"] = found(part["reward"])
+            if "rows" in part:
+                part["rows"] = found(part["rows"])
             if isinstance(part.get("settings"), dict):
                 part["settings"] = {name: found(value) for name, value in part["settings"].items()}
 
@@ -110,12 +121,19 @@ def claimed_folder(
     Whoever does not get the lock removes nothing. Whoever has it removes what it made if the run does not begin.
     """
     with claimed_place(config.folder, config.method, CONFIG, BEFORE_CONFIG, _refuse_run(config)) as folder:
-        values: dict[str, Any] = {"folder": str(folder)}
-        for name, section, section_rows in ((ROWS, "data", rows), (EVAL_ROWS, "eval", eval_rows)):
+        for name, section_rows in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
             if section_rows is not None:
                 write_rows(folder / name, section_rows)
-                values[section] = getattr(config, section).model_copy(update={"source": str(folder / name)})
-        yield folder, config.model_copy(update=values)
+        yield folder, placed(config, folder, rows, eval_rows)
+
+
+def placed(config: Config, folder: Path, rows: Any, eval_rows: Any) -> Config:
+    """The config with its folder, and in it the rows that were given from Python."""
+    values: dict[str, Any] = {"folder": str(folder)}
+    for name, section, section_rows in ((ROWS, "data", rows), (EVAL_ROWS, "eval", eval_rows)):
+        if section_rows is not None:
+            values[section] = getattr(config, section).model_copy(update={"source": str(folder / name)})
+    return config.model_copy(update=values)
 
 
 def _refuse_run(config: Config) -> Callable[[Path], None]:
@@ -123,8 +141,12 @@ def _refuse_run(config: Config) -> Callable[[Path], None]:
         if (folder / CONFIG).exists():
             there = read_config(folder)
             differing = differing_keys(config, there)
-            about = f"with another config ({', '.join(differing[:3])} differ)" if differing else "with this very config"
-            raise WhetError(f"{folder} already holds a run {about}; `whet resume {folder}`, or give another --folder")
+            verb = "differs" if len(differing) == 1 else "differ"
+            about = f"with another config ({', '.join(differing[:3])} {verb})" if differing else "with this very config"
+            raise WhetError(
+                f"{folder} already holds a run {about}; `whet resume {folder}`, replace it with --exist replace "
+                '(exist="replace" in Python), or give another --folder'
+            )
         if any(path.name != LOCK for path in folder.iterdir()):
             raise WhetError(f"{folder} is not empty and not a run; give an empty or new --folder")
 
@@ -133,7 +155,12 @@ def _refuse_run(config: Config) -> Callable[[Path], None]:
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Rows given from Python as a JSONL file."""
-    path.write_text("".join(_row_line(*numbered) for numbered in enumerate(rows)), encoding="utf-8")
+    path.write_text(rows_text(rows), encoding="utf-8")
+
+
+def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as JSON Lines."""
+    return "".join(_row_line(*numbered) for numbered in enumerate(rows))
 
 
 def _row_line(number: int, row: Mapping[str, Any]) -> str:

@@ -112,7 +112,9 @@ class CriticSection(Section):
     """The critic of methods that learn a value function."""
 
     trunk: Literal["own", "shared"] = Field("own", description="its own trunk, or a head on the policy's")
-    start: str = Field("", description="reward model (one label) to start from; empty: the policy")
+    start: str = Field(
+        "", description="reward model to start from: its run, or a folder with a model of one label; empty: the policy"
+    )
     learning_rate: float = Field(
         0.0,
         ge=0,

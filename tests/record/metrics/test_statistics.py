@@ -17,7 +17,7 @@ from whet.record.metrics.ensemble import (
 from whet.record.metrics.intervals import share_interval
 from whet.record.metrics.preference import length_correlation
 from whet.record.metrics.reward_model import area_under_curve, calibration, outcome_metrics, pair_metrics, step_metrics
-from whet.record.metrics.significance import corrected, incomplete_beta, shares_p, two_sided_p, welch_p
+from whet.record.metrics.significance import corrected, incomplete_beta, more_right_p, two_sided_p, welch_p
 
 
 def test_pearson_by_hand_and_by_moments():
@@ -129,7 +129,7 @@ def test_welch_and_holm():
 
 
 def test_shares_that_differ_by_more_than_their_noise():
-    assert shares_p(0.5, 0.5, 100) == 1.0 and shares_p(0.9, 0.5, 100) < 1e-6 and shares_p(0.52, 0.5, 100) > 0.5
+    assert more_right_p(50, 50, 100) > 0.5 > 0.25 > 1e-6 > more_right_p(90, 50, 100) and more_right_p(52, 50, 100) > 0.4
     low, high = share_interval(0.5, 100)
     assert (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)
     assert share_interval(0.0, 10)[0] == 0.0 and share_interval(0.0, 10)[1] == pytest.approx(0.2775, abs=1e-4)
@@ -142,4 +142,4 @@ def test_equal_scores_count_half_and_equal_lengths_on_neither_side():
 
 
 def test_an_observed_zero_is_not_certain():
-    assert shares_p(0.1, 0.0, 10) > 0.2
+    assert more_right_p(1, 0, 10) == pytest.approx(0.5)

@@ -9,7 +9,7 @@ from tests.support.for_every import for_every
 from whet.data.tasks import TASKS
 from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
 from whet.record.metrics.intervals import share_interval
-from whet.record.metrics.significance import shares_apart, shares_p
+from whet.record.metrics.significance import shares_apart
 from whet.tools.pipelines.library.self_judging import (
     JUDGE_LEAST,
     LONGER,
@@ -157,8 +157,6 @@ def test_shares_apart_smooths_an_observed_zero_or_one():
     # 10 of 10 against 9 of 10: variances at 11/12 and 10/12
     assert shares_apart(1.0, 0.9, 10) == pytest.approx(0.1 / math.sqrt((11 / 144 + 20 / 144) / 10))
     assert shares_apart(1.0, 0.0, 1) == pytest.approx(1 / math.sqrt(2 * 2 / 9)) and shares_apart(0.0, 1.0, 1) < 0
-    assert shares_p(0.5, 0.6, 200) == shares_p(0.6, 0.5, 200) == pytest.approx(0.04339, abs=1e-4)
-    assert shares_p(0.5, 0.5, 10) == 1
     assert share_interval(1.0, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
     assert share_interval(0.3, 50) == pytest.approx((0.1910, 0.4375), abs=1e-4)
 

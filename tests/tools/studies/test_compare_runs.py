@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from whet.pages.compare import cells, notes, rows, standings, table_text, verdict
-from whet.record.log import replace_summary
+import whet
+from whet.pages.compare import cells, comparison_from, comparison_values, notes, rows, standings, table_text, verdict
+from whet.record.log import RunRecorder, replace_summary
 from whet.tools.studies.comparison import compare_runs, write_comparison
 from whet.training.config import resolved
 from whet.training.saved_config import write_config
@@ -36,13 +37,47 @@ def test_single_runs_are_told_apart_by_their_eval_prompts(run):
     near = compare_runs([one, other])
     assert near.methods == ("one", "other") and near.unequal == {"steps": "one 40, other 7"}
     found = standings(near)
-    assert found["other"].words == "highest, within noise" and found["one"].words == "within noise of other (p = 0.55)"
+    assert found["other"].words == "highest, within noise" and found["one"].words == "within noise of other (p = 0.62)"
     assert standings(compare_runs([one, far]))["one"].words == "below far beyond noise (p < 0.001)"
     # Wilson, 100 of 200: 43.1% to 56.9%
     assert rows(near)[0].after.interval == pytest.approx((0.4314, 0.5686), abs=1e-4)
     assert cells(near)[0][3] == "50.0% (43.1% to 56.9%)"
     (note,) = notes(near)
     assert "single run" in note and "200 eval prompts" in note and "another seed" in note
+
+
+def test_single_runs_that_say_what_each_prompt_scored_are_compared_prompt_by_prompt(run):
+    folders = [run("worse", accuracy=0.25, size=20), run("better", accuracy=0.5, size=20, steps=7)]
+    for folder, right in zip(folders, (range(5), range(10)), strict=True):
+        scores = [float(prompt in right) for prompt in range(20)]
+        RunRecorder(folder).evaluated(7, "eval", {"accuracy": sum(scores) / 20}, 0.1, 20, {"accuracy": scores})
+    comparison = compare_runs(folders)
+    # five prompts gained, none lost: McNemar's exact p is 2 / 2^5; two shares apart from their prompts give 0.19
+    assert standings(comparison)["worse"].p == pytest.approx(2 / 2**5)
+    assert "prompt by prompt" in notes(comparison)[0]
+    again = comparison_from(json.loads(json.dumps(comparison_values(comparison))))
+    assert standings(again)["worse"].p == pytest.approx(2 / 2**5)
+
+
+def test_results_of_evaluate_are_compared_prompt_by_prompt(tmp_path):
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in (1, 2) for b in range(8)]
+    settings = {"sampling": {"max_new_tokens": 4}, "model": {"threads": 1}}
+    seen = []
+
+    def first_half(prompt, completion):
+        seen.append(prompt)
+        return float(len(seen) > 16 or len(seen) <= 8)
+
+    results = whet.evaluate(["whetstone", "whetstone"], rows, reward=first_half, settings=settings)
+    compared = whet.compare(results)
+    (test,) = compared.tests
+    assert (test.gained, test.lost, test.test) == (8, 0, "McNemar") and test.p == pytest.approx(2 / 2**8)
+    assert "whetstone (2)" in str(compared) and compared.values()["pairs"]
+    mistakes = {"give two or more": results[:1], "not both": [results[0], "runs/x"]}
+    fewer = whet.evaluate("whetstone", rows[:3], reward=first_half, settings=settings)
+    for expected, given in {**mistakes, "asked other prompts": [results[0], fewer]}.items():
+        with pytest.raises(WhetError, match=expected):
+            whet.compare(given)
 
 
 @pytest.mark.parametrize(

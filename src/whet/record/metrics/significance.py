@@ -92,12 +92,6 @@ def shares_apart(first: float, second: float, count: int) -> float:
     return (first - second) / math.sqrt(sum(share * (1 - share) / count for share in smoothed))
 
 
-def shares_p(first: float, second: float, count: int) -> float:
-    """Two-sided p that two shares of `count` trials each differ, by the normal approximation."""
-    return math.erfc(abs(shares_apart(first, second, count)) / math.sqrt(2))
-
-
-@lru_cache(maxsize=4096)
 def more_right_p(first: int, second: int, count: int) -> float:
     """Fisher's exact one-sided p that `first` of `count` is a larger share than `second` of `count`.
 

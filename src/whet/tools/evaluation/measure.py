@@ -515,6 +515,11 @@ def group_summary(groups: Sequence[Group], by: str = "") -> EvalSummary:
     return summarized([_attempts(group, []) for group in groups], labels)
 
 
+def group_outcomes(groups: Sequence[Group]) -> tuple[tuple[float, ...], ...]:
+    """[prompts][samples] of outcomes of groups that were drawn elsewhere."""
+    return tuple(tuple(attempt.outcome for attempt in _attempts(group, [])) for group in groups)
+
+
 def completion_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """What a file of completions holds, one row per completion."""
     return [

@@ -236,6 +236,7 @@ def held_equal(entries: Sequence[PlannedRun]) -> tuple[dict[str, str], dict[str,
 def result_of(folder: Path, label: str, seed: int, link: str) -> MethodRun:
     """What a finished run came to."""
     run = read_run(folder)
+    last = run.evaluations().last
     return MethodRun(
         method=label,
         seed=seed,
@@ -247,6 +248,7 @@ def result_of(folder: Path, label: str, seed: int, link: str) -> MethodRun:
         seconds=sum(took for phase, took in run.seconds().items() if phase != "start_up"),
         folder=link,
         eval_size=_eval_size(run.summary),
+        scores={last.metric: last.scores} if last is not None and last.step else {},
     )
 
 

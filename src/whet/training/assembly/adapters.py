@@ -1,16 +1,13 @@
-"""From a config to adapters: put on the model before training, and off again for the reference."""
+"""From a config to adapters on the model, before training."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from whet.model.causal_lm import CausalLM
 from whet.model.lora import LowRank, adapter_factors, add_adapters, unadapted_experts, uncalled_layers
 from whet.model.quantized import pack_four_bits
-from whet.model.reference import AdapterFreeReference, CopiedReference
 from whet.training.config import Config
 from whet.types import WhetError
 
@@ -23,7 +20,7 @@ def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torc
     lora = config.model.lora
     if not lora.rank:
         return {}
-    if config.model.reference == "reload":
+    if config.model.reference == "reload" and not config.model.reference_model:
         raise WhetError(
             "model.reference=reload has no effect with model.lora: the adapters are switched off for it; drop it"
         )
@@ -43,25 +40,3 @@ def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torc
     if uncalled := sorted(uncalled_layers(model)):
         left += f"; {', '.join(uncalled)} would get no gradient and stays as it is"
     return {"lora": f"rank {lora.rank} on {len(layers)} matrices ({learned / 1e6:.2g}M weights learn{left})"}
-
-
-def first_policy(
-    config: Config, policy: CausalLM, rule: str, needs: Collection[str] = (), shares_weights: bool = False
-) -> CopiedReference | AdapterFreeReference:
-    """The reference of a policy: a copy in memory, or with adapters the policy without them.
-
-    `rule` says whether it moves, `needs` are the objective's. `shares_weights`: until both are cut into shards.
-    """
-    if not config.model.lora.rank:
-        return CopiedReference(policy, shares_weights)
-    if rule != "frozen":
-        raise WhetError(
-            f"objective.reference={rule} moves the reference, and with model.lora it is the base, which stays; "
-            "give objective.reference=frozen, or model.lora=0"
-        )
-    if "divergence" in needs:
-        raise WhetError(
-            f"{config.method} asks policy and reference in one pass, and with model.lora they are one model; "
-            "give another objective.kl, such as k3, or model.lora=0"
-        )
-    return AdapterFreeReference(policy)

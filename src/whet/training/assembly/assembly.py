@@ -16,6 +16,7 @@ from whet.training.assembly.rewards import (
     bind_judges,
     build_reward_parts,
     build_scorer,
+    check_sources,
     failure_policy,
     sandbox_summary,
     scorable_prompts,
@@ -62,7 +63,9 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     draws, evaluates = config.draws_completions(), config.scores_eval_prompts()
     parts = build_reward_parts(config, _needs_reward(config), rewards) if draws or evaluates else []
     title, objective = describe(config, parts)
-    prompts = scorable_prompts(load_prompts(config, evaluation=False) if draws else [], parts, config.data)
+    loaded = load_prompts(config, evaluation=False) if draws else []
+    check_sources(loaded, parts)
+    prompts = scorable_prompts(loaded, parts, config.data)
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     eval_prompts = scorable_prompts(held_out, parts, config.data)
     runtime = load_runtime(config, ranks)

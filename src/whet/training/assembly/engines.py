@@ -79,7 +79,7 @@ def load_for_writing(config: Config, weights: torch.dtype) -> tuple[CausalLM, Lo
     """
     device = device_choice(config.model.device)
     dtype, _ = dtype_choice(config.model.precision, device)
-    loaded = load_model(config.model.name, weights, str(device))
+    loaded = load_model(config.model.name, weights, str(device), config.model.chat_template)
     if weights.itemsize < 4:
         widen_vectors(loaded.model)
     threads, _ = thread_choice(config.model.threads, sum(parameter.numel() for parameter in loaded.model.parameters()))

@@ -41,12 +41,19 @@ def input_digests(config: Inputs) -> dict[str, str]:
     digests = {"data": data_digest(config.data.source), "model": model_digest(config.model.name)}
     if teacher := getattr(getattr(config, "teacher", None), "name", ""):
         digests["teacher"] = teacher if teacher == "self" else model_digest(teacher)
+    files = [Path(name).expanduser() for name in getattr(config, "imports", ()) if name.endswith(".py")]
+    if files:
+        digests["imports"] = "#" + "".join(file_digest(file)[:16] for file in files if file.is_file())
+    if reference := config.model.reference_model:
+        digests["reference"] = model_digest(reference)
     return {**digests, "eval data": data_digest(config.eval.source)} if config.eval.source else digests
 
 
 def data_digest(source: str) -> str:
     """A digest of a data file's bytes; tasks, gym datasets and datasets of the hub are identified by name."""
     parsed = parse_source(source)
+    if parsed.parts:
+        return "mix:" + ",".join(f"{data_digest(part)}={weight:g}" for part, weight in parsed.parts)
     path = Path(parsed.name).expanduser()
     if parsed.kind is not SourceKind.FILE or not path.is_file():
         return source

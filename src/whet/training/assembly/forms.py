@@ -26,21 +26,27 @@ class PromptForm:
 
 def stated_form(data: DataSection) -> PromptForm:
     """What the data section says by itself, where no model is asked: auto is plain text."""
-    return PromptForm(as_chat=data.as_chat is True)
+    return PromptForm(as_chat=data.as_chat is True or bool(data.system_prompt))
 
 
 def prompt_form(config: Config | EvaluationConfig, source: str) -> PromptForm:
     """`data.as_chat`, or for a benchmark what the model knows. Where chat is demanded, a template must be there."""
     chosen, benchmark = config.data.as_chat, parse_source(source).benchmark
+    system = config.data.system_prompt
+    if system and chosen == AUTO and benchmark is None:
+        chosen = True
     if chosen is False or (chosen == AUTO and benchmark is None):
         return PromptForm(words="plain text (data.as_chat=false)" if benchmark else "")
-    has_template = is_served(config) or has_chat_template(config.model.name)
+    has_template = is_served(config) or bool(config.model.chat_template) or has_chat_template(config.model.name)
+    if (chosen is True or system) and has_template is False:
+        asked, kind, fix = "data.as_chat=true", "user", "data.as_chat=false"
+        if system:
+            asked, kind, fix = "data.system_prompt", "system", "none"
+        raise WhetError(
+            f"{asked}: {config.model.name} has no chat template to write a {kind} message with; give {fix}, "
+            "model.chat_template, or a model that was trained to chat"
+        )
     if chosen is True:
-        if has_template is False:
-            raise WhetError(
-                f"data.as_chat=true: {config.model.name} has no chat template to write a user message with; give "
-                "data.as_chat=false, or a model that was trained to chat"
-            )
         return PromptForm(
             as_chat=True, words="the bare prompt as a user message (data.as_chat=true)" if benchmark else ""
         )

@@ -21,8 +21,8 @@ from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector,
 from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.prompt_order import PromptOrder
 from whet.settings.layers import flattened
-from whet.training.assembly.adapters import first_policy
 from whet.training.assembly.prompts import data_summary
+from whet.training.assembly.references import build_reference, check_reference, load_reference
 from whet.training.assembly.rewards import build_scorer, reward_summary, take_notes
 from whet.training.assembly.rows import (
     Read,
@@ -78,6 +78,7 @@ def describe_preference(config: PreferenceConfig) -> tuple[str, list[str]]:
         raise WhetError(
             "preference.online writes new completions in every step, which a stored reference cannot know; drop it"
         )
+    check_reference(config, objective.reference.name)
     return title(objective), description(objective)
 
 
@@ -168,13 +169,15 @@ def _models(
     if "ref_logp" not in objective.needs():
         if section.reference_logp == "stored":
             raise WhetError(f"preference.reference_logp has no effect: {config.method} uses no reference; drop it")
+        if config.model.reference_model:
+            raise WhetError(f"model.reference_model has no effect: {config.method} uses no reference; drop it")
     elif section.reference_logp == "stored":
+        held = load_reference(config, runtime) if config.model.reference_model else policy
         file = Path(section.store) if section.store else None
         families = [row.family for row in rows]
-        reference = stored_reference(policy, families, batch.micro_batch_tokens, file, batch.packed, ranks)
+        reference = stored_reference(held, families, batch.micro_batch_tokens, file, batch.packed, ranks)
     else:
-        is_cut = runtime.shards is not None
-        first = first_policy(config, policy, objective.reference.name, shares_weights=is_cut)
+        first = build_reference(config, runtime, objective.reference.name)
         reference = LiveReference(first, batch.micro_batch_tokens, batch.packed, ranks)
     shards = runtime.shards
     if shards is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whet.data import prompts_from
+from whet.data.prompts import with_system_prompt
 from whet.data.source import EVAL, TRAIN
 from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.rows import left_out_phrases, read_usable
@@ -24,7 +25,8 @@ def _read_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[P
     data = config.data
     if data.parsed_source.is_generated:
         split, count = (EVAL, config.eval.prompts) if evaluation else (TRAIN, data.count)
-        return data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
+        prompts = data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
+        return with_system_prompt(prompts, data.system_prompt) if data.system_prompt else prompts
     source = config.eval.source if evaluation else data.source
     if not source:
         return []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet.data.chat import prompt_tokens
 from whet.data.sections import DataSection
+from whet.data.source import DATA_SOURCE, parse_source
 from whet.data.tasks import TASKS
 from whet.data.usable import without
 from whet.objective import Objective
@@ -17,7 +18,7 @@ from whet.protocols import Engine, Reward
 from whet.reward.ahead import ScoreAhead
 from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
-from whet.reward.combine import Gate, RewardPart, Schedule, check_parts, in_shares, weights_at
+from whet.reward.combine import ROW_KINDS, Gate, RewardPart, Schedule, check_parts, in_shares, weights_at
 from whet.reward.find import BUILTIN, ROWS, find_reward
 from whet.reward.judge import check_company, engine_ask
 from whet.reward.learned.outcome import Learned
@@ -68,6 +69,9 @@ def build_reward_parts(
         named = (RewardPart("gym_answer"),)
     elif source.benchmark is not None:
         named = (RewardPart(source.benchmark.reward, settings=source.benchmark.settings),)
+    elif source.parts and all(parse_source(part).benchmark for part, _ in source.parts):
+        forms = [(part, parse_source(part).benchmark) for part, _ in source.parts]
+        named = tuple(RewardPart(form.reward, settings=form.settings, rows=part) for part, form in forms if form)
     elif wanted:
         raise WhetError(
             "no reward: data from a file or the hub needs one; give --reward NAME (exact_answer, math_answer, ...) "
@@ -162,6 +166,17 @@ def bind_judges(parts: Sequence[RewardPart], engine: Engine, tokenizer: Any) -> 
         return engine_judge
 
     return [replace(part, reward=settled(part.resolved_reward)) for part in parts]
+
+
+def check_sources(prompts: Sequence[Prompt], parts: Sequence[RewardPart]) -> None:
+    """Refuse a reward for the rows of a source that no training row is from."""
+    for part in parts:
+        if part.rows not in ROW_KINDS and prompts and not any(map(part.scores_row, prompts)):
+            known = sorted({str(prompt.meta[DATA_SOURCE]) for prompt in prompts if DATA_SOURCE in prompt.meta})
+            raise WhetError(
+                f"reward {part.name!r} is for the rows of {part.rows!r}, and none is from there; give one of "
+                f"{', '.join((*ROW_KINDS, *known))}"
+            )
 
 
 def scorable_prompts(prompts: Sequence[Prompt], parts: Sequence[RewardPart], data: DataSection) -> Sequence[Prompt]:

@@ -8,12 +8,9 @@ from functools import partial
 from typing import Any
 
 from whet.data.reference_rewards import reference_rewards
-from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.causal_lm import CausalLM
 from whet.model.critic import critic_on
 from whet.model.experts import routing_refusal
-from whet.model.load import load_model
-from whet.model.low_precision import widen_vectors
-from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
 from whet.reward.combine import RewardPart
 from whet.reward.score import Failures
@@ -24,11 +21,11 @@ from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.weight_sync_check import PolicyWatch, shares_weights
 from whet.rollout.window import GroupWindow
 from whet.settings.layers import flattened
-from whet.training.assembly.adapters import first_policy
 from whet.training.assembly.demonstrations import build_demonstrations, check_demonstrations
 from whet.training.assembly.engines import async_writer
 from whet.training.assembly.episode_runner import most_actions
 from whet.training.assembly.prompts import data_summary
+from whet.training.assembly.references import build_reference, check_reference
 from whet.training.assembly.rewards import (
     build_checks,
     build_scorer_at,
@@ -86,11 +83,7 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
     check_setting(objective, setting, changes)
     check_teacher(config, objective)
     check_demonstrations(config, objective)
-    if config.model.reference == "reload" and objective.reference.name != "frozen":
-        raise WhetError(
-            f"model.reference=reload reads the first policy anew, but objective.reference={objective.reference.name} "
-            "moves the reference; give model.reference=memory"
-        )
+    check_reference(config, objective.reference.name)
     return objective
 
 
@@ -211,7 +204,13 @@ def build_rl_trainer(
         )
     check_replay(config, runtime)
     asked = "ref_logp" in needs or (config.teacher.name == SELF and bool(OF_TEACHER & needs))
-    reference = build_reference(config, runtime, objective) if asked else None
+    reference = None
+    if asked:
+        if config.model.reference_model and config.teacher.name == SELF:
+            raise WhetError("teacher.name=self is the policy as it began, not model.reference_model; drop one of them")
+        reference = build_reference(config, runtime, objective.reference.name, needs)
+    elif config.model.reference_model:
+        raise WhetError(f"model.reference_model has no effect: {config.method} uses no reference; drop it")
     policy, shards = runtime.policy, runtime.shards
     if shards is not None:
         policy = sharded(policy, shards)
@@ -317,19 +316,3 @@ def async_fact(config: PolicyConfig) -> str:
     window = GroupWindow(batch.prompts_per_step, scale.max_staleness, scale.window)
     passed = f"a slow one may be passed {window.passes} times" if window.passes else "in strict order"
     return f"at most {scale.max_staleness} versions behind; {window.capacity} groups in flight, {passed}"
-
-
-def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:
-    """The policy before the first step: a copy in memory, what adapters stand on, or its source to read again."""
-    if config.model.reference == "memory":
-        rule, is_cut = objective.reference.name, runtime.shards is not None
-        return first_policy(config, runtime.policy, rule, objective.needs(), is_cut)
-    device, dtype = runtime.policy.device, next(runtime.policy.model.parameters()).dtype
-
-    def load() -> CausalLM:
-        model = load_model(config.model.name, dtype, str(device)).model
-        if dtype.itemsize < 4:
-            widen_vectors(model)
-        return causal_lm(model, runtime.policy.dtype)
-
-    return ReloadedReference(load)

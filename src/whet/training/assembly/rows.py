@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from whet.data import Row, read_rows
-from whet.data.prompts import renamed
+from whet.data.prompts import renamed, with_system_prompt
 from whet.data.rows import BadRow
 from whet.data.sections import DataSection
 from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source
@@ -35,7 +35,10 @@ def read_usable(
     rows = renamed(read_rows(source, limit or None, faulty=True, for_chat=form.says_answer_form), data.columns)
     first = next((row for row in rows if row.fault is None), None)
     read: Read = partial(reader(first), as_chat=form.as_chat) if first else list  # then each row has its fault
-    return usable(rows, read, drop=data.unusable == "drop")
+    values = usable(rows, read, drop=data.unusable == "drop")
+    if data.system_prompt:
+        values[:] = with_system_prompt(values, data.system_prompt)
+    return values
 
 
 def encodable(

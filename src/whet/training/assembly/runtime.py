@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 # of results/gpu_step_135m.json and a machine where nothing was compiled before
 FIRST_STEP = "compiles kernels and captures CUDA graphs: some seconds, up to 20 on a machine where it never ran"
 
+MOST_SHOWN = 80  # characters of a system prompt in the facts
+
 
 @dataclass(frozen=True)
 class Runtime:
@@ -106,7 +108,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     dtype, why = dtype_choice(config.model.precision, device)
     weights_dtype, kept_as = weights_choice(config, device, dtype, ranks)
-    loaded = load_model(config.model.name, weights_dtype, str(device))
+    loaded = load_model(config.model.name, weights_dtype, str(device), config.model.chat_template)
     if weights_dtype.itemsize < 4:
         widen_vectors(loaded.model)
     if (name := non_finite_weight(loaded.model)) is not None:
@@ -292,6 +294,10 @@ def settings_facts(config: Config) -> dict[str, str]:
     reasons, optimizer = rate_reasons(config), config.optimizer
     warmup = f" after {optimizer.warmup_steps} steps of warm-up" if optimizer.warmup_steps else ""
     facts = {"learning rate": f"{optimizer.learning_rate:g}, {optimizer.schedule}{warmup} ({reasons[RATE]})"}
+    if config.model.reference_model:
+        facts["reference"] = config.model.reference_model
+    if system := " ".join(config.data.system_prompt.split()):
+        facts["system prompt"] = system if len(system) <= MOST_SHOWN else f"{system[: MOST_SHOWN - 3]}..."
     if not isinstance(config, PolicyConfig):
         return {**facts, "batch": f"{config.batch.rows_per_step} rows per step, one update"}
     if config.trains_critic():
