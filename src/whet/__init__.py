@@ -14,6 +14,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from whet.api.evaluation import EvalResult, evaluate
+    from whet.api.migration import from_trl
     from whet.api.run import Run, load, plot
     from whet.api.training import resume, train
     from whet.protocols import Callback
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "from_trl",
     "load",
     "plot",
     "register",

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tests.support.for_every import for_every
-from whet.settings.names import FOREIGN
+from whet.settings.foreign import FOREIGN
 from whet.training.config import resolved
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text()
@@ -27,10 +27,9 @@ def arguments():
 def test_the_page_agrees_with_the_errors(names, keys):
     assert keys
     for name in names:
-        target = FOREIGN.get(name)
-        if target is not None:
-            targets = [target] if isinstance(target, str) else list(target.values())
-            assert any(key.startswith(each) or each.startswith(key) for key in keys for each in targets), name
+        key_of = FOREIGN[name].key
+        targets = [key_of] if isinstance(key_of, str) else list(key_of.values())
+        assert any(key.startswith(each) or each.startswith(key) for key in keys for each in targets), name
 
 
 def has_key(config, key):

@@ -135,7 +135,9 @@ def epochs(value: Any, run: ForeignRun) -> Settings:
         return {}
     if run.rows is None:
         raise Unmapped(f"give steps = {number(value):g} x rows / {_size(run)}")
-    return {"steps": max(1, math.ceil(number(value) * run.rows / _size(run)))}
+    # RL leaves out the last prompts of an epoch that fill no batch
+    batches = run.rows // _size(run) if run.kind == "policy" else math.ceil(run.rows / _size(run))
+    return {"steps": max(1, math.ceil(number(value) * batches))}
 
 
 def in_steps(key: str) -> Conversion:
@@ -151,7 +153,11 @@ def in_steps(key: str) -> Conversion:
                 raise Unmapped(f"give {key} = {count:g} x steps")
             count = math.ceil(count * total["steps"])
         strategy = {"eval.every": "eval_strategy", "report.save_every": "save_strategy"}.get(key, "")
-        is_off = count < 0 or (count == 0 and strategy) or text(run.values.get(strategy, "steps")) != "steps"
+        is_off = (
+            count < 0
+            or (count == 0 and (strategy or run.number("warmup_ratio") > 0))
+            or text(run.values.get(strategy, "steps")) != "steps"
+        )
         return {} if is_off else {key: int(count)}
 
     return convert
@@ -354,4 +360,9 @@ def mismatch(value: Any, run: ForeignRun) -> Settings:
 
 def of_critic(key: str) -> Conversion:
     """Only a method with a critic has it."""
-    return lambda value, run: {key: number(value)} if text(run.values.get("adv_estimator")) == "gae" else {}
+
+    def convert(value: Any, run: ForeignRun) -> Settings:
+        plain_loss = text(run.values.get("loss_mode", "vanilla")) in ("vanilla", "ppo")
+        return {key: number(value)} if plain_loss and text(run.values.get("adv_estimator")) == "gae" else {}
+
+    return convert

@@ -252,10 +252,16 @@ _TABLE: Mapping[str, ForeignName] = {
     "sync_ref_model":
         _N(_of("objective.reference", preference="objective.reference"), "ema, or reset where nothing is mixed",
            conversions.reference),
-    "ref_model_mixup_alpha ref_model_sync_steps":
-        _N(_of("objective.reference", preference="objective.reference"), "numbers of ema and reset", is_part=True),
+    "ref_model_mixup_alpha":
+        _N(_of("objective.reference.decay", preference="objective.reference.decay"), "1 - alpha, of ema", is_part=True),
+    "ref_model_sync_steps":
+        _N(_of("objective.reference.every", preference="objective.reference.every"), "of ema or reset", is_part=True),
     "vllm_importance_sampling_correction":
         _N(_of("objective.mismatch"), "truncate or truncate_sequence", conversions.mismatch),
+    "vllm_importance_sampling_mode": _N(_of("objective.mismatch"), "truncate or truncate_sequence", is_part=True),
+    "vllm_importance_sampling_clip_max": _N(_of("objective.mismatch.ceiling"), is_part=True),
+    "vllm_importance_sampling_clip_min": _N(_of("objective.mismatch.low"), "of mask and sequence_mask", is_part=True),
+    "use_bias_correction_kl": _N(_of("objective.kl"), "k3_corrected, or k3", is_part=True),
     "off_policy_mask_threshold":
         _N(_of("objective.mismatch.limit"), "with objective.mismatch=stale_mask", lambda value, run: {
             "objective.mismatch.kind": "stale_mask", "objective.mismatch.limit": number(value)}),
@@ -286,7 +292,10 @@ _TABLE: Mapping[str, ForeignName] = {
            choices=_switch("preference.reference_logp", "stored")),
     "center_rewards_coefficient": _N(_of(reward_model="reward_model.centre")),
     # rewards
-    "reward_funcs reward_function reward_weights": _N("reward.parts", "in Python reward={name: (reward, weight)}"),
+    "reward_funcs reward_function":
+        _N("reward.parts", "in Python reward={name: (reward, weight)}", lambda value, run: {
+            "reward.parts": [{"reward": name} for name in conversions.listed(value)]}),
+    "reward_weights": _N("reward.parts", "each part has its weight", is_part=True),
     "custom_reward_function remote_rm_url custom_reward_function.path reward.custom_reward_function.path "
     "reward.remote_url": _N("reward.parts", "file.py:compute_score or file.py:reward_func", conversions.reward_file),
     "custom_reward_function.name reward.custom_reward_function.name":
@@ -326,8 +335,6 @@ _TABLE: Mapping[str, ForeignName] = {
     "trainer.nnodes actor_num_nodes actor.num_nodes": _N("scale.workers", "x GPUs of each", is_part=True),
     "use_cpu": _N("model.device", "cpu", choices=_switch("model.device", "cpu")),
     "deepspeed fsdp fsdp_config zero_stage ds.zero_stage tensor_parallel_size parallelism_config": _N("", _DEVICES),
-    "use_bias_correction_kl vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
-    "vllm_importance_sampling_clip_min": _N("", "numbers of objective.kl and objective.mismatch", is_part=True),
     "remove_unused_columns disable_dropout dataloader_num_workers dataset_num_proc use_liger_kernel tf32 torch_compile "
     "attn_implementation use_remove_padding trust_remote_code shuffle_dataset data.shuffle trainer.val_before_train "
     f"trainer.balance_batch {_MODEL}use_remove_padding {_MODEL}trust_remote_code": _N("", "whet needs no such setting"),

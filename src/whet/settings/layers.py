@@ -52,8 +52,8 @@ def _unknown_keys(error: ValidationError | None) -> Iterator[str]:
     for mistake in error.errors() if error is not None else ():
         if mistake["type"] == "extra_forbidden":
             path, value = ".".join(map(str, mistake["loc"])), mistake["input"]
-            whole = isinstance(value, Mapping) and path in ROOTS
-            yield from (f"{path}.{leaf}" for leaf in flattened(value)) if whole else (path,)
+            leaves = flattened(value) if isinstance(value, Mapping) and not old_name(path) else {}
+            yield from [f"{path}.{leaf}" for leaf in leaves] or [path]
 
 
 def _unknown_axes(kind: type[BaseModel], values: Mapping[str, Any]) -> Iterator[str]:

@@ -33,7 +33,7 @@ LOSS_MODES = {"geo_mean": "gmpo", **{name: name for name in ("gspo", "clip_cov",
 
 # What a trainer takes where its command line says nothing, and whet would take otherwise; by their first names.
 _TRL = {"per_device_train_batch_size": 8, "lr_scheduler_type": "linear", "num_train_epochs": 3}
-_TRL_RL = {**_TRL, "num_generations": 8, "max_completion_length": 256, "learning_rate": 1e-6, "temperature": 1.0}
+_TRL_RL = {**_TRL, "num_generations": 8, "max_completion_length": 512, "learning_rate": 1e-6, "temperature": 1.0}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "trl grpo": {**_TRL_RL, "beta": 0.0, "loss_type": "dapo", "use_bias_correction_kl": True},
     "trl rloo": {**_TRL_RL, "num_generations": 2, "beta": 0.05},
@@ -56,7 +56,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "openrlhf rl": {
         **{"rollout_batch_size": 1024, "train_batch_size": 128, "num_generations": 1, "learning_rate": 1e-6},
         **{"lr_scheduler_type": "cosine", "warmup_ratio": 0.03, "init_kl_coef": 0.01, "adv_estimator": "gae"},
-        **{"epsilon": 0.2, "lam": 1.0, "critic_lr": 9e-6, "num_train_epochs": 1},
+        **{"epsilon": 0.2, "loss_type": "token-mean", "lam": 1.0, "critic_lr": 9e-6, "num_train_epochs": 1},
     },
     "openrlhf sft": {
         "train_batch_size": 128,
@@ -139,8 +139,9 @@ def translate(
         try:
             settings = entry.settings(value, run)
         except Unmapped as reason:
-            if name in chosen or name in left:
-                unmapped[f"{name}={value}" if isinstance(value, int | float | str) else name] = str(reason)
+            if name in chosen or name in left or entry.key == "steps":
+                shown = f"{name}={getattr(value, 'value', value)}"
+                unmapped[shown if isinstance(value, int | float | str) else name] = str(reason)
             continue
         # of what nobody chose only what decides the training
         flat |= {
@@ -180,6 +181,8 @@ def _method(trainer: str, values: Mapping[str, Any], unmapped: dict[str, str]) -
         unmapped[f"adv_estimator={estimator}"] = "choose a method that `whet algorithms` lists"
     if mode not in ("vanilla", "ppo", *LOSS_MODES):
         unmapped[f"loss_mode={mode}"] = "choose a method that `whet algorithms` lists"
+    if mode in LOSS_MODES and estimator != "grpo":
+        unmapped[f"adv_estimator={estimator}"] = f"{LOSS_MODES[mode]} compares with its group; see objective.baseline"
     return LOSS_MODES.get(mode) or ESTIMATORS.get(estimator, "grpo"), {}
 
 
@@ -214,7 +217,15 @@ def from_object(config: Any) -> tuple[str, dict[str, Any], list[str]]:
 
 
 SET_BY_TRL = frozenset(
-    ("accelerator_config", "debug", "disable_tqdm", "dataloader_pin_memory", "pad_to_multiple_of", "logging_dir")
+    (
+        "accelerator_config",
+        "debug",
+        "disable_tqdm",
+        "do_eval",
+        "dataloader_pin_memory",
+        "pad_to_multiple_of",
+        "logging_dir",
+    )
 )
 
 
