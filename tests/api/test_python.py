@@ -127,6 +127,30 @@ def test_a_batched_function_in_trls_signature(tmp_path):
     assert steps_of(found)[0]["reward"].keys() == {"batched", "total"}
 
 
+def test_tasks_with_a_reward_each_and_what_they_log(tmp_path):
+    """TRL's multi-task pattern: each function returns None for the rows of the other task."""
+
+    def evens(completions, extra, trainer_state, log_metric, log_extra, **kwargs):
+        log_metric("progress", trainer_state.global_step / trainer_state.max_steps)
+        log_extra("letters", [len(text) for text in completions])
+        return [0.5 if number % 2 == 0 else None for number in extra]
+
+    async def odds(completions, extra, **kwargs):
+        return [None if number % 2 == 0 else 0.25 for number in extra]
+
+    run = train(tmp_path / "run", reward=[evens, odds], steps=4)
+    lines = steps_of(run)
+    assert [line["metrics"]["logged/progress"] for line in lines] == [0.0, 0.25, 0.5, 0.75]
+    assert {line["reward"].get("evens", 0.5) for line in lines} == {0.5}
+    assert {line["reward"].get("odds", 0.25) for line in lines} == {0.25}
+    assert all(line["counts"].get("unscorable", 0) == 0 for line in lines)
+    for line in run.samples():
+        number = int(line["question"].split()[2])
+        part, value = ("evens", 0.5) if number % 2 == 0 else ("odds", 0.25)
+        assert line["parts"] == {part: value} and line["reward"] == value
+        assert line["extra"] == {"letters": len(line["completion"])}
+
+
 def test_named_rewards_have_weights(tmp_path):
     parts = {"short": (lambda completion: 10.0 - len(completion), 0.5), "exact_answer": ("exact_answer", 3.0)}
     found = train(tmp_path / "run", reward=parts, steps=1)

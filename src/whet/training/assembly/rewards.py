@@ -221,6 +221,7 @@ def build_scorer_at(
         shared,
         config.reward.timeout,
         failures,
+        steps=_steps(config),
         share=work_share(ranks),
         ahead=score_ahead(config, shared, failures, ranks),
     )
