@@ -55,7 +55,7 @@ TYPED = [
     ("sft", "clip_range=0.2", "objective.clip.high, which this kind of run does not have", ""),
     ("ppo", "optimizer.eps=0.2", "did you mean 'optimizer.epsilon'?", ""),
     *(
-        (method, f"{name}=3", "in whet it is steps: give epochs x rows", "")
+        (method, f"{name}=3", "in whet it is steps: epochs x rows", "")
         for name in ("epochs", "num_train_epochs", "total_epochs", "trainer.total_epochs")
         for method in ("grpo", "sft")
     ),

@@ -164,7 +164,31 @@ def _misused(error: Any) -> tuple[int, str]:
     context = getattr(error, "ctx", None)
     command = context.command_path.replace("python -m ", "") if context is not None else "whet"
     said = " ".join(error.format_message().split()).rstrip(".")
+    taken = {option for parameter in context.command.params for option in parameter.opts} if context else set()
+    hint = _option_hint(error.option_name) if hasattr(error, "option_name") and {"--set", "--steps"} <= taken else ""
+    if hint:
+        return int(error.exit_code), f"no such option: {error.option_name}; {hint}"
     return int(error.exit_code), f"{said[:1].lower()}{said[1:]}; `{command} -h` shows what it takes"
+
+
+FLAGS = {"model.name": "--model", "data.source": "--data", "steps": "--steps", "seed": "--seed", "folder": "--folder"}
+
+
+def _option_hint(option: str) -> str:
+    """What to write for an option that is a key of whet's or a setting of another trainer's; else nothing."""
+    from whet.settings.foreign import FOREIGN
+    from whet.settings.layers import has_key
+    from whet.training.config import CONFIG_CLASSES
+
+    name = option.lstrip("-").replace("-", "_")
+    entry = FOREIGN.get(name)
+    keys = [name] if any(has_key(kind, name) for kind in CONFIG_CLASSES.values()) else []
+    if not keys and entry is not None:
+        keys = entry.key_for("policy").split(" and ") if entry.key else []
+    note = f" ({entry.note})" if entry is not None and entry.note else ""
+    if not keys:
+        return entry.note if entry is not None else ""
+    return "give " + " ".join(FLAGS.get(key, f"--set {key}=VALUE") for key in keys) + note
 
 
 NOTHING_CHANGED = "nothing was changed"

@@ -27,6 +27,7 @@ class ForeignName:
     convert: Conversion | None = None
     choices: Mapping[str, Settings] | None = None  # by the value as text; any other has no counterpart
     is_part: bool = False  # the value enters the conversion of another setting
+    by_hand: bool = False  # the key is of another shape: nothing is converted
     name: str = ""  # the first of its line
 
     def key_for(self, kind: str) -> str:
@@ -39,6 +40,8 @@ class ForeignName:
             return {}
         if not isinstance(self.key, str) and run.kind not in self.key:
             raise Unmapped(self.note or f"it is whet's {self.key_for(run.kind)}, which this kind of run does not have")
+        if self.by_hand:
+            raise Unmapped(f"{self.key_for(run.kind)}: {self.note}")
         if self.convert is not None:
             return self.convert(value, run)
         if self.choices is not None:
@@ -75,13 +78,13 @@ _TABLE: Mapping[str, ForeignName] = {
     f"num_generations n_samples_per_prompt rollout_n num_samples {_ROLLOUT}n rollout.n_samples_per_prompt":
         _N("batch.group_size"),
     "per_device_train_batch_size":
-        _N(_ROWS, "TRL counts per device, and in RL completions: give per_device_train_batch_size x devices x "
+        _N(_ROWS, "TRL counts per device, and in RL completions: per_device_train_batch_size x devices x "
            "gradient_accumulation_steps, in RL / num_generations", conversions.batch),
     "gradient_accumulation_steps":
         _N("", "whet's batch is that of the whole optimizer step (batch.prompts_per_step, batch.rows_per_step); "
            "batch.micro_batch_tokens bounds memory, in tokens", is_part=True),
     "generation_batch_size":
-        _N(_of("batch.prompts_per_step"), "TRL counts completions: give it / num_generations", is_part=True),
+        _N(_of("batch.prompts_per_step"), "TRL counts completions: it / num_generations", is_part=True),
     "steps_per_generation num_mini_batches":
         _N(_of("batch.updates_per_step"), "steps_per_generation / gradient_accumulation_steps", is_part=True),
     "rollout_batch_size rollout.batch_size data.train_batch_size": _N(_ROWS, "both count prompts", conversions.batch),
@@ -105,7 +108,7 @@ _TABLE: Mapping[str, ForeignName] = {
     "max_steps total_training_steps trainer.total_training_steps":
         _N("steps", "TRL's are optimizer updates, whet's are batches", conversions.steps),
     "num_train_epochs total_epochs num_epochs epochs num_episodes trainer.total_epochs train.num_episodes":
-        _N("steps", "give epochs x rows / the prompts (or rows) of a step", conversions.epochs),
+        _N("steps", "epochs x rows / the prompts (or rows) of a step", conversions.epochs),
     "max_epochs train.max_epochs":
         _N(_of("batch.epochs_per_batch", "steps"), "in RL of one batch, else of the data",
            lambda value, run: {"batch.epochs_per_batch": int(number(value))} if run.kind == "policy"
@@ -154,7 +157,7 @@ _TABLE: Mapping[str, ForeignName] = {
     "gradient_checkpointing enable_gradient_checkpointing actor.gradient_checkpointing_enable "
     f"model.gradient_checkpointing_enable model.enable_gradient_checkpointing {_MODEL}enable_gradient_checkpointing":
         _N("model.recompute", "auto recomputes where memory asks for it, none never",
-           choices={"true": {}, "": {}, "false": {"model.recompute": "none"}}),
+           choices={"true": {}, "false": {"model.recompute": "none"}}),
     f"r lora_r lora_rank ds.lora.rank model.lora_rank {_MODEL}lora_rank":
         _N("model.lora.rank", convert=conversions.positive("model.lora.rank")),
     f"lora_alpha ds.lora.alpha model.lora_alpha {_MODEL}lora_alpha":
@@ -177,8 +180,7 @@ _TABLE: Mapping[str, ForeignName] = {
     "output_key response_key data.output_key data.response_key":
         _N("data.columns", "data.columns.YOURS=completion", conversions.column("completion")),
     "dataset_text_field": _N("data.columns", "data.columns.YOURS=text", conversions.column("text")),
-    "apply_chat_template data.apply_chat_template": _N("data.as_chat", choices={**_switch("data.as_chat"),
-                                                                                 "": {"data.as_chat": True}}),
+    "apply_chat_template data.apply_chat_template": _N("data.as_chat", choices=_switch("data.as_chat")),
     "max_prompt_length prompt_max_len max_length max_seq_length max_len truncation_mode data.max_prompt_length "
     "data.max_length data.max_len data.truncation data.filter_overlong_prompts": _N("", _CONTEXT),
     "assistant_only_loss":
@@ -186,9 +188,9 @@ _TABLE: Mapping[str, ForeignName] = {
     "completion_only_loss":
         _N("", "prompts are never learned; data.every_completion adds the earlier assistant turns",
            choices={"true": {}, "none": {}}),
-    "packing padding_free packing_samples ds.packing_samples":
-        _N(_of("", "batch.packed"), "nothing is padded in RL", choices={
-            **_switch("batch.packed"), "": {"batch.packed": True}}),
+    "packing": _N(_of("", "batch.packed"), "nothing is padded in RL", choices=_switch("batch.packed")),
+    "padding_free packing_samples ds.packing_samples":
+        _N(_of("", "batch.packed"), "nothing is padded in RL", choices=_switch("batch.packed")),
     # sampling
     "max_completion_length response_length max_response_length generate_max_len max_tokens max_new_tokens "
     f"data.max_response_length rollout.max_new_tokens {_ROLLOUT}response_length": _N("sampling.max_new_tokens"),
@@ -201,10 +203,10 @@ _TABLE: Mapping[str, ForeignName] = {
            choices={"1.0": {}, "none": {}}),
     f"use_vllm vllm vllm_num_engines vllm.num_engines {_ROLLOUT}name":
         _N("sampling.engine", "vllm, or torch, which shares the trainer's weights", conversions.engine),
-    "vllm_mode": _N("sampling.engine", "vllm runs in the trainer's process, or behind scale.engines", is_part=True),
+    "vllm_mode": _N("sampling.engine", "vllm runs in the trainer's process, or behind scale.engines", by_hand=True),
     f"gpu_memory_utilization {_ROLLOUT}gpu_memory_utilization vllm_gpu_memory_utilization vllm.gpu_memory_utilization "
     f"vllm_max_model_length vllm_tensor_parallel_size vllm.tensor_parallel_size {_ROLLOUT}tensor_model_parallel_size":
-        _N("sampling.engine_settings", "by name, in docs/engines.md", is_part=True),
+        _N("sampling.engine_settings", "by name, in docs/engines.md", by_hand=True),
     # the objective
     "beta model.beta":
         _N(_of("objective.kl.beta", preference="objective.curve.beta"), "0 in RL: objective.kl=none", conversions.beta),
@@ -278,10 +280,9 @@ _TABLE: Mapping[str, ForeignName] = {
         _N(_of("objective.baseline.gamma"), _CRITIC, conversions.of_critic("objective.baseline.gamma")),
     "vf_coef": _N(_of("objective.value.coefficient"), _CRITIC),
     "cliprange_value value_clip critic.cliprange_value critic.value_clip":
-        _N(_of("objective.value"), "clipped_error with its width", is_part=True),
+        _N(_of("objective.value"), "clipped_error with its width", by_hand=True),
     "dynamic_filtering algo.dynamic_filtering_enable algorithm.filter_groups.enable":
-        _N(_of("objective.keep"), "mixed_outcome, as in dapo", choices={
-            **_switch("objective.keep", "mixed_outcome"), "": {"objective.keep": "mixed_outcome"}}),
+        _N(_of("objective.keep"), "mixed_outcome, as in dapo", choices=_switch("objective.keep", "mixed_outcome")),
     "label_smoothing model.label_smoothing":
         _N(_of(preference="objective.curve.smoothing"), "as in cdpo",
            conversions.positive("objective.curve.smoothing")),
@@ -325,7 +326,7 @@ _TABLE: Mapping[str, ForeignName] = {
     "logging_steps logging_strategy logging_first_step logger.logging_steps":
         _N("", "every step is recorded in the run folder"),
     "log_completions num_completions_to_print trainer.log_val_generations":
-        _N("report.samples_per_step", "groups of a step whose completions are recorded", is_part=True),
+        _N("report.samples_per_step", "groups of a step whose completions are recorded", by_hand=True),
     "run_name project trainer.project_name trainer.experiment_name logger.wandb.project logger.wandb.run_name":
         _N("", "folder names the run; trackers take report.tracker_settings"),
     "seed random_seed trainer.seed train.seed": _N("seed"),
