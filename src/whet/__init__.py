@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from whet.protocols import Callback
     from whet.registry import register
     from whet.tools.studies.run_comparison import RunComparison, compare
-    from whet.types import Completion, InitialObservation, Opening, Prompt, StepResult, WhetError
+    from whet.types import Completion, InitialObservation, Opening, Prompt, RunFailed, StepResult, WhetError
 
 __all__ = [
     "Callback",
@@ -31,6 +31,7 @@ __all__ = [
     "Prompt",
     "Run",
     "RunComparison",
+    "RunFailed",
     "StepResult",
     "WhetError",
     "__version__",
@@ -52,6 +53,7 @@ _HOMES = {
     "Opening": "whet.types",
     "Prompt": "whet.types",
     "RunComparison": "whet.tools.studies.run_comparison",
+    "RunFailed": "whet.types",
     "StepResult": "whet.types",
     "WhetError": "whet.types",
     "compare": "whet.tools.studies.run_comparison",

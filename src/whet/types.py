@@ -20,7 +20,7 @@ class WhetError(Exception):
     """A mistake the user can fix: one line that names what was given, what was expected and the fix."""
 
 
-class RunFailed(Exception):
+class RunFailed(WhetError):
     """The run cannot go on; what was saved is intact. The message is one line with the likely cause."""
 
 

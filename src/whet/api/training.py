@@ -37,7 +37,7 @@ from whet.training.config import FROM_PYTHON, Config, RewardModelConfig, config_
 from whet.training.distributed.launch import Launch, launched
 from whet.training.run_inputs import RunInputs
 from whet.training.saved_config import EVAL_ROWS, ROWS, START, read_config, refuse_resume_of_0_1
-from whet.types import RunFailed, WhetError
+from whet.types import WhetError
 
 if TYPE_CHECKING:
     from whet.record.trackers.tracking import Trackers
@@ -385,7 +385,7 @@ def _break_off(
     from whet.pages.run_report import write_report
     from whet.training.run import FolderLost
 
-    is_expected = isinstance(error, WhetError | RunFailed | KeyboardInterrupt)
+    is_expected = isinstance(error, WhetError | KeyboardInterrupt)
     if display is not None:
         with contextlib.suppress(Exception):
             display.close()

@@ -140,8 +140,8 @@ def _ending(error: BaseException) -> tuple[int, str]:
         return _misused(error)
     if isinstance(error, typer.Abort):
         return 1, "aborted"
-    if isinstance(error, WhetError | RunFailed):
-        return 2 if isinstance(error, WhetError) else 1, "; ".join([str(error), *notes])
+    if isinstance(error, WhetError):
+        return 1 if isinstance(error, RunFailed) else 2, "; ".join([str(error), *notes])
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # whoever came upon the path first
         return 2, f"{error.filename}: the name is too long for this file system; give a shorter one"
     return 1, _unexpected(error, notes)

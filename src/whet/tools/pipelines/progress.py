@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from whet.record.text import duration, number
 from whet.tools.pipelines.stages import FinishedStage, Interrupted, Stage, run_stages
-from whet.types import Prompt, Sample, StepReport, WhetError
+from whet.types import Prompt, RunFailed, Sample, StepReport, WhetError
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
@@ -97,5 +97,6 @@ def run_with_progress(stages: Sequence[Stage], folder: Path, printer: ProgressPr
     except (Interrupted, KeyboardInterrupt):
         return "interrupted"
     except WhetError as error:
-        raise WhetError(f"{printer.current}: {error}" if printer.current else str(error)) from error
+        kind = RunFailed if isinstance(error, RunFailed) else WhetError
+        raise kind(f"{printer.current}: {error}" if printer.current else str(error)) from error
     return "finished"

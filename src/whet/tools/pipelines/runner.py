@@ -28,7 +28,7 @@ from whet.tools.pipelines.settings import Pipeline, PipelineSettings, resolve_se
 from whet.tools.pipelines.stages import refuse_other_format, unchanged_stages
 from whet.tools.pipelines.training import RUN
 from whet.training.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
-from whet.types import WhetError
+from whet.types import RunFailed, WhetError
 
 SETTINGS, COMMAND = "pipeline.toml", "command.txt"
 # of an eval stage: a row per held-out prompt, and per prompt that several completions were drawn for
@@ -195,7 +195,8 @@ def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path, is_new: bool
         if is_new and not _has_results(folder):  # an error found before anything was done leaves no folder behind
             discard(folder)
             raise
-        raise WhetError(f"{error}; after fixing that, continue with `whet resume {folder}`") from error
+        kind = RunFailed if isinstance(error, RunFailed) else WhetError
+        raise kind(f"{error}; after fixing that, continue with `whet resume {folder}`") from error
     finally:
         page = draw(printer.finished, status) if folder.is_dir() else folder
     summary = _story(pipeline, stages, folder, printer.finished, status)
