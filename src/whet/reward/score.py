@@ -200,8 +200,8 @@ def score(
             scored[number] = sample
         return scored
     state = TrainerState(round(progress * steps), steps)
-    judges = _Judges(timeout, failures, state, share, ahead)
-    by_part = {part.name: judges.verdicts(part, prompts, samples) for part in parts}
+    judging = _Judging(timeout, failures, state, share, ahead)
+    by_part = {part.name: judging.verdicts(part, prompts, samples) for part in parts}
     totals = combined(
         {name: [one.score for one in verdicts] for name, verdicts in by_part.items()},
         parts,
@@ -266,7 +266,7 @@ def num_unscorable(samples: Iterable[Sample]) -> int:
 
 
 @dataclass(frozen=True)
-class _Judges:
+class _Judging:
     """How the samples of one call to `score` are judged: by whom, in what time, and who counts failures."""
 
     timeout: float
