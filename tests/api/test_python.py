@@ -319,7 +319,7 @@ def test_settings_win_over_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, r"no reward: .*--reward NAME"),
+        ({}, r"no reward: .*give one: exact_answer"),
         ({"reward": "exact_anser"}, r"did you mean 'exact_answer'\?"),
         ({"reward": {"short": len}}, r"give a pair, as in \{'short': \(reward, 1\.0\)\}"),
         ({"reward": [batched, batched]}, r"two rewards are called 'batched'"),

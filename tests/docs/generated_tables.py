@@ -1,5 +1,5 @@
 """The tables of docs/rewards.md, config.md, pipelines.md, doctor.md and claims.md, written from the code; measured
-numbers of every page, written from results/ (quoted_results.py).
+numbers of every page, written from results/ (quoted_results.py); the types of `whet.train` (typed_settings.py).
 
     python tests/docs/generated_tables.py
 
@@ -21,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from tests.docs import claim_tables, doctor_tables
 from tests.docs.quoted_results import write_pages
+from tests.docs.typed_settings import write_module
 from whet.training.annotated_config import shown_bounds
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -238,6 +239,7 @@ def main() -> None:
             text = refreshed(text, name, table())
         (DOCS / page).write_text(text, encoding="utf-8")
     write_pages()
+    write_module()
 
 
 if __name__ == "__main__":

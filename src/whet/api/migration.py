@@ -7,16 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from whet.settings.foreign import FOREIGN
-from whet.settings.migrate import Translation, from_object, translate
+from whet.settings.migrate import ARGUMENTS, Translation, from_object, translate
 from whet.training.config import resolved
 from whet.types import WhetError
 
 if TYPE_CHECKING:
     from whet.api.run import Run
-
-# arguments of TRL's trainers -> those of whet.train
-ARGUMENTS = {"model": "model", "train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward"}
-ARGUMENTS |= {"processing_class": "tokenizer", "tools": "tools", "environment_factory": "env", "callbacks": "callbacks"}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from whet.api.ending import crash_reporter, defer_signals, going_on, one_line_of, write_traceback
 from whet.api.inputs import (
@@ -29,10 +29,12 @@ from whet.api.ray_ranks import run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
 from whet.api.session import TrainingSession, gc_disabled, training_session
+from whet.api.settings import RunSettings
 from whet.model.width import stated_width
 from whet.record.run_folder import ERROR_LOG, discard
 from whet.registry import refuse_while_importing
 from whet.settings.layers import merged, read_toml
+from whet.settings.migrate import ARGUMENTS
 from whet.training.config import FROM_PYTHON, Config, RewardModelConfig, config_values, resolved
 from whet.training.distributed.launch import Launch, launched
 from whet.training.run_inputs import RunInputs
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
     from whet.training.run import TrainingResult
     from whet.types import StepReport
 
-TRL_ARGUMENTS = {"train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward", "args": "config"}
-TRL_ARGUMENTS |= {"processing_class": "tokenizer"}
 Rewards = RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]]
 
 
@@ -66,9 +66,13 @@ def train(
     callbacks: Sequence[Any] = (),
     console: bool = True,
     command: str = "",
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> Run:
     """Train `model` on `data` by `method` and return the run.
+
+        whet.train("grpo")  # the built-in model on a built-in task
+        whet.train("grpo", model="Qwen/Qwen3-0.6B", data="hub:openai/gsm8k", reward="math_answer", steps=200)
+        whet.train("dpo", model=run, data=pairs, batch={"rows_per_step": 64}, objective={"curve": {"beta": 0.05}})
 
     `model` is a name or path as on the command line, a `Run`, or a transformers model with its `tokenizer`. That object
     is not changed: its weights are copied into the run folder, and the run trains the copy. `data` is a source as on
@@ -83,11 +87,13 @@ def train(
     """
     refuse_while_importing("whet.train")
     launch = launched()
-    for name in settings.keys() & TRL_ARGUMENTS.keys():
-        raise WhetError(f"whet.train has no argument {name!r}; in whet it is {TRL_ARGUMENTS[name]}=...")
+    if "args" in settings:
+        raise WhetError("whet.train has no argument 'args'; whet.from_trl(args, ...) translates a config of TRL's")
+    for name in sorted(settings.keys() & ARGUMENTS.keys()):
+        raise WhetError(f"whet.train has no argument {name!r}; in whet it is {ARGUMENTS[name]}=...")
     check_callbacks(callbacks)
     check_tokenizer(model, tokenizer)
-    layer = dict(settings)
+    layer: dict[str, Any] = dict(settings)
     rows, eval_rows = rows_in_memory(data), rows_in_memory(eval_data)
     parts = reward_parts(reward)
     if model is not None:

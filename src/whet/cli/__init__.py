@@ -44,7 +44,7 @@ app = typer.Typer(
     cls=_Commands,
     help="Sharpen language models with reinforcement learning.\n\n"
     "Try `whet train grpo`: the built-in model learns a built-in task in a minute, without GPU, hub or network.",
-    **APP_SETTINGS,
+    **{**APP_SETTINGS, "add_completion": True},
 )
 app.add_typer(data_app)
 app.add_typer(label_app)

@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 OnError = Literal["tolerate", "stop", "exclude"]
 
 LONGEST_SECONDS = 86_400.0
-FIX = "fix the function, or leave such samples out of training with --set reward.on_error=exclude"
-SLOWER = "raise it with --set reward.timeout=SECONDS, or leave such samples out with reward.on_error=exclude"
+FIX = "fix the function, or leave such samples out of training with reward.on_error=exclude"
+SLOWER = "raise it with reward.timeout=SECONDS, or leave such samples out with reward.on_error=exclude"
 
 
 class TooManyFailures(RewardFailure):

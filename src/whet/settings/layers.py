@@ -73,7 +73,9 @@ def _unknown_key(kind: type[BaseModel], path: str, alone: bool = False) -> str:
     if (new := old_name(path)) is not None:
         return f"{path} is called {new} since {SINCE}"
     hint = foreign_hint(path, kind) or _near_key(kind, path, alone)
-    return f"no key is called {path!r}; {hint}" if alone and hint else f"{path!r}{f' ({hint})' if hint else ''}"
+    if alone:
+        return f"no key is called {path!r}{hint and f'; {hint}'}"
+    return f"{path!r}{hint and f' ({hint})'}"
 
 
 def foreign_hint(path: str, kind: type[BaseModel]) -> str:
@@ -92,20 +94,17 @@ def foreign_hint(path: str, kind: type[BaseModel]) -> str:
 def _near_key(kind: type[BaseModel], path: str, alone: bool) -> str:
     """The key that was probably meant: one of that name in another section, or nearly of that name in this one."""
     *sections, name = path.split(".")
-    section = _section_at(kind, tuple(sections))
-    if sections[:1] == ["objective"]:
-        known, elsewhere = list(_axes(kind)), []
-    else:
-        known = list(section.model_fields) if section is not None else []
-        elsewhere = [f"{other}.{name}" for other, inner in _sections(kind) if name in inner.model_fields]
-    close = nearest(name, known)
-    # `optimizer.name` is not `model.name`: such words mean something else in each section
-    best = [".".join([*sections, close])] if close else elsewhere if name not in IN_MANY_SECTIONS else []
-    if elsewhere and not sections:
-        best = elsewhere
-    if best:
+    is_axis = sections[:1] == ["objective"]
+    section = None if is_axis else _section_at(kind, tuple(sections))
+    known = list(_axes(kind)) if is_axis else list((section or kind).model_fields)
+    close = nearest(name, known) if is_axis or section is not None else None
+    here = [".".join([*sections, close])] if close else []
+    elsewhere = [f"{other}.{name}" for other, inner in _sections(kind) if name in inner.model_fields]
+    if is_axis or (sections and name in IN_MANY_SECTIONS):  # `optimizer.name` is not `model.name`
+        elsewhere = []
+    if best := [*here, *elsewhere] if sections else [*elsewhere, *here]:
         return f"did you mean {best[0]!r}?"
-    return f"known here: {', '.join(known)}" if alone and known else ""
+    return f"known here: {', '.join(known)}" if alone else ""
 
 
 IN_MANY_SECTIONS = frozenset(("name", "settings", "source", "start", "timeout", "device", "model", "seconds"))

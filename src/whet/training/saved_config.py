@@ -124,9 +124,9 @@ def _refuse_run(config: Config) -> Callable[[Path], None]:
             there = read_config(folder)
             differing = differing_keys(config, there)
             about = f"with another config ({', '.join(differing[:3])} differ)" if differing else "with this very config"
-            raise WhetError(f"{folder} already holds a run {about}; `whet resume {folder}`, or give another --folder")
+            raise WhetError(f"{folder} already holds a run {about}; `whet resume {folder}`, or give another folder")
         if any(path.name != LOCK for path in folder.iterdir()):
-            raise WhetError(f"{folder} is not empty and not a run; give an empty or new --folder")
+            raise WhetError(f"{folder} is not empty and not a run; give an empty or new folder")
 
     return refuse_run
 
