@@ -102,6 +102,15 @@ def test_a_run_keeps_its_rows_and_samples(run):
         assert sample["prompt_id"].startswith("row-") and sample["question"].startswith("What is")
 
 
+def test_a_run_is_asked_and_looked_at(run):
+    assert run.checkpoints and [path.name for path in run.checkpoints] == sorted(path.name for path in run.checkpoints)
+    greedy = run.sample("What is 3 + 1?")
+    assert greedy == run.sample("What is 3 + 1?") and len(greedy) == 1
+    assert len(run.sample("What is 3 + 1?", samples=3)) == 3
+    report = run.doctor()
+    assert report.is_healthy in (True, False) and str(run.folder) in str(report)
+
+
 def test_the_model_is_a_folder_transformers_loads(run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -258,7 +267,12 @@ def test_evaluate_with_several_samples_gives_pass_at_k():
     settings = {**{key: SMALL[key] for key in ("model",)}, "sampling": {"max_new_tokens": 40}}
     settings["eval"] = {"prompts": 12}
     settings["data"] = {"difficulty": [1]}
-    marks = whet.evaluate("whetstone", samples=4, settings=settings).metrics
+    result = whet.evaluate("whetstone", samples=4, settings=settings)
+    marks = result.metrics
+    for name in ("accuracy", "pass@4"):
+        low, high = result[name].interval
+        assert low < result[name] < high or low <= result[name] == high == 1, name
+    assert result["completion_tokens"].interval is None
     assert marks["pass@1"] == pytest.approx(marks["accuracy"]) and 0 < marks["accuracy"] < 1
     assert marks["pass@1"] < marks["pass@2"] < marks["pass@4"] <= 1
     assert marks == whet.evaluate("whetstone", samples=4, settings=settings).metrics
@@ -329,13 +343,16 @@ def test_settings_win_over_the_file(tmp_path):
         ({"reward": batched, "data": [{"promt": "a"}]}, r"did you mean 'promt'\?"),
         ({"reward": batched, "method": "grop"}, r"did you mean 'grpo'\?"),
         ({"reward": batched, "batch": {"group_sizes": 2}}, r"did you mean 'batch\.group_size'\?"),
+        ({"reward": batched, "model": {"lora": 8}}, r"give those as config=\{'model': \{'lora': 8\}\}"),
+        ({"reward": batched, "train_dataset": []}, r"no argument 'train_dataset'; in whet it is data="),
+        ({"reward": batched, "args": 3}, r"whet\.from_trl\(args, \.\.\.\)"),
         ({"reward": batched, "config": "nowhere.toml"}, r"nowhere\.toml: no such file"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_no_folder(tmp_path, changes, message):
     with pytest.raises(WhetError, match=message) as error:
         train(tmp_path / "run", **changes)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and " --" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 

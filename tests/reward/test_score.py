@@ -213,7 +213,7 @@ def test_an_exception_is_wrapped_with_the_users_line() -> None:
     assert "'fragile' raised ValueError: substring not found" in message
     assert f"{__file__}:{line_of('THE' + ' LINE')} " in message
     assert "prompt 'p1', completion 'bb'" in message
-    assert "--set reward.on_error=exclude" in message
+    assert "with reward.on_error=exclude" in message
     assert "\n" not in message and isinstance(caught.value.__cause__, ValueError)
 
 
