@@ -121,7 +121,24 @@ def health_table() -> str:
     return "\n".join(lines)
 
 
+def foreign_table() -> str:
+    """Every setting of another trainer: its names, whet's key, and what to know."""
+    from whet.settings.foreign import FOREIGN
+
+    names: dict[str, list[str]] = {}
+    for name, entry in FOREIGN.items():
+        names.setdefault(entry.name, []).append(name)
+    lines = ["| elsewhere | whet | note |", "|---|---|---|"]
+    for first, several in names.items():
+        entry = FOREIGN[first]
+        keys = [entry.key] if isinstance(entry.key, str) else dict.fromkeys(entry.key.values())
+        whet = ", ".join(f"`{key}`" for joined in keys for key in joined.split(" and ") if key)
+        lines.append(f"| {', '.join(f'`{name}`' for name in several)} | {whet} | {escaped(entry.note)} |")
+    return "\n".join(lines)
+
+
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "migration.md": {"settings of other trainers": foreign_table},
     "rewards.md": {"rewards": reward_table, "defences": defence_table, "templates": template_table},
     "config.md": {"keys": config_table},
     "pipelines.md": {"pipeline settings": pipeline_table},

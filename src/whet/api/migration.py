@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ def from_trl(args: Any, **trainer: Any) -> MigratedRun:
         kind,
         values | adapters,
         changed=[*chosen, *adapters],
-        rows=len(data) if hasattr(data, "__len__") and not isinstance(data, str) else None,
+        rows=len(data) if isinstance(data, Sized) and not isinstance(data, str) else None,
         devices=int(getattr(args, "world_size", 1)),
     )
     arguments = {ARGUMENTS[name]: value for name, value in trainer.items() if name in ARGUMENTS and value is not None}
