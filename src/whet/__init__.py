@@ -14,12 +14,13 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from whet.api.evaluation import EvalResult, evaluate
+    from whet.api.migration import from_trl
     from whet.api.run import Run, load, plot
     from whet.api.training import resume, train
     from whet.protocols import Callback
     from whet.registry import register
     from whet.tools.studies.run_comparison import RunComparison, compare
-    from whet.types import Completion, InitialObservation, Opening, Prompt, StepResult, WhetError
+    from whet.types import Completion, InitialObservation, Opening, Prompt, RunFailed, StepResult, WhetError
 
 __all__ = [
     "Callback",
@@ -30,11 +31,13 @@ __all__ = [
     "Prompt",
     "Run",
     "RunComparison",
+    "RunFailed",
     "StepResult",
     "WhetError",
     "__version__",
     "compare",
     "evaluate",
+    "from_trl",
     "load",
     "plot",
     "register",
@@ -50,6 +53,7 @@ _HOMES = {
     "Opening": "whet.types",
     "Prompt": "whet.types",
     "RunComparison": "whet.tools.studies.run_comparison",
+    "RunFailed": "whet.types",
     "StepResult": "whet.types",
     "WhetError": "whet.types",
     "compare": "whet.tools.studies.run_comparison",

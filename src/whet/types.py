@@ -20,7 +20,7 @@ class WhetError(Exception):
     """A mistake the user can fix: one line that names what was given, what was expected and the fix."""
 
 
-class RunFailed(Exception):
+class RunFailed(WhetError):
     """The run cannot go on; what was saved is intact. The message is one line with the likely cause."""
 
 
@@ -262,10 +262,13 @@ class Sample:
     routed_experts: Tensor | None = None
     # int32 [L], the policy version that chose each token, of others the oldest; None: one version wrote all of it
     token_versions: Tensor | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what rewards logged about it, by column
     trace: TokenTrace | None = None  # set after training, on those samples that are recorded
 
-    def scored(self, parts: Mapping[str, float], reward: float | None) -> Sample:
-        return replace(self, parts=dict(parts), reward=reward)
+    def scored(
+        self, parts: Mapping[str, float], reward: float | None, extra: Mapping[str, Any] | None = None
+    ) -> Sample:
+        return replace(self, parts=dict(parts), reward=reward, extra=dict(extra or {}))
 
     @property
     def num_actions(self) -> int:
@@ -273,7 +276,7 @@ class Sample:
 
     @property
     def outcome(self) -> float | None:
-        """The first part of the reward, which says whether the completion is right; None where it is unscorable."""
+        """The first part of the reward that applies, which says whether it is right; None where it is unscorable."""
         return next(iter(self.parts.values()), None) if self.reward is not None else None
 
 

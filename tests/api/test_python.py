@@ -102,6 +102,15 @@ def test_a_run_keeps_its_rows_and_samples(run):
         assert sample["prompt_id"].startswith("row-") and sample["question"].startswith("What is")
 
 
+def test_a_run_is_asked_and_looked_at(run):
+    assert run.checkpoints and [path.name for path in run.checkpoints] == sorted(path.name for path in run.checkpoints)
+    greedy = run.sample("What is 3 + 1?")
+    assert greedy == run.sample("What is 3 + 1?") and len(greedy) == 1
+    assert len(run.sample("What is 3 + 1?", samples=3)) == 3
+    report = run.doctor()
+    assert report.is_healthy in (True, False) and str(run.folder) in str(report)
+
+
 def test_the_model_is_a_folder_transformers_loads(run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -125,6 +134,30 @@ def test_a_batched_function_in_trls_signature(tmp_path):
     found = train(tmp_path / "run", reward=batched, steps=1)
     assert {sample["reward"] for sample in found.samples()} <= {0.0, 1.0}
     assert steps_of(found)[0]["reward"].keys() == {"batched", "total"}
+
+
+def test_tasks_with_a_reward_each_and_what_they_log(tmp_path):
+    """TRL's multi-task pattern: each function returns None for the rows of the other task."""
+
+    def evens(completions, extra, trainer_state, log_metric, log_extra, **kwargs):
+        log_metric("progress", trainer_state.global_step / trainer_state.max_steps)
+        log_extra("letters", [len(text) for text in completions])
+        return [0.5 if number % 2 == 0 else None for number in extra]
+
+    async def odds(completions, extra, **kwargs):
+        return [None if number % 2 == 0 else 0.25 for number in extra]
+
+    run = train(tmp_path / "run", reward=[evens, odds], steps=4)
+    lines = steps_of(run)
+    assert [line["metrics"]["logged/progress"] for line in lines] == [0.0, 0.25, 0.5, 0.75]
+    assert {line["reward"].get("evens", 0.5) for line in lines} == {0.5}
+    assert {line["reward"].get("odds", 0.25) for line in lines} == {0.25}
+    assert all(line["counts"].get("unscorable", 0) == 0 for line in lines)
+    for line in run.samples():
+        number = int(line["question"].split()[2])
+        part, value = ("evens", 0.5) if number % 2 == 0 else ("odds", 0.25)
+        assert line["parts"] == {part: value} and line["reward"] == value
+        assert line["extra"] == {"letters": len(line["completion"])}
 
 
 def test_named_rewards_have_weights(tmp_path):
@@ -234,7 +267,12 @@ def test_evaluate_with_several_samples_gives_pass_at_k():
     settings = {**{key: SMALL[key] for key in ("model",)}, "sampling": {"max_new_tokens": 40}}
     settings["eval"] = {"prompts": 12}
     settings["data"] = {"difficulty": [1]}
-    marks = whet.evaluate("whetstone", samples=4, settings=settings).metrics
+    result = whet.evaluate("whetstone", samples=4, settings=settings)
+    marks = result.metrics
+    for name in ("accuracy", "pass@4"):
+        low, high = result[name].interval
+        assert low < result[name] < high or low <= result[name] == high == 1, name
+    assert result["completion_tokens"].interval is None
     assert marks["pass@1"] == pytest.approx(marks["accuracy"]) and 0 < marks["accuracy"] < 1
     assert marks["pass@1"] < marks["pass@2"] < marks["pass@4"] <= 1
     assert marks == whet.evaluate("whetstone", samples=4, settings=settings).metrics
@@ -295,7 +333,7 @@ def test_settings_win_over_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, r"no reward: .*--reward NAME"),
+        ({}, r"no reward: .*give one: exact_answer"),
         ({"reward": "exact_anser"}, r"did you mean 'exact_answer'\?"),
         ({"reward": {"short": len}}, r"give a pair, as in \{'short': \(reward, 1\.0\)\}"),
         ({"reward": [batched, batched]}, r"two rewards are called 'batched'"),
@@ -305,13 +343,16 @@ def test_settings_win_over_the_file(tmp_path):
         ({"reward": batched, "data": [{"promt": "a"}]}, r"did you mean 'promt'\?"),
         ({"reward": batched, "method": "grop"}, r"did you mean 'grpo'\?"),
         ({"reward": batched, "batch": {"group_sizes": 2}}, r"did you mean 'batch\.group_size'\?"),
+        ({"reward": batched, "model": {"lora": 8}}, r"give those as config=\{'model': \{'lora': 8\}\}"),
+        ({"reward": batched, "train_dataset": []}, r"no argument 'train_dataset'; in whet it is data="),
+        ({"reward": batched, "args": 3}, r"whet\.from_trl\(args, \.\.\.\)"),
         ({"reward": batched, "config": "nowhere.toml"}, r"nowhere\.toml: no such file"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_no_folder(tmp_path, changes, message):
     with pytest.raises(WhetError, match=message) as error:
         train(tmp_path / "run", **changes)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and " --" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -33,6 +33,8 @@ NAMED_HERE = (
     "settings/",  # defaults per method, and what other packages call their settings
 )
 EXAMPLES_HERE = (
+    "api/migration.py",
+    "api/training.py",
     "cli/__init__.py",
     "cli/train.py",
     "cli/plan.py",

@@ -163,10 +163,10 @@ BEFORE = {
     "environment that wants arguments": (["--env", "envs.py:Demanding"], "set env.settings"),
     "environment that does not exist": (["--env", "envs.py:Endles"], "did you mean 'Endless'"),
     "unknown environment": (["--env", "textarenna"], "did you mean 'textarena'"),
-    "environment without its game": (["--env", "textarena"], "add --set env.settings.id=GuessTheNumber-v0"),
+    "environment without its game": (["--env", "textarena"], "add env.settings.id=GuessTheNumber-v0"),
     "unknown setting": (["--env", "bfcl", "--set", "env.settings.categori=base"], "did you mean 'category'"),
     "rows of another kind": (["--env", "bfcl", "--data", "task:arithmetic"], "give seeds"),
-    "attempts at rows that nobody judges": (["--env", "reasoning_gym", "--data", "task:lists"], "--data gym:"),
+    "attempts at rows that nobody judges": (["--env", "reasoning_gym", "--data", "task:lists"], "give the data gym:"),
     "agent command that does not exist": (["--agent", "no-such-agent --now"], "no-such-agent"),
     "agent and environment": (["--agent", "python a.py", "--env", "envs.py:Endless"], "drop name and tools, or agent"),
 }

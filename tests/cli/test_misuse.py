@@ -22,6 +22,7 @@ def ending(*words: str) -> tuple[int, str]:
         (("bench", "--seconds", "nan"), "'--seconds'", "whet bench -h"),
         (("train", "grpo", "--steps", "0"), "'--steps'", "whet train -h"),
         (("train", "grpo", "--bogus"), "no such option: --bogus", "whet train -h"),
+        (("eval", "--output_dir", "x"), "no such option: --output_dir", "whet eval -h"),
         (("train",), "missing", "whet train -h"),
         (("reward", "test", "--limit", "many"), "'--limit'", "whet reward test -h"),
         (("trian",), "'train'", "whet -h"),
@@ -32,6 +33,19 @@ def test_one_line_names_the_option_and_the_help(words, said, command):
     assert code == 2
     assert said in line and command.removeprefix("whet ") in line
     assert line.endswith("shows what it takes") and "\n" not in line
+
+
+@for_every(
+    [
+        (("--lr", "1"), "--lr; give --set optimizer.learning_rate=VALUE"),
+        (("--learning-rate", "1"), "--learning-rate; give --set optimizer.learning_rate=VALUE"),
+        (("--output_dir", "x"), "--output_dir; give --folder"),
+        (("--batch.group_size=4",), "--batch.group_size; give --set batch.group_size=VALUE"),
+        (("--resume",), "--resume; `whet resume RUN` or whet.resume(folder) continues a run"),
+    ]
+)
+def test_options_of_other_trainers_are_answered_with_ours(words, expected):
+    assert ending("train", "grpo", *words) == (2, f"no such option: {expected}")
 
 
 def test_the_command_itself_ends_with_code_2_and_one_line():

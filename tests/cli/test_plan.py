@@ -101,4 +101,4 @@ def test_each_mistake_is_one_line(monkeypatch, capsys, words, line):
 def test_a_model_of_the_hub_that_cannot_be_reached_names_a_shape(monkeypatch, capsys):
     monkeypatch.setattr("whet.tools.planner.from_config.hub_file", lambda name, file: None)
     code, _, err = run(monkeypatch, capsys, "--model", "Qwen/Qwen2.5-7B-Instruct")
-    assert code == 2 and "give --model qwen2.5-7b, which has its shape" in err
+    assert code == 2 and "give qwen2.5-7b, which has its shape" in err

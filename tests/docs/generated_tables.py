@@ -1,5 +1,5 @@
 """The tables of docs/rewards.md, config.md, pipelines.md, doctor.md and claims.md, written from the code; measured
-numbers of every page, written from results/ (quoted_results.py).
+numbers of every page, written from results/ (quoted_results.py); the types of `whet.train` (typed_settings.py).
 
     python tests/docs/generated_tables.py
 
@@ -21,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from tests.docs import claim_tables, doctor_tables
 from tests.docs.quoted_results import write_pages
+from tests.docs.typed_settings import write_module
 from whet.training.annotated_config import shown_bounds
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -120,7 +121,24 @@ def health_table() -> str:
     return "\n".join(lines)
 
 
+def foreign_table() -> str:
+    """Every setting of another trainer: its names, whet's key, and what to know."""
+    from whet.settings.foreign import FOREIGN
+
+    names: dict[str, list[str]] = {}
+    for name, entry in FOREIGN.items():
+        names.setdefault(entry.name, []).append(name)
+    lines = ["| elsewhere | whet | note |", "|---|---|---|"]
+    for first, several in names.items():
+        entry = FOREIGN[first]
+        keys = [entry.key] if isinstance(entry.key, str) else dict.fromkeys(entry.key.values())
+        whet = ", ".join(f"`{key}`" for joined in keys for key in joined.split(" and ") if key)
+        lines.append(f"| {', '.join(f'`{name}`' for name in several)} | {whet} | {escaped(entry.note)} |")
+    return "\n".join(lines)
+
+
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "migration.md": {"settings of other trainers": foreign_table},
     "rewards.md": {"rewards": reward_table, "defences": defence_table, "templates": template_table},
     "config.md": {"keys": config_table},
     "pipelines.md": {"pipeline settings": pipeline_table},
@@ -238,6 +256,7 @@ def main() -> None:
             text = refreshed(text, name, table())
         (DOCS / page).write_text(text, encoding="utf-8")
     write_pages()
+    write_module()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 import whet
 from tests.docs.generated_tables import DOCS, REFRESH, TABLES, config_table, refreshed, reward_table
+from tests.docs.typed_settings import MODULE, module_text
 from tests.support.for_every import for_every
+from whet.api.settings import RunSettings
 from whet.cli import app
 from whet.types import WhetError
 
@@ -28,6 +30,11 @@ SOLVED = {
 def test_the_tables_are_fresh(page, name):
     text = (DOCS / page).read_text(encoding="utf-8")
     assert refreshed(text, name, TABLES[page][name]()) == text, f"stale; refresh it:\n{REFRESH}"
+
+
+def test_the_types_of_train_are_fresh():
+    assert MODULE.read_text() == module_text(), f"run {REFRESH}"
+    assert {"steps", "batch", "objective"} <= set(RunSettings.__annotations__)
 
 
 def test_tables_hold_every_reward_and_key():

@@ -238,7 +238,8 @@ def test_unreachable_hub_is_one_line_and_quick(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(room, "hub_reachable", lambda: False)
     monkeypatch.chdir(folder.parent.parent)
     message = refusal("owner-of-nothing/no-such-model")
-    assert "hub cannot be reached" in message and "--model whetstone" in message and "local folder" in message
+    assert "hub cannot be reached" in message and "the built-in whetstone" in message and "local folder" in message
+    assert refusal("runs/absent") == "there is no run runs/absent; `whet runs` lists yours"
     misspelt = f"{folder.parent.name}/tinyy"
     assert f"{folder.parent.name}/tiny," in refusal(misspelt)
 

@@ -14,7 +14,7 @@ import torch
 
 from tests.support.for_every import for_every
 from whet.protocols import Reward
-from whet.reward.call import as_reward
+from whet.reward.call import RewardCall, as_reward, require_columns
 from whet.reward.failure import RewardFailure
 from whet.reward.find import BUILTIN, find_reward
 from whet.types import Prompt, Sample, StopReason, WhetError
@@ -130,6 +130,31 @@ def test_batched_form_receives_only_what_it_takes() -> None:
         as_reward(batched)([plain(), plain(answer=None)], [sample("7"), sample("8")])
 
 
+def test_compute_score_of_verl() -> None:
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):  # type: ignore[no-untyped-def]
+        assert (data_source, extra_info["index"], extra_info["num_turns"]) == ("openai/gsm8k", 3, 1)
+        return {"score": float(solution_str == ground_truth), "pred": solution_str}
+
+    prompt = chat(data_source="openai/gsm8k", extra_info={"index": 3})
+    reward = as_reward(compute_score)
+    call = RewardCall()
+    assert reward.called(call, [prompt] * 2, [sample("7"), sample("8")]) == [1.0, 0.0]
+    assert call.columns == {"pred": ["7", "8"]}
+    assert one(lambda solution_str, ground_truth: 2.0, name="own") == 2.0
+    require_columns(reward, chat())  # it asks for no column that the row must have
+
+
+def test_reward_func_of_openrlhf() -> None:
+    def reward_func(queries, prompts, labels, **kwargs):  # type: ignore[no-untyped-def]
+        assert queries == ["3+4?7", "3+4=8"] and prompts == ["3+4?", "3+4="]
+        right = torch.tensor([float(query.endswith(gold)) for query, gold in zip(queries, labels, strict=True)])
+        return {"rewards": right, "scores": right, "extra_logs": {"right": right}}
+
+    reward, call = as_reward(reward_func), RewardCall()
+    assert reward.called(call, [chat(), plain()], [sample("7"), sample("8")]) == [1.0, 0.0]
+    assert call.columns == {"right": [1.0, 0.0]}
+
+
 @pytest.mark.parametrize(
     "value",
     [numpy.float32(0.5), torch.tensor(0.5), fractions.Fraction(1, 2), 0.5],
@@ -178,15 +203,10 @@ def test_a_missing_column_is_named_with_what_exists() -> None:
 
 
 def test_functions_that_cannot_be_rewards() -> None:
-    async def later(completion: str) -> float:
-        return 1.0
-
     with pytest.raises(WhetError, match=r"'f' takes \(p, r\) and so never sees the completion"):
         as_reward(lambda p, r: 1.0, "f")
     with pytest.raises(WhetError, match="a lambda has no name"):
         as_reward(lambda prompt, completion: 1.0)
-    with pytest.raises(WhetError, match="async"):
-        as_reward(later)
     with pytest.raises(WhetError, match="3 is not a reward"):
         as_reward(3)  # type: ignore[arg-type]
 
@@ -342,7 +362,7 @@ def trl_format_reward(completions, **kwargs):  # type: ignore[no-untyped-def]
 
 def trl_accuracy_reward(prompts, completions, ground_truth, completion_ids, trainer_state=None, **kwargs):  # type: ignore[no-untyped-def]
     """With TRL's optional arguments and a column of the data set; None where it does not apply."""
-    assert len(prompts) == len(completions) == len(completion_ids) and trainer_state is None
+    assert len(prompts) == len(completions) == len(completion_ids) and trainer_state.global_step == 0
     assert prompts[0][-1] == {"role": "user", "content": "What is 2+2?"}
     return [
         None if truth is None else float(truth in completion[-1]["content"])

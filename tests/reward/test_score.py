@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import signal
@@ -37,6 +38,13 @@ def length(completion: str) -> float:
     return len(completion)
 
 
+def unreadable(completion: str) -> float | None:
+    return None if completion == "bb" else 1.0
+
+
+unreadable.__module__ = "whet.reward.answer"  # as one of the package's own
+
+
 def part(function: Any, weight: Any = 1.0, name: str | None = None, **more: Any) -> RewardPart:
     return RewardPart(as_reward(function, name), weight, **more)
 
@@ -70,8 +78,99 @@ def test_a_reward_of_your_own_is_checked_too() -> None:
         run(RewardPart(Own()))
 
 
-def test_none_makes_a_sample_unscorable_and_is_counted() -> None:
-    scored = run(part(length), part(lambda completion: None if completion == "bb" else 1.0, name="maybe"))
+def test_none_from_a_function_leaves_its_part_out_of_the_sum() -> None:
+    maybe = part(lambda completion: None if completion == "bb" else 1.0, name="maybe")
+    scored = run(part(length), maybe)
+    assert [one.reward for one in scored] == [2.0, 2.0, 4.0] and scored[1].parts == {"length": 2.0}
+    scored = run(maybe, part(length, 0.0))
+    assert [one.reward for one in scored] == [1.0, None, 1.0], "what has no weight has no say"
+
+
+def test_tasks_with_a_reward_each() -> None:
+    """TRL's pattern: every function returns None for the rows of other tasks."""
+
+    def math_reward(completions, task, **_):  # type: ignore[no-untyped-def]
+        return [float(len(text)) if kind == "math" else None for text, kind in zip(completions, task, strict=True)]
+
+    def code_reward(completions, task, **_):  # type: ignore[no-untyped-def]
+        return [10.0 if kind == "code" else None for kind in task]
+
+    tasks = ["math", "code", "neither"]
+    prompts = [Prompt(f"p{i}", (), text="q", meta={"task": task}) for i, task in enumerate(tasks)]
+    parts = [part(math_reward), part(code_reward, 0.5)]
+    scored = score(prompts, SAMPLES, parts, 5.0, "stop")
+    assert [one.reward for one in scored] == [1.0, 5.0, None]
+    assert [dict(one.parts) for one in scored] == [{"math_reward": 1.0}, {"code_reward": 10.0}, {}]
+    assert [one.outcome for one in scored] == [1.0, 10.0, None]
+
+
+def test_a_failure_is_not_a_row_of_another_task() -> None:
+    def fails(completion: str) -> float:
+        if completion == "bb":
+            raise ValueError
+        return 1.0
+
+    scored = run(part(length), part(fails), on_error="exclude")
+    assert [one.reward for one in scored] == [2.0, None, 4.0]
+
+
+def test_a_part_that_does_not_apply_shuts_the_gate_on_it_and_leaves_its_statistics() -> None:
+    first = part(lambda completion: None if completion == "a" else float(len(completion)), name="first")
+    gated = part(lambda completion: 5.0, name="gated", gate=Gate("first", 3.0, -1.0))
+    assert [one.reward for one in run(first, gated)] == [-1.0, 1.0, 8.0]
+    normed = [one.reward for one in run(RewardPart(first.reward, 1.0, normalise="batch"), part(length, 0.5))]
+    assert normed[0] == 0.5 and normed[1] is not None and normed[2] is not None
+    assert normed[1] - 1.0 == pytest.approx(-(normed[2] - 1.5)) and normed[1] < 1.0
+
+
+def test_what_a_function_of_trls_asks_and_logs() -> None:
+    seen = []
+
+    def asks(completions, trainer_state, log_metric, log_extra, **_):  # type: ignore[no-untyped-def]
+        seen.append((trainer_state.global_step, trainer_state.max_steps))
+        log_metric("long", sum(len(text) > 1 for text in completions) / len(completions))
+        log_extra("size", [len(text) for text in completions])
+        return [1.0] * len(completions)
+
+    def by_keyword(completions, **kwargs):  # type: ignore[no-untyped-def]
+        kwargs["log_metric"]("long", 0.0)
+        return [0.0] * len(completions)
+
+    failures = Failures("stop")
+    scored = score(PROMPTS, SAMPLES, [part(asks), part(by_keyword)], 5.0, failures, progress=0.25, steps=40)
+    assert seen == [(10, 40)] and [dict(one.extra) for one in scored] == [{"size": 1}, {"size": 2}, {"size": 3}]
+    assert failures.take_notes() == {"logged/long": pytest.approx(1 / 3)} and failures.take_notes() == {}
+
+    def miscounts(completions, log_extra):  # type: ignore[no-untyped-def]
+        log_extra("size", [1])
+        return [1.0] * len(completions)
+
+    with pytest.raises(RewardFailure, match="logged 1 values of 'size' for 3 samples"):
+        run(part(miscounts))
+
+
+def test_async_functions_wait_together() -> None:
+    gate = []
+
+    async def one_by_one(completion: str) -> float:
+        gate.append(completion)
+        while len(gate) < len(SAMPLES):  # ends only where all were started before the first is done
+            await asyncio.sleep(0)
+        return float(len(completion))
+
+    async def together(completions, **_):  # type: ignore[no-untyped-def]
+        await asyncio.sleep(0)
+        return [1.0, None, 1.0]
+
+    async def in_a_notebook() -> list[Sample]:
+        return run(part(together))
+
+    assert [one.reward for one in run(part(one_by_one), part(together))] == [2.0, 2.0, 4.0]
+    assert [one.reward for one in asyncio.run(in_a_notebook())] == [1.0, None, 1.0]
+
+
+def test_none_from_a_built_in_makes_a_sample_unscorable_and_is_counted() -> None:
+    scored = run(part(length), part(unreadable))
     assert [one.reward for one in scored] == [2.0, None, 4.0]
     assert scored[1].parts == {"length": 2.0}
     assert num_unscorable(scored) == 1
@@ -114,7 +213,7 @@ def test_an_exception_is_wrapped_with_the_users_line() -> None:
     assert "'fragile' raised ValueError: substring not found" in message
     assert f"{__file__}:{line_of('THE' + ' LINE')} " in message
     assert "prompt 'p1', completion 'bb'" in message
-    assert "--set reward.on_error=exclude" in message
+    assert "with reward.on_error=exclude" in message
     assert "\n" not in message and isinstance(caught.value.__cause__, ValueError)
 
 

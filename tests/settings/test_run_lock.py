@@ -62,7 +62,7 @@ def test_twenty_at_once_take_turns_and_leave_nothing(tmp_path):
         assert process.exitcode == 0
     held = [tuple(map(float, note.read_text().split())) for note in tmp_path.glob("*.held")]
     assert held and len(held) == len(list(tmp_path.glob("*.claimed")))  # the data of each stayed its own to the end
-    refused = f"{folder}: another process is training there; wait for it, or give another --folder"
+    refused = f"{folder}: another process is training there; wait for it, or give another folder"
     told = sorted(note.read_text() for note in tmp_path.glob("*.told"))
     assert told == sorted(["a mistake before the run began"] * len(held) + [refused] * (20 - len(held)))
     for (_, end), (begin, _) in itertools.pairwise(sorted(held)):

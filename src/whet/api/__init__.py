@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whet.api.evaluation import EvalResult, evaluate, evaluation_config
+    from whet.api.migration import from_trl
     from whet.api.run import Run, load, plot
     from whet.api.serve import serve
     from whet.api.training import resume, train
 
-__all__ = ["EvalResult", "Run", "evaluate", "evaluation_config", "load", "plot", "resume", "serve", "train"]
+__all__ = ["EvalResult", "Run", "evaluate", "evaluation_config", "from_trl", "load", "plot", "resume", "serve", "train"]
 
 _HOMES = {"EvalResult": "evaluation", "evaluate": "evaluation", "evaluation_config": "evaluation"}
-_HOMES |= {"Run": "run", "load": "run", "plot": "run", "resume": "training", "serve": "serve", "train": "training"}
+_HOMES |= {
+    "Run": "run",
+    "load": "run",
+    "plot": "run",
+    "resume": "training",
+    "from_trl": "migration",
+    "serve": "serve",
+    "train": "training",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -26,14 +26,13 @@ def cluster_demo(
     folder = folder or str(Path(tempfile.mkdtemp(prefix="whet-cluster-demo-")) / "run")
     with demo_cluster(NODES, -(-processes // NODES), port) as (address, cluster):
         mark = cluster.mark
-        scale = {"address": address, "workers": WORKERS, "engines": ENGINES, "reward_workers": REWARD_WORKERS}
         run = train(
             method,
             steps=steps,
             folder=folder,
             batch={"prompts_per_step": 16, "group_size": 8},
             eval={"prompts": 50, "every": 0},
-            scale=scale,
+            scale={"address": address, "workers": WORKERS, "engines": ENGINES, "reward_workers": REWARD_WORKERS},
             console=console,
         )
     until = time.monotonic() + END_SECONDS

@@ -29,9 +29,15 @@ if TYPE_CHECKING:
     from whet.record.metrics.eval_summary import EvalSummary
 
 
+class Metric(float):
+    """A number of an evaluation: `interval` is its 95% interval (low, high), None where it has none."""
+
+    interval: tuple[float, float] | None = None
+
+
 @dataclass(frozen=True)
 class EvalResult:
-    """What a model came to on held-out prompts. `result["accuracy"]` is one of its metrics."""
+    """What a model came to on held-out prompts. `result["accuracy"]` is one of its metrics, with its `interval`."""
 
     metrics: Mapping[str, float]
     completions: tuple[Mapping[str, Any], ...] = field(repr=False)  # prompt, answer, completion, reward, parts, tokens
@@ -42,8 +48,15 @@ class EvalResult:
     outcomes: tuple[tuple[float, ...], ...] = field(default=(), repr=False)  # [prompts][samples]: 0 and 1, or rewards
     temperature: float = 0.0  # 0: greedy
 
-    def __getitem__(self, name: str) -> float:
-        return self.metrics[name]
+    def __getitem__(self, name: str) -> Metric:
+        if name not in self.metrics:
+            raise KeyError(f"no metric is called {name!r}; there are {', '.join(self.metrics)}")
+        metric = Metric(self.metrics[name])
+        named = {self.summary.measure: self.summary.value}
+        named |= {f"pass@{estimate.n}": estimate for estimate in self.summary.pass_at}
+        if name in named:
+            metric.interval = (named[name].low, named[name].high)
+        return metric
 
 
 @overload

@@ -35,9 +35,10 @@ def model_name(model: Any) -> str | None:
         return str(folder)
     if hasattr(model, "save_pretrained") and hasattr(model, "parameters"):
         return None
+    if isinstance(model, Mapping):
+        raise WhetError(f"model is the model itself, not its settings; give those as config={{'model': {dict(model)}}}")
     raise WhetError(
-        f"model is {_kind(model)}; give a name, a path, a run, or a transformers model with its tokenizer: "
-        "whet.train(..., model=model, tokenizer=tokenizer)"
+        f"model is {_kind(model)}; give a name, a path, a run, or a transformers model with tokenizer=its tokenizer"
     )
 
 

@@ -79,7 +79,7 @@ def root_cause(group: RankGroup | None, error: BaseException) -> BaseException:
         root: BaseException = RunFailed(cause)
     else:
         root = error
-        expected = isinstance(error, WhetError | RunFailed)
+        expected = isinstance(error, WhetError)
         line = str(error) if expected else one_line_of(error)
         group.fail(INTERRUPTED if isinstance(error, KeyboardInterrupt) else line)
     root.is_root_cause = True  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.api.tables import table, write_table
 from whet.record.evaluations import Evaluations
@@ -13,6 +13,9 @@ from whet.record.rows import eval_row, sample_row, step_row
 from whet.record.run_folder import CONFIG, status_of
 from whet.training.saved_config import read_values
 from whet.types import WhetError, did_you_mean
+
+if TYPE_CHECKING:
+    from whet.record.doctor import DoctorReport
 
 WHAT = ("metrics", "evals", "samples")
 MOST_SMOOTH = 1_000_000
@@ -117,6 +120,36 @@ class Run:
         if about_model(self.folder / BEST) is None:
             raise WhetError(f"{self.folder} has no best model: nothing was evaluated after a step")
         return self.folder / BEST
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Its complete checkpoints, oldest first; `whet.resume(run, checkpoint=path.name)` goes back to one."""
+        from whet.model.run_models import CHECKPOINTS, complete_checkpoints
+
+        return complete_checkpoints(self.folder / CHECKPOINTS)
+
+    def doctor(self, step: int | None = None) -> DoctorReport:
+        """What is wrong with the run, since when, why, and which setting to change; `print` shows it as text."""
+        from whet.record.doctor import doctor_report
+
+        return doctor_report(self.folder, step)
+
+    def sample(self, prompt: str, samples: int = 1, settings: Mapping[str, Any] | None = None) -> list[str]:
+        """Completions of its newest weights to a prompt: one greedy completion, or several drawn ones.
+
+        run.sample("Left to right mod 10: 3+4-2")
+        run.sample("...", samples=4, settings={"sampling": {"temperature": 0.7}})
+        """
+        from whet.api.evaluation import evaluation_config
+        from whet.settings.layers import merged
+        from whet.tools.evaluation.evaluation import sample_completions
+        from whet.types import Prompt
+
+        greedy = {"sampling": {"temperature": 0.0}} if samples == 1 else {}
+        config = evaluation_config(str(self.folder), None, merged(greedy, settings or {}))
+        question = Prompt("yours", ({"role": "user", "content": prompt},))
+        [written] = sample_completions(config, [question], samples)
+        return [sample.completion for sample in written]
 
     @property
     def evaluations(self) -> Evaluations:

@@ -119,7 +119,7 @@ def shared_folder(name: str) -> Path:
     """The run folder as this rank sees it."""
     folder = Path(name)
     if not folder.is_dir():
-        raise WhetError(f"{folder} is not to be seen on this machine; give a --folder on a disk that all ranks share")
+        raise WhetError(f"{folder} is not to be seen on this machine; give a folder on a disk that all ranks share")
     return folder
 
 
@@ -138,14 +138,14 @@ def _checkpoint_to_resume(folder: Path, config: Config, name: str | None, is_lon
     if chosen is None and config.report.save == "weights":
         raise WhetError(
             f"{folder} cannot be resumed: with report.save=weights it kept no training state; start a new run from its "
-            f"weights, --model {folder / FINAL}"
+            f"weights, model {folder / FINAL}"
         )
     if chosen is None:
         return None
     verify_checkpoint(chosen)
     done = checkpoint_step(chosen)
     if is_longer and config.steps <= done:
-        raise WhetError(f"{folder} is at step {done} already; give --steps a larger total")
+        raise WhetError(f"{folder} is at step {done} already; give steps a larger total")
     # a run killed between its last step and its report still has that to write
     if done >= config.steps and is_finished(folder):
         raise WhetError(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from whet.api.ending import crash_reporter, defer_signals, going_on, one_line_of, write_traceback
 from whet.api.inputs import (
@@ -30,10 +30,12 @@ from whet.api.ray_ranks import run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
 from whet.api.session import TrainingSession, gc_disabled, training_session
+from whet.api.settings import RunSettings
 from whet.model.width import stated_width
 from whet.record.run_folder import CONFIG, ERROR_LOG, discard, remove_run
 from whet.registry import refuse_while_importing
 from whet.settings.layers import merged, read_toml
+from whet.settings.migrate import ARGUMENTS
 from whet.training.config import FROM_PYTHON, Config, RewardModelConfig, config_values, differing_keys, resolved
 from whet.training.distributed.launch import Launch, launched
 from whet.training.run_inputs import RunInputs, is_free
@@ -46,7 +48,7 @@ from whet.training.saved_config import (
     refuse_resume_of_0_1,
     rows_text,
 )
-from whet.types import RunFailed, WhetError, did_you_mean
+from whet.types import WhetError, did_you_mean
 
 if TYPE_CHECKING:
     from whet.record.trackers.tracking import Trackers
@@ -55,8 +57,6 @@ if TYPE_CHECKING:
     from whet.training.run import TrainingResult
     from whet.types import StepReport
 
-TRL_ARGUMENTS = {"train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward", "args": "config"}
-TRL_ARGUMENTS |= {"processing_class": "tokenizer"}
 RESUME, REPLACE = EXIST = ("resume", "replace")
 Rewards = RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]]
 
@@ -77,9 +77,13 @@ def train(
     console: bool = True,
     exist: str | None = None,
     command: str = "",
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> Run:
     """Train `model` on `data` by `method` and return the run.
+
+        whet.train("grpo")  # the built-in model on a built-in task
+        whet.train("grpo", model="Qwen/Qwen3-0.6B", data="hub:openai/gsm8k", reward="math_answer", steps=200)
+        whet.train("dpo", model=run, data=pairs, batch={"rows_per_step": 64}, objective={"curve": {"beta": 0.05}})
 
     `model` is a name or path as on the command line, a `Run`, or a transformers model with its `tokenizer`. That object
     is not changed: its weights are copied into the run folder, and the run trains the copy. `data` is a source as on
@@ -95,8 +99,10 @@ def train(
     """
     refuse_while_importing("whet.train")
     launch = launched()
-    for name in settings.keys() & TRL_ARGUMENTS.keys():
-        raise WhetError(f"whet.train has no argument {name!r}; in whet it is {TRL_ARGUMENTS[name]}=...")
+    if "args" in settings:
+        raise WhetError("whet.train has no argument 'args'; whet.from_trl(args, ...) translates a config of TRL's")
+    for name in sorted(settings.keys() & ARGUMENTS.keys()):
+        raise WhetError(f"whet.train has no argument {name!r}; in whet it is {ARGUMENTS[name]}=...")
     check_callbacks(callbacks)
     check_tokenizer(model, tokenizer)
     layer = plain_settings(settings)
@@ -463,7 +469,7 @@ def _break_off(
     from whet.pages.run_report import write_report
     from whet.training.run import FolderLost
 
-    is_expected = isinstance(error, WhetError | RunFailed | KeyboardInterrupt)
+    is_expected = isinstance(error, WhetError | KeyboardInterrupt)
     if display is not None:
         with contextlib.suppress(Exception):
             display.close()

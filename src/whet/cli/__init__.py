@@ -44,7 +44,7 @@ app = typer.Typer(
     cls=_Commands,
     help="Sharpen language models with reinforcement learning.\n\n"
     "Try `whet train grpo`: the built-in model learns a built-in task in a minute, without GPU, hub or network.",
-    **APP_SETTINGS,
+    **{**APP_SETTINGS, "add_completion": True},
 )
 app.add_typer(data_app)
 app.add_typer(label_app)
@@ -137,8 +137,8 @@ def _ending(error: BaseException) -> tuple[int, str]:
         return _misused(error)
     if isinstance(error, typer.Abort):
         return 1, "aborted"
-    if isinstance(error, WhetError | RunFailed):
-        return 2 if isinstance(error, WhetError) else 1, "; ".join([str(error), *notes])
+    if isinstance(error, WhetError):
+        return 1 if isinstance(error, RunFailed) else 2, "; ".join([str(error), *notes])
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # whoever came upon the path first
         return 2, f"{error.filename}: the name is too long for this file system; give a shorter one"
     return 1, _unexpected(error, notes)
@@ -161,7 +161,31 @@ def _misused(error: Any) -> tuple[int, str]:
     context = getattr(error, "ctx", None)
     command = context.command_path.replace("python -m ", "") if context is not None else "whet"
     said = " ".join(error.format_message().split()).rstrip(".")
+    taken = {option for parameter in context.command.params for option in parameter.opts} if context else set()
+    hint = _option_hint(error.option_name) if hasattr(error, "option_name") and {"--set", "--steps"} <= taken else ""
+    if hint:
+        return int(error.exit_code), f"no such option: {error.option_name}; {hint}"
     return int(error.exit_code), f"{said[:1].lower()}{said[1:]}; `{command} -h` shows what it takes"
+
+
+FLAGS = {"model.name": "--model", "data.source": "--data", "steps": "--steps", "seed": "--seed", "folder": "--folder"}
+
+
+def _option_hint(option: str) -> str:
+    """What to write for an option that is a key of whet's or a setting of another trainer's; else nothing."""
+    from whet.settings.foreign import FOREIGN
+    from whet.settings.layers import has_key
+    from whet.training.config import CONFIG_CLASSES
+
+    name = option.lstrip("-").replace("-", "_")
+    entry = FOREIGN.get(name)
+    keys = [name] if any(has_key(kind, name) for kind in CONFIG_CLASSES.values()) else []
+    if not keys and entry is not None:
+        keys = entry.key_for("policy").split(" and ") if entry.key else []
+    note = f" ({entry.note})" if entry is not None and entry.note else ""
+    if not keys:
+        return entry.note if entry is not None else ""
+    return "give " + " ".join(FLAGS.get(key, f"--set {key}=VALUE") for key in keys) + note
 
 
 NOTHING_CHANGED = "nothing was changed"

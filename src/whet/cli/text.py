@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -119,3 +120,38 @@ def advise(
         print_json(advice_record(situation, recommendation))
         return
     typer.echo(advice_text(situation, recommendation))
+
+
+@commands.command()
+def migrate(
+    command: Annotated[str, typer.Argument(help="A command line of verl, OpenRLHF or TRL in quotes, or a YAML file.")],
+    out: Annotated[str | None, typer.Option("-o", "--out", help="File for the TOML (default: print it).")] = None,
+) -> None:
+    """Translate the command or config of another trainer into whet's TOML, and list what has no counterpart.
+
+    Examples:
+
+      whet migrate 'python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=256' -o run.toml
+
+      whet migrate 'trl dpo --model_name_or_path Qwen/Qwen3-0.6B --dataset_name trl-lib/ultrafeedback_binarized'
+
+    `whet train METHOD --config FILE` trains with it.
+    """
+    from whet.settings.migrate import from_command, translate
+    from whet.training.config import resolved
+    from whet.types import WhetError
+
+    trainer, values = from_command(command)
+    translation = translate(trainer, values)
+    written = str(translation)
+    if out is None:
+        typer.echo(written, nl=False)
+    else:
+        Path(out).write_text(written, encoding="utf-8")
+        count = len(translation.unmapped)
+        typer.echo(f"{out}: {count} settings without a counterpart are listed at its top" if count else out)
+        typer.echo(f"next  whet train {translation.method} --config {out}")
+    try:
+        resolved(translation.method, translation.settings)
+    except WhetError as error:
+        typer.echo(f"note  whet train would refuse it: {error}", err=True)

@@ -62,9 +62,7 @@ def token_batch(
         behavior_logp=padded([sample.behavior_logp for sample in samples]),
         support=_supports(samples, width),
         routed_experts=_routed_experts(samples, width),
-        parts=torch.tensor([[_number(sample.parts.get(name)) for name in names] for sample in samples], dtype=wide)
-        if names
-        else None,
+        parts=torch.tensor([_parts(sample, names) for sample in samples], dtype=wide) if names else None,
         part_weight=torch.tensor(weights, dtype=wide).expand(len(samples), -1) if names else None,
         finished=torch.tensor([not sample.stop.is_limit for sample in samples]),
         greedy_reward=_greedy(groups),
@@ -81,6 +79,15 @@ def token_batch(
         role=_roles(samples) if "role" in needs or any(sample.role for sample in samples) else None,
         max_new_tokens=max_new_tokens,
     )
+
+
+def _parts(sample: Sample, names: Sequence[str]) -> list[float]:
+    """Each part, 0 where it does not apply; the first place has the first that does: it says what is right."""
+    missing = float("nan") if sample.reward is None else 0.0
+    return [
+        _number(sample.outcome) if i == 0 and sample.reward is not None else sample.parts.get(name, missing)
+        for i, name in enumerate(names)
+    ]
 
 
 def _number(value: float | None) -> float:

@@ -85,7 +85,7 @@ def _check_settings(name: str, maker: Callable[..., Any], settings: Mapping[str,
     for own_parameter in own:
         if own_parameter.default is inspect.Parameter.empty and own_parameter.name not in settings:
             setting = f"env.settings.{own_parameter.name}"
-            raise WhetError(f"environment {name!r} needs {setting}; add --set {setting}={EXAMPLES[name]}")
+            raise WhetError(f"environment {name!r} needs {setting}; add {setting}={EXAMPLES[name]}")
     known = [parameter.name for parameter in own]
     for key in settings:
         if key not in known and not passes_on:

@@ -114,7 +114,7 @@ def load_adapter(model: PreTrainedModel, checkpoint: Path, weights: Mapping[str,
         if not torch.allclose(merged, expected.to(merged), rtol=near, atol=1e-4 * float(merged.abs().max())):
             raise WhetError(
                 f"{checkpoint}: {name} is not the model the run began with plus its adapter; "
-                "put the first model back where model.name says, or go on from this checkpoint with --model"
+                "put the first model back where model.name says, or go on from this checkpoint as the model"
             )
         if not apart:
             layer.weight.copy_(merged)

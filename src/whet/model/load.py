@@ -190,6 +190,9 @@ def listed_or(names: Iterable[str]) -> str:
 
 def from_hub(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Download, or take from the hub's own cache when the hub cannot be reached."""
+    if name.startswith("runs/"):
+        near = nearest_folder(name)
+        raise WhetError(f"there is no run {name}; {f'give {near}' if near else '`whet runs` lists yours'}")
     reachable = hub_reachable()
     try:
         if reachable:
@@ -203,7 +206,7 @@ def from_hub(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrained
         near = nearest_folder(name)
         folder = f"the folder {near}" if near else "a local folder"
         raise WhetError(
-            f"model {name}: no such folder, and {tried}; offline or misspelt? Give {folder}, or --model whetstone"
+            f"model {name}: no such folder, and {tried}; offline or misspelt? Give {folder}, or the built-in whetstone"
         ) from error
 
 

@@ -65,10 +65,10 @@ def _impossible(objective: Objective, setting: RunSetting) -> Iterator[str]:
     if "step_reward" in objective.needs() and not setting.has_steps and not setting.has_turns:
         yield (
             f"objective.baseline={objective.baseline.name} needs a reward that scores the steps of a completion; "
-            "give one, such as --reward working_steps, or an --env that rewards turns"
+            "give one, such as working_steps, or an environment that rewards turns"
         )
     if objective.baseline.name == "partwise_group" and setting.num_parts < 2:
-        yield "objective.baseline=partwise_group compares the parts of a reward one by one; give two --reward or more"
+        yield "objective.baseline=partwise_group compares the parts of a reward one by one; give two rewards or more"
     if objective.keep.grows != ("drawn" in objective.baseline.needs):
         yield (
             f"objective.keep={objective.keep.name} and objective.baseline={objective.baseline.name} do not go "
@@ -86,7 +86,7 @@ def _impossible(objective: Objective, setting: RunSetting) -> Iterator[str]:
         yield (
             f"objective.value.warmup is {objective.value.warmup:g} but the run has {setting.steps} steps: the policy "
             "would "
-            "never learn; give more --steps, or a shorter warmup"
+            "never learn; give more steps, or a shorter warmup"
         )
 
 
@@ -108,8 +108,8 @@ def _without_turns(objective: Objective, setting: RunSetting) -> Iterator[str]:
         name = getattr(objective, axis).name
         if name in components and not (axis == "baseline" and setting.has_steps and name != "running_role_mean"):
             yield (
-                f"objective.{axis}={name} is about episodes and this run writes single completions; give --env, "
-                f"--tool or --agent, or objective.{axis}={components[name]}"
+                f"objective.{axis}={name} is about episodes and this run writes single completions; give env, "
+                f"tools or an agent, or objective.{axis}={components[name]}"
             )
 
 

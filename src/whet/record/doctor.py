@@ -66,6 +66,9 @@ class DoctorReport:
     damage: tuple[str, ...]  # what of the folder could not be read
     actions: tuple[str, ...] = ()  # what the run did about its problems
 
+    def __str__(self) -> str:
+        return doctor_text(self)
+
     @property
     def is_healthy(self) -> bool:
         """Whether the run did not fail, and its story tells of no problem."""

@@ -273,6 +273,7 @@ def sample_line(step: int, prompt: Prompt, sample: Sample, reward_hash: str = ""
         "tokens": sample.num_actions,
         "versions": [int(version) for version in sample.versions],
         "reward_hash": reward_hash,
+        **({"extra": dict(sample.extra)} if sample.extra else {}),
         **_episode_fields(sample),
     }
 

@@ -76,7 +76,7 @@ def _new_folder(folder: Path) -> tuple[Path, list[Path]]:
     except OSError as error:
         for path in made:
             path.rmdir()
-        raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another --folder") from error
+        raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another folder") from error
     return folder, made
 
 
@@ -185,14 +185,14 @@ def _taken_lock(folder: Path, new: bool) -> FolderLock:
                 folder.mkdir(parents=True)
             continue
         except OSError as error:
-            raise WhetError(f"{folder}: cannot write there ({error.strerror}); give another --folder") from error
+            raise WhetError(f"{folder}: cannot write there ({error.strerror}); give another folder") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.close()
             if is_late:
                 raise WhetError(
-                    f"{folder}: another process is training there; wait for it, or give another --folder"
+                    f"{folder}: another process is training there; wait for it, or give another folder"
                 ) from error
             time.sleep(0.02)  # it may only be looking whether somebody trains there
             continue
@@ -210,7 +210,7 @@ def _go_on_unlocked(folder: Path, error: OSError) -> None:
     if os.environ.get(NO_LOCKS) != "1":
         raise WhetError(
             f"{folder}: its file system has no file locks ({error.strerror}), so a second process could train into the "
-            f"same folder; give a --folder elsewhere, or set {NO_LOCKS}=1 and start only one"
+            f"same folder; give a folder elsewhere, or set {NO_LOCKS}=1 and start only one"
         ) from error
     logger.warning("%s: not locked (%s): start no second process there", folder, error.strerror)
 

@@ -91,6 +91,8 @@ class ScoreAhead(Generic[V]):
 def may_go_ahead(reward: Reward) -> bool:
     """Whether completions of a batch may be judged one by one, before the others are there."""
     wanted = _wanted(reward)
+    if getattr(reward, "asks_for_training", False):
+        return False
     if wanted is not None:
         return wanted > 0
     return isinstance(reward, PerSample | Together) or callable(getattr(reward, "prefetch", None))

@@ -1,7 +1,7 @@
 """Plain functions as rewards.
 
-A function that takes `completions` is called once on all samples, in TRL's shapes. Any other is called sample
-by sample and its parameters are filled by name:
+A function that takes `completions` is called once on all samples, in TRL's shapes, and may ask for `trainer_state`,
+`log_metric` and `log_extra` as there. Any other is called sample by sample and its parameters are filled by name:
 
     completion            the completion's text
     prompt                the question's text (`Prompt.question()`)
@@ -15,6 +15,9 @@ by sample and its parameters are filled by name:
     any other name        the column of that name in `Prompt.meta`
     **columns             every column that is not named
 
+verl's `compute_score(data_source, solution_str, ground_truth, extra_info)` and OpenRLHF's
+`reward_func(queries, prompts, labels)` are known by these parameters. Any of them may be `async def`.
+
 A parameter with a default keeps it where the data has no such column. A keyword-only parameter with a default is a
 setting: it is given when the reward is made (`find_reward(name, settings)`) and never filled from a column.
 """
@@ -27,7 +30,7 @@ import math
 import numbers
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from whet.protocols import Reward
@@ -35,8 +38,44 @@ from whet.reward.failure import RewardFailure, call_name, sample_name
 from whet.types import Prompt, Sample, WhetError
 
 ABOUT = ("num_tokens", "finished", "returned", "trajectory", "num_turns")
-FROM_SAMPLES = frozenset(("prompts", "completions", "completion_ids", *ABOUT))
+OF_TRAINING = frozenset(("trainer_state", "log_metric", "log_extra"))
+FROM_SAMPLES = frozenset(("prompts", "completions", "completion_ids", *ABOUT, *OF_TRAINING))
 SEES_THE_COMPLETION = frozenset(("completion", *ABOUT))
+OF_VERL = frozenset(("solution_str", "ground_truth", "data_source", "extra_info"))
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Where the training stands while a reward is called: what TRL's functions ask of `trainer_state`."""
+
+    global_step: int = 0  # steps done
+    max_steps: int = 0  # of the run; 0: not known
+
+
+@dataclass
+class RewardCall:
+    """One call of a function, and what it logs: TRL's `log_metric(name, value)` and `log_extra(column, values)`."""
+
+    trainer_state: TrainerState = TrainerState()
+    metrics: list[tuple[str, float]] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def log_metric(self, name: str, value: float) -> None:
+        """A number about the call; the step reports the mean over its calls."""
+        if not math.isfinite(float(value)):
+            raise ValueError(f"log_metric({name!r}, {value}): give a finite number")
+        self.metrics.append((str(name), float(value)))
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """A value per sample, which samples.jsonl records."""
+        self.columns.setdefault(str(column), []).extend(values)
+
+    def columns_of(self, reward: str, count: int) -> list[dict[str, Any]]:
+        """What was logged about each of so many samples."""
+        for name, values in self.columns.items():
+            if len(values) != count:
+                raise RewardFailure(f"reward {reward!r} logged {len(values)} values of {name!r} for {count} samples")
+        return [{name: _plain(values[i]) for name, values in self.columns.items()} for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -52,24 +91,72 @@ class RewardFunction:
         """False where the same completion may score differently."""
         return is_deterministic(self.function)
 
+    @property
+    def is_async(self) -> bool:
+        """True for an async function, also behind a partial, and for an object whose call is one."""
+        asked = (self.function, getattr(self.function, "__call__", None))  # noqa: B004
+        return any(map(inspect.iscoroutinefunction, asked))
+
+    @property
+    def asks_for_training(self) -> bool:
+        """True where it must be called by the trainer: it asks where the training stands, or logs to it."""
+        return any(parameter.name in OF_TRAINING for parameter in self.parameters)
+
     def prepare(self) -> None:
         """Run the function's own preparation."""
         prepare_function(self.function)
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        return self.called(RewardCall(), prompts, samples)
+
+    def called(self, call: RewardCall, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        """The scores; `call` is what the function may ask of the training and log to it."""
+        raise NotImplementedError
 
 
 class PerSample(RewardFunction):
     """A function of one prompt and one completion."""
 
-    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
-        return [self._one(prompt, sample) for prompt, sample in zip(prompts, samples, strict=True)]
+    def called(self, call: RewardCall, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        values = awaited([self._value(prompt, sample) for prompt, sample in zip(prompts, samples, strict=True)])
+        rows = zip(self._scores(values, call), prompts, samples, strict=True)
+        return [score_of(value, self.name, prompt, sample) for value, prompt, sample in rows]
 
-    def _one(self, prompt: Prompt, sample: Sample) -> float | None:
+    def _value(self, prompt: Prompt, sample: Sample) -> Any:
         arguments = {**columns(prompt), "prompt": prompt.question(), "completion": sample.completion, **about(sample)}
+        arguments |= self._foreign(prompt, sample)
         for parameter in self.parameters:
             if _wants_prompt(parameter):
                 arguments[parameter.name] = prompt
         positional, named = _arguments(self.parameters, arguments, self.name, sample_name(prompt, sample))
-        return score_of(self.function(*positional, **named), self.name, prompt, sample)
+        return self.function(*positional, **named)
+
+    def _foreign(self, prompt: Prompt, sample: Sample) -> dict[str, Any]:
+        """Parameters of another trainer's."""
+        return {}
+
+    def _scores(self, values: list[Any], call: RewardCall) -> list[Any]:
+        """The scores in what the function returned."""
+        return values
+
+
+class ComputeScore(PerSample):
+    """verl's function of one completion. It may return a dictionary: `score`, and what verl logs beside it."""
+
+    def _foreign(self, prompt: Prompt, sample: Sample) -> dict[str, Any]:
+        extra = prompt.meta.get("extra_info")
+        return {
+            "solution_str": sample.completion,
+            "ground_truth": prompt.answer,
+            "data_source": prompt.meta.get("data_source", ""),
+            "extra_info": {**(extra if isinstance(extra, Mapping) else {}), "num_turns": about(sample)["num_turns"]},
+        }
+
+    def _scores(self, values: list[Any], call: RewardCall) -> list[Any]:
+        tables = [value if isinstance(value, Mapping) else {"score": value} for value in values]
+        for name in dict.fromkeys(name for table in tables for name in table if name != "score"):
+            call.log_extra(name, [table.get(name) for table in tables])
+        return [table.get("score") for table in tables]
 
 
 class Together(RewardFunction):
@@ -80,7 +167,7 @@ class Together(RewardFunction):
 
     limits_itself = True
 
-    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+    def called(self, call: RewardCall, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         settings = self.function.keywords if isinstance(self.function, functools.partial) else {}
         together: Callable[..., Any] = self.function.together  # type: ignore[attr-defined]
         values = together(prompts, [sample.completion for sample in samples], **settings)
@@ -90,7 +177,9 @@ class Together(RewardFunction):
 class Batched(RewardFunction):
     """A function of all samples at once, in TRL's shapes: every column is a list with one entry per sample."""
 
-    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+    filled: frozenset[str] = frozenset()  # parameters beyond TRL's
+
+    def called(self, call: RewardCall, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         if not samples:
             return []
         arguments = self._columns(prompts, samples)
@@ -98,24 +187,56 @@ class Batched(RewardFunction):
         arguments["completions"] = [_trl_completion(*pair) for pair in zip(prompts, samples, strict=True)]
         arguments["completion_ids"] = [sample.tokens[sample.action].tolist() for sample in samples]
         arguments |= {name: [about(sample)[name] for sample in samples] for name in ABOUT}
+        arguments |= {name: getattr(call, name) for name in OF_TRAINING}
+        arguments |= self._foreign(prompts, samples)
         positional, named = _arguments(self.parameters, arguments, self.name, call_name(prompts, samples))
-        return scores_of(self.function(*positional, **named), self.name, prompts, samples)
+        [values] = awaited([self.function(*positional, **named)])
+        return scores_of(self._scores(values, call), self.name, prompts, samples)
+
+    def _foreign(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> dict[str, Any]:
+        """Parameters of another trainer's."""
+        return {}
+
+    def _scores(self, values: Any, call: RewardCall) -> Any:
+        """The scores in what the function returned."""
+        return values
 
     def _columns(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> dict[str, Any]:
         rows = [columns(prompt) for prompt in prompts]
         required = {parameter.name for parameter in self.parameters if _is_required(parameter)}
         for prompt, sample, row in zip(prompts, samples, rows, strict=True):
-            for name in sorted(required - FROM_SAMPLES - set(row)):
+            for name in sorted(required - FROM_SAMPLES - self.filled - set(row)):
                 raise _missing_column(name, row, self.name, sample_name(prompt, sample))
         # dict, not set: the order of the columns must not change between runs
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
 
 
+class RewardFunc(Batched):
+    """OpenRLHF's function of all samples; it may return a dictionary: `rewards`, and `extra_logs` of each sample."""
+
+    filled = frozenset(("queries", "labels"))
+
+    def _foreign(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> dict[str, Any]:
+        asked = [prompt.question() for prompt in prompts]
+        written = [sample.completion for sample in samples]
+        queries = [question + completion for question, completion in zip(asked, written, strict=True)]
+        return {"queries": queries, "prompts": asked, "labels": [prompt.answer for prompt in prompts]}
+
+    def _scores(self, values: Any, call: RewardCall) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        for name, logged in (values.get("extra_logs") or {}).items():
+            call.log_extra(name, logged.tolist() if hasattr(logged, "tolist") else logged)
+        return values.get("rewards")
+
+
 def require_columns(reward: RewardFunction, prompt: Prompt) -> None:
     """Raise where the function asks for a column that the prompt's row lacks."""
     row = columns(prompt)
-    filled = FROM_SAMPLES if isinstance(reward, Batched) else {"prompt", *SEES_THE_COMPLETION}
+    filled = FROM_SAMPLES | reward.filled if isinstance(reward, Batched) else {"prompt", *SEES_THE_COMPLETION}
+    if isinstance(reward, ComputeScore):
+        filled = {*filled, *OF_VERL}
     for parameter in reward.parameters:
         known = parameter.name in row or parameter.name in filled or _wants_prompt(parameter)
         if _is_required(parameter) and not known:
@@ -137,10 +258,12 @@ def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) ->
     name = name or _own_name(function)
     parameters = parameters_of(function, name)
     names = {parameter.name for parameter in parameters}
-    if inspect.iscoroutinefunction(function):
-        raise WhetError(f"reward {name!r} is an async function; give a plain one (def instead of async def)")
     if "completions" in names:
         return Batched(name, function, parameters)
+    if {"queries", "labels"} <= names:
+        return RewardFunc(name, function, parameters)
+    if "solution_str" in names:
+        return ComputeScore(name, function, parameters)
     if callable(getattr(function, "together", None)):
         return Together(name, function, parameters)
     if "reply" in names and "completion" not in names:
@@ -152,6 +275,27 @@ def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) ->
             "name a parameter `completion`, as in f(prompt, completion), or `completions` for a call on the whole batch"
         )
     return PerSample(name, function, parameters)
+
+
+def awaited(values: Sequence[Any]) -> list[Any]:
+    """The values, those that are awaitable awaited together; whether or not a loop is running, as in a notebook."""
+    waiting = [value for value in values if inspect.isawaitable(value)]
+    if not waiting:
+        return list(values)
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def gather() -> list[Any]:
+        return await asyncio.gather(*waiting)
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        answers = iter(asyncio.run(gather()))
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            answers = iter(pool.submit(asyncio.run, gather()).result())
+    return [next(answers) if inspect.isawaitable(value) else value for value in values]
 
 
 def is_deterministic(function: Any) -> bool:
@@ -202,7 +346,7 @@ def score_of(value: Any, name: str, prompt: Prompt, sample: Sample) -> float | N
         returned = f"{reprlib.repr(value)} ({type(value).__name__})"
     raise RewardFailure(
         f"reward {name!r} returned {returned} for {sample_name(prompt, sample)}; "
-        "return a finite number, or None for a sample that cannot be judged"
+        "return a finite number, or None for a sample that the reward is not for"
     )
 
 
@@ -221,6 +365,14 @@ def scores_of(values: Any, name: str, prompts: Sequence[Prompt], samples: Sequen
             f"({call_name(prompts, samples)}); return one number per sample, in order"
         )
     return [score_of(*row) for row in zip(values, [name] * len(samples), prompts, samples, strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    """A logged value as JSON has it."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return value if isinstance(value, str | int | float | bool | None) and is_finite else str(value)
 
 
 def _own_name(function: Callable[..., Any]) -> str:

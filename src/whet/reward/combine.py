@@ -9,8 +9,10 @@ raw score of part k in this order:
    the batch (the samples of one call), Bessel's std, unscorable samples left out; exactly 0 where the spread is
    float noise, and for a sample without company.
 
-A sample with a part that could not be judged has no total, whatever the gates say: were it scored where a gate is
-shut, only the failing completions of such a prompt would be left to learn from.
+A part that does not apply to a sample (`NOT_APPLICABLE`: a function of the user's that returned None) is left out of
+its sum, out of the part's statistics, and shuts the gates that look at it. A sample to which no part with a weight
+applies has no total. Nor has one with a part that could not be judged (None), whatever the gates say: were it scored
+where a gate is shut, only the failing completions of such a prompt would be left to learn from.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ Over = Literal["share", "steps"]
 ALL, WITH_ANSWER, WITHOUT_ANSWER = ROW_KINDS = ("all", "with_answer", "without_answer")  # or a source of a mixture
 
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+NOT_APPLICABLE = math.nan  # no reward's own score: those are finite
 STD_FLOOR = 1e-6
 EVALUATED = ("accuracy", "reward", "completion_tokens", "truncated")  # what evaluations report beside several parts
 SPREAD_FLOOR = 1e-6  # of the mean's size, at least 1: a smaller spread is float noise
@@ -218,7 +221,7 @@ def combined(
     progress: float = 1.0,
     groups: Sequence[Hashable] | None = None,
 ) -> list[float | None]:
-    """One total a sample, None where a part is None. `scores` has the raw scores of each part by name, [N].
+    """One total a sample, None where a part is None, or none applies. `scores` has the raw scores of each part, [N].
 
     `groups[i]` is equal for the samples of one prompt; without it, all samples are one group.
     """
@@ -227,7 +230,10 @@ def combined(
     columns = [scores[part.name] for part in parts]
     num_samples = len(columns[0]) if columns else 0
     rows = [{part.name: column[i] for part, column in zip(parts, columns, strict=True)} for i in range(num_samples)]
-    scored = {i: row for i, row in enumerate(rows) if _is_known(row)}
+    heard = [part.name for part in parts if any(part.weights)]
+    scored = {
+        i: row for i, row in enumerate(rows) if _is_known(row) and not all(math.isnan(row[name]) for name in heard)
+    }
     totals: list[float | None] = [None] * num_samples
     for i in scored:
         totals[i] = 0.0
@@ -281,6 +287,8 @@ def _counted(
     values: dict[int, float] = {}
     for i, row in known.items():
         value = row[part.name]
+        if math.isnan(value):
+            continue
         if part.cap is not None:
             value = min(max(value, part.cap[0]), part.cap[1])
         values[i] = value if _is_open(part, by_name, row) else _otherwise(part)

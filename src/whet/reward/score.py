@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 from whet.protocols import Reward
 from whet.registry import error_text, place, positions
 from whet.reward.ahead import ScoreAhead
-from whet.reward.call import PerSample, RewardFunction, scores_of
-from whet.reward.combine import RewardPart, check_parts, combined
+from whet.reward.call import PerSample, RewardCall, RewardFunction, TrainerState, scores_of
+from whet.reward.combine import NOT_APPLICABLE, RewardPart, check_parts, combined
 from whet.reward.failure import PartialFailure, RewardFailure, call_name, source_file
 from whet.reward.journal import note_call, remarks
 from whet.reward.limit import Overrun, limited, watchdog
@@ -38,6 +40,7 @@ __all__ = [
     "judged_ahead",
     "num_unscorable",
     "score",
+    "skips_none",
 ]
 
 logger = logging.getLogger(__name__)
@@ -45,8 +48,8 @@ logger = logging.getLogger(__name__)
 OnError = Literal["tolerate", "stop", "exclude"]
 
 LONGEST_SECONDS = 86_400.0
-FIX = "fix the function, or leave such samples out of training with --set reward.on_error=exclude"
-SLOWER = "raise it with --set reward.timeout=SECONDS, or leave such samples out with reward.on_error=exclude"
+FIX = "fix the function, or leave such samples out of training with reward.on_error=exclude"
+SLOWER = "raise it with reward.timeout=SECONDS, or leave such samples out with reward.on_error=exclude"
 
 
 class TooManyFailures(RewardFailure):
@@ -86,12 +89,21 @@ class Failures:
         self._judged: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._noted: tuple[int, int] = (0, 0)
+        self._logged: dict[str, list[float]] = {}
 
     def take_notes(self) -> dict[str, float]:
-        """The share of judged samples that failed since it was last asked; nothing where none did."""
+        """Since it was last asked: the share of judged samples that failed, where some did, and the means of what
+        rewards logged, as `logged/NAME`."""
         before, self._noted = self._noted, (self._failed.total(), self._judged.total())
         failed, judged = (now - then for now, then in zip(self._noted, before, strict=True))
-        return {"failed_rewards": failed / judged} if failed > 0 and judged > 0 else {}
+        logged, self._logged = self._logged, {}
+        shares = {"failed_rewards": failed / judged} if failed > 0 and judged > 0 else {}
+        return shares | {f"logged/{name}": fmean(values) for name, values in sorted(logged.items())}
+
+    def log(self, metrics: Iterable[tuple[str, float]]) -> None:
+        """Metrics that rewards logged about a call."""
+        for name, value in metrics:
+            self._logged.setdefault(name, []).append(value)
 
     @property
     def counts(self) -> Mapping[str, tuple[int, int]]:
@@ -158,17 +170,19 @@ def score(
     on_error: OnError | Failures = "tolerate",
     *,
     progress: float = 1.0,
+    steps: int = 0,
     share: Share | None = None,
     ahead: ScoreAhead[_Judged] | None = None,
 ) -> list[Sample]:
     """The samples with `parts` (raw scores) and `reward` filled; `prompts[i]` is the prompt of `samples[i]`.
 
     `timeout` (seconds) limits one call: of one sample for a function of (prompt, completion), of the whole list for
-    batched functions and rewards of your own. A part that is None or excluded makes the sample unscorable:
-    reward None. A reward with `limits_itself = True` (a sandbox, a judge) keeps its own time. `progress` is the
-    share of the training done, for weights that change. A `Failures` remembers from call to call; a bare policy
-    counts this call alone. `share` may have some of the work done elsewhere, and `ahead` (`judged_ahead`) may have
-    done it already.
+    batched functions and rewards of your own. A part that fails, or a built-in one that is None, makes the sample
+    unscorable: reward None. None from a function of the user's leaves that part out of the sample's sum. A reward
+    with `limits_itself = True` (a sandbox, a judge) keeps its own time. `progress` is the share of the training done,
+    of `steps` in all: for weights that change, and rewards that ask. A `Failures` remembers from call to call; a bare
+    policy counts this call alone. `share` may have some of the work done elsewhere, and `ahead` (`judged_ahead`) may
+    have done it already.
     """
     if len(prompts) != len(samples):
         raise ValueError(f"{len(prompts)} prompts for {len(samples)} samples")
@@ -181,15 +195,27 @@ def score(
     if len(judged) < len(samples):
         scored = [sample.scored({}, None) for sample in samples]
         chosen, theirs = [samples[number] for number in judged], [prompts[number] for number in judged]
-        some = score(theirs, chosen, parts, timeout, on_error, progress=progress, share=share, ahead=ahead)
+        some = score(theirs, chosen, parts, timeout, on_error, progress=progress, steps=steps, share=share, ahead=ahead)
         for number, sample in zip(judged, some, strict=True):
             scored[number] = sample
         return scored
-    by_part = {part.name: _row_scores(part, prompts, samples, timeout, failures, share, ahead) for part in parts}
-    totals = combined(by_part, parts, progress, [prompt.id for prompt in prompts])
+    state = TrainerState(round(progress * steps), steps)
+    judging = _Judging(timeout, failures, state, share, ahead)
+    by_part = {part.name: judging.verdicts(part, prompts, samples) for part in parts}
+    totals = combined(
+        {name: [one.score for one in verdicts] for name, verdicts in by_part.items()},
+        parts,
+        progress,
+        [prompt.id for prompt in prompts],
+    )
     scored = [
-        sample.scored({name: one for name, scores in by_part.items() if (one := scores[i]) is not None}, totals[i])
+        sample.scored(
+            {name: one.score for name, one in verdicts.items() if one.score is not None and one.applies},
+            totals[i],
+            {column: value for one in verdicts.values() for column, value in one.columns.items()},
+        )
         for i, sample in enumerate(samples)
+        if (verdicts := {name: of_part[i] for name, of_part in by_part.items()})
     ]
     excess = failures.excess() or _nothing_scored(prompts, scored, failures)
     if excess is not None:
@@ -205,6 +231,7 @@ class Scorer:
     timeout: float
     failures: Failures
     progress: float = 1.0
+    steps: int = 0  # of the whole training; 0: unknown
     share: Share | None = None
     ahead: ScoreAhead[_Judged] | None = None  # judges completions while others are written
 
@@ -216,6 +243,7 @@ class Scorer:
             self.timeout,
             self.failures,
             progress=self.progress,
+            steps=self.steps,
             share=self.share,
             ahead=self.ahead,
         )
@@ -237,66 +265,71 @@ def num_unscorable(samples: Iterable[Sample]) -> int:
     return sum(sample.reward is None for sample in samples)
 
 
-def _row_scores(
-    part: RewardPart,
-    prompts: Sequence[Prompt],
-    samples: Sequence[Sample],
-    timeout: float,
-    failures: Failures,
-    share: Share | None,
-    ahead: ScoreAhead[_Judged] | None,
-) -> list[float | None]:
-    """The scores of a part on the rows that it is for, and 0 on the others."""
-    chosen = [row for row, prompt in enumerate(prompts) if part.scores_row(prompt)]
-    theirs, written = [prompts[row] for row in chosen], [samples[row] for row in chosen]
-    values = _part_scores(part.resolved_reward, theirs, written, timeout, failures, share, ahead)
-    scores: list[float | None] = [0.0] * len(samples)
-    for row, value in zip(chosen, values, strict=True):
-        scores[row] = value
-    return scores
+@dataclass(frozen=True)
+class _Judging:
+    """How the samples of one call to `score` are judged: by whom, in what time, and who counts failures."""
 
+    timeout: float
+    failures: Failures
+    state: TrainerState
+    share: Share | None
+    ahead: ScoreAhead[_Judged] | None
 
-def _part_scores(
-    reward: Reward,
-    prompts: Sequence[Prompt],
-    samples: Sequence[Sample],
-    timeout: float,
-    failures: Failures,
-    share: Share | None = None,
-    ahead: ScoreAhead[_Judged] | None = None,
-) -> list[float | None]:
-    if not samples:
-        return []
+    def verdicts(self, part: RewardPart, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[_Judged]:
+        """Those of a part on the rows that it is for, and 0 on the others."""
+        chosen = [row for row, prompt in enumerate(prompts) if part.scores_row(prompt)]
+        theirs, written = [prompts[row] for row in chosen], [samples[row] for row in chosen]
+        verdicts = [_Judged(0.0)] * len(samples)
+        for row, verdict in zip(chosen, self._judged(part.resolved_reward, theirs, written), strict=True):
+            verdicts[row] = verdict
+        return verdicts
 
-    def work(rows: list[int]) -> list[_Judged]:
-        chosen, theirs = [samples[row] for row in rows], [prompts[row] for row in rows]
-        return _judged(reward, theirs, chosen, timeout, failures.on_error)
+    def _judged(self, reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[_Judged]:
+        if not samples:
+            return []
+        failures = self.failures
 
-    if share is not None:
-        # a reward that sees several samples at once may compare them, or remember them: its calls stay as they are
-        families = [prompt.id for prompt in prompts] if isinstance(reward, PerSample) else None
-        judged = share(families, len(samples), work)
-    elif ahead is not None:
-        judged = ahead.verdicts(reward.name, prompts, samples, work)
-    else:
-        judged = work(list(range(len(samples))))
-    caught = [verdict.failure for verdict in judged if verdict.failure]
-    failures.note(reward.name, [verdict.failed for verdict in judged], caught[-1] if caught else None)
-    if caught:
-        failed = sum(verdict.failed for verdict in judged)
-        logger.warning(
-            "reward %r failed on %d of %d samples, left out; first: %s", reward.name, failed, len(samples), caught[0]
-        )
-    return [verdict.score for verdict in judged]
+        def work(rows: list[int]) -> list[_Judged]:
+            chosen, theirs = [samples[row] for row in rows], [prompts[row] for row in rows]
+            return _judged(reward, theirs, chosen, self.timeout, failures.on_error, self.state)
+
+        if self.share is not None:
+            # a reward that sees several samples at once may compare them, or remember them: its calls stay as they are
+            families = [prompt.id for prompt in prompts] if isinstance(reward, PerSample) else None
+            judged = self.share(families, len(samples), work)
+        elif self.ahead is not None:
+            judged = self.ahead.verdicts(reward.name, prompts, samples, work)
+        else:
+            judged = work(list(range(len(samples))))
+        caught = [verdict.failure for verdict in judged if verdict.failure]
+        failures.note(reward.name, [verdict.failed for verdict in judged], caught[-1] if caught else None)
+        failures.log([pair for verdict in judged for pair in verdict.logged])
+        if caught:
+            failed = sum(verdict.failed for verdict in judged)
+            logger.warning(
+                "reward %r failed on %d of %d samples, left out; first: %s",
+                reward.name,
+                failed,
+                len(samples),
+                caught[0],
+            )
+        return judged
 
 
 @dataclass(frozen=True)
 class _Judged:
     """What a reward said of one sample."""
 
-    score: float | None
+    score: float | None  # None: it could not be judged; NOT_APPLICABLE: the reward is not for this sample
     failed: bool = False
     failure: str = ""  # in words, on the first sample of the call that failed
+    columns: Mapping[str, Any] = field(default_factory=dict)  # what it logged about the sample
+    logged: tuple[tuple[str, float], ...] = ()  # metrics that the call logged, on its first sample
+
+    @property
+    def applies(self) -> bool:
+        """False where the reward is not for this sample."""
+        return self.score is None or not math.isnan(self.score)
 
 
 Share = Callable[[Sequence[Hashable] | None, int, Callable[[list[int]], list[_Judged]]], list[_Judged]]
@@ -313,12 +346,19 @@ def judged_ahead(parts: Sequence[RewardPart], timeout: float, on_error: OnError)
 
 
 def _judged(
-    reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, on_error: OnError
+    reward: Reward,
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sample],
+    timeout: float,
+    on_error: OnError,
+    state: TrainerState | None = None,
 ) -> list[_Judged]:
     limits_itself = bool(getattr(reward, "limits_itself", False))
     if limits_itself:
         timeout = LONGEST_SECONDS
-    size = 1 if isinstance(reward, PerSample) else len(samples)
+    size = (
+        1 if isinstance(reward, PerSample) and not reward.is_async else len(samples)
+    )  # async: all are awaited at once
     judged: list[_Judged] = []
     with _beside(reward), remarks(reward.name):
         _prepare(reward)
@@ -327,12 +367,13 @@ def _judged(
                 call = slice(start, start + size)
                 renew_watchdog()
                 try:
-                    judged += map(_Judged, _call_scores(reward, prompts[call], samples[call], timeout))
+                    judged += _call_verdicts(reward, prompts[call], samples[call], timeout, state)
                 except RewardFailure as failure:
                     if on_error == "stop":
                         raise
                     scores = failure.scores if isinstance(failure, PartialFailure) else [None] * size
                     failed = failure.failed if isinstance(failure, PartialFailure) else [True] * size
+                    scores = _skipped(reward, scores, failed)
                     judged += map(_Judged, scores, failed, [str(failure), *[""] * (size - 1)])
     return judged
 
@@ -351,6 +392,8 @@ def _nothing() -> None:
 
 def _is_built_in(reward: Reward) -> bool:
     function = reward.function if isinstance(reward, RewardFunction) else reward
+    while isinstance(function, functools.partial):
+        function = function.func
     return str(getattr(function, "__module__", None) or type(function).__module__).startswith("whet.")
 
 
@@ -371,14 +414,32 @@ def _prepare(reward: Reward) -> None:
         ) from error
 
 
-def _call_scores(
-    reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float
-) -> list[float | None]:
+def skips_none(reward: Reward) -> bool:
+    """Whether None means that the reward is not for the sample, as in TRL: of all that users write.
+
+    The package's own say None of a sample that they should judge and cannot, which then has no reward at all.
+    """
+    return bool(getattr(reward, "skips_none", not _is_built_in(reward)))
+
+
+def _skipped(reward: Reward, scores: Sequence[float | None], failed: Sequence[bool]) -> list[float | None]:
+    """The scores, those that the reward does not give told from those that it could not."""
+    if not skips_none(reward):
+        return list(scores)
+    judged = zip(scores, failed, strict=True)
+    return [NOT_APPLICABLE if score is None and not is_failure else score for score, is_failure in judged]
+
+
+def _call_verdicts(
+    reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, state: TrainerState | None
+) -> list[_Judged]:
     where = call_name(prompts, samples)
     note_call(reward.name, where)
     file = source_file(reward.function if isinstance(reward, RewardFunction) else reward)
+    call = RewardCall(state or TrainerState())
+    ask = functools.partial(reward.called, call) if isinstance(reward, RewardFunction) else reward
     try:
-        values = limited(functools.partial(reward, prompts, samples), timeout)
+        values = limited(functools.partial(ask, prompts, samples), timeout)
     except WhetError:
         raise
     except Overrun as overrun:
@@ -393,4 +454,8 @@ def _call_scores(
         raise RewardFailure(
             f"reward {reward.name!r} raised {error_text(error)} at {place(frames, file)} on {where}; {FIX}"
         ) from error
-    return scores_of(values, reward.name, prompts, samples)
+    scores = scores_of(values, reward.name, prompts, samples)
+    scores = _skipped(reward, scores, [False] * len(scores))
+    columns = call.columns_of(reward.name, len(samples))
+    verdicts = [_Judged(score, columns=of_sample) for score, of_sample in zip(scores, columns, strict=True)]
+    return [replace(verdicts[0], logged=tuple(call.metrics)), *verdicts[1:]] if call.metrics else verdicts

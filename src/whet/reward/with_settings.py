@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from whet.protocols import Reward
-from whet.reward.call import FROM_SAMPLES, SEES_THE_COMPLETION, as_reward, parameters_of
+from whet.reward.call import FROM_SAMPLES, OF_VERL, SEES_THE_COMPLETION, as_reward, parameters_of
 from whet.types import WhetError, did_you_mean
 
-FILLED = frozenset((*SEES_THE_COMPLETION, *FROM_SAMPLES, "prompt", "answer"))
+FILLED = frozenset((*SEES_THE_COMPLETION, *FROM_SAMPLES, *OF_VERL, "prompt", "answer", "queries", "labels"))
 
 
 def reward_with(function: Any, settings: Mapping[str, Any], name: str, strict: bool = False) -> Reward:

@@ -108,6 +108,7 @@ def _sample_state(sample: Sample) -> dict[str, Any]:
         "episode": sample.episode,
         "role": sample.role,
         "metrics": dict(sample.metrics),
+        **({"extra": dict(sample.extra)} if sample.extra else {}),
     }
 
 
@@ -168,6 +169,7 @@ def _restored_sample(state: Mapping[str, Any], prefix: str, tensors: Mapping[str
         episode=state["episode"],
         role=state["role"],
         metrics=state["metrics"],
+        extra=state.get("extra", {}),
         routed_experts=tensors.get(f"{prefix}routed_experts"),
         token_versions=tensors.get(f"{prefix}token_versions"),
     )

@@ -276,4 +276,4 @@ def cut(text: str, count: int) -> tuple[str, ...]:
 
 
 def _missing(name: str, example: str) -> None:
-    raise WhetError(f"sampling.engine=openai needs {name}; give --set sampling.engine_settings.{name}={example}")
+    raise WhetError(f"sampling.engine=openai needs {name}; give sampling.engine_settings.{name}={example}")

@@ -3,79 +3,125 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from whet.settings.files import readable_file, reading
+from whet.settings.foreign import ROOTS, foreign_name
 from whet.settings.hostile import DEEPEST, refuse_hostile, shown, shown_path
-from whet.settings.names import NOT_A_KEY, SINCE, foreign_target, old_name
-from whet.types import WhetError, did_you_mean, nearest
+from whet.settings.names import SINCE, old_name
+from whet.types import WhetError, nearest
 
 Validated = TypeVar("Validated", bound=BaseModel)
 
 
 def validated(kind: type[Validated], values: Mapping[str, Any]) -> Validated:
-    """A config or section of these values; the first mistake in them is an error in one line."""
+    """A config or section of these values; all unknown keys, or the first other mistake, are an error in one line."""
     refuse_hostile(values)
+    error: ValidationError | None = None
     try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise WhetError(_complaint(kind, error)) from error
+        checked = kind.model_validate(values)
+    except ValidationError as mistakes:
+        error = mistakes
+    if unknown := [*_unknown_keys(error), *_unknown_axes(kind, values)]:
+        raise WhetError(_unknown_text(kind, unknown)) from error
+    if error is not None:
+        raise WhetError(_complaint(error)) from error
+    return checked
 
 
-def _complaint(kind: type[BaseModel], error: ValidationError) -> str:
-    """The first mistake in one line; a name of 0.1 comes before all others, since it explains the rest."""
-    mistakes = error.errors()
-    paths = [".".join(str(part) for part in mistake["loc"]) for mistake in mistakes]
-    unknown = [mistake["type"] == "extra_forbidden" for mistake in mistakes]
-    old = [(path, new) for path, extra in zip(paths, unknown, strict=True) if extra and (new := old_name(path))]
-    more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
-    if old:
-        return f"config: {old[0][0]} is called {old[0][1]} since {SINCE}{more}"
-    if unknown[0]:
-        return f"config: no key is called {paths[0]!r}{_near_key(kind, mistakes[0]['loc'])}{more}"
-    first = mistakes[0]
+def _complaint(error: ValidationError) -> str:
+    """The first mistake in one line."""
+    first, *others = error.errors()
+    path = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(others)} more)" if others else ""
     message = first["msg"].removeprefix("Value error, ")
     bound = next((value for key, value in first.get("ctx", {}).items() if key in ("ge", "gt", "le", "lt")), None)
     if isinstance(bound, float) and 0 < bound < 1e-4:  # pydantic writes out all its zeros
         message = f"{message.rpartition(' ')[0]} {bound:g}"
     if first["type"] == "value_error":  # whet's own words: they name the value
-        return f"config: {paths[0] and paths[0] + ': '}{message}{more}"
-    return f"config: {shown_path(paths[0])} is {shown(first['input'])}: {message[0].lower()}{message[1:]}{more}"
+        return f"config: {path and path + ': '}{message}{more}"
+    return f"config: {shown_path(path)} is {shown(first['input'])}: {message[0].lower()}{message[1:]}{more}"
 
 
-def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:
-    """What was probably meant by an unknown key: another trainer's name, a key of another section, a typing error."""
-    name = str(location[-1])
-    section = _section_at(kind, location[:-1])
-    if section is None:
-        return ""
+def _unknown_keys(error: ValidationError | None) -> Iterator[str]:
+    """The paths of all keys that were refused; another trainer's section is named by its leaves."""
+    for mistake in error.errors() if error is not None else ():
+        if mistake["type"] == "extra_forbidden":
+            path, value = ".".join(map(str, mistake["loc"])), mistake["input"]
+            leaves = flattened(value) if isinstance(value, Mapping) and not old_name(path) else {}
+            yield from [f"{path}.{leaf}" for leaf in leaves] or [path]
+
+
+def _unknown_axes(kind: type[BaseModel], values: Mapping[str, Any]) -> Iterator[str]:
+    objective = values.get("objective") if "objective" in kind.model_fields else None
+    if isinstance(objective, Mapping):
+        yield from (f"objective.{axis}" for axis in objective if axis not in _axes(kind))
+
+
+def _unknown_text(kind: type[BaseModel], paths: Sequence[str]) -> str:
+    """Every unknown key with what was probably meant by it."""
+    if len(paths) == 1:
+        return f"config: {_unknown_key(kind, paths[0], alone=True)}"
+    return f"config: {len(paths)} unknown keys: " + "; ".join(_unknown_key(kind, path) for path in paths)
+
+
+def _unknown_key(kind: type[BaseModel], path: str, alone: bool = False) -> str:
+    if (new := old_name(path)) is not None:
+        return f"{path} is called {new} since {SINCE}"
+    hint = foreign_hint(path, kind) or _near_key(kind, path, alone)
+    if alone:
+        return f"no key is called {path!r}{hint and f'; {hint}'}"
+    return f"{path!r}{hint and f' ({hint})'}"
+
+
+def foreign_hint(path: str, kind: type[BaseModel]) -> str:
+    """What another trainer's setting is in whet; empty for a key that none of them has."""
+    entry = foreign_name(path)
+    if entry is None:
+        return "whet has no counterpart" if path.partition(".")[0] in ROOTS else ""
+    key = entry.key_for(getattr(kind, "kind", "policy"))
+    if not key:
+        return entry.note
+    if not has_key(kind, key.partition(" and ")[0]):
+        return f"it is whet's {key}, which this kind of run does not have"
+    return f"in whet it is {key}" + (f": {entry.note}" if entry.note else "")
+
+
+def _near_key(kind: type[BaseModel], path: str, alone: bool) -> str:
+    """The key that was probably meant: one of that name in another section, or nearly of that name in this one."""
+    *sections, name = path.split(".")
+    is_axis = sections[:1] == ["objective"]
+    section = None if is_axis else _section_at(kind, tuple(sections))
+    known = list(_axes(kind)) if is_axis else list((section or kind).model_fields)
+    close = nearest(name, known) if is_axis or section is not None else None
+    here = [".".join([*sections, close])] if close else []
     elsewhere = [f"{other}.{name}" for other, inner in _sections(kind) if name in inner.model_fields]
-    if name in NOT_A_KEY:
-        return f"; {NOT_A_KEY[name]}"
-    target = foreign_target(name, getattr(kind, "kind", "policy"))
-    is_ours = target is not None and has_key(kind, target.partition(" and ")[0])
-    if is_ours:
-        return f"; in whet it is {target}"
-    if target is not None and not elsewhere:
-        return f"; it is whet's {target}, which this kind of run does not have"
-    keys = list(section.model_fields)
-    close = nearest(name, keys)
-    best = elsewhere or ([".".join([*map(str, location[:-1]), close])] if close else [])
-    return f"; did you mean {best[0]!r}?" if best else f"; known here: {', '.join(keys)}"
+    if is_axis or (sections and name in IN_MANY_SECTIONS):  # `optimizer.name` is not `model.name`
+        elsewhere = []
+    if best := [*here, *elsewhere] if sections else [*elsewhere, *here]:
+        return f"did you mean {best[0]!r}?"
+    return f"known here: {', '.join(known)}" if alone else ""
+
+
+IN_MANY_SECTIONS = frozenset(("name", "settings", "source", "start", "timeout", "device", "model", "seconds"))
 
 
 def has_key(kind: type[BaseModel], path: str) -> bool:
     """True where a config of this kind takes the key; what stands under `objective` is checked by its axis alone."""
     *sections, key = path.split(".")
     if sections and sections[0] == "objective":
-        axes = getattr(kind, "axes", None)
-        return axes is not None and path.split(".")[1] in axes()
+        return path.split(".")[1] in _axes(kind)
     section = _section_at(kind, tuple(sections))
     return section is not None and key in section.model_fields
+
+
+def _axes(kind: type[BaseModel]) -> Mapping[str, Any]:
+    axes: Callable[[], Mapping[str, Any]] = getattr(kind, "axes", dict)
+    return axes()
 
 
 def _section_at(kind: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel] | None:
@@ -92,14 +138,6 @@ def _sections(kind: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in kind.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield name, field.annotation
-
-
-def foreign_hint(name: str, kind: str, names: Iterable[str]) -> str:
-    """`; in whet it is ...` for the name of another trainer, else the nearest of the known ones."""
-    target = foreign_target(name, kind)
-    if target is not None:
-        return f"; in whet it is {target}"
-    return did_you_mean(name, names) or f"; known here: {', '.join(names)}"
 
 
 def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:

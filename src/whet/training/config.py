@@ -29,7 +29,7 @@ from whet.reward.sections import RewardSection, SandboxSection
 from whet.rollout.sections import SamplingSection
 from whet.settings.bounds import MOST_EPOCHS, MOST_HOURS, MOST_ROWS, MOST_SEED, MOST_STEPS
 from whet.settings.hostile import shown
-from whet.settings.layers import flattened, foreign_hint, merged, read_toml, validated
+from whet.settings.layers import flattened, merged, read_toml, validated
 from whet.settings.names import OLD_COMPONENTS, OLD_NUMBERS, SINCE
 from whet.settings.sections import Listed, ObjectiveChanges, Section
 from whet.training.rates import CRITIC, DefaultChoice, adapter_rate, default_rate, default_warmup, published_rate
@@ -518,8 +518,9 @@ def _objective_changes(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     preset, axes = catalogue.method(method), catalogue.axes(catalogue.method(method).kind)
     changes: dict[str, Any] = {}
     for axis, value in given.items():
-        if axis not in axes:
-            raise WhetError(f"config: no key is called 'objective.{axis}'{foreign_hint(axis, preset.kind, axes)}")
+        if axis not in axes:  # refused with all other unknown keys
+            changes[axis] = value
+            continue
         _refuse_old_component(axis, value)
         table = dict(value) if isinstance(value, Mapping) else {"kind": value}
         own = preset.components.get(axis)

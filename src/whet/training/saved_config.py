@@ -145,10 +145,10 @@ def _refuse_run(config: Config) -> Callable[[Path], None]:
             about = f"with another config ({', '.join(differing[:3])} {verb})" if differing else "with this very config"
             raise WhetError(
                 f"{folder} already holds a run {about}; `whet resume {folder}`, replace it with --exist replace "
-                '(exist="replace" in Python), or give another --folder'
+                '(exist="replace" in Python), or give another folder'
             )
         if any(path.name != LOCK for path in folder.iterdir()):
-            raise WhetError(f"{folder} is not empty and not a run; give an empty or new --folder")
+            raise WhetError(f"{folder} is not empty and not a run; give an empty or new folder")
 
     return refuse_run
 

@@ -84,11 +84,12 @@ def collection_counts(rollout: RolloutBatch, groups: Sequence[Group]) -> dict[st
 
 
 def mean_rewards(groups: Sequence[Group]) -> dict[str, float]:
-    """`total` and each part: means over the scored samples."""
+    """`total` and each part: means over the scored samples that it applies to."""
     samples = [sample for group in groups for sample in group.samples if sample.reward is not None]
     if not samples:
         return {"total": float("nan")}
-    parts = {name: fmean([sample.parts[name] for sample in samples]) for name in samples[0].parts}
+    names = dict.fromkeys(name for sample in samples for name in sample.parts)
+    parts = {name: fmean([sample.parts[name] for sample in samples if name in sample.parts]) for name in names}
     return {"total": fmean([sample.reward for sample in samples if sample.reward is not None]), **parts}
 
 

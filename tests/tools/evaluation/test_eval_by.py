@@ -68,5 +68,5 @@ def test_a_row_without_the_column_is_refused() -> None:
 
 def test_no_eval_prompts_is_told_as_that() -> None:
     """A run trained with eval.prompts=0 passes it on to `whet eval`."""
-    with pytest.raises(whet.WhetError, match=r"give --set eval\.prompts="):
+    with pytest.raises(whet.WhetError, match=r"give eval\.prompts="):
         whet.evaluate("whetstone", rows(), reward="exact_answer", settings={"eval": {"prompts": 0}})

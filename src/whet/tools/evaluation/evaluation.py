@@ -186,7 +186,7 @@ def check_samples(num_samples: int, temperature: float) -> None:
     if num_samples < 1:
         raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
     if num_samples > 1 and temperature == 0:
-        raise WhetError("several samples at temperature 0 are all equal; give --set sampling.temperature=1.0")
+        raise WhetError("several samples at temperature 0 are all equal; give sampling.temperature=1.0")
 
 
 def eval_setup(
@@ -203,11 +203,9 @@ def eval_setup(
     prompts = load_prompts(config, evaluation=True)
     chosen: Sequence[Prompt] = without(prompts, range(min(len(prompts), config.eval.prompts)), {})
     if prompts and not config.eval.prompts:
-        raise WhetError(
-            "eval.prompts is 0, as in a run that was trained without evaluation; give --set eval.prompts=200"
-        )
+        raise WhetError("eval.prompts is 0, as in a run that was trained without evaluation; give eval.prompts=200")
     if not chosen:
-        raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
+        raise WhetError("no held-out prompts: give data: task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=scored, given=rewards)
     chosen = scorable_prompts(chosen, parts, config.data)
     style = style or PromptStyle()

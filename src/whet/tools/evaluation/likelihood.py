@@ -122,7 +122,7 @@ def evenly(questions: Sequence[Prompt], count: int) -> list[Prompt]:
     """At most `count` of them at equal distances: the first ones would be of one subject."""
     count = min(count, len(questions))
     if not count:
-        raise WhetError("eval.prompts is 0; give the number of questions to ask, such as --set eval.prompts=1000")
+        raise WhetError("eval.prompts is 0; give the number of questions to ask, such as eval.prompts=1000")
     return [questions[number * len(questions) // count] for number in range(count)]
 
 

@@ -42,7 +42,7 @@ from whet.tools.pipelines.stages import (
 )
 from whet.tools.pipelines.training import RUN
 from whet.training.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
-from whet.types import WhetError
+from whet.types import RunFailed, WhetError
 
 HEAD = ["stage", "reads", "writes", "updates", "completions", "tokens sampled"]
 SETTINGS, COMMAND = "pipeline.toml", "command.txt"
@@ -256,7 +256,8 @@ def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path, is_new: bool
         if is_new and not _has_results(folder):  # an error found before anything was done leaves no folder behind
             discard(folder)
             raise
-        raise WhetError(f"{error}; after fixing that, continue with `whet resume {folder}`") from error
+        kind = RunFailed if isinstance(error, RunFailed) else WhetError
+        raise kind(f"{error}; after fixing that, continue with `whet resume {folder}`") from error
     finally:
         page = draw(printer.finished, status) if folder.is_dir() else folder
     summary = _story(pipeline, stages, folder, printer.finished, status)

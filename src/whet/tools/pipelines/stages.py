@@ -30,7 +30,7 @@ from typing import Any, TextIO, TypeVar
 from whet.record.run_folder import write_atomically
 from whet.record.text import duration
 from whet.record.text import number as number_text
-from whet.types import Prompt, Sample, StepReport, WhetError
+from whet.types import Prompt, RunFailed, Sample, StepReport, WhetError
 
 RESULT, STARTED = "stage.json", "started.json"
 FORMAT = 2  # of what a stage leaves for others; 0.2 had none
@@ -345,5 +345,6 @@ def run_with_progress(stages: Sequence[Stage], folder: Path, printer: ProgressPr
     except (Interrupted, KeyboardInterrupt):
         return "interrupted"
     except WhetError as error:
-        raise WhetError(f"{printer.current}: {error}" if printer.current else str(error)) from error
+        kind = RunFailed if isinstance(error, RunFailed) else WhetError
+        raise kind(f"{printer.current}: {error}" if printer.current else str(error)) from error
     return "finished"

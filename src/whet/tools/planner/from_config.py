@@ -58,11 +58,7 @@ def _hub_shape(name: str) -> ModelShape:
     file = hub_file(name, "config.json")
     if file is None:
         near = named_shape(name.partition("/")[2].lower().removesuffix("-instruct"))
-        hint = (
-            f"give --model {near.name}, which has its shape"
-            if near
-            else "give its shape, such as hidden=4096,layers=32"
-        )
+        hint = f"give {near.name}, which has its shape" if near else "give its shape, such as hidden=4096,layers=32"
         raise WhetError(f"model {name}: its config.json is neither here nor can the hub be reached; {hint}")
     try:
         return shape_from_config(json.loads(file.read_text(encoding="utf-8")), name)

@@ -18,11 +18,11 @@ from whet.pages.reward_dry_run import DryRun, PartFacts, RepeatDifference, Score
 from whet.record.log import read_summary
 from whet.reward.call import PerSample
 from whet.reward.code_tests import CodeTests, PromptTests, code_of, tests_of
-from whet.reward.combine import RewardPart, Schedule, check_parts, combined, in_shares
+from whet.reward.combine import NOT_APPLICABLE, RewardPart, Schedule, check_parts, combined, in_shares
 from whet.reward.failure import RewardFailure
 from whet.reward.find import find_reward
 from whet.reward.run_record import reward_table, title_of, weight_text
-from whet.reward.score import score
+from whet.reward.score import score, skips_none
 from whet.reward.unscorable import collected_reasons
 from whet.reward.version import parts_version, reward_version, version_changes
 from whet.settings.layers import read_toml
@@ -187,7 +187,7 @@ def try_reward(
     start = time.perf_counter()
     with collected_reasons() as reasons:
         first = [_part_scores(part, given.items, timeout) for part in parts]
-    totals = _totals(parts, [[score for score, *_ in column] for column in first], given.items, [1.0])
+    totals = _totals(parts, first, given.items, [1.0])
     again = [_part_scores(part, given.items, timeout) for part in parts] if twice else None
     scored = []
     for index, answer in enumerate(given.items):
@@ -265,7 +265,7 @@ def rescore_run(
     folder = Path(run)
     steps = max([answer.step for answer in given.items] + [int(read_summary(folder).get("total_steps") or 1)])
     parts = in_shares(parts, steps)
-    columns = [[score for score, *_ in _part_scores(part, given.items, timeout)] for part in parts]
+    columns = [_part_scores(part, given.items, timeout) for part in parts]
     totals = _totals(parts, columns, given.items, [answer.step / steps for answer in given.items])
     rows = [
         RescoredSample(
@@ -276,7 +276,7 @@ def rescore_run(
             completion=answer.sample.completion,
             old_parts=answer.parts,
             old=answer.reward,
-            new_parts={part.name: column[index] for part, column in zip(parts, columns, strict=True)},
+            new_parts={part.name: column[index][0] for part, column in zip(parts, columns, strict=True)},
             new=totals[index],
         )
         for index, answer in enumerate(given.items)
@@ -386,7 +386,7 @@ def _call(
 
 def _totals(
     parts: Sequence[RewardPart],
-    columns: Sequence[Sequence[float | None]],
+    columns: Sequence[Sequence[tuple[float | None, float, str]]],
     answers: Sequence[TrialCompletion],
     done: Sequence[float],
 ) -> list[float | None]:
@@ -397,11 +397,19 @@ def _totals(
     for index, answer in enumerate(answers):
         places.setdefault(answer.step, []).append(index)
     for chosen in places.values():
-        scores = {part.name: [column[i] for i in chosen] for part, column in zip(parts, columns, strict=True)}
+        scores = {
+            part.name: [_entered(part, *column[i]) for i in chosen] for part, column in zip(parts, columns, strict=True)
+        }
         groups = [answers[i].prompt.id for i in chosen]
         for i, total in zip(chosen, combined(scores, parts, progress[chosen[0]], groups), strict=True):
             totals[i] = total
     return totals
+
+
+def _entered(part: RewardPart, score: float | None, _: float, failure: str) -> float | None:
+    """A score as it enters the sum."""
+    skipped = score is None and not failure and skips_none(part.resolved_reward)
+    return NOT_APPLICABLE if skipped else score
 
 
 def _differences(

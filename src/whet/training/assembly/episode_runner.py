@@ -31,7 +31,7 @@ def check_environment(config: Config | EvaluationConfig) -> None:
         if config.env.name == "reasoning_gym" and judge == GYM_REWARD and config.data.parsed_source.is_task:
             raise WhetError(
                 f"the environment 'reasoning_gym' judges with {GYM_REWARD} the answers of gym:NAME, and data.source is "
-                f"{config.data.source}; give --data gym:basic_arithmetic, or env.settings.reward=math_answer"
+                f"{config.data.source}; give the data gym:basic_arithmetic, or env.settings.reward=math_answer"
             )
     if config.env.agent:
         from whet.envs.serve.agent import check_agent
@@ -46,7 +46,7 @@ def require_own_reward(config: Config | EvaluationConfig) -> None:
     make = _named_environment(config, tokenizer=None)
     if not getattr(make(), "scores", True):
         raise WhetError(
-            f"the environment {config.env.name!r} has no get_reward, and no other reward is given; add --reward NAME, "
+            f"the environment {config.env.name!r} has no get_reward, and no other reward is given; add a reward, "
             "or get_reward(self) -> float to the class"
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from whet.protocols import Reward
 from whet.reward.combine import RewardPart
+from whet.reward.score import skips_none
 from whet.reward.steps import steps_of
 from whet.training.config import Config
 from whet.training.distributed.reward_workers import GIB, RemoteReward, RewardHost, RewardWorkers, stays_here, wants_all
@@ -58,7 +59,9 @@ def scored_elsewhere(
         if part.name not in sent:
             return part
         deterministic = bool(getattr(reward, "deterministic", True))
-        remote = RemoteReward(part.name, workers, config.reward.timeout, wants_all(reward), deterministic)
+        remote = RemoteReward(
+            part.name, workers, config.reward.timeout, wants_all(reward), deterministic, skips_none(reward)
+        )
         return replace(part, reward=remote)
 
     return [elsewhere(part) for part in parts], workers, {"reward workers": fact}

@@ -50,7 +50,7 @@ def build_reward_parts(
     """
     section, source = config.reward, config.data.parsed_source
     if (section.parts or given) and section.template:
-        raise WhetError("reward.template and reward.parts (or --reward) both name the rewards; give one of them")
+        raise WhetError("reward.template and reward.parts both name the rewards; give one of them")
     if section.template:
         named = template(section.template)
         if section.format_first:
@@ -74,8 +74,8 @@ def build_reward_parts(
         named = tuple(RewardPart(form.reward, settings=form.settings, rows=part) for part, form in forms if form)
     elif wanted:
         raise WhetError(
-            "no reward: data from a file or the hub needs one; give --reward NAME (exact_answer, math_answer, ...) "
-            "or --reward file.py:function"
+            "no reward: data from a file or the hub needs one; give one: exact_answer, math_answer, ..., or "
+            "file.py:function"
         )
     else:
         return []
@@ -117,7 +117,7 @@ def _part_of(part: RewardPartSection) -> RewardPart:
     if part.reward.startswith(FROM_PYTHON):
         raise WhetError(
             f"the reward {part.reward.removeprefix(FROM_PYTHON)!r} of this run was given from Python and is in "
-            "no file; give another with --reward"
+            "no file; give another reward"
         )
     if part.cap and len(part.cap) != 2:
         raise WhetError(f"reward {part.reward!r}: cap is {list(part.cap)}; give two numbers, the least and the most")
@@ -236,6 +236,7 @@ def build_scorer_at(
         shared,
         config.reward.timeout,
         failures,
+        steps=_steps(config),
         share=work_share(ranks),
         ahead=score_ahead(config, shared, failures, ranks),
     )

@@ -40,7 +40,7 @@ def check_teacher(config: PolicyConfig, objective: Objective) -> None:
     if OF_TEACHER & objective.needs() and not (section.name or section.base_url):
         raise WhetError(
             f"{config.method} learns from a teacher and none is given; add --teacher FOLDER (a model or a run), or "
-            "--set teacher.base_url=http://localhost:8000/v1"
+            "teacher.base_url=http://localhost:8000/v1"
         )
     if "teacher_divergence" in objective.needs() and section.base_url and not section.top_k:
         raise WhetError(

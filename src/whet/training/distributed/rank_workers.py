@@ -168,7 +168,7 @@ def _outcome(
                     first = value if number == 0 else first
                 except WorkerLost as error:
                     lost[number] = str(error)
-                except (WhetError, RunFailed, KeyboardInterrupt) as error:
+                except (WhetError, KeyboardInterrupt) as error:
                     errors[number] = error
             listener.listen()
             if (errors or lost) and deadline == float("inf"):

@@ -62,7 +62,7 @@ class RayCall:
             value = ray.get(self.reference)
         except errors.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
-            if isinstance(cause, WhetError | RunFailed):
+            if isinstance(cause, WhetError):
                 raise cause from None
             if isinstance(cause, MemoryError) and OUT_OF_MEMORY in str(cause):
                 raise WorkerLost(str(cause)) from None

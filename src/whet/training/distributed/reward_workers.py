@@ -214,6 +214,7 @@ class RemoteReward:
     timeout: float
     whole: bool
     deterministic: bool = True
+    skips_none: bool = False  # as the reward itself: None is not a score that is missing
     limits_itself: bool = True
     _noted: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
 
@@ -241,7 +242,11 @@ class RemoteReward:
 def stays_here(reward: Reward) -> bool:
     """True for a reward that cannot score elsewhere: it asks the policy's engine, or remembers from call to call."""
     keeps_notes = hasattr(reward, "take_notes") and not getattr(reward, "notes_add_up", False)
-    return keeps_notes or any(hasattr(reward, name) for name in ("asking", "restore"))
+    return (
+        keeps_notes
+        or getattr(reward, "asks_for_training", False)
+        or any(hasattr(reward, name) for name in ("asking", "restore"))
+    )
 
 
 def wants_all(reward: Reward) -> bool:
