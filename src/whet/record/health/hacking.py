@@ -158,22 +158,6 @@ def _follows_length(history: History) -> HealthFinding | None:
     )
 
 
-def _against_reference(history: History) -> HealthFinding | None:
-    """What is paid is more and more what the starting model would hardly write."""
-    together = history.start_and_now(lambda step: step.metrics.get("reward_reference_correlation"))
-    if not together or improves_truly(history):
-        return None
-    if not (together[1] < -STRONG_COMPANY and together[1] < together[0] - 0.3):
-        return None
-    return problem(
-        f"Within groups the reward goes against the reference's log-probability (correlation {together[1]:.2f}, "
-        f"{together[0]:.2f} at first)",
-        "what is paid is what the starting model would hardly write, a sign of a reward that is being gamed",
-        "read the best completions in review.html and run `whet reward attack`",
-        history.tie(),
-    )
-
-
 def _members_part(history: History) -> HealthFinding | None:
     """The members of a learned reward are further apart on the policy's completions than they were at first."""
     names = [name for name in history.steps[-1].metrics if name.endswith(DISAGREEMENT) and name != HELD_OUT]
@@ -257,14 +241,6 @@ HACKING_RULES = (
         ("metrics.reward_length_correlation",),
         earliest=TREND_STEPS,
         depth=1,
-    ),
-    HealthRule(
-        "reward against the reference",
-        _against_reference,
-        "within groups the reward goes more and more against the reference's log-probability",
-        "an accuracy rises too: the policy learns what the reference could not do",
-        ("metrics.reward_reference_correlation",),
-        earliest=TREND_STEPS,
     ),
     HealthRule(
         "members part",
