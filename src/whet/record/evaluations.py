@@ -23,9 +23,9 @@ ONE_LOOK = 0.05  # one-sided, of a verdict that is given once
 NEW_BEST_LEVEL = 0.05  # one-sided: a look that is wrongly a new best only lets a run go on
 # Of runs in which nothing changes, so many are wrongly said to have fallen, or risen, at any of their looks. A single
 # look at k evaluations spends 1 / (k (k - 1)) of it, which sums to 1 over all k, over the k - 1 that the best is of.
-WRONG_RUNS = 0.01
+WRONG_RUNS = 0.02
 # one-sided, of each of two evaluations in a row, over the number that the best is of: slow falls are seen sooner
-TWICE_BELOW = 0.0025
+TWICE_BELOW = 0.005
 
 
 @dataclass(frozen=True)

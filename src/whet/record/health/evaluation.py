@@ -72,7 +72,7 @@ EVALUATION_RULES = (
         "evaluation falls",
         _falls,
         "the last evaluation is below the best, or the last two are: prompt by prompt where the log has scores, as two "
-        "shares otherwise; in at most 1% of runs in which nothing changes, whatever the number of looks",
+        "shares otherwise; in at most 2% of runs in which nothing changes, whatever the number of looks",
         "the difference is what so few prompts give by chance",
         kinds=ALL_KINDS,
         earliest=1,

@@ -70,7 +70,8 @@ def _blow_up(history: History) -> HealthFinding | None:
     pair = _moved_without_gain(history)
     if pair is None:
         return None
-    is_longer = pair[1] > 4 * pair[0] and pair[1] >= 32
+    lengths = [length for step in history.steps[-RECENT:] if (length := completion_length(step)) is not None]
+    is_longer = min(lengths, default=0.0) > max(4 * pair[0], 32)
     before, now = _cut(history.steps[:TREND_STEPS]), _cut(history.steps[-TREND_STEPS:])
     measured = history.evaluations.measured
     is_worse = history.direction < 0 or (len(measured) > 1 and measured[0].is_better_than(measured[-1]))
@@ -132,8 +133,7 @@ LENGTH_RULES = (
         "evaluation or reward goes down, and they are no better",
         "the reward rises: the policy learns to reason",
         ("counts.samples",),
-        earliest=TREND_STEPS + LASTING,
-        lasting=LASTING,
+        earliest=TREND_STEPS,
     ),
     HealthRule(
         "repetition",

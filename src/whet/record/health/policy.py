@@ -139,7 +139,7 @@ def _ratio_drift(history: History) -> HealthFinding | None:
 
 def _leapt(history: History) -> bool:
     """Whether the last reward, or without one the loss, is as far outside those of the steps before as they differ."""
-    values = history.scores or history.metric("loss", 2 * FLAT_STEPS)
+    values = finite(step.reward.get("total") for step in history.steps) or history.metric("loss", 2 * FLAT_STEPS)
     before, now = values[-FLAT_STEPS - 1 : -1], values[-1] if values else 0.0
     if len(before) < RECENT:
         return False

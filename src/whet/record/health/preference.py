@@ -21,7 +21,7 @@ FEW = 12  # steps before a trend is one: its ends are three each
 SETTLED = 10  # steps before it can be said that nothing is learned
 LEARNED_BY = 40  # steps in which slow runs part good from bad
 FALL = 1.0  # nats per completion: below this a fall is noise
-MUCH_LOST = 1.0  # of the log-probability of the chosen completion: most runs lose some of it, none that learn as much
+MUCH_LOST = 0.6  # of the log-probability of the chosen completion: most runs lose some of it
 MUCH_LONGER = 0.1  # of the length
 SAME = 0.01  # nats per token, what rounding may explain
 STILL = 1e-3  # of a margin or a loss: below this it has not moved
@@ -77,7 +77,7 @@ def _reference_mismatch(history: History) -> HealthFinding | None:
 
 
 def _displacement(history: History) -> HealthFinding | None:
-    """The chosen completion loses as much log-probability as it had, with the rejected one or as the margin grows."""
+    """The chosen completion loses 60% of its log-probability, with the rejected one or as the margin grows."""
     series = _metrics(history)
     chosen, rejected = _ends(series, "chosen_logp"), _ends(series, "rejected_logp")
     margin, token = _ends(series, "margin"), _ends(series, "chosen_mean_logp")
@@ -247,7 +247,7 @@ PREFERENCE_RULES = (
     _rule(
         "likelihood displacement",
         _displacement,
-        "the chosen completion loses as much log-probability as it had, with the rejected one or while the margin "
+        "the chosen completion loses 60% of its log-probability or more, with the rejected one or while the margin "
         "grows",
         "only the rejected completion falls, or the chosen one by less",
         ("metrics.chosen_logp", "metrics.rejected_logp"),
