@@ -1,14 +1,15 @@
-"""Whether advice does harm: faulty runs are trained, then once more with the first setting that their story advises.
+"""Whether advice does harm: faulty runs once more, with the first setting that their story advises to change.
 
     python benchmarks/doctor/follow.py --work followed --seconds 1800           # begins, or goes on where it stopped
     python benchmarks/doctor/follow.py --work followed --only "rate too high"   # runs whose name holds this
     python benchmarks/doctor/follow.py --work followed --seconds 1 --results    # write results/doctor_advice.json
 
-The runs are those of the tuned half, of the built-in model. Both runs of a pair are made by the code that is here, with
-the same seed, and judged by what is right and not by what the run pays for: right completions of the last steps, right
-pairs or answers of the evaluation, for games the reward. Advice did harm where that is lower by `LEAST` or more, beyond
-noise (one-sided, `LEVEL`): Welch's test over the last steps, Fisher's for an evaluation. Every run that was made is a
-file in the work folder; after a change of the rules, only runs whose advice is another one are made again.
+The runs are those of the tuned half, of the built-in model; the one of the corpus is the one before. Both are judged by
+what is right and not by what the run pays for: right completions of the last steps, right pairs or answers of the
+evaluation, for games the reward. Advice did harm where that is lower by `LEAST` or more, beyond noise (one-sided,
+`LEVEL`): Welch's test over the last steps, Fisher's for an evaluation. Where it seems so, the run before is made again
+by the code that is here, and harm is what is below both. Every run that was made is a file in the work folder; after a
+change of the rules, only runs whose advice is another one are made.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from catalogue import PlannedRun, faulty
 from kinds import evals_of, series
 from make_corpus import Job, file_name, train, write_data
-from measure import HERE, replayed, share
+from measure import HERE, ReplayedRun, replayed, share
 from results_file import add_results_flag, write_results
 from split_corpus import read_runs
 
@@ -45,14 +46,17 @@ EVALUATED = ("pair_accuracy", "accuracy")
 Run = Mapping[str, Any]
 
 
-def candidates(only: str) -> list[PlannedRun]:
-    """Runs of the tuned half that are advised a setting; one of each kind after the other, so that a part is of all."""
+def advised(only: str) -> list[tuple[PlannedRun, Run, ReplayedRun]]:
+    """Runs of the tuned half that are advised a setting: as planned, as they went, and what was said of them.
+
+    One of each kind after the other, so that a part is of all.
+    """
     planned = {run.name: run for run in faulty() if run.model == "whetstone"}
-    kinds: dict[str, list[PlannedRun]] = defaultdict(list)
+    kinds: dict[str, list[tuple[PlannedRun, Run, ReplayedRun]]] = defaultdict(list)
     for run in read_runs(HERE / "corpus-tune.jsonl.xz"):
         is_asked = run["name"] in planned and only in run["name"] and run["seconds"] <= MOST_SECONDS
-        if is_asked and replayed(run).change:
-            kinds[run["kind"]].append(planned[run["name"]])
+        if is_asked and truth(run)[0] and (said := replayed(run)).change:
+            kinds[run["kind"]].append((planned[run["name"]], run, said))
     most = max(map(len, kinds.values()), default=0)
     return [members[turn] for turn in range(most) for members in kinds.values() if turn < len(members)]
 
@@ -90,18 +94,18 @@ def is_below(after: tuple[Sequence[float], int], before: tuple[Sequence[float], 
     return p is None or p / 2 <= LEVEL
 
 
-def compared(plans: Iterable[PlannedRun], work: Path, options: argparse.Namespace) -> dict[str, Any]:
+def compared(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     pairs: dict[str, Any] = {}
-    for plan in plans:
-        before = made(plan, work, options)
-        said = replayed(before) if before else None
-        if before is None or said is None or not said.change:
-            continue
+    for plan, before, said in advised(options.only):
         settings = merged(plan.settings, from_settings([said.change]))
+        if series(before, "seen/right"):  # what is judged is in the steps
+            settings = merged(settings, {"eval": {"prompts": 0}})
         after = made(replace(plan, name=f"{plan.name} {said.change}", settings=settings), work, options)
-        if after is None or not truth(before)[0] or not truth(after)[0]:
+        if after is None or not truth(after)[0]:
             continue
         old, new = truth(before), truth(after)
+        if is_below(new, old) and (again := made(plan, work, options)) is not None and not is_below(new, truth(again)):
+            old = truth(again)
         outcome = "worse" if is_below(new, old) else "better" if is_below(old, new) else "same"
         pairs[plan.name] = {
             "fault": plan.kind,
@@ -134,7 +138,7 @@ def main() -> None:
     for name in ("runs", "work", "logs"):
         (work / name).mkdir(parents=True, exist_ok=True)
     write_data(work / "data")
-    pairs = compared(candidates(options.only), work, options)
+    pairs = compared(work, options)
     settings: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for pair in pairs.values():
         settings[pair["change"].partition("=")[0]].append(pair)

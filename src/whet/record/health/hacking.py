@@ -140,16 +140,18 @@ def _frame(history: History) -> HealthFinding | None:
 
 def _follows_length(history: History) -> HealthFinding | None:
     """The reward goes with length, and the policy follows."""
-    together = history.start_and_now(lambda step: step.metrics.get("reward_length_correlation"))
+    # the last steps that could tell: where all completions are paid alike, as at their limit, there is no correlation
+    known = finite(step.metrics.get("reward_length_correlation") for step in history.steps)
     lengths = history.start_and_now(completion_length)
-    if not together or not lengths or improves_truly(history):
+    if len(known) < ENDS or not lengths or improves_truly(history):
         return None
+    together = median(known[-ENDS:])
     limit = history.setting("sampling.max_new_tokens") or math.inf
     far = lengths[1] > 2.5 * lengths[0] or (lengths[1] > 1.5 * lengths[0] and lengths[1] > NEAR_LIMIT * limit)
-    if not (together[1] > STRONG_COMPANY and far):
+    if not (together > STRONG_COMPANY and far):
         return None
     return problem(
-        f"Within groups the reward goes with length (correlation {together[1]:.2f}), and completions grew from "
+        f"Within groups the reward goes with length (correlation {together:.2f}), and completions grew from "
         f"{number(lengths[0])} to {number(lengths[1])} tokens",
         "longer completions are paid more, whether or not they are better",
         "add a length cost",
