@@ -33,8 +33,8 @@ PHASE_TONES = {
 # (key, title, unit, (name of the line, name in `StepReport.machine`)) of the charts of the machine
 MACHINE = (
     ("memory", "Memory", "GiB", (("this process", "memory"), ("GPU", "gpu_memory"))),
-    ("cores", "Busy cores", "on average over the step, of this process", (("cores", "cores"),)),
-    ("gpu_use", "GPU use", "share of the time, at the end of the step", (("GPU use", "gpu_use"),)),
+    ("cores", "Busy cores", "mean of the step", (("cores", "cores"),)),
+    ("gpu_use", "GPU use", "share of the time", (("GPU use", "gpu_use"),)),
 )
 STEP_METRICS: dict[str, StepMetric] = {
     metric.name: metric for kind in RUN_KINDS.values() for metric in (*kind.main, *kind.line, *kind.figures)
