@@ -31,14 +31,19 @@ class ValuePool:
         return self._numbers[text]
 
 
-def packed(experiments: Iterable[Experiment], said: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """All tables over all grids. `said` hears of each experiment."""
+def packed(
+    experiments: Iterable[Experiment],
+    said: Callable[[str], None] = lambda _: None,
+    kept: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+) -> dict[str, Any]:
+    """All tables over all grids, but for those of the experiments that are `kept`. `said` hears of each experiment."""
     columns, frames, charts, notes = (ValuePool() for _ in range(4))
     written = []
     for experiment in experiments:
         tables = []
-        for settings in experiment.grid():
-            record = experiment.table(settings).record()
+        known = (kept or {}).get(experiment.name)
+        records = map(dict, known) if known else (experiment.table(each).record() for each in experiment.grid())
+        for record in records:
             drawn = [_packed_chart(each, columns, frames, charts) for each in record.pop("charts")]
             tables.append([notes.number(record), *drawn])
         written.append({**experiment.record(), "tables": tables})

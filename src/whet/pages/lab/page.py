@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from whet.pages.lab.experiment import PLACE_DIGITS, rounded
 from whet.pages.lab.experiments import experiments
-from whet.pages.lab.packing import packed
+from whet.pages.lab.packing import packed, unpacked
 from whet.pages.render import render_live, write_page
 from whet.types import WhetError
 
@@ -46,6 +46,17 @@ def written_tables(page: str) -> Mapping[str, Any]:
 def write_static_page(path: Path, said: Callable[[str], None] = lambda _: None) -> Path:
     """Compute every table and write the page."""
     return write_page(path, static_page(packed(experiments(), said)))
+
+
+def recompute_tables(path: Path, names: Collection[str], said: Callable[[str], None] = lambda _: None) -> Path:
+    """The page with the tables of these experiments computed anew, and those of the others as they are."""
+    record = written_tables(path.read_text(encoding="utf-8"))
+    kept = {
+        held["name"]: [unpacked(record, table) for table in held["tables"]]
+        for held in record["experiments"]
+        if held["name"] not in names
+    }
+    return write_page(path, static_page(packed(experiments(), said, kept)))
 
 
 def rewrite_static_page(path: Path) -> Path:
