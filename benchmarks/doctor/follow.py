@@ -81,17 +81,28 @@ def truth(run: Run) -> tuple[list[float], int]:
     if right := series(run, "seen/right"):
         return right[-LAST_STEPS:], 0
     measured = next((values for name in EVALUATED if (values := evals_of(run, name))), [])
-    return measured[-1:], int(run["settings"]["eval"]["prompts"])
+    # the corpus does not say how many rows were evaluated: a run that was made now does
+    return measured[-1:], max((line.get("size", 0) for line in run["lines"] if "eval" in line), default=0)
 
 
 def is_below(after: tuple[Sequence[float], int], before: tuple[Sequence[float], int]) -> bool:
-    (new, size), (old, _) = after, before
+    (new, size), (old, other_size) = after, before
+    size = size or other_size
     if not new or not old or fmean(old) - fmean(new) < LEAST:
         return False
     if size:
         return more_right_p(round(old[0] * size), round(new[0] * size), size) <= LEVEL
     p = welch_p(list(old), list(new))
     return p is None or p / 2 <= LEVEL
+
+
+def judged(plan: PlannedRun, before: Run, after: Run, work: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Before and after, and whether it is better, the same or worse."""
+    old, new = truth(before), truth(after)
+    if is_below(new, old) and (again := made(plan, work, options)) is not None and not is_below(new, truth(again)):
+        old = truth(again)
+    outcome = "worse" if is_below(new, old) else "better" if is_below(old, new) else "same"
+    return {"before": fmean(old[0]), "after": fmean(new[0]), "outcome": outcome}
 
 
 def compared(work: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -103,21 +114,26 @@ def compared(work: Path, options: argparse.Namespace) -> dict[str, Any]:
         after = made(replace(plan, name=f"{plan.name} {said.change}", settings=settings), work, options)
         if after is None or not truth(after)[0]:
             continue
-        old, new = truth(before), truth(after)
-        if is_below(new, old) and (again := made(plan, work, options)) is not None and not is_below(new, truth(again)):
-            old = truth(again)
-        outcome = "worse" if is_below(new, old) else "better" if is_below(old, new) else "same"
-        pairs[plan.name] = {
-            "fault": plan.kind,
-            "cause": said.cause,
-            "change": said.change,
-            "before": fmean(old[0]),
-            "after": fmean(new[0]),
-            "outcome": outcome,
-        }
-        print(f"{plan.name:48} {said.cause:24} {said.change:36} {fmean(old[0]):.2f} -> {fmean(new[0]):.2f} {outcome}")
-        sys.stdout.flush()
+        outcome = judged(plan, before, after, work, options)
+        pairs[plan.name] = {"fault": plan.kind, "cause": said.cause, "change": said.change, **outcome}
+        print(
+            "{:48} {:24} {:36} {:.2f} -> {:.2f} {}".format(plan.name, *list(pairs[plan.name].values())[1:]), flush=True
+        )
     return pairs
+
+
+def withdrawn(pairs: Mapping[str, Any], work: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs in the work folder that followed what today's rules do not advise any more."""
+    planned = {run.name: run for run in faulty()}
+    runs = {run["name"]: run for run in read_runs(HERE / "corpus-tune.jsonl.xz")}
+    found: dict[str, Any] = {}
+    for file in sorted((work / "runs").glob("*=*.json.xz")):
+        after = json.loads(lzma.decompress(file.read_bytes()))
+        name, _, change = after["name"].rpartition(" ")
+        if pairs.get(name, {}).get("change") != change and name in runs and truth(after)[0]:
+            found[after["name"]] = {"change": change, **judged(planned[name], runs[name], after, work, options)}
+            print(f"no longer advised: {after['name']}: {found[after['name']]['outcome']}", flush=True)
+    return found
 
 
 def counted(pairs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -146,6 +162,7 @@ def main() -> None:
         "all": counted(pairs.values()),
         "settings": {name: counted(settings[name]) for name in sorted(settings)},
         "runs": pairs,
+        "withdrawn": withdrawn(pairs, work, options),
     }
     for name, of in {"all": values["all"], **values["settings"]}.items():
         print(f"{name:32}" + "".join(f"{outcome} {of[outcome]['count']:3}  " for outcome in of))

@@ -199,7 +199,6 @@ def _longer_chosen(history: History) -> HealthFinding | None:
         f"The chosen completion is longer in {share:.0%} of the pairs ({longer:.3g} tokens on average)",
         "the policy can learn length instead of quality",
         "match the lengths of the pairs",
-        history.give("objective.score", "mean_log_ratio"),
     )
 
 
