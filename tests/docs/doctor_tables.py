@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -125,10 +126,21 @@ def advice_table() -> str:
     """What became of runs that followed the first setting they were advised to change."""
     advice = json.loads(ADVICE.read_text())["values"]
     lines = ["| setting | runs | better | same | worse |", "|---|---|---|---|---|"]
-    for name, outcomes in {**advice["settings"], "all": advice["all"]}.items():
-        counts = [outcomes[outcome]["count"] for outcome in ("better", "same", "worse")]
-        shown = name if name == "all" else f"`{name}`"
-        lines.append(f"| {shown} | {' | '.join(map(str, [sum(counts), *counts]))} |")
+    outcomes = ("better", "same", "worse")
+
+    def row(name: str, counts: list[int]) -> str:
+        return f"| {name} | {' | '.join(map(str, [sum(counts), *counts]))} |"
+
+    for name, shares in {**advice["settings"], "all": advice["all"]}.items():
+        shown = "all that is advised" if name == "all" else f"`{name}`"
+        lines.append(row(shown, [shares[outcome]["count"] for outcome in outcomes]))
+    withdrawn: dict[str, Counter[str]] = {}
+    for pair in advice["withdrawn"].values():
+        withdrawn.setdefault(pair["change"].partition("=")[0], Counter())[pair["outcome"]] += 1
+    lines += [
+        row(f"no longer advised there: `{name}`", [counts[outcome] for outcome in outcomes])
+        for name, counts in withdrawn.items()
+    ]
     return "\n".join(lines)
 
 
