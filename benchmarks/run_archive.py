@@ -25,7 +25,8 @@ from typing import Any
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 ARCHIVES = Path(__file__).resolve().parent / "runs"
 DIGITS = 5  # of a number in an archive
-UNUSED = ("health", "timeline", "spread")  # of a line of metrics.jsonl: computed anew, or many and read by nobody
+# of a line of metrics.jsonl: computed anew, or many and read by nobody
+UNUSED = ("health", "timeline", "machine", "spread")
 
 
 @dataclass(frozen=True)

@@ -180,6 +180,11 @@ def rose(run: Run) -> bool:
     return died(run) or last(losses) > 1.2 * lowest + 0.05
 
 
+def always(run: Run) -> bool:
+    """Of a run whose truth is drawn, or that its own evaluations have judged (`slow_runs.py`)."""
+    return True
+
+
 def kind(names: str, follows: str, criterion: str, held: Callable[[Run], bool]) -> FaultKind:
     def split(text: str) -> frozenset[str]:
         return frozenset(each.strip() for each in text.split(",") if each.strip())
@@ -190,8 +195,7 @@ def kind(names: str, follows: str, criterion: str, held: Callable[[Run], bool]) 
 KINDS: dict[str, FaultKind] = {
     "rate too high": kind(
         "not a number, KL runaway, entropy explosion, entropy collapse, gradient spike, falling reward, ratio drift",
-        "no reward signal, flat reward, truncated completions, length blow-up, length collapse, repetition, clipping,"
-        " uniform groups",
+        "no reward signal, flat reward, truncated completions, length blow-up, length collapse, repetition, clipping",
         "right completions fall below 0.6 of the first steps', or the weights overflow",
         unlearned,
     ),
@@ -210,8 +214,7 @@ KINDS: dict[str, FaultKind] = {
     "too many updates": kind(
         "clipping, ratio drift",
         "KL runaway, entropy collapse, entropy explosion, gradient spike, falling reward, flat reward,"
-        " no reward signal, truncated completions, length blow-up, length collapse, repetition, not a number,"
-        " uniform groups",
+        " no reward signal, truncated completions, length blow-up, length collapse, repetition, not a number",
         "a tenth of the tokens' weights differ from their ratios, on average, or right completions fall below 0.6 of"
         " the first steps'",
         lambda run: fmean(series(run, "metrics/reweighted") or [0.0]) > 0.1 or unlearned(run),
@@ -230,33 +233,33 @@ KINDS: dict[str, FaultKind] = {
         spiked,
     ),
     "no exploration": kind(
-        "uniform groups, no reward signal, entropy collapse",
+        "no reward signal, entropy collapse",
         "flat reward",
         "four fifths of the groups scored alike, and right completions stay below 0.9",
         lambda run: fmean(series(run, "metrics/uniform_groups")) > 0.8 and last(series(run, "seen/right")) < 0.9,
     ),
     "batch too small": kind(
         "batch too small, entropy collapse, falling reward, KL runaway",
-        "flat reward, no reward signal, uniform groups, gradient spike, truncated completions, length collapse,"
+        "flat reward, no reward signal, gradient spike, truncated completions, length collapse,"
         " length blow-up, repetition, entropy explosion",
         "right completions fall below 0.6 of the first steps'",
         unlearned,
     ),
     "reward always 0": kind(
         "no reward signal",
-        "flat reward, uniform groups",
+        "flat reward",
         "every reward is 0",
         lambda run: not any(series(run, "reward/total")),
     ),
     "reward per prompt": kind(
-        "uniform groups, no reward signal",
+        "no reward signal",
         "flat reward",
         "in every step all groups scored alike",
         lambda run: min(series(run, "metrics/uniform_groups")) == 1,
     ),
     "sign error": kind(
         "falling reward, reward hacked",
-        "no reward signal, uniform groups, flat reward, entropy collapse, KL runaway, length collapse, length blow-up,"
+        "no reward signal, flat reward, entropy collapse, KL runaway, length collapse, length blow-up,"
         " entropy explosion, truncated completions",
         "right completions fall by 0.15 from what they were before",
         wrong_way,
@@ -269,14 +272,14 @@ KINDS: dict[str, FaultKind] = {
     ),
     "too few tokens": kind(
         "truncated completions",
-        "no reward signal, flat reward, length collapse, uniform groups",
+        "no reward signal, flat reward, length collapse",
         "half of the completions of the run ran out of tokens",
         lambda run: fmean(series(run, "counts/truncated")) > 0.5,
     ),
     "pays for length": kind(
         "reward follows length, length blow-up",
         "reward hacked, one part dominates, truncated completions, repetition, falling reward, KL runaway,"
-        " entropy explosion, held-out disagreement, reward against the reference",
+        " entropy explosion, held-out disagreement",
         "completions of the last steps have 1.5 times the tokens of the first, and fewer than two thirds are right",
         lengthened,
     ),
@@ -289,14 +292,14 @@ KINDS: dict[str, FaultKind] = {
     "pays for format": kind(
         "format farmed, reward hacked, one part dominates",
         "held-out disagreement, repetition, length blow-up, reward follows length, KL runaway, truncated completions,"
-        " reward against the reference, falling reward",
+        " falling reward",
         "the part that pays rises by 0.2, and fewer than half of the completions are right",
         formatted,
     ),
     "pays for repetition": kind(
         "repetition",
         "reward hacked, one part dominates, length blow-up, reward follows length, truncated completions, KL runaway,"
-        " format farmed, entropy collapse, falling reward, reward against the reference",
+        " format farmed, entropy collapse, falling reward",
         "the repeated share of a completion's text rises by 0.2",
         repeated,
     ),
@@ -322,7 +325,7 @@ KINDS: dict[str, FaultKind] = {
     "stale rollouts": kind(
         "stale rollouts, ratio drift",
         "clipping, KL runaway, falling reward, flat reward, entropy collapse, entropy explosion, gradient spike,"
-        " no reward signal, truncated completions, uniform groups, length blow-up, length collapse, repetition",
+        " no reward signal, truncated completions, length blow-up, length collapse, repetition",
         "the old policy's log-probabilities are 0.02 nats per token from the trainer's",
         lambda run: median(series(run, "metrics/staleness")[10:] or [0.0]) > 0.02,
     ),
@@ -335,13 +338,13 @@ KINDS: dict[str, FaultKind] = {
     "slow reward": kind("throughput loss", "", "a step takes 2.5 times the seconds it took", slower),
     "failing tool": kind(
         "failing tools",
-        "flat reward, no reward signal, falling reward, uniform groups",
+        "flat reward, no reward signal, falling reward",
         "three tenths of the calls ended in an error",
         lambda run: part_of_drawn(run, "tool_errors", ("tool_calls",), 0.3),
     ),
     "garbled calls": kind(
         "malformed calls",
-        "flat reward, no reward signal, uniform groups, truncated completions, episodes cut off, failing tools",
+        "flat reward, no reward signal, truncated completions, episodes cut off, failing tools",
         "a quarter of the calls cannot be read",
         lambda run: part_of_drawn(run, "malformed_calls", ("malformed_calls", "tool_calls"), 0.25),
     ),
@@ -353,7 +356,7 @@ KINDS: dict[str, FaultKind] = {
     ),
     "endless episodes": kind(
         "episodes cut off",
-        "truncated completions, no reward signal, flat reward, uniform groups, unscorable completions",
+        "truncated completions, no reward signal, flat reward, unscorable completions",
         "half of the episodes were ended by a limit",
         lambda run: (
             part_of_drawn(run, "ended_by_turns", ("samples",), 0.5)
@@ -373,7 +376,7 @@ KINDS: dict[str, FaultKind] = {
         fooled,
     ),
     "chosen is padded": kind(
-        "chosen is longer, length decides",
+        "chosen is longer",
         "too easy, likelihood displacement",
         "the chosen completion is the longer one in nine pairs of ten",
         lambda run: fmean(series(run, "metrics/chosen_is_longer") or [0.0]) > 0.9,
@@ -401,6 +404,34 @@ KINDS: dict[str, FaultKind] = {
         "sampler gap, ratio drift",
         "sampler and trainer choose other experts in a twentieth of the layers",
         lambda run: median(series(run, "metrics/router_drift_layers") or [0.0]) > 0.03,
+    ),
+    "updates do harm": kind(
+        "evaluation falls, length blow-up, length collapse, KL runaway, entropy collapse, entropy explosion,"
+        " falling reward, ratio drift, clipping",
+        "flat reward, truncated completions, no reward signal, repetition, gradient spike",
+        "the last evaluation is 3.5 standard errors below the best",
+        always,
+    ),
+    "pays for another thing": kind(
+        "evaluation falls, evaluation lags", "", "the reward is drawn to rise, and evaluation to fall", always
+    ),
+    "learned by heart": kind(
+        "evaluation lags", "", "the reward is drawn to rise, and evaluation to stay where it was", always
+    ),
+    "nothing to learn from": kind("flat reward", "", "the policy moves, and nothing is drawn to rise", always),
+    "wrong gold": kind("gold refused", "flat reward", "45% of the answers that groups agree on are refused", always),
+    "gradients explode": kind(
+        "huge gradient, gradient spike",
+        "falling reward, flat reward",
+        "the gradient norm grows five thousandfold half-way, and the reward falls",
+        always,
+    ),
+    "frozen weights": kind("no gradient", "flat reward", "the gradient norm is 0 in every step", always),
+    "noisy labels": kind(
+        "noisy labels", "not learning, guessing", "held-out pairs are ordered right, training pairs in 60%", always
+    ),
+    "rows learned by heart": kind(
+        "overfitting", "", "the loss of the training falls, that of held-out rows rises by half", always
     ),
 }
 

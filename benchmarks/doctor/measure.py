@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kinds import KINDS
 from results_file import add_results_flag, write_results
 from rivals import is_rl
+from slow_runs import slow_runs
 from split_corpus import HALVES, read_runs
 
 from whet.record.health import RULES, FindingSpan, findings, story_of
@@ -49,6 +50,7 @@ class ReplayedRun:
     start: int
     num_steps: int
     is_rl: bool
+    part: str  # corpus: trained for it; archive, stream: slow_runs.py
     spoke: Mapping[str, Sequence[int]]
     cause: str  # that the story of the finished run tells; empty: it tells none
     change: str  # of a setting, that it advises first; empty: none
@@ -89,25 +91,30 @@ class ReplayedRun:
 def replayed(run: Mapping[str, Any]) -> ReplayedRun:
     log: ThinnedLog[Any] = ThinnedLog()
     spoke: dict[str, list[int]] = {}
-    lines = run["lines"]
     known: list[Any] = []
     dtype = str(run["dtype"]).split(" ")[0]
-    num_steps, opposed = 0, False
+    steps: list[int] = []
+    opposed = False
     advised: set[str] = set()
     spans: dict[str, FindingSpan] = {}
-    for line in lines:
+    lines = run["lines"]
+    size = run["settings"].get("eval", {}).get("prompts", 0)
+    for place, line in enumerate(lines):
         if "eval" in line:
-            known += eval_records([{"size": run["settings"].get("eval", {}).get("prompts", 0), **line}])
-            continue
-        (report,) = step_reports([{**line, "health": []}])
-        log.append(replace(report, spread={}))
-        num_steps += 1
+            known += eval_records([{"size": size, **line}])
+            if place + 1 < len(lines) or not steps:  # the last evaluation is looked at by itself
+                continue
+        else:
+            (report,) = step_reports([{**line, "health": []}])
+            log.append(replace(report, spread={}))
+            steps.append(report.step)
         current = []
         for finding in findings(log.items(), dtype, run.get("health_settings"), known):
             if finding.is_problem:
                 at = spoke.setdefault(finding.name, [])
-                at.append(report.step)
-                current.append(FindingSpan(finding, at[0], report.step, len(at), True))
+                if at[-1:] != steps[-1:]:
+                    at.append(steps[-1])
+                current.append(FindingSpan(finding, at[0], steps[-1], len(at), True))
         step_advice = {
             f"{'+' if advice.direction > 0 else '-'}{advice.setting}"
             for span in current
@@ -117,8 +124,9 @@ def replayed(run: Mapping[str, Any]) -> ReplayedRun:
         spans |= {span.finding.name: span for span in current}
         opposed = opposed or any(f"-{advice[1:]}" in step_advice for advice in step_advice if advice[0] == "+")
         advised |= step_advice
+    holding = {span.finding.name for span in current}
     ended = [
-        replace(span, holds=span.last == report.step, lingers=lingers(span, report.step)) for span in spans.values()
+        replace(span, holds=span.finding.name in holding, lingers=lingers(span, steps[-1])) for span in spans.values()
     ]
     cause = story_of(ended).cause
     return ReplayedRun(
@@ -126,8 +134,9 @@ def replayed(run: Mapping[str, Any]) -> ReplayedRun:
         kind=run["kind"],
         model=run["model"],
         start=run["start"],
-        num_steps=num_steps,
+        num_steps=len(steps),
         is_rl=is_rl(run),
+        part="corpus" if str(run.get("part", "")).endswith("xz") else run.get("part", "corpus"),
         spoke=spoke,
         cause=cause.finding.name if cause else "",
         change=next(iter(cause.finding.changes), "") if cause else "",
@@ -232,6 +241,16 @@ def summary(runs: Sequence[ReplayedRun]) -> dict[str, Any]:
             "delay": median(delays) if delays else None,
             "wrong": share(sum(bool(run.wrong()) for run in faulty), len(faulty)),
         },
+        "parts": {
+            part: {
+                "alarmed": share(sum(bool(run.spoke) for run in healthy if run.part == part), count),
+                "told right": share(
+                    sum(run.verdict() in ("named", "consequence") for run in faulty if run.part == part),
+                    sum(run.part == part for run in faulty),
+                ),
+            }
+            for part, count in sorted(Counter(run.part for run in healthy).items())
+        },
         "rules": by_rule(runs),
         "faults": by_fault(runs),
     }
@@ -239,8 +258,9 @@ def summary(runs: Sequence[ReplayedRun]) -> dict[str, Any]:
 
 def beside_rivals(runs: Sequence[ReplayedRun], rivals: Mapping[str, Any]) -> dict[str, Any]:
     """whet in the counts of rivals.py: RL runs alone, any alarm at all."""
-    healthy = [run for run in runs if run.is_rl and run.is_healthy]
-    faulty = [run for run in runs if run.is_rl and not run.is_healthy]
+    same = [run for run in runs if run.is_rl and run.part == "corpus"]
+    healthy = [run for run in same if run.is_healthy]
+    faulty = [run for run in same if not run.is_healthy]
     ours = {
         "healthy": {"runs": len(healthy), "alarmed": sum(bool(run.spoke) for run in healthy), "critical": None},
         "faulty": {
@@ -263,6 +283,10 @@ def told(half: str, found: Mapping[str, Any]) -> str:
         f"  faults found {cell(found['faulty']['found'])}, named {cell(found['faulty']['named'])}, median delay "
         f"{found['faulty']['delay']}, another rule spoke too {cell(found['faulty']['wrong'])}",
         f"  stories of faults: {', '.join(f'{name} {cell(of)}' for name, of in found['stories'].items())}",
+        *(
+            f"  {name}: healthy runs with an alarm {cell(of['alarmed'])}, faults told right {cell(of['told right'])}"
+            for name, of in found["parts"].items()
+        ),
         f"  advice: {', '.join(f'{name} {cell(of)}' for name, of in found['advice'].items())}",
         f"  {'fault':26}{'found':>8}{'named':>8}{'delay':>7}{'wrong':>8}",
     ]
@@ -303,7 +327,7 @@ def main() -> None:
     values: dict[str, Any] = {}
     for half in options.half or HALVES:
         path = options.corpus / f"corpus-{half}.jsonl.xz"
-        runs = [run for run in read_runs(path) if options.only in run["name"]]
+        runs = [run for run in (*read_runs(path), *slow_runs(half)) if options.only in run["name"]]
         done = replay_all(runs, options.workers)
         values[half] = summary(done)
         if options.rivals:

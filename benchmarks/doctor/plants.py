@@ -164,14 +164,14 @@ class Guessing:
         self.breaks, self.since, self.endless = breaks, since, endless
         self.hidden, self.won = 0, False
         self.known = "nothing"
-        self.stream = random.Random()
+        self.noise = random.Random()
 
     def start(self, prompt: Prompt) -> InitialObservation:
         self.hidden = random.Random(prompt.meta["seed"]).randint(1, self.highest)
         return InitialObservation(({"role": "user", "content": "Left to right mod 10: ?+?"},), state=self.known)
 
     def step(self, completion: Completion) -> StepResult | float:
-        if step() >= self.since and self.stream.random() < self.breaks:
+        if step() >= self.since and self.noise.random() < self.breaks:
             raise RuntimeError("the game has lost its board")
         found = ANSWER.fullmatch(completion)
         guess = int(found[1]) if found else None
@@ -209,7 +209,7 @@ class NoisyEngine(WrappedEngine):
 
     def __init__(self, *given: Any, context: int, since: int = 1, size: float = 0.1) -> None:
         super().__init__(*given, context=context, since=since)
-        self.size, self.stream = size, torch.Generator().manual_seed(0)
+        self.size, self.noise = size, torch.Generator().manual_seed(0)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
         samples = self.inner.generate(requests, sampling)
@@ -218,7 +218,7 @@ class NoisyEngine(WrappedEngine):
         return [replace(each, behavior_logp=self._moved(each.behavior_logp)) for each in samples]
 
     def _moved(self, logp: torch.Tensor) -> torch.Tensor:
-        return logp - self.size * torch.rand(logp.shape, generator=self.stream).to(logp)
+        return logp - self.size * torch.rand(logp.shape, generator=self.noise).to(logp)
 
 
 class WarmEngine(WrappedEngine):
@@ -267,7 +267,7 @@ class RoutedEngine(WrappedEngine):
         self, policy: CausalLM, tokenizer: Any, end_tokens: Any, *, context: int, since: int = 1, size: float = 0.3
     ) -> None:
         super().__init__(policy, tokenizer, end_tokens, context=context, since=since)
-        self.size, self.stream = size, torch.Generator().manual_seed(0)
+        self.size, self.noise = size, torch.Generator().manual_seed(0)
         self.twin = causal_lm(copy.deepcopy(policy.model), policy.dtype)
         self.inner = TorchEngine(self.twin, tokenizer, end_tokens, context=context, owns_weights=True)
         self.load(policy.model.state_dict(), 0)
@@ -279,7 +279,7 @@ class RoutedEngine(WrappedEngine):
             return
         for name, weight in self.twin.model.named_parameters():
             if ".gate.weight" in name:
-                weight += self.size * weight.std() * torch.randn(weight.shape, generator=self.stream)
+                weight += self.size * weight.std() * torch.randn(weight.shape, generator=self.noise)
 
 
 ENGINES: dict[str, Any] = {

@@ -435,7 +435,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One training step as it is recorded. Only `seconds` and `timeline` differ between equal runs."""
+    """One training step as it is recorded. Only `seconds`, `timeline` and `machine` differ between equal runs."""
 
     step: int  # 1 is the first
     policy_version: int  # of the weights that wrote the samples
@@ -447,3 +447,4 @@ class StepReport:
     spread: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of each part: how it is distributed
     # (phase, start, end) in seconds from the beginning of the step; `reward_behind`: rewards beside another phase
     timeline: tuple[tuple[str, float, float], ...] = ()
+    machine: Mapping[str, float] = field(default_factory=dict)  # cores, memory, gpu_memory (GiB), gpu_use

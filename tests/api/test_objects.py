@@ -33,7 +33,10 @@ def train(folder, **changes):
 
 def lines(folder, name="metrics.jsonl"):
     """Without the seconds, which no two runs share."""
-    return [{**json.loads(line), "seconds": 0, "timeline": 0} for line in (folder / name).read_text().splitlines()]
+    return [
+        {**json.loads(line), "seconds": 0, "timeline": 0, "machine": 0}
+        for line in (folder / name).read_text().splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")

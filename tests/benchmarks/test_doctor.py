@@ -17,6 +17,7 @@ SURE = (
     *("rate too high", "reward always 0", "reward per prompt", "sampler differs", "weights do not arrive"),
     *("failing reward", "failing environment", "slow reward", "chosen is padded", "routers differ", "rate too low"),
 )
+SLOW = ("learned by heart", "updates do harm", "frozen weights", "noisy labels")  # of the drawn ones
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +32,40 @@ def runs(measure: ModuleType) -> list[dict[str, Any]]:
     return list(measure.read_runs(measure.HERE / "corpus-tune.jsonl.xz"))
 
 
-@pytest.mark.parametrize("kind", SURE)
-def test_a_planted_fault_is_named(measure: ModuleType, runs: list[dict[str, Any]], kind: str) -> None:
-    run = measure.replayed(next(run for run in runs if run["kind"] == kind))
-    assert run.heard(measure.KINDS[kind].names) is not None, f"{run.name}: {dict(run.spoke)}"
+@pytest.fixture(scope="module")
+def slow(measure: ModuleType) -> list[dict[str, Any]]:
+    return list(measure.slow_runs("tune"))
+
+
+def test_a_planted_fault_is_named(measure: ModuleType, runs: list[dict[str, Any]], slow: list[dict[str, Any]]) -> None:
+    unnamed = {}
+    for kind in (*SURE, *SLOW):
+        run = measure.replayed(next(run for run in (slow if kind in SLOW else runs) if run["kind"] == kind))
+        if run.heard(measure.KINDS[kind].names) is None:
+            unnamed[run.name] = dict(run.spoke)
+    assert not unnamed
 
 
 def test_most_healthy_runs_are_left_in_peace(measure: ModuleType, runs: list[dict[str, Any]]) -> None:
     healthy = [measure.replayed(run) for run in [run for run in runs if run["kind"] == "healthy"][::5]]
     assert len(healthy) >= 12
     alarmed = {run.name: sorted(run.spoke) for run in healthy if run.spoke}
-    assert len(alarmed) <= len(healthy) // 4, alarmed
+    assert len(alarmed) <= len(healthy) // 10, alarmed
+
+
+def test_archived_runs_are_judged_by_their_own_evaluations(measure: ModuleType, slow: list[dict[str, Any]]) -> None:
+    slow_runs = importlib.import_module("slow_runs")
+
+    def judged(*values: float) -> str:
+        lines = [{"step": step, "eval": "eval", "result": {"accuracy": value}} for step, value in enumerate(values)]
+        return slow_runs.judged({"lines": lines}, 100)
+
+    assert [judged(0.3, 0.5, 0.6), judged(0.3, 0.3)] == ["healthy"] * 2
+    assert judged(0.3, 0.8, 0.5) == "updates do harm"
+    assert [judged(0.3, 0.8, 0.5, 0.8), judged(0.5, 0.45), judged(0.5)] == [""] * 3  # unsteady, lower, unknown
+    real = [run for run in slow if run["model"] == "0.5B"]
+    assert len(real) == 10 and {run["kind"] for run in real} == {"healthy"}
+    assert {run["name"] for run in slow}.isdisjoint({run["name"] for run in measure.slow_runs("sealed")})
 
 
 def test_no_run_is_in_both_halves_and_every_kind_is_in_each(measure: ModuleType) -> None:
@@ -50,7 +74,8 @@ def test_no_run_is_in_both_halves_and_every_kind_is_in_each(measure: ModuleType)
     assert not names[0] & names[1]
     assert sum(map(len, names)) == sum(map(len, halves))
     kinds = [{run["kind"] for run in half} for half in halves]
-    assert kinds[0] == kinds[1] == {"healthy", *measure.KINDS}
+    drawn = [{run["kind"] for run in measure.slow_runs(half)} for half in measure.HALVES]
+    assert kinds[0] | drawn[0] == kinds[1] | drawn[1] == {"healthy", *measure.KINDS}
     held = importlib.import_module("kinds").took_hold
     assert all(held(run) for half in halves for run in half)
 
@@ -63,7 +88,9 @@ def test_every_rule_of_a_fault_exists(measure: ModuleType) -> None:
 def test_alarms_before_the_fault_and_of_other_rules_are_wrong(measure: ModuleType) -> None:
     def spoken(kind: str, spoke: dict[str, list[int]]) -> Any:
         cause = next(iter(spoke))
-        return measure.ReplayedRun("a run", kind, "whetstone", 20, 40, True, spoke, cause, "", frozenset(), False)
+        return measure.ReplayedRun(
+            "a run", kind, "whetstone", 20, 40, True, "corpus", spoke, cause, "", frozenset(), False
+        )
 
     found = spoken("slow reward", {"throughput loss": [24, 25]})
     assert (found.heard(["throughput loss"]), found.wrong()) == (24, [])
@@ -84,7 +111,7 @@ def test_alarms_before_the_fault_and_of_other_rules_are_wrong(measure: ModuleTyp
 def test_a_run_that_its_fault_did_not_change_is_dropped(measure: ModuleType, runs: list[dict[str, Any]]) -> None:
     kinds = importlib.import_module("kinds")
     healthy = next(run for run in runs if run["kind"] == "healthy" and run["method"] == "grpo")
-    of_rl = [name for name in kinds.KINDS if name != "loss rises"]
+    of_rl = [name for name, kind in kinds.KINDS.items() if name != "loss rises" and kind.held is not kinds.always]
     assert kinds.took_hold(healthy)
     assert not [name for name in of_rl if kinds.took_hold({**healthy, "kind": name})]
 

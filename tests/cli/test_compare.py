@@ -69,6 +69,7 @@ def steps_of(folder):
     for line in lines:
         line.pop("seconds")
         line.pop("timeline", None)
+        line.pop("machine", None)
     return lines
 
 

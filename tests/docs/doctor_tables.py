@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "results" / "doctor.json"
 TUNED, SEALED = "tune", "sealed"
+ADVICE = RESULTS.with_name("doctor_advice.json")
+PARTS = {"corpus": "trained for the corpus", "archive": "real, archived", "stream": "drawn"}
 VERDICTS = {
     "named": "the cause is named",
     "consequence": "a true consequence is named",
@@ -46,6 +49,10 @@ def whole_table() -> str:
             *lines,
             row("runs (steps)", lambda half: f"{half['runs']} ({half['steps']:,})"),
             row("healthy runs with an alarm", lambda half: with_interval(half["healthy"]["alarmed"])),
+            *(
+                row(f"- of those {words}", lambda half, part=part: with_interval(half["parts"][part]["alarmed"]))
+                for part, words in PARTS.items()
+            ),
             row("healthy steps with an alarm, of 1,000", lambda half: f"{half['healthy']['per 1,000 steps']:.1f}"),
             row("faults that a fitting rule found", lambda half: with_interval(half["faulty"]["found"])),
             row("faults that a rule named", lambda half: with_interval(half["faulty"]["named"])),
@@ -55,6 +62,13 @@ def whole_table() -> str:
                     f"stories of faults: {words}", lambda half, verdict=verdict: with_interval(half["stories"][verdict])
                 )
                 for verdict, words in VERDICTS.items()
+            ),
+            *(
+                row(
+                    f"- told right of those {words}",
+                    lambda half, part=part: with_interval(half["parts"][part]["told right"]),
+                )
+                for part, words in PARTS.items()
             ),
             row(
                 "runs that were ever advised opposite settings",
@@ -106,6 +120,28 @@ def unplanted() -> str:
     """Rules that were asked of every run and have no fault of their own in the corpus."""
     rules = values()[SEALED]["rules"]
     return ", ".join(name for name, each in rules.items() if not each["its faults"]["of"])
+
+
+def advice_table() -> str:
+    """What became of runs that followed the first setting they were advised to change."""
+    advice = json.loads(ADVICE.read_text())["values"]
+    lines = ["| setting | runs | better | same | worse |", "|---|---|---|---|---|"]
+    outcomes = ("better", "same", "worse")
+
+    def row(name: str, counts: list[int]) -> str:
+        return f"| {name} | {' | '.join(map(str, [sum(counts), *counts]))} |"
+
+    for name, shares in {**advice["settings"], "all": advice["all"]}.items():
+        shown = "all that is advised" if name == "all" else f"`{name}`"
+        lines.append(row(shown, [shares[outcome]["count"] for outcome in outcomes]))
+    withdrawn: dict[str, Counter[str]] = {}
+    for pair in advice["withdrawn"].values():
+        withdrawn.setdefault(pair["change"].partition("=")[0], Counter())[pair["outcome"]] += 1
+    lines += [
+        row(f"no longer advised there: `{name}`", [counts[outcome] for outcome in outcomes])
+        for name, counts in withdrawn.items()
+    ]
+    return "\n".join(lines)
 
 
 def rival_table() -> str:

@@ -148,6 +148,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "planted faults": doctor_tables.fault_table,
         "rates of rules": doctor_tables.rule_table,
         "rules without a fault": doctor_tables.unplanted,
+        "advice that was followed": doctor_tables.advice_table,
         "other diagnosers": doctor_tables.rival_table,
     },
     "claims.md": {

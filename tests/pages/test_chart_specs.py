@@ -81,3 +81,12 @@ def test_held_out_curves_have_intervals_and_the_best_is_marked():
         "held-out accuracy",
         "held-out hard accuracy",
     ]
+
+
+def test_bars_stand_on_zero():
+    spec = chart([curve("advantage", [[(1, 2.0), (2, -1.0), (3, 0.5)]], bars=True)], smooth=False, lines=[{"y": 0}])
+    picture = chart_svg(spec, "advantages")
+    bars = [part.partition('"')[0] for part in picture.split('class="band s0" d="')[1:]]
+    heights = [[float(corner.split()[1]) for corner in bar[1:-1].split("L")] for bar in bars]
+    assert len(bars) == 3 and len({ends[0] for ends in heights}) == 1  # all from one ground
+    assert heights[0][1] < heights[0][0] < heights[1][1] and '<path class="line' not in picture

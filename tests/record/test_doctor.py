@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.health_cases import CASES, Course
+from tests.support.health_cases import CASES, Course, after
 from whet.cli import app
 from whet.pages.board.reader import RunReader
 from whet.record.doctor import doctor_report, doctor_text
@@ -105,7 +105,7 @@ def test_it_looks_back_at_an_earlier_step(tmp_path: Path) -> None:
 
 
 def test_what_is_over_is_said_and_what_an_older_version_did_not_record_is_found(tmp_path: Path) -> None:
-    spike = Course(metrics={"gradient_norm": lambda step: 50.0 if step == 12 else 1.0})
+    spike = Course({"total": after(12, 0.4, -9.0)}, {"gradient_norm": lambda step: 50.0 if step == 12 else 1.0})
     over = doctor_report(written(tmp_path / "over", replace(spike, steps=15)))
     assert [(span.finding.name, span.first, span.last) for span in over.over] == [("gradient spike", 12, 12)]
     folder = ill(tmp_path / "old")

@@ -162,5 +162,3 @@ def test_health_says_when_a_check_fails_and_only_then() -> None:
     longer = steps([{"reward_length_correlation": 0.8}] * 12, [20] * 6 + [60] * 6)
     assert "reward follows length" in names(diagnosis(longer))
     assert "reward follows length" not in names(diagnosis(steps([{"reward_length_correlation": 0.8}] * 12)))
-    odd = [{"reward_reference_correlation": value} for value in [0.1] * 6 + [-0.8] * 6]
-    assert "reward against the reference" in names(diagnosis(steps(odd)))

@@ -59,7 +59,9 @@ def copying():
 
 def run_files(run):
     lines = [json.loads(line) for line in (Path(run.folder) / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in ("seconds", "timeline")} for line in lines]
+    return [
+        {key: value for key, value in line.items() if key not in ("seconds", "timeline", "machine")} for line in lines
+    ]
 
 
 def train(method, folder, engine, **settings):

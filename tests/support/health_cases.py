@@ -209,8 +209,12 @@ CASES: dict[str, Case] = {
         },
     ),
     "gradient spike": Case(
-        Course(metrics={"gradient_norm": lambda step: {11: 20.0, 30: 800.0}.get(step, 1.0)}),
+        Course(
+            {"total": lambda step: {11: 5.0, 30: 50.0}.get(step, 0.4)},
+            {"gradient_norm": lambda step: {11: 20.0, 30: 800.0}.get(step, 1.0)},
+        ),
         {
+            "the reward is as before": Course(metrics={"gradient_norm": after(30, 1.0, 20.0)}),
             "the steps before had no signal": Course(metrics={"gradient_norm": after(30, 0.0, 5.0)}),
             "five times": Course(metrics={"gradient_norm": after(30, 1.0, 5.0)}),
         },
@@ -242,14 +246,6 @@ CASES: dict[str, Case] = {
             "one group differs": Course({"total": 0.0}, {"uniform_groups": 0.95}),
         },
     ),
-    "uniform groups": Case(
-        Course({"total": 0.1}, {"uniform_groups": 0.9}),
-        {
-            "the task is solved": Course(SOLVED, {"uniform_groups": 0.9}),
-            "the reward rises": Course(RISING, {"uniform_groups": 0.9}),
-            "half of them": Course({"total": 0.1}, {"uniform_groups": 0.5}),
-        },
-    ),
     "batch too small": Case(
         Course(
             {"total": after(12, 0.8, 0.1)}, settings={"batch.group_size": 2, "batch.prompts_per_step": 16}, steps=40
@@ -264,8 +260,9 @@ CASES: dict[str, Case] = {
     ),
     "groups agree": Case(Course(SOLVED, {"uniform_groups": 0.9}), {"few do": Course(SOLVED, {"uniform_groups": 0.3})}),
     "flat reward": Case(
-        Course(FLAT, steps=60),
+        Course(FLAT, {"kl": 1e-6}, steps=60),
         {
+            "the policy moves, and it is early": Course(FLAT, {"kl": 0.01}, steps=140),
             "it rises": Course(RISING, steps=50),
             "near its top": Course({"total": 0.9, "accuracy": 0.9}, steps=50),
             "it rose and holds": Course({"total": after(6, 0.2, 0.75)}, steps=50),
@@ -405,13 +402,6 @@ CASES: dict[str, Case] = {
             "no company": Course(metrics={"reward_length_correlation": 0.1}, counts={"tokens": after(6, 2000, 5000)}),
         },
     ),
-    "reward against the reference": Case(
-        Course(metrics={"reward_reference_correlation": after(6, 0.0, -0.8)}),
-        {
-            "an accuracy rises": Course(RISING, {"reward_reference_correlation": after(6, 0.0, -0.8)}),
-            "from the start": Course(metrics={"reward_reference_correlation": -0.8}),
-        },
-    ),
     "members part": Case(
         Course(metrics={"learned_disagreement": after(4, 0.1, 0.3)}),
         {
@@ -482,7 +472,6 @@ CASES: dict[str, Case] = {
     "chosen is longer": Case(
         pairs(chosen_is_longer=0.9, longer=30.0), {"as often": pairs(), "only the tokens": pairs(longer=30.0)}
     ),
-    "length decides": Case(pairs(longer_margin=lambda step: 2 * 0.06 * step + 2.5), {"other things do": pairs()}),
     "beta out of range": Case(
         pairs({**BETA, "objective.curve.beta": 0.001}),
         {
@@ -522,5 +511,11 @@ CASES: dict[str, Case] = {
             "so few pairs": replace(pairs(evals=[(0, {"pair_accuracy": 0.8})], accuracy=0.6), eval_size=20),
         },
     ),
-    "guessing": Case(replace(rows(score=0.0, accuracy=0.5), steps=60), {"it knows": rows(score=0.0, accuracy=0.8)}),
+    "guessing": Case(
+        replace(rows(score=0.0, accuracy=0.5), counts={"rows": 150}),
+        {
+            "it knows": replace(rows(score=0.0, accuracy=0.8), counts={"rows": 150}),
+            "few pairs": rows(score=0.0, accuracy=0.5),
+        },
+    ),
 }

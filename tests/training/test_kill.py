@@ -52,7 +52,7 @@ def content(folder: Path) -> dict[str, object]:
     found["samples"] = hashlib.sha256(samples.read_bytes()).hexdigest() if samples.exists() else None
     metrics = read_metrics(folder)
     for line in metrics:
-        line.pop("seconds"), line.pop("timeline", None)
+        line.pop("seconds"), line.pop("timeline", None), line.pop("machine", None)
     found["metrics"] = json.dumps(metrics)
     last = max((folder / "checkpoints").glob("step-*"))
     state = json.loads((last / "state.json").read_text())["state"]

@@ -51,7 +51,8 @@ def left_behind(folder: Path) -> dict[str, object]:
     for name in ("samples.jsonl", "tokens.jsonl", "metrics.jsonl"):
         lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
         found[name] = [
-            {key: value for key, value in line.items() if key not in ("seconds", "timeline")} for line in lines
+            {key: value for key, value in line.items() if key not in ("seconds", "timeline", "machine")}
+            for line in lines
         ]
     return found
 

@@ -76,7 +76,7 @@ def content(folder):
     found["trainer"] = json.dumps(json.loads((last / "state.json").read_text())["state"]["trainer"], sort_keys=True)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found["metrics"] = json.dumps(
-        [{key: value for key, value in line.items() if key not in ("seconds", "timeline")} for line in lines]
+        [{key: value for key, value in line.items() if key not in ("seconds", "timeline", "machine")} for line in lines]
     )
     found["samples"] = (folder / "samples.jsonl").read_text()
     found["tokens"] = (folder / "tokens.jsonl").read_text()

@@ -115,7 +115,7 @@ def saved_steps(folder):
 def timeless(folder):
     lines = read_metrics(folder)
     for line in lines:
-        line.pop("seconds"), line.pop("timeline", None)
+        line.pop("seconds"), line.pop("timeline", None), line.pop("machine", None)
     return lines
 
 

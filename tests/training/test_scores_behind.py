@@ -34,7 +34,7 @@ def content(folder):
     weights = folder / "checkpoints" / "step-000002" / "model.safetensors"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
-        line.pop("seconds"), line.pop("timeline", None)
+        line.pop("seconds"), line.pop("timeline", None), line.pop("machine", None)
     return [hashlib.sha256(weights.read_bytes()).hexdigest(), lines]
 
 

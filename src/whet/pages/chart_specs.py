@@ -33,9 +33,9 @@ ChartSeries = dict[str, Any]
 def line(name: str, points: Sequence[Point], tone: int = 0, **look: Any) -> ChartSeries:
     """One line; of a long one each cell's mean, with a band from its lowest to its highest value.
 
-    `look`: `marked` draws dots, `dashed` breaks the line, `bare` leaves the line away, `diamond` stands alone with its
-    interval, `low` and `high` are the edges of a band, `best` is the (x, y) of the dot that is marked as the best,
-    `titles` and `sizes` belong to the dots, `value` to the legend.
+    `look`: `marked` draws dots, `dashed` breaks the line, `bare` leaves the line away, `bars` draws each value from 0
+    on, `diamond` stands alone with its interval, `low` and `high` are the edges of a band, `best` is the (x, y) of the
+    dot that is marked as the best, `titles` and `sizes` belong to the dots, `value` to the legend.
     A value that is not finite is a gap.
     """
     if len(points) > MOST_CELLS and look.get("low") is None:
@@ -76,7 +76,8 @@ def chart(
 
     An axis: `label`, `log`, `min` and `max`, `percent`, `steps` (whole numbers only), `ticks` where they are known,
     `names` that stand for the whole numbers from 0 on.
-    More: `height`, `named` (a single series is named too), `lines` (fine lines across at an x or a y), `limit`.
+    More: `height`, `named` (a single series is named too), `lines` (fine lines across at an x or a y; legends show the
+    values where one `rests`), `limit`.
     """
     across = {"label": x, "log": False, "steps": True} if isinstance(x, str) else dict(x)
     up = {"label": y, "log": log} if isinstance(y, str) else dict(y)

@@ -69,6 +69,8 @@ class Plot:
         tone = f"s{series['tone']}"
         if series.get("diamond"):
             return self._diamond(series, tone)
+        if series.get("bars"):
+            return self._bars(series, tone)
         parts = [self._band(series, tone)]
         stretches = [part for part in _stretches(series) if part]
         drawn = [inside for part in stretches if (inside := within(part, self.up.low, self.up.high))]
@@ -89,6 +91,14 @@ class Plot:
         if series.get("best"):
             parts.append(self._ring(series["best"], tone))
         return "".join(parts)
+
+    def _bars(self, series: ChartSeries, tone: str) -> str:
+        """From 0 to each value."""
+        known = [(x, y) for x, y in zip(series["x"], series["y"], strict=True) if y is not None]
+        corners = [
+            (self.at(x - 0.3, 0), self.at(x - 0.3, y), self.at(x + 0.3, y), self.at(x + 0.3, 0)) for x, y in known
+        ]
+        return "".join(f'<path class="band {tone}" d="M{"L".join(bar)}Z"/>' for bar in corners)
 
     def _ring(self, best: Point, tone: str) -> str:
         """Around the best of the dots."""

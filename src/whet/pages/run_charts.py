@@ -35,6 +35,12 @@ PHASE_TONES = {
     "start_up": 6,
     "teacher": 7,
 }
+# (key, title, unit, (name of the line, name in `StepReport.machine`)) of the charts of the machine
+MACHINE = (
+    ("memory", "Memory", "GiB", (("this process", "memory"), ("GPU", "gpu_memory"))),
+    ("cores", "Busy cores", "mean of the step", (("cores", "cores"),)),
+    ("gpu_use", "GPU use", "share of the time", (("GPU use", "gpu_use"),)),
+)
 STEP_METRICS: dict[str, StepMetric] = {
     metric.name: metric for kind in RUN_KINDS.values() for metric in (*kind.main, *kind.line, *kind.figures)
 }
@@ -262,7 +268,8 @@ class RunCharts:
 
 
 def step_columns(step: StepReport) -> dict[str, float]:
-    """A step as columns: what its kind of run shows, its metrics, reward/PART, spread/PART/END, seconds/PHASE."""
+    """A step as columns: what its kind of run shows, its metrics, and reward/PART, spread/PART/END, machine/NAME and
+    seconds/PHASE."""
     row = dict(step.metrics)
     for name, metric in STEP_METRICS.items():
         value = metric.measure(step)
@@ -272,6 +279,7 @@ def step_columns(step: StepReport) -> dict[str, float]:
         row["reward" if part == "total" else f"reward/{part}"] = value
     for part, ends in step.spread.items():
         row |= {f"spread/{part}/{end}": ends[end] for end in ENDS if end in ends}
+    row |= {f"machine/{name}": value for name, value in step.machine.items()}
     return row | {f"seconds/{phase}": took for phase, took in step.seconds.items()}
 
 
@@ -293,11 +301,13 @@ def planned_charts(record: RunRecord, names: Sequence[str]) -> RunCharts:
     known = {metric.name for metric in (*kind.main, *kind.figures)} | set(HIDDEN)
     known |= {column for plan in parts for column in plan.columns}
     known |= {f"reward/{plan.key.removeprefix('spread/')}" for plan in parts}
-    others = sorted(name for name in names if name not in known and not name.startswith(("spread/", "seconds/")))
+    others = sorted(
+        name for name in names if name not in known and not name.startswith(("spread/", "seconds/", "machine/"))
+    )
     return RunCharts(
         [main_chart(record), *curves],
         parts,
-        _time_charts(record, names),
+        [*_time_charts(record, names), *_machine_charts(names)],
         [PlannedChart(name, words(name), "", (PlannedLine(words(name), name),)) for name in others],
     )
 
@@ -357,6 +367,16 @@ def _time_charts(record: RunRecord, names: Sequence[str]) -> list[PlannedChart]:
     if not lines:
         return []
     return [PlannedChart("time", "Time of a step", "seconds, by phase", lines, is_wide=True, is_stacked=True)]
+
+
+def _machine_charts(names: Sequence[str]) -> list[PlannedChart]:
+    """What each step took of the machine."""
+    charts = []
+    for key, title, unit, lines in MACHINE:
+        known = [(name, f"machine/{column}") for name, column in lines if f"machine/{column}" in names]
+        planned = tuple(PlannedLine(name, column, tone=tone) for tone, (name, column) in enumerate(known))
+        charts += [PlannedChart(f"machine/{key}", title, unit, planned)] if planned else []
+    return charts
 
 
 def typical_step(steps: Sequence[StepReport]) -> list[Figure]:

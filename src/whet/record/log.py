@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 Line = TypeVar("Line")
 METRICS, SAMPLES, TOKENS, SUMMARY = "metrics.jsonl", "samples.jsonl", "tokens.jsonl", "run.json"
+CLOCKED = ("seconds", "machine")  # what no two runs share, and no digest counts
 MOST_FAILURES = 20  # saves that failed, in the summary: the newest
 LOGS = (METRICS, SAMPLES, TOKENS)
 # what whet 0.1 called the columns and metrics of a run folder
@@ -57,10 +58,10 @@ class LogDigest:
         self._lines, self._hash = 0, hashlib.sha256()
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Count the lines and take them into the digest, in order, without their `seconds`."""
+        """Count the lines and take them into the digest, in order, without their `seconds` and `machine`."""
         for line in lines:
             self._lines += 1
-            self._hash.update(_encoded({name: value for name, value in line.items() if name != "seconds"}))
+            self._hash.update(_encoded({name: value for name, value in line.items() if name not in CLOCKED}))
 
     def values(self) -> dict[str, Any]:
         """`lines` and `sha256`, as a checkpoint stores them."""
@@ -243,6 +244,7 @@ def step_line(report: StepReport) -> dict[str, Any]:
         "health": list(report.health),
         "spread": {name: _floats(values) for name, values in sorted(report.spread.items())},
         **({"timeline": [list(span) for span in report.timeline]} if report.timeline else {}),
+        **({"machine": _floats(report.machine)} if report.machine else {}),
         "seconds": _floats(report.seconds),
     }
 
@@ -558,6 +560,7 @@ def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
             seconds=_with_nan(line["seconds"]),
             spread={name: _with_nan(values) for name, values in line.get("spread", {}).items()},
             timeline=tuple((phase, start, end) for phase, start, end in line.get("timeline", ())),
+            machine=_with_nan(line.get("machine", {})),
         )
         for line in lines
         if "eval" not in line

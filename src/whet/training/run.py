@@ -34,6 +34,7 @@ from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded
 from whet.training.evaluate import PromptScores
 from whet.training.health_actions import HealthAction, HealthWatch
+from whet.training.machine import MachineMeter
 from whet.training.saving import Savable, Saver
 from whet.training.stopping import EarlyEnd, TimeBudget, no_new_best
 from whet.types import Prompt, RunFailed, Sample, StepReport
@@ -165,7 +166,7 @@ def notify(callbacks: Sequence[object], event: str, *arguments: Any) -> str:
 
 def _for_checks(report: StepReport) -> StepReport:
     """What health checks read of a step: all steps are kept, and the rest would be most of their memory."""
-    return replace(report, spread={}, seconds={}, timeline=(), health=())
+    return replace(report, spread={}, seconds={}, timeline=(), machine={}, health=())
 
 
 def run_training(
@@ -275,6 +276,7 @@ def run_training(
             end = _agreed(ranks, end, evaluate(0))
         saved = progress.step if checkpoint is not None else -1
         is_final = False
+        meter = MachineMeter(next(trainer.model.parameters()).device)
         with _graceful_stop() as stopping:
             for step in range(progress.step + 1, (steps if end is None else progress.step) + 1):
                 timer = PhaseTimer()
@@ -284,7 +286,7 @@ def run_training(
                 health = diagnosis([*history.items(), report], precision, health_settings, evals)
                 is_evaluated = progress.evaluated_at == step - 1
                 taken = _actions(watch, health, is_evaluated, progress, trainer, ranks)
-                report = replace(report, health=(*health, *taken.values()), seconds=timer.seconds)
+                report = replace(report, health=(*health, *taken.values()), seconds=timer.seconds, machine=meter.read())
                 history.append(_for_checks(report))
                 _add(spent, timer.seconds)
                 progress.step = step

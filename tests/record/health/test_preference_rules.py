@@ -72,12 +72,12 @@ def test_a_healthy_run_has_no_findings():
 
 FINDINGS = {
     "likelihood displacement": (
-        {"chosen_logp": lambda x: -50 - 40 * x, "rejected_logp": lambda x: -52 - 60 * x},
-        ["-53.64", "-86.36", "-57.45", "-106.5"],
+        {"chosen_logp": lambda x: -50 - 80 * x, "rejected_logp": lambda x: -52 - 60 * x},
+        ["-57.27", "-122.7", "-57.45", "-106.5"],
     ),
     "The margin goes from": (
-        {"chosen_mean_logp": lambda x: -1 - x},
-        ["-1.09", "-1.91", "0.0727", "0.727"],
+        {"chosen_mean_logp": lambda x: -1 - 2 * x},
+        ["-1.18", "-2.82", "0.0727", "0.727"],
     ),
     "reference mismatch": ({"drift": 5.0}, ["5 nats", "another model"]),
     "no reference is being subtracted": ({"drift": 51.0}, ["51"]),
@@ -86,7 +86,6 @@ FINDINGS = {
     "hardly different": ({"alike": 0.3}, ["30%"]),
     "longer in only 10%": ({"chosen_is_longer": 0.1, "longer": -30.0, "longer_square": 1000.0}, ["-30", "swapped"]),
     "longer in 90%": ({"chosen_is_longer": 0.9, "longer": 30.0, "longer_square": 1000.0}, ["30 tokens", "length"]),
-    "length decides": ({"longer_margin": lambda x: 1.6 * x + 2.5}, ["0.79", "longer completion wins"]),
     "not a number": ({"loss": lambda x: float("nan") if x > 0.5 else 0.6}, ["loss of step 12 is not a number"]),
 }
 

@@ -84,7 +84,7 @@ def test_a_finding_has_evidence_cause_remedy_settings_and_when_it_is_normal() ->
 def test_rules_are_told_apart_and_say_what_they_are_about() -> None:
     for name, rule in RULES.items():
         assert name == rule.name and rule.about and rule.normal_when and rule.kinds and rule.earliest >= 1
-        assert set(rule.hides) <= set(RULES) | {"uniform groups"}
+        assert set(rule.hides) <= set(RULES)
 
 
 def rows_of(page: str) -> list[str]:

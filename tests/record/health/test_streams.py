@@ -2,72 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Sequence
 
+from benchmarks.doctor.streams import MOVING, SETTINGS, Stream, row_reports
 from whet.record.evaluations import evaluations_of
 from whet.record.health import FindingSpan, Story, findings, story_of
-from whet.record.log import EvalRecord
-from whet.types import StepReport
-
-SETTINGS = {
-    "optimizer.learning_rate": 5e-6,
-    "optimizer.max_gradient_norm": 1.0,
-    "batch.group_size": 8,
-    "batch.prompts_per_step": 16,
-    "objective.kl": "none",
-    "sampling.max_new_tokens": 256,
-    "sampling.temperature": 1.0,
-}
-Points = Sequence[tuple[int, float]]
 
 
-def through(points: Points) -> Callable[[int], float]:
-    """The line through (step, value) points."""
-
-    def at(step: int) -> float:
-        for (x0, y0), (x1, y1) in pairwise(points):
-            if step <= x1:
-                return y0 + (y1 - y0) * (step - x0) / (x1 - x0)
-        return points[-1][1]
-
-    return at
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A run by the courses of its numbers; a step's mean reward is that of so many completions."""
-
-    reward: Points
-    steps: int
-    evals: Points = ()
-    eval_size: int = 200
-    truncated: Points = ((1, 0.05), (2, 0.05))
-    metrics: Mapping[str, Points] = field(default_factory=dict)
-    samples: int = 128
-    settings: Mapping[str, object] = field(default_factory=lambda: SETTINGS)
-
-    def reports(self, seed: int) -> list[StepReport]:
-        chance = random.Random(seed)
-        reward, truncated = through(self.reward), through(self.truncated)
-        courses = {name: through(points) for name, points in self.metrics.items()}
-        found = []
-        for step in range(1, self.steps + 1):
-            # completions to one prompt are alike: a step of 128 is worth some 48 independent ones
-            spread = math.sqrt(max(1e-4, reward(step) * (1 - reward(step))) / (0.375 * self.samples))
-            value = min(1.0, max(0.0, reward(step) + chance.gauss(0, spread)))
-            cut = sum(chance.random() < truncated(step) for _ in range(self.samples))
-            counts = {"samples": self.samples, "prompts": 16, "tokens": 120 * self.samples, "truncated": cut}
-            metrics = {name: course(step) * chance.lognormvariate(0, 0.1) for name, course in courses.items()}
-            metrics["gradient_norm"] = chance.lognormvariate(-1, 0.4)
-            found.append(StepReport(step, step, {**counts, "unscorable": 0}, {"total": value, "exact": value}, metrics))
-        return found
-
-    def evaluations(self) -> list[EvalRecord]:
-        return [EvalRecord(step, "eval", {"accuracy": value}, 1.0, self.eval_size) for step, value in self.evals]
+class LookedAtStream(Stream):
+    """A stream, and what the rules say of it."""
 
     def looks(self, seed: int, every: int = 1) -> list[tuple[FindingSpan, ...]]:
         """What is found after each step, the last one included."""
@@ -92,16 +35,15 @@ def raised(looks: Sequence[Sequence[FindingSpan]]) -> list[str]:
     return [advice.setting for look in looks for span in look for advice in span.finding.advice if advice.direction > 0]
 
 
-MOVING = {"entropy": ((1, 0.30), (200, 0.22)), "kl": ((1, 1e-4), (200, 0.01)), "uniform_groups": ((1, 0.4), (200, 0.3))}
-MBPP = Stream(((1, 0.27), (40, 0.40)), 40, ((0, 0.29), (40, 0.385)), metrics=MOVING)
+MBPP = LookedAtStream(((1, 0.27), (40, 0.40)), 40, ((0, 0.29), (40, 0.385)), metrics=MOVING)
 HARMED = {
     "truncated": ((1, 0.10), (50, 0.30)),
     "metrics": {"entropy": ((1, 0.27), (50, 0.15)), "uniform_groups": ((1, 0.4), (50, 0.4))},
     "eval_size": 500,
 }
-GSM8K = Stream(((1, 0.18), (25, 0.30), (50, 0.21)), 50, ((0, 0.284), (50, 0.216)), **HARMED)
-LOOKED_AT = Stream(((1, 0.18), (25, 0.30), (50, 0.21)), 50, ((0, 0.284), (25, 0.27), (50, 0.216)), **HARMED)
-SLOW = Stream(
+GSM8K = LookedAtStream(((1, 0.18), (25, 0.30), (50, 0.21)), 50, ((0, 0.284), (50, 0.216)), **HARMED)
+LOOKED_AT = LookedAtStream(((1, 0.18), (25, 0.30), (50, 0.21)), 50, ((0, 0.284), (25, 0.27), (50, 0.216)), **HARMED)
+SLOW = LookedAtStream(
     ((1, 0.2), (200, 0.5)), 200, [(step, 0.2 + 0.3 * step / 200) for step in range(0, 201, 25)], metrics=MOVING
 )
 
@@ -129,27 +71,13 @@ def test_slow_healthy_runs_are_left_in_peace_at_every_look() -> None:
 
 def test_a_plateau_is_told_and_what_rose_and_fell_is_not_taken_for_it() -> None:
     evals = [(step, 0.3) for step in range(0, 201, 25)]
-    plateau = Stream(((1, 0.3), (200, 0.3)), 200, evals, metrics=MOVING).story(0)
+    plateau = LookedAtStream(((1, 0.3), (200, 0.3)), 200, evals, metrics=MOVING).story(0)
     assert plateau.cause.finding.name == "flat reward"
     assert all("learning_rate" not in change for change in plateau.cause.finding.changes)  # the policy moves
-    fell = Stream(((1, 0.1), (60, 0.8), (100, 0.5)), 100, ((0, 0.1), (50, 0.9), (100, 0.6)), metrics=MOVING).story(0)
+    fell = LookedAtStream(
+        ((1, 0.1), (60, 0.8), (100, 0.5)), 100, ((0, 0.1), (50, 0.9), (100, 0.6)), metrics=MOVING
+    ).story(0)
     assert fell.cause.finding.name == "evaluation falls" and "90.0%" in fell.headline
-
-
-def rows_run(seed: int, steps: int = 200, **courses: Points) -> list[StepReport]:
-    """A run that learns from rows: each metric with a noise of a tenth."""
-    chance, lines = random.Random(seed), {name: through(points) for name, points in courses.items()}
-    return [
-        StepReport(
-            step,
-            step,
-            {"rows": 16, "tokens": 2000},
-            {},
-            {name: course(step) * (1 + chance.gauss(0, 0.1)) for name, course in lines.items()}
-            | {"gradient_norm": 1.0},
-        )
-        for step in range(1, steps + 1)
-    ]
 
 
 def test_slow_runs_on_rows_are_left_in_peace_too() -> None:
@@ -178,7 +106,7 @@ def test_slow_runs_on_rows_are_left_in_peace_too() -> None:
         for kind, courses in kinds.items()
         for seed in range(4)
         for count in range(8, 201, 8)
-        for finding in findings(rows_run(seed, **courses)[:count], settings=SETTINGS)
+        for finding in findings(row_reports(seed, **courses)[:count], settings=SETTINGS)
         if finding.is_problem
     }
     assert not alarmed, alarmed

@@ -60,7 +60,11 @@ def lines(folder: Path) -> list[dict[str, Any]]:
         for name in [name for name in line.get("metrics", ()) if name.startswith("replay")]:
             del line["metrics"][name]
     return [
-        {name: value for name, value in line.items() if name not in ("seconds", "timeline", "health", "eval")}
+        {
+            name: value
+            for name, value in line.items()
+            if name not in ("seconds", "timeline", "machine", "health", "eval")
+        }
         for line in found
     ]
 

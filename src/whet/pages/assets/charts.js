@@ -108,7 +108,7 @@ const whet = (() => {
       }
       if (calm) { columns.push(values); drawn.push({role: 'raw', tone, line: place}); }
       columns.push(calm ? smooth(values, share) : values);
-      drawn.push({role: 'line', tone, line: place, marked: Boolean(line.marked), dashed: Boolean(line.dashed),
+      drawn.push({role: 'line', tone, line: place, marked: Boolean(line.marked), dashed: Boolean(line.dashed), bars: Boolean(line.bars),
         own: line.own ? spread(line, line.own) : null});  // of a line that stands on others: its value by itself
     });
     return {columns, drawn, bands};
@@ -169,6 +169,7 @@ const whet = (() => {
         const stroke = colour('--c' + each.tone), show = !this.hidden.has(each.line);
         if (each.role === 'edge') return {stroke: 'transparent', width: 0, points: {show: false}, spanGaps: true};
         if (each.role === 'raw') return {show, stroke, alpha: 0.3, width: 1, points: {show: false}, spanGaps: true};
+        if (each.bars) return {show, stroke, fill: stroke + '55', width: 1, paths: uPlot.paths.bars({size: [0.6, 60]}), points: {show: false}};
         const few = this.spec.series[each.line].x.length === 1;
         return {show, stroke, width: 1.8, dash: each.dashed ? [6, 4] : undefined, spanGaps: true,
           points: {show: each.marked || few, size: 6, fill: stroke}};
@@ -181,7 +182,8 @@ const whet = (() => {
         ...(spec.x.names ? {padding: [null, Math.min(56, 3.4 * named(spec.x, spec.x.names.length - 1).length), null, null]} : {}),
         cursor: {drag: {x: true, y: false}, points: {size: 7}, focus: {prox: 24}},
         scales: {
-          x: spec.x.log ? {time: false, distr: 3, range: (plot, low, high) => [low, high]} : {time: false},
+          x: spec.x.log ? {time: false, distr: 3, range: (plot, low, high) => [low, high]}
+            : data.drawn.some(each => each.bars) ? {time: false, range: (plot, low, high) => [low - 0.5, high + 0.5]} : {time: false},
           y: spec.y.log ? {distr: 3} : {range: (plot, low, high) => bounds(low, high, wanted, lines)},
         },
         axes: [
@@ -255,7 +257,7 @@ const whet = (() => {
       });
     }
 
-    // a button per series with its value where the cursor is, or its last one
+    // a button per series with its value where the cursor is, or a line where it rests, or its last one
     legends() {
       this.cells = [];
       this.where = element('span', 'soft where');
@@ -280,6 +282,10 @@ const whet = (() => {
 
     values(place) {
       const {spec, data} = this, places = data.columns[0];
+      const rest = (spec.lines || []).find(line => line.rests);
+      if (rest && (place === null || place === undefined)) {
+        place = places.reduce((best, x, at) => (Math.abs(x - rest.x) < Math.abs(places[best] - rest.x) ? at : best), 0);
+      }
       const pointed = place !== null && place !== undefined && places[place] !== undefined;
       this.where.textContent = pointed ? spec.x.label + ' ' + named(spec.x, places[place])
         : COSTS.includes(spec.x.label) ? 'by ' + spec.x.label : '';
@@ -396,6 +402,11 @@ const whet = (() => {
         if (each.role === 'edge' || this.hidden.has(each.line)) return;
         const stroke = colour('--c' + each.tone), line = points(column + 1);
         const look = each.role === 'raw' ? ' stroke-width="1" stroke-opacity="0.3"' : ' stroke-width="1.8"' + (each.dashed ? ' stroke-dasharray="6 4"' : '');
+        if (each.bars) {
+          const half = 0.3 * Math.abs(at(1, 'x') - at(0, 'x')), ground = at(0, 'y');
+          for (const [x, y] of line) parts.push(path([[x - half, ground], [x - half, y], [x + half, y], [x + half, ground]], 'fill="' + stroke + '" fill-opacity="0.33" stroke="' + stroke + '"'));
+          return;
+        }
         parts.push(path(line, 'fill="none" stroke="' + stroke + '"' + look));
         if (each.marked) for (const [x, y] of line) parts.push('<circle cx="' + x.toFixed(1) + '" cy="' + y.toFixed(1) + '" r="3" fill="' + stroke + '"/>');
         const best = each.role === 'line' && spec.series[each.line].best;

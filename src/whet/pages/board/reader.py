@@ -302,6 +302,7 @@ def parsed_line(text: bytes) -> StepReport | EvalRecord | None:
         metrics=_numbers(line.get("metrics")),
         health=tuple(str(each)[:4000] for each in health[:50]) if isinstance(health, list) else (),
         seconds=_numbers(line.get("seconds")),
+        machine=_numbers(line.get("machine")),
         spread={name: _numbers(values) for name, values in spread.items()} if isinstance(spread, dict) else {},
     )
 

@@ -1,21 +1,32 @@
 """`python -m whet.pages.lab` writes docs/lab.html afresh: about six minutes of one core.
 
-With `--keep-tables` only what stands around the tables is written anew, in seconds. A last argument is another file.
+With `--keep-tables` only what stands around the tables is written anew, in seconds; with `--only kl,groups` the tables
+of these experiments too. A last argument is another file.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
-from whet.pages.lab.page import rewrite_static_page, write_static_page
+from whet.pages.lab.page import recompute_tables, rewrite_static_page, write_static_page
 
 
 def main() -> None:
-    given = [each for each in sys.argv[1:] if each != "--keep-tables"]
-    path = Path(given[0]) if given else Path(__file__).parents[4] / "docs" / "lab.html"
-    if len(given) < len(sys.argv) - 1:
-        print(rewrite_static_page(path))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep-tables", action="store_true")
+    parser.add_argument("--only", default="", help="experiments, with commas between them")
+    parser.add_argument("path", type=Path, nargs="?", default=Path(__file__).parents[4] / "docs" / "lab.html")
+    options = parser.parse_args()
+
+    def said(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    if options.keep_tables:
+        print(rewrite_static_page(options.path))
+    elif options.only:
+        print(recompute_tables(options.path, options.only.split(","), said))
     else:
-        print(write_static_page(path, said=lambda line: print(line, file=sys.stderr, flush=True)))
+        print(write_static_page(options.path, said=said))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def _table(settings: LabSettings) -> LabTable:
     except WhetError as error:
         return LabTable(words=words, refused=str(error))
     numbers = list(range(1, size + 1))
-    series = [line("reward", numbers, earned, 7, marked=True), line("advantage", numbers, found, 0, marked=True)]
+    series = [line("reward", numbers, earned, 7, marked=True), line("advantage", numbers, found, 0, bars=True)]
     if scale != "none":
         series.append(line("advantage, not scaled", numbers, plain, 1, dashed=True, marked=True))
     spec = chart_spec("completion", "", series, steps=True, lines=[{"y": 0, "label": ""}])

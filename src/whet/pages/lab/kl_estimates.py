@@ -103,23 +103,31 @@ def exact_pull(logp: Tensor, reference: Tensor, reverse: bool) -> list[float]:
 def _table(settings: LabSettings) -> LabTable:
     shift, width, where = number(settings, "shift"), number(settings, "width"), str(settings["where"])
     names = components(where)
+    # in the loss k1 pulls nowhere, and is refused; what it estimates is drawn all the same
+    terms = ({} if where == "reward" else {"k1": "k1_reward"}) | {name: name for name in names}
     values, spreads = [], []
     curves = [bells(each, width) for each in SHIFTS]
     truth = [true_kl(*each) for each in curves]
-    for tone, name in enumerate(names):
-        found = [moments(name, *each) for each in curves]
+    for tone, (name, term) in enumerate(terms.items()):
+        found = [moments(term, *each) for each in curves]
         values.append(line(name, SHIFTS, [mean for mean, _ in found], tone))
         spreads.append(line(name, SHIFTS, [std for _, std in found], tone))
     values.append(line("KL(policy, reference)", SHIFTS, truth, 7, dashed=True))
     logp, reference = bells(shift, width)
-    pulls = [line(name, PLACES, pull(name, logp, reference), tone) for tone, name in enumerate(names)]
+    pulls = [
+        line(name, PLACES, pull(term, logp, reference) if term in names else [0.0] * len(PLACES), tone)
+        for tone, (name, term) in enumerate(terms.items())
+    ]
     pulls.append(line("KL(policy, reference)", PLACES, exact_pull(logp, reference, False), 7, dashed=True))
     pulls.append(line("KL(reference, policy)", PLACES, exact_pull(logp, reference, True), 6, dashed=True))
-    estimates = [line(name, SLOPES, _estimate(name), tone) for tone, name in enumerate(names)]
-    mark = [{"x": shift, "label": "shift"}]
+    estimates = [line(name, SLOPES, _estimate(term), tone) for tone, (name, term) in enumerate(terms.items())]
+    mark = [{"x": shift, "label": "shift", "rests": True}]
     facts = [("KL(policy, reference)", f"{true_kl(logp, reference):.4g}")]
     facts.append(("KL(reference, policy)", f"{true_kl(reference, logp):.4g}"))
-    facts += [(f"{name}, mean and std", "{:.4g} and {:.4g}".format(*moments(name, logp, reference))) for name in names]
+    facts += [
+        (f"{name}, mean and std", "{:.4g} and {:.4g}".format(*moments(term, logp, reference)))
+        for name, term in terms.items()
+    ]
     return LabTable(
         (
             LabChart("What it says, on average", chart_spec("shift", "nats", values, lines=mark)),

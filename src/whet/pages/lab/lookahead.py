@@ -131,7 +131,9 @@ def _table(settings: LabSettings) -> LabTable:
         (
             LabChart(
                 "Error of the first token's advantage",
-                chart_spec("lambda", "", series, y_range=(0, None), lines=[{"x": lam, "label": "lambda"}]),
+                chart_spec(
+                    "lambda", "", series, y_range=(0, None), lines=[{"x": lam, "label": "lambda", "rests": True}]
+                ),
                 f"all {2**TOKENS} episodes of {TOKENS} tokens, {CRITICS} critics",
             ),
             LabChart(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, note, problem
-from whet.record.health.history import FAILED, LASTING, RECENT, SOLVED, TREND_STEPS, History
+from whet.record.health.history import FAILED, RECENT, SOLVED, TREND_STEPS, History
 from whet.record.health.rule import HealthRule
 from whet.record.text import number, percent
 
-MANY_STEPS = 20
 FEWEST_IN_GROUP, FEWEST_IN_STEP = 4, 16  # completions
 LOST = 0.05  # of the score, at least
-MOSTLY_UNIFORM = 0.85  # of the groups
 
 
 def _no_signal(history: History) -> HealthFinding | None:
@@ -46,21 +44,6 @@ def _no_signal(history: History) -> HealthFinding | None:
     return problem(evidence, cause, "give data of middling difficulty", *larger)
 
 
-def _uniform(history: History) -> HealthFinding | None:
-    uniform = history.metric("uniform_groups", MANY_STEPS)
-    if len(uniform) < MANY_STEPS or history.doing_well or (share := fmean(uniform)) < MOSTLY_UNIFORM:
-        return None
-    filters = history.give("objective.keep", "mixed_outcome")
-    return problem(
-        f"{percent(share)} of the groups of the last {MANY_STEPS} steps scored alike and gave no gradient",
-        "most prompts are always solved or never, and most completions are wasted",
-        "give data of middling difficulty",
-        history.higher("batch.group_size"),
-        history.warmer(),
-        filters,
-    )
-
-
 def _too_few(history: History) -> HealthFinding | None:
     """A run that loses what it had, and whose step rests on a handful of completions."""
     group, prompts = history.setting("batch.group_size"), history.setting("batch.prompts_per_step")
@@ -84,10 +67,12 @@ def _too_few(history: History) -> HealthFinding | None:
 
 def _agree(history: History) -> HealthFinding | None:
     uniform = history.metric("uniform_groups")
-    if len(uniform) < RECENT or not history.doing_well or not 0.5 < (share := fmean(uniform)) < 0.999:
+    if len(uniform) < RECENT or not 0.5 < (share := fmean(uniform)) < 0.999:
         return None
     evidence = f"{percent(share)} of the groups scored alike and gave no gradient"
-    return note(evidence, "this is normal as the accuracy grows; harder data would use them better")
+    if history.doing_well:
+        return note(evidence, "this is normal as the accuracy grows; harder data would use them better")
+    return note(evidence, "their prompts are always solved or never; data of middling difficulty would use them better")
 
 
 GROUP_RULES = (
@@ -98,17 +83,7 @@ GROUP_RULES = (
         "every completion is right (a note), or the reward still rises",
         ("metrics.uniform_groups",),
         earliest=RECENT,
-        hides=("flat reward", "uniform groups"),
-        depth=3,
-    ),
-    HealthRule(
-        "uniform groups",
-        _uniform,
-        f"six in seven groups of the last {MANY_STEPS} steps score alike, in a run that does not improve",
-        "the reward rises or is at its top: more and more prompts are solved (a note)",
-        ("metrics.uniform_groups",),
-        earliest=MANY_STEPS + LASTING,
-        lasting=LASTING,
+        hides=("flat reward",),
         depth=3,
     ),
     HealthRule(
@@ -124,8 +99,8 @@ GROUP_RULES = (
     HealthRule(
         "groups agree",
         _agree,
-        "most groups score alike in a run that goes well",
-        "always: a note that harder data would use the completions better",
+        "most groups score alike",
+        "always: a note that harder, or easier, data would use the completions better",
         ("metrics.uniform_groups",),
         earliest=RECENT,
         is_note=True,

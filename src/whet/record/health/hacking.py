@@ -140,37 +140,23 @@ def _frame(history: History) -> HealthFinding | None:
 
 def _follows_length(history: History) -> HealthFinding | None:
     """The reward goes with length, and the policy follows."""
-    together = history.start_and_now(lambda step: step.metrics.get("reward_length_correlation"))
+    # the last steps that could tell: where all completions are paid alike, as at their limit, there is no correlation
+    known = finite(step.metrics.get("reward_length_correlation") for step in history.steps)
     lengths = history.start_and_now(completion_length)
-    if not together or not lengths or improves_truly(history):
+    if len(known) < ENDS or not lengths or improves_truly(history):
         return None
+    together = median(known[-ENDS:])
     limit = history.setting("sampling.max_new_tokens") or math.inf
     far = lengths[1] > 2.5 * lengths[0] or (lengths[1] > 1.5 * lengths[0] and lengths[1] > NEAR_LIMIT * limit)
-    if not (together[1] > STRONG_COMPANY and far):
+    if not (together > STRONG_COMPANY and far):
         return None
     return problem(
-        f"Within groups the reward goes with length (correlation {together[1]:.2f}), and completions grew from "
+        f"Within groups the reward goes with length (correlation {together:.2f}), and completions grew from "
         f"{number(lengths[0])} to {number(lengths[1])} tokens",
         "longer completions are paid more, whether or not they are better",
         "add a length cost",
         "normalise the reward by length",
         "look at `whet reward test --run`",
-    )
-
-
-def _against_reference(history: History) -> HealthFinding | None:
-    """What is paid is more and more what the starting model would hardly write."""
-    together = history.start_and_now(lambda step: step.metrics.get("reward_reference_correlation"))
-    if not together or improves_truly(history):
-        return None
-    if not (together[1] < -STRONG_COMPANY and together[1] < together[0] - 0.3):
-        return None
-    return problem(
-        f"Within groups the reward goes against the reference's log-probability (correlation {together[1]:.2f}, "
-        f"{together[0]:.2f} at first)",
-        "what is paid is what the starting model would hardly write, a sign of a reward that is being gamed",
-        "read the best completions in review.html and run `whet reward attack`",
-        history.tie(),
     )
 
 
@@ -257,14 +243,6 @@ HACKING_RULES = (
         ("metrics.reward_length_correlation",),
         earliest=TREND_STEPS,
         depth=1,
-    ),
-    HealthRule(
-        "reward against the reference",
-        _against_reference,
-        "within groups the reward goes more and more against the reference's log-probability",
-        "an accuracy rises too: the policy learns what the reference could not do",
-        ("metrics.reward_reference_correlation",),
-        earliest=TREND_STEPS,
     ),
     HealthRule(
         "members part",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from whet.record.health.episodes import LIMITS
 from whet.record.health.finding import HealthFinding, problem
-from whet.record.health.history import RECENT, TREND_STEPS, History, improves_truly, score, share_of
+from whet.record.health.history import LASTING, RECENT, TREND_STEPS, History, improves_truly, score, share_of
 from whet.record.health.rule import HealthRule
 from whet.record.run_kinds import completion_length
 from whet.record.text import number, percent
@@ -27,7 +27,7 @@ def _cut(steps: Sequence[StepReport]) -> float:
 def _truncation(history: History) -> HealthFinding | None:
     if history.solved or len(history.steps) < RECENT:
         return None
-    share, first = _cut(history.steps[-RECENT:]), _cut(history.steps[:RECENT])
+    share, first = _cut(history.steps[-RECENT:]), _cut(history.steps[:1])  # the first are those of the model as it was
     if share <= 0.5 or first < SOME:
         return None
     # what is cut behind its answer is paid all the same, and a reward that pays nobody does not pay what ends either
@@ -70,7 +70,8 @@ def _blow_up(history: History) -> HealthFinding | None:
     pair = _moved_without_gain(history)
     if pair is None:
         return None
-    is_longer = pair[1] > 4 * pair[0] and pair[1] >= 32
+    lengths = [length for step in history.steps[-RECENT:] if (length := completion_length(step)) is not None]
+    is_longer = min(lengths, default=0.0) > max(4 * pair[0], 32)
     before, now = _cut(history.steps[:TREND_STEPS]), _cut(history.steps[-TREND_STEPS:])
     measured = history.evaluations.measured
     is_worse = history.direction < 0 or (len(measured) > 1 and measured[0].is_better_than(measured[-1]))
@@ -122,7 +123,8 @@ LENGTH_RULES = (
         "completions are a quarter as long as they were, and no better",
         "the reward rises: the policy found a shorter way",
         ("counts.samples",),
-        earliest=TREND_STEPS,
+        earliest=TREND_STEPS + LASTING,
+        lasting=LASTING,
     ),
     HealthRule(
         "length blow-up",
@@ -139,6 +141,7 @@ LENGTH_RULES = (
         "half of what completions say, in runs of four tokens, they have said before, and at first it was less",
         "it was so from the start, as in lists and code; or an accuracy rises",
         ("metrics.repetition",),
-        earliest=TREND_STEPS,
+        earliest=TREND_STEPS + LASTING,
+        lasting=LASTING,
     ),
 )

@@ -6,7 +6,7 @@ import math
 from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, note, problem
-from whet.record.health.history import LASTING, RECENT, TREND_STEPS, History, entropy, finite
+from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, TREND_STEPS, History, entropy, finite
 from whet.record.health.rule import ALL_KINDS, HealthRule
 from whet.record.run_kinds import gradient_norm
 from whet.record.text import number, percent
@@ -137,18 +137,27 @@ def _ratio_drift(history: History) -> HealthFinding | None:
     )
 
 
+def _leapt(history: History) -> bool:
+    """Whether the last reward, or without one the loss, is as far outside those of the steps before as they differ."""
+    values = finite(step.reward.get("total") for step in history.steps) or history.metric("loss", 2 * FLAT_STEPS)
+    before, now = values[-FLAT_STEPS - 1 : -1], values[-1] if values else 0.0
+    if len(before) < RECENT:
+        return False
+    return max(now - max(before), min(before) - now) > max(before) - min(before)
+
+
 def _gradient_spike(history: History) -> HealthFinding | None:
     # a step without signal has norm 0: it says nothing about what is typical
     earlier = [norm for norm in finite(map(gradient_norm, history.steps[-21:-1])) if norm > 0]
     norm = gradient_norm(history.steps[-1]) or 0.0
     if history.solved:  # most groups agree then, and the few that do not weigh much
         return None
-    if len(earlier) < 2 * RECENT or not norm > SPIKE * max(earlier):
+    if len(earlier) < 2 * RECENT or not norm > SPIKE * max(earlier) or not _leapt(history):
         return None
     return problem(
         f"The gradient norm of step {history.steps[-1].step} was {number(norm)},"
         f" {norm / max(earlier):.0f} times the largest of the {len(earlier)} steps before",
-        "a few samples dominate the update",
+        "a few samples dominate the update, and what they are paid is of another scale",
         history.lower("optimizer.max_gradient_norm", 0.5),
         history.lower("optimizer.learning_rate"),
         history.higher("batch.prompts_per_step"),
@@ -231,7 +240,8 @@ POLICY_RULES = (
         "entropy grew to three times what it was, by more than 1 nat, without a better reward",
         "the reward rises: longer reasoning is less certain of each word",
         ("metrics.entropy",),
-        earliest=TREND_STEPS,
+        earliest=TREND_STEPS + LASTING,
+        lasting=LASTING,
     ),
     HealthRule(
         "entropy falls",
@@ -279,8 +289,8 @@ POLICY_RULES = (
     HealthRule(
         "gradient spike",
         _gradient_spike,
-        "the gradient norm is ten times the largest of the 20 steps before",
-        "the steps before had no signal and a norm of 0",
+        "the gradient norm is ten times the largest of the 20 steps before, and the reward, or the loss, leaps as well",
+        "a single large gradient: it is clipped",
         kinds=ALL_KINDS,
         earliest=2 * RECENT + 1,
     ),
@@ -291,6 +301,7 @@ POLICY_RULES = (
         "all groups scored alike, or the learning rate is 0 by its schedule",
         kinds=ALL_KINDS,
         earliest=RECENT,
+        hides=("flat reward",),
         depth=0,
     ),
     HealthRule(

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.history import History
 from whet.record.health.rule import Check, HealthRule
-from whet.record.metrics.preference import length_correlation
 from whet.record.run_kinds import PREFERENCE
 
 MetricSeries = Sequence[Mapping[str, float]]
@@ -22,7 +21,7 @@ FEW = 12  # steps before a trend is one: its ends are three each
 SETTLED = 10  # steps before it can be said that nothing is learned
 LEARNED_BY = 40  # steps in which slow runs part good from bad
 FALL = 1.0  # nats per completion: below this a fall is noise
-MUCH_LOST = 0.5  # of the log-probability of the chosen completion: most runs lose some of it
+MUCH_LOST = 0.6  # of the log-probability of the chosen completion: most runs lose some of it
 MUCH_LONGER = 0.1  # of the length
 SAME = 0.01  # nats per token, what rounding may explain
 STILL = 1e-3  # of a margin or a loss: below this it has not moved
@@ -78,7 +77,7 @@ def _reference_mismatch(history: History) -> HealthFinding | None:
 
 
 def _displacement(history: History) -> HealthFinding | None:
-    """The chosen completion loses half of its log-probability, with the rejected one or while the margin grows."""
+    """The chosen completion loses 60% of its log-probability, with the rejected one or as the margin grows."""
     series = _metrics(history)
     chosen, rejected = _ends(series, "chosen_logp"), _ends(series, "rejected_logp")
     margin, token = _ends(series, "margin"), _ends(series, "chosen_mean_logp")
@@ -200,22 +199,6 @@ def _longer_chosen(history: History) -> HealthFinding | None:
         f"The chosen completion is longer in {share:.0%} of the pairs ({longer:.3g} tokens on average)",
         "the policy can learn length instead of quality",
         "match the lengths of the pairs",
-        history.give("objective.score", "mean_log_ratio"),
-    )
-
-
-def _length_bias(history: History) -> HealthFinding | None:
-    known = [value for step in _metrics(history) if (value := length_correlation(step)) is not None]
-    last = known[-max(1, len(known) // 4) :]
-    if len(known) < SETTLED or abs(mean := sum(last) / len(last)) < 0.6:
-        return None
-    side = "longer" if mean > 0 else "shorter"
-    return problem(
-        f"The margin and the difference in length correlate by {mean:.2f} over the last {len(last)} steps, the {side} "
-        "completion wins",
-        "length decides more than what is said",
-        history.give("objective.score", "mean_log_ratio"),
-        "discount the longer completion's tail",
     )
 
 
@@ -263,7 +246,7 @@ PREFERENCE_RULES = (
     _rule(
         "likelihood displacement",
         _displacement,
-        "the chosen completion loses half of its log-probability or more, with the rejected one or while the margin "
+        "the chosen completion loses 60% of its log-probability or more, with the rejected one or while the margin "
         "grows",
         "only the rejected completion falls, or the chosen one by less",
         ("metrics.chosen_logp", "metrics.rejected_logp"),
@@ -313,15 +296,6 @@ PREFERENCE_RULES = (
         "the better answers need the room, and length is divided out of the score",
         ("metrics.chosen_is_longer", "metrics.longer"),
         1,
-        depth=1,
-    ),
-    _rule(
-        "length decides",
-        _length_bias,
-        "margin and difference in length go together",
-        "the correlation is below 0.6",
-        ("metrics.longer_margin",),
-        SETTLED,
         depth=1,
     ),
     _rule(

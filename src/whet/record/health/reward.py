@@ -24,8 +24,9 @@ MANY_FAILURES = 0.01  # of the completions
 MANY_TIMEOUTS = 0.02  # of the programs
 NEAR_TOP = 0.8  # of a score that ends at 1
 FEWEST_UNMOVED = 30  # steps after which a policy that stays where it began is not warming up
-FEWEST_FLAT = 50  # steps after which a gain would have shown
-LEAST_GAIN = 0.05  # of the scale of the reward, over the whole run: what 95% of slow runs that learn would show
+FEWEST_FLAT = 150  # steps after which a slow gain would have shown
+LEAST_GAIN = 0.05  # of the scale of the reward, over the whole run: what slow runs that learn would show
+SURE = 2.5  # standard errors that a rise may be larger than it looks
 LEAST_GROWTH = 0.5  # of the mean reward: where little is earned, a little more is much
 MOST_NOISE = 2.5  # standard errors that a rise may have and be none
 SAME = 1e-6  # of a mean reward
@@ -81,7 +82,7 @@ def _flat(history: History) -> HealthFinding | None:
     rise, error = trend(scores)
     least = min(LEAST_GAIN * max(1.0, *map(abs, scores)), LEAST_GROWTH * abs(fmean(scores)))
     unmoved = history.is_unmoved and rise <= error
-    shown = len(scores) >= FEWEST_FLAT and rise <= MOST_NOISE * error and rise + 2 * error <= least
+    shown = len(scores) >= FEWEST_FLAT and rise <= MOST_NOISE * error and rise + SURE * error <= least
     if not (unmoved or shown) or history.direction < 0:
         return None
     half = len(scores) // 2
@@ -136,7 +137,7 @@ REWARD_RULES = (
         "evaluation rose, the reward rose before and holds, it is near the top of its scale (a note), or it is too "
         "noisy to tell",
         ("reward",),
-        earliest=FEWEST_FLAT + LASTING,
+        earliest=FEWEST_UNMOVED + LASTING,
         lasting=LASTING,
         depth=3,
     ),

@@ -192,6 +192,7 @@ ROLLOUT_RULES = (
         "sampler and trainer send tokens of a mixture of experts to different experts",
         "the experts are replayed, or the completions are meant to be an older policy's",
         ("metrics.router_drift_layers",),
+        hides=("sampler gap",),
         depth=0,
     ),
 )

@@ -11,7 +11,9 @@ from whet.record.metrics.intervals import share_interval
 from whet.record.run_kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.record.text import number, percent
 
-GUESSING_STEPS = 60  # scores of a new head begin as guesses
+GUESSED_PAIRS = 1500  # scores of a new head begin as guesses
+COIN = 0.56  # of the pairs: what a model that guesses stays below, with 99% confidence
+SURE = 2.33  # standard errors of a one-sided bound of 99%
 FEWEST_EVALS = 4
 ENDS = 3  # steps whose mean is a loss
 ABOVE = 1.5  # times the loss of the first steps
@@ -46,13 +48,17 @@ def _loss_rises(history: History) -> HealthFinding | None:
 
 def _guesses(history: History) -> HealthFinding | None:
     accuracies = finite(step.metrics.get("accuracy") for step in history.steps)
-    if len(accuracies) < GUESSING_STEPS or (now := fmean(accuracies[-2 * RECENT :])) > 0.55:
+    pairs = sum(step.counts.get("rows", 0) for step in history.steps)
+    if pairs < GUESSED_PAIRS or not accuracies:
+        return None
+    now = fmean(accuracies[len(accuracies) // 2 :])
+    if share_interval(now, pairs / 2, SURE)[1] > COIN:
         return None
     rise, error = trend(accuracies)
     if rise > HARDLY * error or history.evaluations.rose:  # slowly, but it learns
         return None
     return problem(
-        f"Accuracy on the training pairs is {percent(now)} after {len(history.steps)} steps",
+        f"Accuracy on the training pairs is {percent(now)} after {pairs:,} of them",
         "the scores do not tell better from worse: labels are random, or the difference is not visible",
         "read a few pairs, and count how often you agree with their labels",
     )
@@ -161,10 +167,10 @@ ROW_RULES = (
         "guessing",
         _guesses,
         "a reward model orders its training pairs no better than a coin",
-        f"it has seen fewer than {GUESSING_STEPS} steps, or its accuracy begins to rise",
+        f"it has seen fewer than {GUESSED_PAIRS:,} pairs, or its accuracy begins to rise",
         ("metrics.accuracy",),
         kinds=(REWARD_MODEL,),
-        earliest=GUESSING_STEPS,
+        earliest=2 * RECENT,
         depth=3,
     ),
 )
