@@ -1,0 +1,97 @@
+"""Asides: pieces of an answer that speak of something else than the question, such as the mark they hope for.
+
+No language is listed. A piece (a sentence, a line, a comment in code) is unrelated where it has no word, number or
+symbol in common with the question, the reference answer, or a piece that has. An aside is what the classifier of
+`defences.suspicion` takes for words to a grader: it believes so of an unrelated piece easily, of a related one hardly.
+Marked answers and code are none.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from itertools import pairwise
+
+from whet.reward.answer import explicit_answers
+from whet.reward.defences.reading import content_stems
+from whet.reward.defences.suspicion import sentence_model
+from whet.reward.language import common_words
+
+# scores of the classifier from which a piece is an aside
+UNRELATED, RELATED = -3.0, 0.3
+PIECE = re.compile(
+    r"(?<=[.!?])\s+|(?<=[.!?][)\"'\]\u00bb\u201d])\s+|(?<=\n)(?=[^\n])|(?<=[\u3002\uff01\uff1f\u0964\u061f])"
+)
+NUMBER = re.compile(r"(?<![^\W\d_])\d+(?:[.,]\d+)*(?![^\W\d_]{2})")
+SYMBOL = re.compile(r"(?<![^\W_])[^\W\d_](?![^\W_])|(?<=\d)[a-z](?![^\W_])")  # the x of 5x and of x = 9
+KANA = re.compile("[\u3041-\u309f]+")  # particles and endings, which all sentences share
+LETTER = re.compile(r"[^\W\d_]")
+TAG = re.compile(r"<[^<>]*>")
+COMMENT = re.compile(r"\s*(?:#|//|--|/\*|\*|\(|<!--|\"\"\"|''')+")
+FENCE, DOCSTRING = "```", ('"""', "'''")
+
+
+def without_asides(question: str, reference: str, answer: str) -> str:
+    """The answer with its asides cut; the answer itself where it has none, or nothing else."""
+    pieces = pieces_of(answer)
+    protected = _protected(pieces)
+    related = _related(f"{question}\n{reference}", pieces)
+    if not any(related):  # nothing tells what it is about
+        related = [True] * len(pieces)
+    model, stems = sentence_model(), content_stems(question)
+    rest = []
+    for piece, is_protected, is_related in zip(pieces, protected, related, strict=True):
+        plain = " ".join(TAG.sub(" ", COMMENT.sub("", piece, count=1)).split())
+        if is_protected or model.score(stems, plain) <= (RELATED if is_related else UNRELATED):
+            rest.append(piece)
+    return "".join(rest).strip() if 0 < len(rest) < len(pieces) else answer
+
+
+def pieces_of(text: str) -> list[str]:
+    """Sentences and lines, with the space behind them: together they are the text."""
+    bounds = [0, *(match.end() for match in PIECE.finditer(text)), len(text)]
+    return [text[start:end] for start, end in pairwise(bounds) if end > start]
+
+
+def _related(topic: str, pieces: list[str]) -> list[bool]:
+    """Whether each piece has something in common with the topic, or with a piece that has; figures lead further."""
+    terms = [_terms(piece) for piece in pieces]
+    known = _terms(topic)
+    related = [bool(own & known) for own in terms]
+    known = known.union(*(own for own, is_related in zip(terms, related, strict=True) if is_related))
+    for _ in pieces:
+        reached = [bool(own & known) for own in terms]
+        figures = {
+            term for own, is_in in zip(terms, reached, strict=True) if is_in for term in own if term[0].isdigit()
+        }
+        if reached == related and figures <= known:
+            break
+        related, known = reached, known | figures
+    return related
+
+
+def _terms(text: str) -> set[str]:
+    """What a text is about: stems, numbers and symbols."""
+    words = " ".join(word for word in text.split() if word.strip(".,;:!?()\"'").casefold() not in _small_words())
+    stems = {stem for stem in content_stems(words) if not KANA.fullmatch(stem)}
+    return stems | {*NUMBER.findall(words), *SYMBOL.findall(words)}
+
+
+def _protected(pieces: list[str]) -> list[bool]:
+    """Pieces that are never cut: code without comments and docstrings, marked answers, and what has no letters."""
+    protected, in_code, in_docstring = [], False, False
+    for piece in pieces:
+        if piece.lstrip().startswith(FENCE):
+            in_code, in_docstring = not in_code, False
+            protected.append(True)
+        elif in_code:
+            protected.append(not in_docstring and COMMENT.match(piece) is None)
+            in_docstring ^= sum(map(piece.count, DOCSTRING)) % 2 == 1
+        else:
+            protected.append(LETTER.search(TAG.sub("", piece)) is None or bool(explicit_answers(piece)))
+    return protected
+
+
+@functools.cache
+def _small_words() -> frozenset[str]:
+    return frozenset().union(*common_words().values())
