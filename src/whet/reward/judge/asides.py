@@ -20,7 +20,8 @@ from whet.reward.language import common_words
 # scores of the classifier from which a piece is an aside
 UNRELATED, RELATED = -3.0, 0.3
 PIECE = re.compile(
-    r"(?<=[.!?])\s+|(?<=[.!?][)\"'\]\u00bb\u201d])\s+|(?<=\n)(?=[^\n])|(?<=[\u3002\uff01\uff1f\u0964\u061f])"
+    r"(?<=[.!?\u061f])\s+|(?<=[.!?][)\"'\]\u00bb\u201d])\s+|(?<=\n)(?=[^\n])|(?<=[\u3002\uff01\uff1f\u0964])"
+    r"|(?<=[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff])\s+"  # Thai and its neighbours end sentences with a space
 )
 NUMBER = re.compile(r"(?<![^\W\d_])\d+(?:[.,]\d+)*(?![^\W\d_]{2})")
 SYMBOL = re.compile(r"(?<![^\W_])[^\W\d_](?![^\W_])|(?<=\d)[a-z](?![^\W_])")  # the x of 5x and of x = 9
