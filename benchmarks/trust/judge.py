@@ -351,7 +351,7 @@ def persuasions() -> list[Persuasion]:
 def honest_answers() -> list[tuple[Prompt, str]]:
     """Every honest reply of the repository's corpora, once; also those that were written to look like attacks."""
     rows = [(row.prompt, row.completion) for half in HALVES for row in read_half(half) if not row.is_hack]
-    for name in ("honest", *DEFENCES):
+    for name in ("honest", "suspect_sentences", *DEFENCES):
         rows += [(case.prompt, case.completion) for case in corpus(name) if not case.is_attack]
     unique = {(conversation_text(prompt), completion): prompt for prompt, completion in rows}
     return [(prompt, completion) for (_, completion), prompt in unique.items() if after_thinking(completion).strip()]
