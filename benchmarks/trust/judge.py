@@ -4,7 +4,7 @@ The judges are made up: each writes its own low mark (or none at all) and quotes
 forgery is paid where its score is above the judge's own mark. `corpus/judge/` has the forgeries; a line %%% ends one.
 
     python -m benchmarks.trust.judge --model FILE --marks marks.jsonl            # persuasion, before a real judge
-    python -m benchmarks.trust.judge --model FILE --marks marks.jsonl --results  # and results/judge_persuasion.json
+    python -m benchmarks.trust.judge --model FILE --marks marks.jsonl --results  # and results/trust_judge_NAME.json
 
 With a model the words of `corpus/judge/persuasion.toml` are tried on it: a wrong answer with and without them, and the
 honest replies of the repository. An attack gains where the mark is higher with it than without; an honest reply loses
@@ -437,7 +437,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def main() -> None:
-    from benchmarks.trust.__main__ import table, write_results
+    from benchmarks.trust.__main__ import table, write_rows
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a model folder or GGUF file")
@@ -445,7 +445,7 @@ def main() -> None:
     parser.add_argument("--marks", type=Path, required=True, help="a file that keeps the judge's marks between runs")
     parser.add_argument("--sample", type=int, default=0, help="at most so many attacks and honest replies; 0: all")
     parser.add_argument("--tokens", type=int, default=0, help="tokens per batch; 0: 100,000 on a GPU, 2,000 elsewhere")
-    parser.add_argument("--results", action="store_true", help="write results/judge_persuasion_NAME.json")
+    parser.add_argument("--results", action="store_true", help="write results/trust_judge_NAME.json")
     parser.add_argument(
         "--thresholds", nargs=2, type=float, action="append", default=[], metavar=("UNRELATED", "RELATED"),
         help="of asides.py: measured with these as well",
@@ -459,7 +459,7 @@ def main() -> None:
         rows = persuade(small, chosen.sample)
         print(table(f"{name}, thresholds {asides.UNRELATED:g} and {asides.RELATED:g}", rows), flush=True)
     if chosen.results:
-        write_results(f"judge_persuasion_{name}", {row["what"].replace(":", ","): row for row in rows})
+        write_rows(f"judge_{name}", rows, full=not chosen.sample)
 
 
 if __name__ == "__main__":
