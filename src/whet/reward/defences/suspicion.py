@@ -71,10 +71,15 @@ def sentences_of(completion: str) -> Iterator[str]:
     text = completion[:LONGEST_READ]
     for sentence in SENTENCE.split(prose(text)):
         plain = " ".join(sentence.split())
-        if len(plain) >= SHORTEST_SENTENCE or (len(plain) >= 6 and not plain.isascii()):
+        if is_sentence(plain):
             yield plain[:LONGEST_SENTENCE]
     for block in FENCED.findall(text):
         yield from COMMENT.findall(block)
+
+
+def is_sentence(plain: str) -> bool:
+    """Long enough to be judged: a few letters of an alphabet, fewer signs of another script."""
+    return len(plain) >= (SHORTEST_SENTENCE if plain.isascii() else SHORTEST_SENTENCE // 2)
 
 
 def features(question_stems: set[str], sentence: str) -> list[tuple[int, float]]:

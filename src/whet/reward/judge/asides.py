@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from whet.reward.answer import explicit_answers
 from whet.reward.defences.reading import content_stems
-from whet.reward.defences.suspicion import sentence_model
+from whet.reward.defences.suspicion import is_sentence, sentence_model
 from whet.reward.language import common_words
 
 # scores of the classifier from which a piece is an aside
@@ -33,19 +33,22 @@ FENCE, DOCSTRING = "```", ('"""', "'''")
 
 
 def without_asides(question: str, reference: str, answer: str) -> str:
-    """The answer with its asides cut; the answer itself where it has none, or nothing else."""
+    """The answer with its asides cut; "" where it is nothing but words to a grader."""
     pieces = pieces_of(answer)
-    protected = _protected(pieces)
     related = _related(f"{question}\n{reference}", pieces)
     if not any(related):  # nothing tells what it is about
         related = [True] * len(pieces)
     model, stems = sentence_model(), content_stems(question)
-    rest = []
-    for piece, is_protected, is_related in zip(pieces, protected, related, strict=True):
+    rest, most = [], model.bias
+    for piece, is_protected, is_related in zip(pieces, _protected(pieces), related, strict=True):
         plain = " ".join(TAG.sub(" ", COMMENT.sub("", piece, count=1)).split())
-        if is_protected or model.score(stems, plain) <= (RELATED if is_related else UNRELATED):
+        score = model.score(stems, plain) if not is_protected and is_sentence(plain) else model.bias
+        most = max(most, score)
+        if is_protected or not is_sentence(plain) or score <= (RELATED if is_related else UNRELATED):
             rest.append(piece)
-    return "".join(rest).strip() if 0 < len(rest) < len(pieces) else answer
+    if len(rest) == len(pieces) or (not rest and most <= model.threshold):
+        return answer
+    return "".join(rest).strip()
 
 
 def pieces_of(text: str) -> list[str]:

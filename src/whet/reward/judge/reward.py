@@ -183,12 +183,11 @@ class Judge:
         return f"reward {self.name!r}: {failed} of {asked} got no verdict from {who}; the last, {last}; {fix}"
 
     def _rubric_scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | Trouble | None]:
-        graded = [
-            (number, text)
-            for number, completion in enumerate(completions)
-            if completion.strip()
-            for text in dict.fromkeys((completion, self._cut(prompts[number], completion)))
+        shown = [
+            dict.fromkeys((completion, self._cut(prompt, completion)))
+            for prompt, completion in zip(prompts, completions, strict=True)
         ]
+        graded = [(number, text) for number, texts in enumerate(shown) for text in texts if text.strip()]
         questions = [
             grading_question(
                 prompts[number],
@@ -198,11 +197,17 @@ class Judge:
             )
             for number, text in graded
         ]
-        verdicts = self._verdicts(questions, self._scores_in, self.rubric)
-        marks: dict[int, list[float | Trouble]] = defaultdict(list)
-        for (number, _), verdict in zip(graded, verdicts, strict=True):
-            marks[number].append(verdict if isinstance(verdict, Trouble) else self.rubric.share(verdict))
-        return [self._worse(*marks[number]) if number in marks else 0.0 for number in range(len(completions))]
+        verdicts = dict(zip(graded, self._verdicts(questions, self._scores_in, self.rubric), strict=True))
+        return [
+            self._worse(*(self._share(verdicts.get((number, text))) for text in texts))
+            for number, texts in enumerate(shown)
+        ]
+
+    def _share(self, verdict: dict[str, float] | Trouble | None) -> float | Trouble:
+        """The mark as a share of the scale; 0 for a text that says nothing, and is not shown to the judge."""
+        if verdict is None:
+            return 0.0
+        return verdict if isinstance(verdict, Trouble) else self.rubric.share(verdict)
 
     def _cut(self, prompt: Prompt, completion: str) -> str:
         """The completion without its asides, where they are looked for."""
