@@ -172,7 +172,7 @@ def marked(completions: Sequence[str], write: Written, mark: Any = OWN) -> list[
     def ask(questions: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
         return [write(block(each, "ANSWER"), verdict_line(each, mark)) for each in questions]
 
-    return _scores(judge(attempts=2).asking(ask), completions)
+    return _scores(judge(attempts=2, asides="keep").asking(ask), completions)
 
 
 def compared(completions: Sequence[str], write: Written) -> list[float | None]:
@@ -186,7 +186,7 @@ def compared(completions: Sequence[str], write: Written) -> list[float | None]:
             answers.append(write(sides[worse], verdict_line(each, better)))
         return answers
 
-    return _scores(judge(attempts=1, compare="reference").asking(ask), completions)
+    return _scores(judge(attempts=1, compare="reference", asides="keep").asking(ask), completions)
 
 
 def _scores(reward: Any, completions: Sequence[str]) -> list[float | None]:
