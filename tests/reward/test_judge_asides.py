@@ -82,6 +82,12 @@ def test_pieces_are_the_whole_text():
         assert "".join(pieces_of(text)) == text
 
 
+def test_hostile_texts_are_read_in_one_go():
+    chain = "".join(f"{number} {number + 1}. " for number in range(4000))  # each figure leads to the next
+    for text in (chain, " " * 40_000, "a.\n" * 13_000, "<" * 40_000, "#" * 40_000, "```\n" * 10_000):
+        assert without_asides(TEXT, "15", text) == text
+
+
 def test_begging_is_not_paid():
     asked = []
     reward = judge().asking(gullible(asked))

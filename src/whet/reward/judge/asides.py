@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import defaultdict
 from itertools import pairwise
 
 from whet.reward.answer import explicit_answers
 from whet.reward.defences.reading import content_stems
-from whet.reward.defences.suspicion import is_sentence, sentence_model
+from whet.reward.defences.suspicion import LONGEST_SENTENCE, is_sentence, sentence_model
 from whet.reward.language import common_words
 
 # scores of the classifier from which a piece is an aside
@@ -41,7 +42,8 @@ def without_asides(question: str, reference: str, answer: str) -> str:
     model, stems = sentence_model(), content_stems(question)
     rest, most = [], model.bias
     for piece, is_protected, is_related in zip(pieces, _protected(pieces), related, strict=True):
-        plain = " ".join(TAG.sub(" ", COMMENT.sub("", piece, count=1)).split())
+        opening = COMMENT.match(piece)
+        plain = " ".join(TAG.sub(" ", piece[opening.end() if opening else 0 :]).split())[:LONGEST_SENTENCE]
         score = model.score(stems, plain) if not is_protected and is_sentence(plain) else model.bias
         most = max(most, score)
         if is_protected or not is_sentence(plain) or score <= (RELATED if is_related else UNRELATED):
@@ -58,20 +60,26 @@ def pieces_of(text: str) -> list[str]:
 
 
 def _related(topic: str, pieces: list[str]) -> list[bool]:
-    """Whether each piece has something in common with the topic, or with a piece that has; figures lead further."""
+    """Whether each piece has something in common with the topic or with a piece that has; shared figures lead on."""
     terms = [_terms(piece) for piece in pieces]
     known = _terms(topic)
-    related = [bool(own & known) for own in terms]
-    known = known.union(*(own for own, is_related in zip(terms, related, strict=True) if is_related))
-    for _ in pieces:
-        reached = [bool(own & known) for own in terms]
-        figures = {
-            term for own, is_in in zip(terms, reached, strict=True) if is_in for term in own if term[0].isdigit()
-        }
-        if reached == related and figures <= known:
-            break
-        related, known = reached, known | figures
-    return related
+    known = known.union(*(own for own in terms if own & known))
+    with_figure: dict[str, list[int]] = defaultdict(list)
+    for number, own in enumerate(terms):
+        for term in filter(_is_figure, own):
+            with_figure[term].append(number)
+    reached = [number for number, own in enumerate(terms) if own & known]
+    related = set(reached)
+    while reached:
+        for figure in filter(_is_figure, terms[reached.pop()]):
+            further = [number for number in with_figure.pop(figure, ()) if number not in related]
+            reached += further
+            related.update(further)
+    return [number in related for number in range(len(pieces))]
+
+
+def _is_figure(term: str) -> bool:
+    return term[0].isdigit()
 
 
 def _terms(text: str) -> set[str]:
