@@ -3,21 +3,24 @@
 No language is listed. A piece (a sentence, a line, a comment in code) is unrelated where it has no word, number or
 symbol in common with the question, the reference answer, or a piece that has. An aside is what the classifier of
 `defences.suspicion` takes for words to a grader: it believes so of an unrelated piece easily, of a related one hardly.
-Marked answers and code are none.
+Code is none.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import defaultdict
 from itertools import pairwise
+from typing import Literal
 
 from whet.reward.answer import explicit_answers
 from whet.reward.defences.reading import content_stems
 from whet.reward.defences.suspicion import LONGEST_SENTENCE, is_sentence, sentence_model
 from whet.reward.language import common_words
 
+Kind = Literal["code", "firm", "prose"]
 # scores of the classifier from which a piece is an aside
 UNRELATED, RELATED = -3.0, 0.3
 PIECE = re.compile(
@@ -28,6 +31,7 @@ NUMBER = re.compile(r"(?<![^\W\d_])\d+(?:[.,]\d+)*(?![^\W\d_]{2})")
 SYMBOL = re.compile(r"(?<![^\W_])[^\W\d_](?![^\W_])|(?<=\d)[a-z](?![^\W_])")  # the x of 5x and of x = 9
 KANA = re.compile("[\u3041-\u309f]+")  # particles and endings, which all sentences share
 LETTER = re.compile(r"[^\W\d_]")
+CODE = re.compile(r"[=()\[\]{};<>]")
 TAG = re.compile(r"<[^<>]*>")
 COMMENT = re.compile(r"\s*(?:#|//|--|/\*|\*|\(|<!--|\"\"\"|''')+")
 FENCE, DOCSTRING = "```", ('"""', "'''")
@@ -40,13 +44,14 @@ def without_asides(question: str, reference: str, answer: str) -> str:
     if not any(related):  # nothing tells what it is about
         related = [True] * len(pieces)
     model, stems = sentence_model(), content_stems(question)
-    rest, most = [], model.bias
-    for piece, is_protected, is_related in zip(pieces, _protected(pieces), related, strict=True):
+    rest, most = [], -math.inf
+    for piece, kind, is_related in zip(pieces, _kinds(pieces), related, strict=True):
         opening = COMMENT.match(piece)
         plain = " ".join(TAG.sub(" ", piece[opening.end() if opening else 0 :]).split())[:LONGEST_SENTENCE]
-        score = model.score(stems, plain) if not is_protected and is_sentence(plain) else model.bias
+        score = model.score(stems, plain) if kind != "code" and is_sentence(plain) else -math.inf
         most = max(most, score)
-        if is_protected or not is_sentence(plain) or score <= (RELATED if is_related else UNRELATED):
+        limit = model.threshold if kind == "firm" else RELATED if is_related else UNRELATED
+        if score <= limit:
             rest.append(piece)
     if len(rest) == len(pieces) or (not rest and most <= model.threshold):
         return answer
@@ -89,19 +94,22 @@ def _terms(text: str) -> set[str]:
     return stems | {*NUMBER.findall(words), *SYMBOL.findall(words)}
 
 
-def _protected(pieces: list[str]) -> list[bool]:
-    """Pieces that are never cut: code without comments and docstrings, marked answers, and what has no letters."""
-    protected, in_code, in_docstring = [], False, False
+def _kinds(pieces: list[str]) -> list[Kind]:
+    """Code and rulers are never cut, an answer and words in a code block only where the classifier is sure."""
+    kinds: list[Kind] = []
+    in_code = in_docstring = False
     for piece in pieces:
         if piece.lstrip().startswith(FENCE):
             in_code, in_docstring = not in_code, False
-            protected.append(True)
+            kinds.append("code")
         elif in_code:
-            protected.append(not in_docstring and COMMENT.match(piece) is None)
+            is_comment = in_docstring or COMMENT.match(piece) is not None
+            kinds.append("prose" if is_comment else "code" if CODE.search(piece) else "firm")
             in_docstring ^= sum(map(piece.count, DOCSTRING)) % 2 == 1
         else:
-            protected.append(LETTER.search(TAG.sub("", piece)) is None or bool(explicit_answers(piece)))
-    return protected
+            is_ruler = LETTER.search(TAG.sub("", piece)) is None
+            kinds.append("code" if is_ruler else "firm" if explicit_answers(piece) else "prose")
+    return kinds
 
 
 @functools.cache
