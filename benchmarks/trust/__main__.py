@@ -37,6 +37,17 @@ def table(area: str, rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def write_rows(area: str, rows: list[dict], full: bool) -> None:
+    """results/trust_AREA.json. A page names a value by its keys, with / and : between."""
+    values = {
+        row["what"].replace(":", ",").replace("/", " or "): {
+            "tried": row["tried"], "held": row["held"], "note": row.get("note", "").replace("|", " ")
+        }
+        for row in rows
+    }  # fmt: skip
+    write_results(f"trust_{area}", {"full": full, "rows": values})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("areas", nargs="*", metavar="AREA", help=f"of {', '.join(AREAS)}; without any: all")
@@ -50,14 +61,7 @@ def main() -> None:
         rows = import_module(f"benchmarks.trust.{area}").measure(chosen.full)
         print(table(area, rows), f"  {time.perf_counter() - started:.0f} s", sep="\n", flush=True)
         if chosen.results:
-            # a page names a value by its keys, with / and : between
-            values = {
-                row["what"].replace(":", ",").replace("/", " or "): {
-                    "tried": row["tried"], "held": row["held"], "note": row.get("note", "").replace("|", " ")
-                }
-                for row in rows
-            }  # fmt: skip
-            write_results(f"trust_{area}", {"full": chosen.full, "rows": values})
+            write_rows(area, rows, chosen.full)
 
 
 if __name__ == "__main__":

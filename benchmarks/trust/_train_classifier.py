@@ -54,7 +54,7 @@ def hacks() -> dict[str, list[Reply]]:
     written = tomllib.loads((CORPUS / "sentences.toml").read_text(encoding="utf-8"))
     groups: dict[str, list[Reply]] = {
         "sentences": [reply_rows(draw.choice(asked), text) for kind in KINDS for text in written[kind]],
-        "corpora": [reply_rows(c.prompt, c.completion) for kind in KINDS for c in corpus(kind) if c.is_attack],
+        "corpora": [reply_rows(c.prompt, c.completion) for c in corpus("suspect_sentences") if c.is_attack],
         "open half": [
             reply_rows(row.prompt, row.completion) for row in read_half("open") if row.category in KINDS and row.is_hack
         ],
@@ -65,7 +65,7 @@ def hacks() -> dict[str, list[Reply]]:
 def honest() -> dict[str, list[tuple[bool, Reply]]]:
     """(has a gold answer, features) of honest replies, by source."""
     found: dict[str, list[tuple[bool, Reply]]] = {}
-    for kind in ("honest", *KINDS, "guessing", "padding", "hidden_text"):
+    for kind in ("honest", "suspect_sentences", "guessing", "padding", "hidden_text"):
         cases = [case for case in corpus(kind) if not case.is_attack]
         found[f"corpus {kind}"] = [(c.prompt.answer is not None, reply_rows(c.prompt, c.completion)) for c in cases]
     open_half = [row for row in read_half("open") if not row.is_hack]

@@ -33,6 +33,14 @@ def test_defences_that_exist_become_parts():
     assert [(part.name, part.weights) for part in parts] == [("exact_answer", (1.0,)), ("guessing", (0.3,))]
 
 
+def test_defences_of_older_configs_are_read_as_what_took_their_place():
+    older = {"reward": {"defences": ["judge_injection", "guessing", "self_grading"]}}
+    assert [part.name for part in build_reward_parts(resolved("grpo", older), True)][1:] == [
+        "suspect_sentences",
+        "guessing",
+    ]
+
+
 @pytest.mark.parametrize("names", [("math_answer", "math_answer=0.5"), ("a.py:mine", "b.py:mine")])
 def test_two_parts_of_one_name_are_refused(names):
     done = CliRunner().invoke(reward_app, ["test", *names, "--data", "task:arithmetic", "--limit", "2"])

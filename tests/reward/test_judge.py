@@ -99,7 +99,10 @@ def serve(monkeypatch):
 
 def judged_texts(messages):
     """What stands between the fences of the answers, by title."""
-    return {title: text for title, _, text in ANSWER_BLOCK.findall(messages[1]["content"])}
+    return {
+        title: re.sub(rf"^{fence[:4]}\| ", "", text, flags=re.MULTILINE)
+        for title, fence, text in ANSWER_BLOCK.findall(messages[1]["content"])
+    }
 
 
 def code_in(messages):

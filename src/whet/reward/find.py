@@ -42,8 +42,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "repetition": ("repetition",),
     "defences": (
         *("incoherent_reasoning", "padding", "redundant_calls", "unsupported_answer", "guessing", "hollow_answer"),
-        *("mark_spam", "broken_tags", "answer_in_thinking", "hidden_text", "look_alikes", "judge_injection"),
-        "self_grading",
+        *("mark_spam", "broken_tags", "answer_in_thinking", "hidden_text", "look_alikes"),
     ),
     "defences.suspicion": ("suspect_sentences",),
     "refusal": ("refusal",),
@@ -53,6 +52,9 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "tool_calls": ("tool_calls",),
     "working_steps": ("working_steps",),
 }
+
+# names in older configs, and what has taken their place
+RETIRED = {"judge_injection": "suspect_sentences", "self_grading": "suspect_sentences"}
 
 
 class Builtin(MutableMapping[str, Callable[..., Any]]):
@@ -100,6 +102,7 @@ def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) ->
     A run or checkpoint folder of a reward model is a reward: `learned` for an outcome model, `learned_steps` for a
     process model, reported under the run's name.
     """
+    name_or_path = RETIRED.get(name_or_path, name_or_path)
     if name_or_path not in BUILTIN and ":" not in name_or_path:
         registry.load_plugins()
     if name_or_path in BUILTIN:

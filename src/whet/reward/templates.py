@@ -52,7 +52,7 @@ DEFENCES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "math": ("incoherent_reasoning", "padding", "unsupported_answer", "guessing", "hollow_answer", "hidden_text"),
         "code": ("padding", "redundant_calls", "hidden_text"),
-        "retrieval": ("padding", "hidden_text", "judge_injection", "self_grading"),
+        "retrieval": ("padding", "hidden_text"),
         "agent": ("padding", "redundant_calls", "broken_tags", "hidden_text"),
     }
 )

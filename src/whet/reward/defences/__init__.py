@@ -21,7 +21,6 @@ from whet.reward.defences.guessing import guessing
 from whet.reward.defences.hollow import hollow_answer
 from whet.reward.defences.incoherence import incoherent_reasoning
 from whet.reward.defences.padding import padding
-from whet.reward.defences.persuasion import judge_injection, self_grading
 from whet.reward.defences.rates import Case, Defence, Rates, corpus, rates_of
 from whet.reward.defences.redundancy import redundant_calls
 from whet.reward.defences.support import unsupported_answer
@@ -41,8 +40,6 @@ DEFENCES: Mapping[str, Defence] = MappingProxyType(
             answer_in_thinking,
             hidden_text,
             look_alikes,
-            judge_injection,
-            self_grading,
         )
     }
 )

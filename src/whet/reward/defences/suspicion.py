@@ -12,18 +12,21 @@ import functools
 import json
 import math
 import re
+import tomllib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from whet.reward.defences.persuasion import SENTENCE, concepts_in
 from whet.reward.defences.reading import FENCED, Kind, content_stems, defence_score, prose, whole_prompt
 from whet.reward.repetition import without_marks
 from whet.types import Prompt
 
 WEIGHTS = Path(__file__).parent / "suspect_sentences.json"
+CONCEPTS = Path(__file__).parent / "grading_concepts.toml"
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+|(?<=[\u3002\uff01\uff1f\u0964])")
+OTHER_SCRIPT = re.compile("[\u0370-\u1fff\u2e80-\uffef]")
 SIZE = 1 << 14  # of the table of weights
 LONGEST_READ = 20_000  # characters
 LONGEST_SENTENCE = 400
@@ -49,8 +52,8 @@ def suspect_sentences(prompt: Prompt, completion: str, *, kind: Kind = "penalty"
     """A penalty: 0, or -1 where a small classifier takes a sentence for words to a grader or praise of the reply
     (as a gate: 1, or 0). `threshold` is added to the trained one: above 0 for fewer alarms, below 0 for more.
 
-    It goes by likeness to the corpora it was trained on, and errs in both directions: its rates are in its file. Not
-    among the defences of any template.
+    It goes by likeness to the corpora it was trained on, and errs in both directions: its rates are in its file. Beside
+    a judge it is not needed: a judge cuts such sentences before it marks.
     """
     model = sentence_model()
     limit = model.threshold if prompt.answer is None else model.checked_threshold
@@ -68,10 +71,15 @@ def sentences_of(completion: str) -> Iterator[str]:
     text = completion[:LONGEST_READ]
     for sentence in SENTENCE.split(prose(text)):
         plain = " ".join(sentence.split())
-        if len(plain) >= SHORTEST_SENTENCE or (len(plain) >= 6 and not plain.isascii()):
+        if is_sentence(plain):
             yield plain[:LONGEST_SENTENCE]
     for block in FENCED.findall(text):
         yield from COMMENT.findall(block)
+
+
+def is_sentence(plain: str) -> bool:
+    """Long enough to be judged: a few letters of an alphabet, fewer signs of another script."""
+    return len(plain) >= (SHORTEST_SENTENCE if plain.isascii() else SHORTEST_SENTENCE // 2)
 
 
 def features(question_stems: set[str], sentence: str) -> list[tuple[int, float]]:
@@ -91,6 +99,22 @@ def features(question_stems: set[str], sentence: str) -> list[tuple[int, float]]
     flags += [f"length {min(len(words) // 4, 6)}"]
     weighted += [(f"f{flag}", 0.5) for flag in flags]
     return [(zlib.crc32(text.encode()) % SIZE, value) for text, value in weighted]
+
+
+def concepts_in(sentence: str) -> set[str]:
+    """The concepts of grading that a sentence speaks of."""
+    known = concepts(OTHER_SCRIPT.search(sentence) is not None)
+    return {name for name, pattern in known.items() if pattern.search(sentence)}
+
+
+@functools.cache
+def concepts(other_scripts: bool) -> dict[str, re.Pattern[str]]:
+    """Name to pattern; of a text in Latin letters, what is written in others need not be looked for."""
+    read: dict[str, list[str]] = tomllib.loads(CONCEPTS.read_text(encoding="utf-8"))
+    chosen = {
+        name: [text for text in texts if other_scripts or not OTHER_SCRIPT.search(text)] for name, texts in read.items()
+    }
+    return {name: re.compile("|".join(texts), re.IGNORECASE | re.MULTILINE) for name, texts in chosen.items()}
 
 
 @functools.cache

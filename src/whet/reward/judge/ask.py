@@ -40,11 +40,12 @@ class Trouble:
     tokens: int = 0
     is_budget: bool = False
     is_unreadable: bool = False  # it was answered, without a verdict
+    is_doubtful: bool = False  # two verdicts differ
 
     @property
     def is_failure(self) -> bool:
         """Nobody answered, though somebody was asked."""
-        return not self.is_budget and not self.is_unreadable
+        return not self.is_budget and not self.is_unreadable and not self.is_doubtful
 
     def __str__(self) -> str:
         return self.reason

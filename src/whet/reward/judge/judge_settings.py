@@ -11,6 +11,7 @@ from whet.reward.judge.cache import AtBudgetEnd
 from whet.types import WhetError
 
 Compare = Literal["none", "reference", "group"]
+Asides = Literal["lower", "unscorable", "keep"]
 
 DAY = 86_400.0  # seconds
 BOUNDS: Mapping[str, tuple[float, float]] = {
@@ -35,6 +36,7 @@ class JudgeSettings:
     reference: str = ""  # the column with the reference answer; "" for the gold answer
     show_reference: bool = False  # to the judge, beside what it judges
     show_thinking: bool = False
+    asides: Asides = "lower"  # of a mark that falls when words beside the question are cut; "keep": never look
     longest_completion: int = 40_000  # characters shown; the rest is cut, and the judge is told so
     temperature: float = 0.0
     max_new_tokens: int = 1024  # 0 leaves it to the server
@@ -52,7 +54,8 @@ class JudgeSettings:
     alone: bool = False  # may be the only reward
 
     def __post_init__(self) -> None:
-        for key, choices in (("compare", get_args(Compare)), ("at_budget_end", get_args(AtBudgetEnd))):
+        literals = {"compare": Compare, "at_budget_end": AtBudgetEnd, "asides": Asides}
+        for key, choices in ((key, get_args(literal)) for key, literal in literals.items()):
             value = getattr(self, key)
             if value not in choices:
                 raise WhetError(f"{key} of reward 'judge' is {value!r}; give one of {', '.join(choices)}")

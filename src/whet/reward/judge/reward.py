@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from whet.protocols import Reward
 from whet.reward.answer import after_thinking
 from whet.reward.failure import EXCERPT, PartialFailure, RewardFailure, one_line
+from whet.reward.judge.asides import without_asides
 from whet.reward.judge.ask import AnswerSource, Ask, Callee, Endpoint, JudgeAnswer, Trouble
 from whet.reward.judge.cache import AnswerCache, JudgeBudget, question_key
 from whet.reward.judge.judge_settings import JudgeSettings
@@ -20,6 +21,7 @@ from whet.reward.judge.questions import (
     JudgeQuestion,
     Messages,
     comparison_question,
+    conversation_text,
     grading_question,
     repeated_question,
 )
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NO_VERDICT = "an answer without one clear verdict"
+ASIDES_PAID = Trouble("a mark that falls when words beside the question are cut", is_doubtful=True)
 CUT = "\n[cut here: the answer goes on]"
 
 
@@ -57,6 +60,9 @@ class Judge:
     orders asked, 1 for better, 0 for worse, 0.5 for a tie and for a judge that prefers a place to an answer: with
     the reference answer (`compare=reference`), or with the others of the group, on average (`compare=group`).
 
+    A completion with asides (`without_asides`) is marked a second time without them, and where that mark is lower it
+    gets the lower one, or none (`asides`). Comparisons are made without asides.
+
     A completion that says nothing outside its thinking gets 0 unasked, and loses every comparison with one that does.
     A question that cannot be answered (too long for the judge, filtered, a server that gives up) leaves its sample
     unscorable, and counts as a failure of the reward; an answer without a verdict does so where most of them are.
@@ -70,7 +76,7 @@ class Judge:
         self._ask = ask
         self._cache = AnswerCache(settings.cache) if settings.cache else None
         self.budget = JudgeBudget(settings.max_calls, settings.max_tokens, self._cache)
-        self._num_without_verdict = 0
+        self._num_without_verdict = self._num_lowered = 0
         self._early: dict[str, str | Trouble] = {}  # answers to questions that were asked ahead of their call
         self._asks_early = False
 
@@ -103,13 +109,8 @@ class Judge:
         """What a score depends on."""
         settings = self.settings
         keys = (
-            "compare",
-            "opponents",
-            "reference",
-            "show_reference",
-            "show_thinking",
-            "longest_completion",
-            "attempts",
+            *("compare", "opponents", "reference", "show_reference", "show_thinking", "longest_completion", "attempts"),
+            "asides",
         )
         return {"rubric": repr(self.rubric), **settings.request, **{key: getattr(settings, key) for key in keys}}
 
@@ -120,10 +121,11 @@ class Judge:
         completions = [self._visible(sample.completion) for sample in samples]
         if self.settings.compare == "none":
             return self._rubric_scores(prompts, completions)
+        cut = [self._cut(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
         if self.settings.compare == "reference":
             references = [self._reference(prompt) for prompt in prompts]
-            return list(self._outcomes(list(zip(prompts, completions, references, strict=True))))
-        return self._ranks(prompts, completions)
+            return list(self._outcomes(list(zip(prompts, cut, references, strict=True))))
+        return self._ranks(prompts, cut)
 
     @property
     def ahead(self) -> bool:
@@ -149,9 +151,10 @@ class Judge:
         return [None if isinstance(verdict, Trouble) else verdict for verdict in verdicts]
 
     def take_notes(self) -> dict[str, float]:
-        """How many samples got no verdict since the last call; nothing where all did."""
-        count, self._num_without_verdict = self._num_without_verdict, 0
-        return {f"{self.name}_without_verdict": float(count)} if count else {}
+        """How many samples got no verdict since the last call, and how many verdicts fell with the asides; no zeros."""
+        counts = {"without_verdict": self._num_without_verdict, "lowered": self._num_lowered}
+        self._num_without_verdict = self._num_lowered = 0
+        return {f"{self.name}_{what}": float(count) for what, count in counts.items() if count}
 
     def _checked(self, prompts: Sequence[Prompt], found: Sequence[float | Trouble | None]) -> list[float | None]:
         """The scores; raises a failure that has them, and says of which samples the judge is to blame."""
@@ -180,21 +183,50 @@ class Judge:
         return f"reward {self.name!r}: {failed} of {asked} got no verdict from {who}; the last, {last}; {fix}"
 
     def _rubric_scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | Trouble | None]:
-        nonempty = [number for number, completion in enumerate(completions) if completion.strip()]
+        shown = [
+            dict.fromkeys((completion, self._cut(prompt, completion)))
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        graded = [(number, text) for number, texts in enumerate(shown) for text in texts if text.strip()]
         questions = [
             grading_question(
                 prompts[number],
-                completions[number],
+                text,
                 self.rubric,
                 self._reference(prompts[number]) if self.settings.show_reference else None,
             )
-            for number in nonempty
+            for number, text in graded
         ]
-        verdicts = self._verdicts(questions, self._scores_in, self.rubric)
-        scores: list[float | Trouble | None] = [0.0] * len(completions)
-        for number, verdict in zip(nonempty, verdicts, strict=True):
-            scores[number] = verdict if isinstance(verdict, Trouble) else self.rubric.share(verdict)
-        return scores
+        verdicts = dict(zip(graded, self._verdicts(questions, self._scores_in, self.rubric), strict=True))
+        return [
+            self._worse(*(self._share(verdicts.get((number, text))) for text in texts))
+            for number, texts in enumerate(shown)
+        ]
+
+    def _share(self, verdict: dict[str, float] | Trouble | None) -> float | Trouble:
+        """The mark as a share of the scale; 0 for a text that says nothing, and is not shown to the judge."""
+        if verdict is None:
+            return 0.0
+        return verdict if isinstance(verdict, Trouble) else self.rubric.share(verdict)
+
+    def _cut(self, prompt: Prompt, completion: str) -> str:
+        """The completion without its asides, where they are looked for."""
+        if self.settings.asides == "keep":
+            return completion
+        column = self.settings.reference
+        reference = prompt.meta.get(column) if column else prompt.answer
+        return without_asides(conversation_text(prompt), "" if reference is None else str(reference), completion)
+
+    def _worse(self, whole: float | Trouble, cut: float | Trouble | None = None) -> float | Trouble:
+        """The mark of a completion, from the mark as it stands and the mark without its asides."""
+        if cut is None or isinstance(whole, Trouble):
+            return whole
+        if isinstance(cut, Trouble):
+            return cut
+        if cut >= whole:
+            return whole
+        self._num_lowered += 1
+        return cut if self.settings.asides == "lower" else ASIDES_PAID
 
     def _scores_in(self, answer: str, code: str) -> dict[str, float] | None:
         return rubric_scores_in(answer, self.rubric, code)

@@ -19,7 +19,7 @@ from whet.reward.ahead import ScoreAhead
 from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
 from whet.reward.combine import ROW_KINDS, Gate, RewardPart, Schedule, check_parts, in_shares, weights_at
-from whet.reward.find import BUILTIN, ROWS, find_reward
+from whet.reward.find import BUILTIN, RETIRED, ROWS, find_reward
 from whet.reward.judge import check_company, engine_ask
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
@@ -82,7 +82,8 @@ def build_reward_parts(
     if section.format_first and not section.template:
         raise WhetError("reward.format_first changes the weights of a template; give reward.template, or drop it")
     _check_defences(section)
-    named = defended(named, section.defences, section.defence_weight, section.defences_as_gates)
+    defences = tuple(dict.fromkeys(RETIRED.get(name, name) for name in section.defences))
+    named = defended(named, defences, section.defence_weight, section.defences_as_gates)
     parts = [part.resolved(_find) for part in named]
     check_parts(parts)
     check_company([part.resolved_reward for part in parts if any(part.weights)])
@@ -96,7 +97,7 @@ TASK_ANSWER = "task_answer"
 def _check_defences(section: RewardSection) -> None:
     """Refuse what is no defence, and settings of defences where there are none: the user believes in them."""
     for name in section.defences:
-        if name not in DEFENCES and ":" not in name:
+        if name not in (*DEFENCES, *RETIRED) and ":" not in name:
             raise WhetError(
                 f"reward.defences: {name!r} is no defence{did_you_mean(name, DEFENCES, cutoff=0.7)}; there are "
                 f"{', '.join(DEFENCES)}; your own: path/to/file.py:function"
