@@ -139,6 +139,32 @@ def paid_forgeries(reward: CodeTests, forgeries: dict[str, str], forms: dict[str
     ]
 
 
+def right_programs() -> dict[str, tuple[str, Prompt]]:
+    """The programs of right.txt, each with the prompt of its tests."""
+    parts = {name: text.partition("\n--- tests\n") for name, text in sections("right.txt").items()}
+    return {name: (code, suite_prompt(name, tests)) for name, (code, _, tests) in parts.items()}
+
+
+def marks_of_right_programs(reward: CodeTests) -> dict[str, float | None]:
+    """What each of them gets; None: unscorable."""
+    programs = right_programs()
+    scores = reward.scores([prompt for _, prompt in programs.values()], [fenced(code) for code, _ in programs.values()])
+    return dict(zip(programs, scores, strict=True))
+
+
+def paid_object_forgeries(reward: CodeTests) -> list[str]:
+    """Programs of objects.txt that are paid in full by the tests of a right program: "=== NAME: how", and the code."""
+    programs, forgeries = right_programs(), sections("objects.txt")
+    prompts = [programs[name.partition(":")[0]][1] for name in forgeries]
+    scores = reward.scores(prompts, [fenced(code) for code in forgeries.values()])
+    least = {name: float(re.match(r"# ([\d.]+)", code)[1]) if code.startswith("# ") else 0.0 for name, code in forgeries.items()}  # fmt: skip
+    return [
+        f"{name}: {score}"
+        for name, score in zip(forgeries, scores, strict=True)
+        if score is not None and score > least[name]
+    ]
+
+
 def is_code_found(reward: CodeTests, reply: str) -> bool:
     """Honest code scores 1 in whatever markdown it comes."""
     return reward.scores([Prompt("markdown", (), "Add two numbers.", None, FORMS["assertions"])], [reply]) == [1.0]

@@ -9,6 +9,7 @@ import ast
 import builtins
 import contextlib
 import re
+import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -22,6 +23,15 @@ CODE_MODULES = frozenset(
         *("module", "my_module", "mymodule", "my_code", "your_module", "your_code", "your_solution", "my_solution"),
     )
 )
+# what a test may set up for a program, by the names that say so
+READ = {
+    "environ": "os.environ",
+    "setenv": "os.environ",
+    "delenv": "os.environ",
+    "argv": "sys.argv",
+    "stdin": "sys.stdin",
+}
+DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -229,7 +239,27 @@ def outline(tests: str) -> dict[str, Any]:
     called = {name for statement in tree.body for name in _called_names(statement)[:1]}
     defines = any(isinstance(node, Function | ast.ClassDef) for node in tree.body)
     imports = imported_modules(tree)
-    return {"free": sorted(free), "called": None if defines else sorted(called), "imports": sorted(imports)}
+    replaced = sorted(replaced_names(tree, imports))
+    called_names = None if defines else sorted(called)
+    return {"free": sorted(free), "called": called_names, "imports": sorted(imports), "replaced": replaced}
+
+
+def replaced_names(tree: ast.AST, imports: Collection[str]) -> set[str]:
+    """What tests replace in modules, such as `builtins.input`: by a patch, a `setattr` or an assignment; and what
+    programs read of their surroundings, where the tests speak of it.
+    """
+    names = {READ[node.attr] for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in READ}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {ast.unparse(target) for target in targets if isinstance(target, ast.Attribute)}
+        elif isinstance(node, ast.Call) and _called_name(node) in ("patch", "object", "dict", "setattr", "delattr"):
+            texts = [part.value for part in node.args[:2] if isinstance(part, ast.Constant)]
+            owners = [ast.unparse(part) for part in node.args[:1] if isinstance(part, ast.Name | ast.Attribute)]
+            names.add(".".join(map(str, [*owners, *texts][: 1 + len(owners)])))
+    known = ({*imports, *sys.stdlib_module_names, "__main__"} - CODE_MODULES) | {"__main__"}
+    dotted = {name for name in names if DOTTED.fullmatch(name) and name.split(".")[0] in known}
+    return dotted - {"sys.stdout", "sys.stderr"}
 
 
 def plain_calls(

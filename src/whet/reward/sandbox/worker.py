@@ -42,8 +42,8 @@ PRELOAD = (
 )
 Body = Callable[[], None]
 ROOMS = (
-    *("candidate", "suite", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "literal", "seccomp"),
-    *("wire", "worker"),
+    *("candidate", "suite", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "literal", "remote"),
+    *("seccomp", "wire", "worker"),
 )
 OWN_MODULES = ("whet", "whet.reward.sandbox", *(f"whet.reward.sandbox.{name}" for name in ROOMS))
 
