@@ -109,10 +109,9 @@ def _failure(answer: dict[str, Any], expected: Any) -> str:
 
 def _builtin_name(kinds: Sequence[Any]) -> str:
     """The nearest built-in exception to the one that the code met, whose bases are given."""
-    known = (getattr(builtins, str(name), None) for name in kinds)
-    return next(
-        (kind.__name__ for kind in known if isinstance(kind, type) and issubclass(kind, Exception)), "Exception"
-    )
+    known = [getattr(builtins, str(name), None) for name in kinds]
+    errors = [kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception | SystemExit)]
+    return errors[0].__name__ if errors else "Exception"
 
 
 def _handle(tag: str, parts: list[Any]) -> object:

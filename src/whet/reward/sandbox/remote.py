@@ -22,7 +22,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from whet.reward.sandbox import literal, wire
@@ -64,6 +64,7 @@ SHOWN = frozenset(("__name__", "__qualname__", "__doc__", "__dict__", "__annotat
 OPEN_MODULES = frozenset((*OWN_MODULES, "_io", "io", "types", "unittest.mock", "random", "queue", "collections"))
 OPERATORS_ONLY = frozenset(("builtins", "functools", "itertools", "operator", "_operator"))
 CLOSED = (types.ModuleType, types.FrameType, types.TracebackType, types.CodeType)
+NAMES = frozenset(("__name__", "__qualname__", "__doc__"))
 PREDICATES = frozenset(("startswith", "endswith", "issubset", "issuperset", "isdisjoint"))
 NUM_DOUBTS = 4  # other questions that tell an answer from one that is always the same
 
@@ -361,9 +362,9 @@ class Peer:
         real = _base_of(kind, (*VALUES, *COLLECTIONS))
         if issubclass(kind, BaseException):
             made = kind.__new__(kind, *content)
-            made.args = tuple(content)
+            object.__setattr__(made, "args", tuple(content))
             if isinstance(made, SystemExit):
-                made.code = content[0] if content else None
+                object.__setattr__(made, "code", content[0] if content else None)
         elif real is not None:
             made = real.__new__(kind, content) if real in VALUES else real.__new__(kind)  # type: ignore[call-overload]
         else:
@@ -511,6 +512,16 @@ class Judge(Peer):
         is_predicate = operation == "attribute" and arguments[0] in PREDICATES
         return functools.partial(self._predicate, answer) if is_predicate and isinstance(answer, Remote) else answer
 
+    def find(self, names: Collection[str]) -> dict[str, Any]:
+        """What the code has under these names; for one that it has not, what fails when it is used."""
+        known: Any = {}
+        if not self.is_closed:
+            with contextlib.suppress(Exception):  # code that answers nonsense has none of them
+                known = self.ask("find", 0, [sorted(names)])
+        known = known if type(known) is dict else {}
+        self.asked += any(not isinstance(value, Remote | RemoteType) for value in known.values())
+        return {name: known[name] if name in known else RemoteName(self, name) for name in names}
+
     def watch(self, names: Iterable[str]) -> None:
         """Names of modules that the tests replace: what they put there is put there on the other side too."""
         for name in names:
@@ -569,6 +580,7 @@ class Judge(Peer):
         if operation in ("attribute", "assign", "delete"):
             name, module = str(arguments[0]), type(target).__module__
             is_closed = name.startswith("_") or isinstance(target, type) or module not in OPEN_MODULES
+            is_closed = is_closed and (name not in NAMES or operation != "attribute")
             is_closed = is_closed or (module == "unittest.mock" and hasattr(type(target), name))
             if is_closed or (operation != "attribute" and module not in OWN_MODULES):
                 raise AttributeError(name)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ast
 import binascii
+import collections
 import contextlib
 import functools
 import importlib
 import inspect
+import io
 import marshal
 import math
 import os
@@ -35,10 +37,10 @@ APPLIED = {
     "dataclasses": ("asdict", "astuple", "fields", "is_dataclass", "replace"),
     "inspect": ("signature", "getdoc", "iscoroutinefunction", "isgeneratorfunction", "isabstract", "getmembers"),
 }
-# what pytest itself would give to a test
+# what pytest itself would give to a test, and what is not to be had here
 PYTEST_FIXTURES = (
-    *("tmp_path", "tmpdir", "capsys", "capfd", "caplog", "monkeypatch", "request", "recwarn", "mocker", "benchmark"),
-    *("tmp_path_factory", "pytestconfig", "event_loop"),
+    *("tmpdir", "capfd", "caplog", "request", "recwarn", "mocker", "benchmark", "tmp_path_factory", "pytestconfig"),
+    "event_loop",
 )
 
 
@@ -184,10 +186,7 @@ def _namespace(connection: Judge, test_spec: dict[str, Any]) -> dict[str, Any]:
     outline = test_spec.get("outline") or suite.outline(_text(test_spec))
     names = suite.names_expected(outline, set(space)) | ({entry} if entry else set())
     connection.watch(outline.get("replaced", ()))
-    known = {} if connection.is_closed else connection.ask("find", 0, [sorted(names)])
-    for name in names:
-        space[name] = known[name] if name in known else RemoteName(connection, name)
-    connection.asked += any(not isinstance(value, Remote | RemoteType) for value in known.values())
+    space.update(connection.find(names))
     # the tests are the main program
     space["__name__"] = "__main__"
     space["__file__"] = f"/{MODULE}.py"
@@ -218,10 +217,7 @@ class RemoteModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        connection = vars(self)["_connection"]
-        known = {} if connection.is_closed else connection.ask("find", 0, [[name]])
-        connection.asked += name in known and not isinstance(known[name], Remote | RemoteType)
-        return known[name] if name in known else RemoteName(connection, name)
+        return vars(self)["_connection"].find({name})[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__"):
@@ -476,7 +472,7 @@ class SuiteRun:
             raise CannotJudge(f"{name} needs {', '.join(missing)}, which the tests do not define")
 
     def _fixture(self, name: str) -> Callable[..., Any] | None:
-        return fixture_function(self.space.get(name))
+        return fixture_function(self.space.get(name)) or OWN_FIXTURES.get(name)
 
     def _call(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
         with contextlib.ExitStack() as endings:
@@ -531,11 +527,14 @@ def _call_if_there(made: object, step: str, method: Any) -> None:
 
 
 def _needed_parameters(function: Callable[..., Any]) -> list[str]:
-    return [
+    """The parameters that somebody must give: `mock.patch` gives the first ones of what it decorates itself."""
+    needed = [
         each.name
         for each in inspect.signature(function).parameters.values()
         if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
+    patches = [each for each in getattr(function, "patchings", ()) if each.attribute_name is None]
+    return needed[sum(type(each.new).__name__ == "_SentinelObject" for each in patches) :]
 
 
 def _leaves_out(mark: Any) -> bool:
@@ -558,6 +557,59 @@ def _parameter_sets(mark: Any, name: str) -> list[dict[str, Any]]:
             values = given if len(names) > 1 else given[0]
         sets.append(dict(zip(names, values, strict=True)) if len(names) > 1 else {names[0]: values})
     return sets
+
+
+class Capture:
+    """pytest's `capsys`: what is printed here, the code's own included."""
+
+    def __init__(self, endings: contextlib.ExitStack) -> None:
+        self.streams = (io.StringIO(), io.StringIO())
+        endings.enter_context(contextlib.redirect_stdout(self.streams[0]))
+        endings.enter_context(contextlib.redirect_stderr(self.streams[1]))
+
+    def readouterr(self) -> Any:
+        """What was written since the last call."""
+        texts = [stream.getvalue() for stream in self.streams]
+        for stream in self.streams:
+            stream.seek(0)
+            stream.truncate()
+        return collections.namedtuple("CaptureResult", "out err")(*texts)
+
+
+def _capsys() -> Iterator[Capture]:
+    with contextlib.ExitStack() as endings:
+        yield Capture(endings)
+
+
+def _monkeypatch() -> Iterator[Any]:
+    with contextlib.ExitStack() as endings:
+
+        class MonkeyPatch(importlib.import_module("pytest").MonkeyPatch):  # type: ignore[misc]
+            def setattr(self, target: Any, name: Any, *value: Any, **named: Any) -> None:
+                if not isinstance(target, RemoteType):
+                    return super().setattr(target, name, *value, **named)
+                endings.callback(setattr, target, name, getattr(target, name))
+                setattr(target, name, *value)
+
+        made = MonkeyPatch()
+        endings.callback(made.undo)
+        yield made
+
+
+def _tmp_path() -> Any:
+    import pathlib
+    import tempfile
+
+    folder = tempfile.mkdtemp(dir=os.getcwd())
+    os.chmod(folder, 0o770)  # for the code too, which is another user
+    return pathlib.Path(folder)
+
+
+OWN_FIXTURES: dict[str, Callable[..., Any]] = {
+    "capsys": _capsys,
+    "monkeypatch": _monkeypatch,
+    "tmp_path": _tmp_path,
+}
 
 
 def fixture_function(found: Any) -> Callable[..., Any] | None:
