@@ -66,7 +66,8 @@ OPERATORS_ONLY = frozenset(("builtins", "functools", "itertools", "operator", "_
 CLOSED = (types.ModuleType, types.FrameType, types.TracebackType, types.CodeType)
 NAMES = frozenset(("__name__", "__qualname__", "__doc__"))
 PREDICATES = frozenset(("startswith", "endswith", "issubset", "issuperset", "isdisjoint"))
-NUM_DOUBTS = 4  # other questions that tell an answer from one that is always the same
+STRANGE = "\u2603 no such thing"
+NUM_DOUBTS = 15  # other questions that tell an answer from one that is always the same
 
 
 class CannotJudge(BaseException):
@@ -212,7 +213,7 @@ class Peer:
                 if nodes is not None and type(argument) in (list, dict, set):
                     _overwrite(argument, self.value(nodes))
             value = self.value(answer["value"])
-            if "track" in answer:
+            if "track" in answer and type(value) in (list, dict, set):
                 self.tracked.append([answer["track"], value, answer["value"]])
             return value
 
@@ -489,13 +490,15 @@ class Judge(Peer):
 
     tracks = False
 
-    def __init__(self, channel: int) -> None:
+    def __init__(self, channel: int, secret: str) -> None:
         super().__init__(channel)
+        self.chance = random.Random(secret)  # the same in every run, and nothing that the code could know
         self.asked = 0  # questions so far
         self.is_closed = False  # there is nobody to answer
         self.watched: list[list[Any]] = []  # [module, name, what it was, what it is on the other side]
         # objects that came of an operation with a value of the tests: the object, the operation, the value
         self.by_value: dict[int, tuple[Any, str, Any]] = {}
+        self.named: set[Any] = set()  # classes of the code that the tests use by name
         self.made: dict[int, tuple[Any, Sequence[Any], dict[str, Any]]] = {}  # object: how the tests constructed it
         self.claims: dict[int, tuple[Any, Any]] = {}  # class: two of its objects that the code says are equal
 
@@ -512,14 +515,19 @@ class Judge(Peer):
         is_predicate = operation == "attribute" and arguments[0] in PREDICATES
         return functools.partial(self._predicate, answer) if is_predicate and isinstance(answer, Remote) else answer
 
-    def find(self, names: Collection[str]) -> dict[str, Any]:
-        """What the code has under these names; for one that it has not, what fails when it is used."""
+    def find(self, names: Collection[str], called: Collection[str] = ()) -> dict[str, Any]:
+        """What the code has under these names; for one that it has not, what fails when it is used. So too for one that
+        the tests call and that is a value: then the tests do call the code.
+        """
         known: Any = {}
         if not self.is_closed:
             with contextlib.suppress(Exception):  # code that answers nonsense has none of them
                 known = self.ask("find", 0, [sorted(names)])
         known = known if type(known) is dict else {}
-        self.asked += any(not isinstance(value, Remote | RemoteType) for value in known.values())
+        values = {name for name, value in known.items() if not isinstance(value, Remote | RemoteType)}
+        known = {name: value for name, value in known.items() if name not in values & {*called}}
+        self.asked += not values.isdisjoint(known)
+        self.named |= {value for value in known.values() if isinstance(value, RemoteType)}
         return {name: known[name] if name in known else RemoteName(self, name) for name in names}
 
     def watch(self, names: Iterable[str]) -> None:
@@ -604,8 +612,10 @@ class Judge(Peer):
             return self.awaited(proxy).__await__()
         if name in ("__exit__", "__aexit__"):  # without the traceback
             return super().special(proxy, name, (*arguments[:2], None), named)
-        if name == "__contains__" and _has(proxy, "__iter__") and not isinstance(arguments[0], Remote):
-            return any(each == arguments[0] for each in proxy)  # the code is not told what is looked for
+        if name == "__contains__" and not isinstance(arguments[0], Remote):
+            if _has(proxy, "__iter__"):
+                return any(each == arguments[0] for each in proxy)  # the code is not told what is looked for
+            return self._predicate(functools.partial(asked, proxy, "special", name), *arguments)
         base = _base_of(type(proxy), NUMBERS_AND_TEXT)
         if base and hasattr(base, name) and (name in ARITHMETIC or name in AS_NUMBER or name == "__contains__"):
             return getattr(base, name)(proxy, *arguments)
@@ -618,7 +628,9 @@ class Judge(Peer):
             against = self._compared if is_comparison else self._combined
             return against(proxy, name, arguments[0]) if is_plain(arguments[0]) else self._unlike(proxy, arguments[0])
         result = super().special(proxy, name, arguments, named)
-        return self._is_equal_to_little(proxy, arguments[0]) if name == "__eq__" and result is True else result
+        if name != "__eq__" or result is NotImplemented:
+            return result
+        return bool(result) and self._is_equal_to_little(proxy, arguments[0])
 
     def _compared(self, proxy: Any, name: str, other: Any) -> Any:
         """An object of the code compared with a value of the tests. The code is believed where it says no; its yes
@@ -628,14 +640,14 @@ class Judge(Peer):
             return not self._compared(proxy, "__eq__", other)
         base = _base_of(type(proxy), VALUES)
         held = [_content(proxy, base)] if base else asked(proxy, "state")
-        result = self._answer(proxy, name, other)
-        if isinstance(result, BaseException):
-            raise result
-        if not result or result is NotImplemented:
-            return result
-        if held and getattr(type(held[0]), name)(held[0], other) is True:
-            return True
-        self._doubt(result, (self._answer(proxy, name, _other_value(other)) for _ in range(NUM_DOUBTS)))
+        is_held = bool(held) and getattr(type(held[0]), name)(held[0], other) is True
+        others = [] if is_held else [self._other_value(other) for _ in range(NUM_DOUBTS)]
+        answers = self._answers((proxy, name, each) for each in (other, *others))
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        if answers[0] is NotImplemented or is_held or not answers[0]:
+            return answers[0]
+        self._doubt(answers)
         return False
 
     def _combined(self, proxy: Any, name: str, other: Any) -> Any:
@@ -644,33 +656,48 @@ class Judge(Peer):
         if isinstance(result, Remote):
             if result is not proxy:
                 self.by_value[id(result)] = (proxy, name, other)
-        elif result is not NotImplemented:
-            self._doubt(result, (self._answer(proxy, name, _other_value(other)) for _ in range(NUM_DOUBTS)))
-            return NotImplemented
-        return result
+        elif result is not NotImplemented and not self.named.isdisjoint(type(proxy).__mro__):
+            self._doubt([result, *self._answers((proxy, name, self._other_value(other)) for _ in range(NUM_DOUBTS))])
+        return result if isinstance(result, Remote) else NotImplemented
 
     def _number_by_value(self, proxy: Any, name: str, arguments: Sequence[Any]) -> Any:
         """`abs(result - 3.5)` of an object: the code would say how far it is from what is expected of it."""
-        result = super().special(proxy, name, arguments, {})
         first, operation, other = self.by_value[id(proxy)]
-        combined = [self._answer(first, operation, _other_value(other)) for _ in range(NUM_DOUBTS)]
-        self._doubt(result, (self._answer(each, name, *arguments) for each in combined if isinstance(each, Remote)))
-        raise TypeError("the object is as far from every value")
+        if not self.named.isdisjoint(type(proxy).__mro__):
+            combined = self._answers((first, operation, self._other_value(other)) for _ in range(NUM_DOUBTS))
+            objects = [proxy, *(each for each in combined if isinstance(each, Remote))]
+            self._doubt(self._answers((each, name, *arguments) for each in objects))
+        raise TypeError("the object would say how far it is from a value of the tests")
 
     def _predicate(self, method: Any, *arguments: Any, **named: Any) -> Any:
         """`result.startswith("a")` of an object that is no text: believed where it does not hold of everything."""
-        result = asked(method, "call", *arguments, **named)
-        if result is not True or not arguments or not is_plain(arguments):
+        result = method(*arguments, **named)
+        if not _is_yes(result) or not is_plain(arguments):
             return result
-        others = ([_other_value(each) for each in arguments] for _ in range(NUM_DOUBTS))
-        return any(asked(method, "call", *each, **named) is not True for each in others)
+        for others in (
+            [self._other_value(each) for each in arguments],
+            [10**15] * len(arguments),
+            [STRANGE] * len(arguments),
+        ):
+            with contextlib.suppress(Exception):
+                if _is_yes(method(*others, **named)):
+                    continue
+            return True
+        return False
 
-    def _doubt(self, result: Any, answers: Iterable[Any]) -> None:
+    def _doubt(self, answers: Sequence[Any]) -> None:
         """The code decided about a value of the tests. Where it decides so about all values, it decides nothing; else
         it cannot be told from one that guesses what is expected.
         """
+        result = answers[0]
         if not all(type(answer) is type(result) and answer == result for answer in answers):
             raise CannotJudge("an operator of the code's own class would decide about a value of the tests")
+
+    def _answers(self, questions: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """What each of (object, special method, arguments) gives, asked in an order that does not tell them apart."""
+        asked_for = list(enumerate(questions))
+        answers = {place: self._answer(*each) for place, each in self.chance.sample(asked_for, len(asked_for))}
+        return [answers[place] for place in range(len(answers))]
 
     def _answer(self, proxy: Any, name: str, *arguments: Any) -> Any:
         try:
@@ -681,14 +708,15 @@ class Judge(Peer):
     def _unlike(self, proxy: Any, other: Any) -> Any:
         """An object of the code and one of the tests that is no plain value: the latter decides."""
         kinds = [f"{kind.__module__}.{kind.__name__}" for kind in (type(proxy), type(other))]
-        if kinds[0] == kinds[1]:
+        is_of_tests = type(other).__module__.split(".")[0] in (*OWN_MODULES, "_pytest", "unittest")
+        if kinds[0] == kinds[1] and not is_of_tests:
             raise CannotJudge(f"a {kinds[0]} cannot be carried")
         return NotImplemented
 
     def _is_equal_to_little(self, proxy: Any, other: Any) -> bool:
         """The code says that two of its objects are equal: believed where not all things are equal to them."""
         odd = types.SimpleNamespace()
-        if any(self._answer(each, "__eq__", odd) is True for each in (proxy, other) if isinstance(each, Remote)):
+        if any(_is_yes(self._answer(each, "__eq__", odd)) for each in (proxy, other) if isinstance(each, Remote)):
             return False
         self.claims.setdefault(id(type(proxy)), (proxy, other))
         return True
@@ -702,16 +730,38 @@ class Judge(Peer):
             answers = []
             for changed_at in range(-1, len(arguments)) if kind else ():
                 changed = [
-                    _other_value(each) if changed_at in (-1, place) else each for place, each in enumerate(arguments)
+                    self._other_value(each) if changed_at in (-1, place) else each
+                    for place, each in enumerate(arguments)
                 ]
-                changed_named = {key: _other_value(each) for key, each in named.items()}
+                changed_named = {key: self._other_value(each) for key, each in named.items()}
                 if all(map(operator.is_, (*changed, *changed_named.values()), (*arguments, *named.values()))):
                     continue
                 with contextlib.suppress(Exception):  # arguments that the class does not take
                     made = super().construct(kind, changed, changed_named)
                     answers.append(super().special(proxy, "__eq__", (made,), {}))
-            if answers and all(answer is True for answer in answers):
+            if answers and all(map(_is_yes, answers)):
                 raise CannotJudge(f"to the code's own __eq__ all objects of {type(proxy).__name__} are equal")
+
+    def _other_value(self, value: Any) -> Any:
+        """A value of the same kind that is another one."""
+        chance = self.chance
+        if isinstance(value, bool):
+            return not value
+        if isinstance(value, int | float) and abs(value) < literal.WIDEST_PLAIN:
+            return value + chance.choice((-1, 1)) * chance.randint(2, 9 + int(abs(value)))
+        if isinstance(value, str):
+            return value + "".join(map(chance.choice, ("bdgkmpt", "aeiou", "bdgkmpt")))
+        if isinstance(value, list | tuple) and value:
+            changed = chance.randrange(len(value))
+            return type(value)(self._other_value(each) if changed == at else each for at, each in enumerate(value))
+        if isinstance(value, dict) and value:
+            changed = chance.choice([*value])
+            return {key: self._other_value(item) if key == changed else item for key, item in value.items()}
+        return chance.randint(2, 1000) if value is None or isinstance(value, list | tuple | dict | set) else value
+
+
+def _is_yes(answer: Any) -> bool:
+    return answer is not NotImplemented and not isinstance(answer, BaseException) and bool(answer)
 
 
 def is_plain(value: Any) -> bool:
@@ -735,23 +785,6 @@ def _value_there(module: Any, name: str) -> Any:
     if module is sys and name == "stdin" and hasattr(value, "getvalue"):
         return value.read()
     return value
-
-
-def _other_value(value: Any) -> Any:
-    """A value of the same kind that is another one."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float) and abs(value) < literal.WIDEST_PLAIN:
-        return value + random.choice((-1, 1)) * random.randint(2, 9 + int(abs(value)))
-    if isinstance(value, str):
-        return value + random.choice("bdgkmpt") + random.choice("aeiou") + random.choice("bdgkmpt")
-    if isinstance(value, list | tuple) and value:
-        place = random.randrange(len(value))
-        return type(value)([_other_value(each) if place == at else each for at, each in enumerate(value)])
-    if isinstance(value, dict) and value:
-        place = random.choice([*value])
-        return {key: _other_value(item) if key == place else item for key, item in value.items()}
-    return random.randint(2, 1000) if value is None or isinstance(value, list | tuple | dict | set) else value
 
 
 def _is_test_case(item: Any) -> bool:

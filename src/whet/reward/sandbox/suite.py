@@ -239,9 +239,18 @@ def outline(tests: str) -> dict[str, Any]:
     called = {name for statement in tree.body for name in _called_names(statement)[:1]}
     defines = any(isinstance(node, Function | ast.ClassDef) for node in tree.body)
     imports = imported_modules(tree)
-    replaced = sorted(replaced_names(tree, imports))
-    called_names = None if defines else sorted(called)
-    return {"free": sorted(free), "called": called_names, "imports": sorted(imports), "replaced": replaced}
+    return {
+        **{"free": sorted(free), "called": None if defines else sorted(called), "imports": sorted(imports)},
+        **{"callables": sorted(_names_as_functions(tree)), "replaced": sorted(replaced_names(tree, imports))},
+    }
+
+
+def _names_as_functions(tree: ast.AST) -> set[str]:
+    """The names that tests call, or hand to a function of their own."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    own = {node.name for node in ast.walk(tree) if isinstance(node, Function)}
+    handed = [part for call in calls if _called_name(call) in own for part in call.args]
+    return {_called_name(call) for call in calls} | {part.id for part in handed if isinstance(part, ast.Name)}
 
 
 def replaced_names(tree: ast.AST, imports: Collection[str]) -> set[str]:
