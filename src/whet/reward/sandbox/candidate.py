@@ -13,6 +13,7 @@ import io
 import os
 import sys
 import types
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,8 +66,6 @@ class CandidateServer(Peer):
 
     def listen(self) -> None:
         """From here on, keep what is printed, warned of and logged for the tests."""
-        import warnings
-
         sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, category, *_: self.heard.append(  # type: ignore[assignment]
@@ -203,7 +202,7 @@ def serve(channel: int, prelude: str, sources: Sequence[str]) -> None:
         try:
             message = server.receive()
         except wire.ConnectionClosed:
-            os._exit(0)
+            return
         server.send(server.answer(message))
 
 

@@ -62,6 +62,7 @@ SPECIALS = frozenset((*EQUALITY, *ORDER, *ARITHMETIC, *AS_NUMBER, *(f"__{name}__
 SHOWN = frozenset(("__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__wrapped__", "__members__"))
 # of the tests' objects, those whose public attributes the code may use
 OPEN_MODULES = frozenset((*OWN_MODULES, "_io", "io", "types", "unittest.mock", "random", "queue", "collections"))
+FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 OPERATORS_ONLY = frozenset(("builtins", "functools", "itertools", "operator", "_operator"))
 CLOSED = (types.ModuleType, types.FrameType, types.TracebackType, types.CodeType)
 NAMES = frozenset(("__name__", "__qualname__", "__doc__"))
@@ -148,14 +149,18 @@ class Remote:
         return asked(self, "copy", True)
 
 
-class RemoteName(Remote):
+class RemoteFunction(Remote):
+    """A function or method of the other side."""
+
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
+        return asked(self, "call", *arguments, **named)
+
+
+class RemoteName(RemoteFunction):
     """A name that the tests expect of the code, which does not have it, or the one function that can be meant."""
 
     def __init__(self, peer: Peer, name: str) -> None:
         object.__setattr__(self, "_whet_remote", (peer, name))
-
-    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
-        return asked(self, "call", *arguments, **named)
 
 
 def asked(proxy: Remote, operation: str, /, *arguments: Any, **named: Any) -> Any:
@@ -326,6 +331,8 @@ class Peer:
 
     def reference(self, kind: type) -> list[Any]:
         """A class of this side: its number, and what it is where the other side does not know it yet."""
+        if kind in FUNCTIONS:
+            return []
         if kind.__module__ not in OWN_MODULES and issubclass(kind, (BaseException, *VALUES, *COLLECTIONS)):
             return [kind.__module__, kind.__qualname__]
         number = self.number(kind)
@@ -375,6 +382,8 @@ class Peer:
 
     def local_class(self, reference: list[Any]) -> Any:
         """The class that stands here for one of the other side."""
+        if not reference:
+            return RemoteFunction
         if _is_known(reference):
             real = _known_class(*reference)
             return type.__new__(RemoteType, real.__name__, (Remote, real), {"_whet_class": (self, -1)})
@@ -492,7 +501,7 @@ class Judge(Peer):
 
     def __init__(self, channel: int, secret: str) -> None:
         super().__init__(channel)
-        self.chance = random.Random(secret)  # the same in every run, and nothing that the code could know
+        self.secret = secret
         self.asked = 0  # questions so far
         self.is_closed = False  # there is nobody to answer
         self.watched: list[list[Any]] = []  # [module, name, what it was, what it is on the other side]
@@ -515,12 +524,17 @@ class Judge(Peer):
         is_predicate = operation == "attribute" and arguments[0] in PREDICATES
         return functools.partial(self._predicate, answer) if is_predicate and isinstance(answer, Remote) else answer
 
+    @functools.cached_property
+    def chance(self) -> random.Random:
+        """What the code cannot foresee, and what is the same in every run."""
+        return random.Random(self.secret)
+
     def find(self, names: Collection[str], called: Collection[str] = ()) -> dict[str, Any]:
         """What the code has under these names; for one that it has not, what fails when it is used. So too for one that
         the tests call and that is a value: then the tests do call the code.
         """
         known: Any = {}
-        if not self.is_closed:
+        if names and not self.is_closed:
             with contextlib.suppress(Exception):  # code that answers nonsense has none of them
                 known = self.ask("find", 0, [sorted(names)])
         known = known if type(known) is dict else {}

@@ -242,7 +242,17 @@ def outline(tests: str) -> dict[str, Any]:
     return {
         **{"free": sorted(free), "called": None if defines else sorted(called), "imports": sorted(imports)},
         **{"callables": sorted(_names_as_functions(tree)), "replaced": sorted(replaced_names(tree, imports))},
+        "functions": sorted(_names_called_only(tree)),
     }
+
+
+def _names_called_only(tree: ast.AST) -> set[str]:
+    """Names of functions by convention that tests call and use in no other way."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = {id(node) for node in calls if isinstance(node, ast.Name)}
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    otherwise = {node.id for node in used if id(node) not in called}
+    return {node.id for node in used if not node.id[:1].isupper()} - otherwise
 
 
 def _names_as_functions(tree: ast.AST) -> set[str]:

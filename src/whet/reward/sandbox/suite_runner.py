@@ -138,7 +138,7 @@ class NothingReached(BaseException):
 def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
     """Run the tests and write the log; `test_spec` is what the trainer sent for this side alone."""
     log = ResultLog(output)
-    connection = Judge(channel, repr(test_spec))
+    connection = Judge(channel, _text(test_spec))
     load_error = _load_error(channel)
     # code that does not load is tested all the same, without a word of it: what the tests can judge is theirs to show
     log.is_muted = connection.is_closed = load_error is not None
@@ -186,7 +186,10 @@ def _namespace(connection: Judge, test_spec: dict[str, Any]) -> dict[str, Any]:
     outline = test_spec.get("outline") or suite.outline(_text(test_spec))
     names = suite.names_expected(outline, set(space)) | ({entry} if entry else set())
     connection.watch(outline.get("replaced", ()))
-    space.update(connection.find(names, (entry, *outline["callables"])))
+    entries = {entry} - set(outline["free"]) if entry[:1].islower() else set()
+    functions = names & {*outline["functions"], *entries}
+    space.update({name: RemoteName(connection, name) for name in functions})
+    space.update(connection.find(names - functions, (entry, *outline["callables"])))
     # the tests are the main program
     space["__name__"] = "__main__"
     space["__file__"] = f"/{MODULE}.py"
@@ -198,7 +201,8 @@ def _namespace(connection: Judge, test_spec: dict[str, Any]) -> dict[str, Any]:
 
 def _text(test_spec: dict[str, Any]) -> str:
     """The source of the tests."""
-    return str(test_spec.get("program") or "\n".join([test_spec["setup"], *test_spec.get("tests", ())]))
+    texts = test_spec.get("program"), test_spec["setup"], *test_spec.get("tests", ()), str(test_spec.get("cases", ""))
+    return str(texts[0] or "\n".join(texts[1:]))
 
 
 def _compiled(test_spec: dict[str, Any]) -> Any:
