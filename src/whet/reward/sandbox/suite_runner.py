@@ -3,7 +3,7 @@ calls.
 
 Runs inside the sandbox's own processes: only the standard library may be imported here. The expected values, the
 assertions and the verdict are all on this side. What comes back from the other side is rebuilt as plain values
-(`literal`); for an object that is none, a proxy stands here (`remote`).
+(`literal`); for an object that is none, a proxy stands here (`remote`, `judge`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from typing import Any
 
 from whet.reward.sandbox import suite, wire
 from whet.reward.sandbox.candidate import load_module, shared_classes
-from whet.reward.sandbox.remote import CannotJudge, Judge, Remote, RemoteName, RemoteType, asked
+from whet.reward.sandbox.judge import Judge
+from whet.reward.sandbox.remote import CannotJudge, Remote, RemoteName, RemoteType, asked
 
 MODULE = "tests"
 MOST_TESTS = 10_000
