@@ -1,8 +1,8 @@
 """The tests' end of a unit-test job: what the code's objects may say, and what of the tests the code may use.
 
 Runs inside the sandbox's own processes: only the standard library may be imported here. In one rule: the code does not
-decide about a value of the tests. Where one of its objects meets such a value, what the object holds decides, told before
-the value is shown; where the code's own operator says yes against that, the answer is no if it says yes to everything,
+decide about a value of the tests. Where one of its objects meets such a value, what the object holds decides, told
+before the value is shown; where its own operator says yes against that, the answer is no if it says yes to everything,
 and else the job is unscorable (`_doubt`). Where two objects of the code meet, the tests ask the code a question, as
 `assert is_prime(7)` does; a yes counts where it is not said to everything (`check_claims`).
 """
