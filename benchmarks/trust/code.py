@@ -139,6 +139,33 @@ def paid_forgeries(reward: CodeTests, forgeries: dict[str, str], forms: dict[str
     ]
 
 
+def right_programs() -> dict[str, tuple[str, Prompt]]:
+    """The programs of right.txt, each with the prompt of its tests."""
+    parts = {name: text.partition("\n--- tests\n") for name, text in sections("right.txt").items()}
+    return {name: (code, suite_prompt(name, tests)) for name, (code, _, tests) in parts.items()}
+
+
+def marks_of_right_programs(reward: CodeTests) -> dict[str, float | None]:
+    """What each of them gets; None: unscorable."""
+    programs = right_programs()
+    scores = reward.scores([prompt for _, prompt in programs.values()], [fenced(code) for code, _ in programs.values()])
+    return dict(zip(programs, scores, strict=True))
+
+
+def paid_object_forgeries(reward: CodeTests) -> list[str]:
+    """The forgeries of objects.txt that are paid by the tests of a right program, with whose name a title begins."""
+    programs, forgeries = right_programs(), sections("objects.txt")
+    prompts = [programs[name.partition(":")[0]][1] for name in forgeries]
+    scores = reward.scores(prompts, [fenced(code) for code in forgeries.values()])
+    # what is right in a forgery is paid: its first line says how much
+    earned = [float(code[2:5]) if re.match(r"# 0\.\d", code) else 0.0 for code in forgeries.values()]
+    return [
+        f"{name}: {score}"
+        for name, score, most in zip(forgeries, scores, earned, strict=True)
+        if score is not None and score > most + 0.05
+    ]
+
+
 def is_code_found(reward: CodeTests, reply: str) -> bool:
     """Honest code scores 1 in whatever markdown it comes."""
     return reward.scores([Prompt("markdown", (), "Add two numbers.", None, FORMS["assertions"])], [reply]) == [1.0]
@@ -163,11 +190,16 @@ def measure(full: bool) -> list[dict]:
         found = [name for name, source in thieves.items() if loot_of(pool, source)]
         unjudged = [name for name, text in suites.items() if not is_suite_judged(reward, name, text)]
         paid = paid_forgeries(reward, forgeries, forms)
+        marks, paid_objects = marks_of_right_programs(reward), paid_object_forgeries(reward)
         lost = [name for name, reply in sections("replies.txt").items() if not is_code_found(reward, reply)]
     runs, dead = ([name for name in suites if name.startswith(start)] for start in ("runs", "unscorable"))
     return [
         _row("thieves of other jobs and of the tests", len(thieves), found),
         _row("forged test results", len(forgeries) * len(forms), paid),
+        _row("forgeries with objects", len(sections("objects.txt")), paid_objects),
+        _row(
+            "right programs, paid in full", len(marks), [f"{name}: {mark}" for name, mark in marks.items() if mark != 1]
+        ),
         _row("test suites that run", len(runs), [name for name in unjudged if name in runs]),
         _row("test suites in which nothing is tested", len(dead), [name for name in unjudged if name in dead]),
         _row("honest code in other markdown", len(sections("replies.txt")), lost),

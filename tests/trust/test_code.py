@@ -11,7 +11,9 @@ from benchmarks.trust.code import (
     is_code_found,
     is_suite_judged,
     loot_of,
+    marks_of_right_programs,
     paid_forgeries,
+    paid_object_forgeries,
     sections,
 )
 from whet.reward.code_tests import code_tests
@@ -51,6 +53,12 @@ def test_a_suite_runs_or_says_why_it_cannot():
 
 def test_no_forgery_is_paid():
     assert paid_forgeries(code_tests(seconds=1, workers=2), FORGERIES, {"unittest": FORMS["unittest"]}) == []
+
+
+def test_right_programs_are_paid_in_full_and_forgeries_of_their_objects_are_not():
+    reward = code_tests(seconds=4, workers=2)
+    assert {name: mark for name, mark in marks_of_right_programs(reward).items() if mark != 1} == {}
+    assert paid_object_forgeries(reward) == []
 
 
 def test_honest_code_is_found_in_any_markdown():

@@ -11,11 +11,12 @@ The tests of a prompt are read from its columns, in these forms:
     tests: [{"input": ..., "output": ...}, ...]         either, one by one; "testtype": "functional" marks calls
 
 The code under test and what is expected of it never live in the same process: the code sees the arguments of its
-calls, never an expected value, an assertion or the verdict, so there is nothing to forge and nothing to look up.
+calls, never an assertion or the verdict, so there is nothing to forge and nothing to look up. Plain values are compared
+on the tests' side; the tests use any other object of the code by a proxy (`sandbox.remote`).
 Tests that can judge nothing (they are empty, hold no assertion, never call the code, or cannot run here) make the
 prompt unscorable, with the reason. What remains possible: a completion can recognise arguments and answer from
-memory; and a test that compares two results of the completion with each other (`decode(encode(x)) == x`) judges by
-values the completion chose.
+memory; and a test that compares two results of the completion with each other (`decode(encode(x)) == x`), or with an
+object that the tests build by the completion's own class, judges by values the completion chose or has seen.
 """
 
 from __future__ import annotations

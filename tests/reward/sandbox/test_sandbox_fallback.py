@@ -19,8 +19,8 @@ from whet.reward.sandbox.protections import num_jobs_left
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the protections are Linux ones")
 
 INSIDE = (
-    *("candidate", "suite", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "literal", "seccomp"),
-    *("wire", "worker"),
+    *("candidate", "suite", "suite_runner", "session_runner", "cgroup", "isolation", "judge", "kernel", "literal"),
+    *("remote", "seccomp", "wire", "worker"),
 )
 ALWAYS = {"memory limit", "file size limit", "processor time limit", "wall clock limit", "output limit", "bare start"}
 SMALL = Limits(cpu_seconds=1, wall_seconds=4.0, memory_mb=128)

@@ -7,17 +7,21 @@ trusted: code under test may replace all of it, and gains no more than the right
 
 from __future__ import annotations
 
-import builtins
+import contextlib
+import importlib
+import io
 import os
 import sys
 import types
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
-from whet.reward.sandbox import literal, wire
+from whet.reward.sandbox import wire
+from whet.reward.sandbox.remote import OWN_MODULES, Peer
 
 MODULE = "candidate"
-LONGEST_ITERATION = 100_000
+MOMENT = 0.005  # seconds that the code's tasks run before the tests' own do
 
 
 def load_module(name: str, sources: Sequence[str]) -> types.ModuleType:
@@ -47,71 +51,112 @@ def run_program(source: str) -> None:
     os._exit(code & 0xFF)
 
 
-class CandidateServer:
-    """Objects of this side by number, and the messages about them."""
+class CandidateServer(Peer):
+    """The code's end: it does whatever the tests ask, and passes on what the code says on the way."""
 
     def __init__(self, channel: int, module: types.ModuleType, shared: dict[str, type]) -> None:
-        self.channel = channel
-        self.module = module
+        super().__init__(channel)
         self.shared = shared
-        self.objects: list[Any] = []
+        self.module = module
+        self.number(module)
+        self.heard: list[list[str]] = []  # warnings and log records that the tests have not heard of
+        self.replaced: dict[tuple[str, str], Any] = {}  # (module, name): what was there before
+        self.waiting: dict[int, Any] = {}  # awaitable: its task
+        self.loop: Any = None
 
-    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Do what a message asks, and say what came of it."""
-        try:
-            target = self.target(message["target"])
-            given = [self.value(each) for each in message["arguments"]]
-            named = {name: self.value(each) for name, each in message["named"].items()}
-            result = OPERATIONS[message["operation"]](target, *given, **named)
-            # only a call can be about a value of the other side that must change there too
-            if message["operation"] != "call":
-                return {"value": self.nodes(result)}
-            changed = [self.nodes(each) if isinstance(each, list | dict | set) else None for each in given]
-            return {"value": self.nodes(result), "changed": changed}
-        except BaseException as error:
-            return {"error": _kinds(error), "text": _described(error)[-500:]}
+    def listen(self) -> None:
+        """From here on, keep what is printed, warned of and logged for the tests."""
+        sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, category, *_: self.heard.append(  # type: ignore[assignment]
+            ["warning", category.__name__, str(message)]
+        )
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message, with what the code has said since the last one."""
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if type(stream) is io.StringIO and (text := stream.getvalue()):
+                self.heard.append([name, text])
+                stream.seek(0)
+                stream.truncate()
+        if self.heard:
+            message["heard"], self.heard = self.heard, []
+        super().send(message)
 
     def target(self, target: str | int) -> Any:
         """The object that a message is about."""
-        if isinstance(target, int):
-            return self.objects[target]
-        if not target:
+        return self.objects[target] if isinstance(target, int) else self.named(target)
+
+    def named(self, name: str) -> Any:
+        """What the code has under a name: its own, or a method of its `Solution`."""
+        if not name:
             return only_function(self.module)
-        if hasattr(self.module, target):
-            return getattr(self.module, target)
+        if hasattr(self.module, name):
+            return getattr(self.module, name)
         solution = getattr(self.module, "Solution", None)
-        if solution is not None and hasattr(solution, target):
-            return getattr(solution(), target)
-        raise NameError(f"name {target!r} is not defined")
+        if solution is not None and hasattr(solution, name):
+            return getattr(solution(), name)
+        raise NameError(f"name {name!r} is not defined")
 
-    def nodes(self, value: Any) -> list[Any]:
-        """A value of this side as it travels."""
-        return literal.nodes_of(value, self._export, self.shared)
+    def perform(self, operation: str, target: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Do one thing with an object of this side."""
+        if "logging" in sys.modules and self.log_handler is None:
+            self._listen_to_logs()
+        if operation == "find":
+            return self._find(*arguments)
+        if operation == "wait":
+            return self._wait(target)
+        if operation == "replace":
+            return self._replace(*arguments)
+        return super().perform(operation, target, arguments, named)
 
-    def value(self, nodes: list[Any]) -> Any:
-        """A value that has travelled."""
-        return literal.value_of(nodes, self._load, self.shared)
+    log_handler: Any = None
 
-    def _export(self, value: Any) -> list[Any]:
-        self.objects.append(value)
-        return ["h", len(self.objects) - 1, callable(value), type(value).__name__]
+    def _listen_to_logs(self) -> None:
+        import logging
 
-    def _load(self, tag: str, content: Any) -> Any:
-        if tag == "m":
-            return self.objects[content]
-        if tag == "h":
-            return self._callback(content)
-        raise literal.NotPlain(f"unknown tag {tag!r}")
+        class Handler(logging.Handler):
+            def emit(_, record: logging.LogRecord) -> None:
+                self.heard.append(["log", record.name, str(record.levelno), record.getMessage()])
 
-    def _callback(self, number: int) -> Callable[..., Any]:
-        def called(*arguments: Any) -> Any:
-            wire.send(self.channel, {"callback": number, "arguments": [self.nodes(each) for each in arguments]})
-            answer = wire.receive(self.channel)
-            if "error" in answer:
-                raise raised(answer)
-            return self.value(answer["value"])
+        self.log_handler = Handler()
+        logging.getLogger().addHandler(self.log_handler)
+        logging.getLogger().setLevel(1)  # which of them are of interest is for the tests to say
 
-        return called
+    def _find(self, names: list[str]) -> dict[str, Any]:
+        found = {}
+        for name in names:
+            with contextlib.suppress(Exception):
+                found[name] = self.named(name)
+        return found
+
+    def _wait(self, awaitable: Any) -> tuple[bool, Any]:
+        """Let the code's tasks run for a moment; whether this one is done, and its result."""
+        import asyncio
+
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+
+        async def result() -> Any:
+            return await awaitable
+
+        task = self.waiting.setdefault(id(awaitable), self.loop.create_task(result()))
+        self.loop.run_until_complete(asyncio.wait((task,), timeout=MOMENT))
+        return (True, task.result()) if task.done() else (False, None)
+
+    def _replace(self, module_name: str, name: str, *value: Any) -> None:
+        """Put something else into a module, as the tests did on their side; without a value, what was there before."""
+        module = self.module if module_name in OWN_MODULES else importlib.import_module(module_name)
+        if module is sys and name == "stdin" and value and isinstance(value[0], str):
+            value = (io.StringIO(value[0]),)
+        if value and module is os and name == "environ":
+            os.environ.clear()
+            os.environ.update(value[0])
+            return
+        key = (module_name, name)
+        self.replaced.setdefault(key, getattr(module, name, None))
+        setattr(module, name, value[0] if value else self.replaced[key])
 
 
 def only_function(module: types.ModuleType) -> Any:
@@ -133,60 +178,11 @@ def _names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _awaited(target: Any) -> Any:
-    import asyncio
-
-    return asyncio.run(target)
-
-
-def _iterated(target: Any) -> list[Any]:
-    items = []
-    for item in target:
-        items.append(item)
-        if len(items) > LONGEST_ITERATION:
-            raise OverflowError("the iteration does not end")
-    return items
-
-
-def _assigned(target: Any, name: str, value: Any) -> None:
-    setattr(target, name, value)
-
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "call": lambda target, /, *given, **named: target(*given, **named),
-    "value": lambda target, /, *given, **named: target(*given, **named),
-    "attribute": lambda target, name: getattr(target, name),
-    "assign": _assigned,
-    "item": lambda target, key: target[key],
-    "length": lambda target: len(target),
-    "iterate": _iterated,
-    "contains": lambda target, item: item in target,
-    "await": _awaited,
-}
-
-
-def _kinds(error: BaseException) -> list[str]:
-    return [kind.__name__ for kind in type(error).__mro__]
-
-
 def _described(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return type(error).__name__
-
-
-def raised(answer: dict[str, Any]) -> Exception:
-    """The nearest built-in exception to the one the other side met."""
-    text = str(answer.get("text", ""))
-    for name in answer["error"]:
-        kind = getattr(builtins, str(name), None)
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            try:
-                return kind(text)
-            except Exception:
-                break
-    return RuntimeError(text)
 
 
 def shared_classes(module: types.ModuleType) -> dict[str, type]:
@@ -201,12 +197,13 @@ def _is_own(kind: type, module: types.ModuleType) -> bool:
 def serve(channel: int, prelude: str, sources: Sequence[str]) -> None:
     """Load the code, then answer until the other side is done."""
     server = _loaded(channel, prelude, sources)
+    server.listen()
     while True:
         try:
-            message = wire.receive(channel)
+            message = server.receive()
         except wire.ConnectionClosed:
-            os._exit(0)
-        wire.send(channel, server.answer(message))
+            return
+        server.send(server.answer(message))
 
 
 def answer_calls(output: int, sources: Sequence[str], calls: Sequence[dict[str, Any]]) -> None:
@@ -226,7 +223,7 @@ def _loaded(channel: int, prelude: str, sources: Sequence[str]) -> CandidateServ
         for source in sources:
             exec(compile(source, f"<{MODULE}>", "exec", dont_inherit=True), vars(module))
     except BaseException as error:
-        wire.send(channel, {"error": _kinds(error), "text": _described(error)[-500:]})
+        wire.send(channel, {"error": [kind.__name__ for kind in type(error).__mro__], "text": _described(error)[-500:]})
         os._exit(1)
     kept = {name: kind for name, kind in shared.items() if vars(module).get(name) is kind}
     wire.send(channel, {"loaded": True})

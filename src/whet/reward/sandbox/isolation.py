@@ -286,7 +286,8 @@ def renew_folder(confinement: Confinement, megabytes: int) -> None:
             kernel.unmount(confinement.folder)
             confinement.mounted = None
         group = owner if confinement.users else os.getegid()
-        options = f"mode=0700,size={megabytes}m,nr_inodes={MOST_FILES},uid={owner},gid={group}"
+        mode = _folder_mode(confinement)
+        options = f"mode={mode:04o},size={megabytes}m,nr_inodes={MOST_FILES},uid={owner},gid={group}"
         kernel.mount("tmpfs", confinement.folder, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, options)
         confinement.mounted = (megabytes, os.stat(confinement.folder).st_ctime_ns)
         return
@@ -295,7 +296,11 @@ def renew_folder(confinement: Confinement, megabytes: int) -> None:
     empty_folder(confinement.folder)
     with contextlib.suppress(OSError):
         os.chown(confinement.folder, owner, owner if confinement.users else -1)
-        os.chmod(confinement.folder, 0o700)
+        os.chmod(confinement.folder, _folder_mode(confinement))
+
+
+def _folder_mode(confinement: Confinement) -> int:
+    return 0o770 if confinement.users else 0o700
 
 
 def has_too_many_files(confinement: Confinement, megabytes: int) -> bool:
@@ -325,7 +330,7 @@ def _is_untouched(confinement: Confinement, megabytes: int) -> bool:
     # the clock of file systems is coarse: a quick job may leave the time as it was, never the rest as well
     return (
         confinement.mounted == (megabytes, found.st_ctime_ns)
-        and stat.S_IMODE(found.st_mode) == 0o700
+        and stat.S_IMODE(found.st_mode) == _folder_mode(confinement)
         and not os.listdir(confinement.folder)
         and not os.listxattr(confinement.folder)
     )
@@ -386,7 +391,9 @@ def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int
         step("cgroup", lambda: group.join(limits))
     step("resource_limits", lambda: _limit(resource_limits(confinement, limits)))
     if confinement.users:
-        step("separate_user", lambda: _become(confinement.users[role]))
+        # two users, one group: the tests and the code may use each other's files, and nothing else of each other
+        os.umask(0o007)
+        step("separate_user", lambda: _become(confinement.users[role], confinement.users[0]))
     if not kernel.IS_LINUX:
         kernel.close_all_but(kept)
         return held
@@ -444,9 +451,9 @@ def call_filter(confinement: Confinement) -> bytes:
     return seccomp.filter_program(kernel.MACHINE, own, confinement.counts_processes, has_own_root)
 
 
-def _become(user: int) -> None:
+def _become(user: int, group: int) -> None:
     os.setgroups([])
-    os.setresgid(user, user, user)
+    os.setresgid(group, group, group)
     os.setresuid(user, user, user)
 
 

@@ -2,7 +2,7 @@
 
 Runs inside the sandbox's own processes: only the standard library may be imported here. Only plain values are
 rebuilt, and a value of a subclass arrives as its base: an object that claims to equal everything cannot pass for a
-number. What is no plain value becomes a `handle` that stays where the object lives.
+number. Arrays and frames are rebuilt where their library is loaded. What is no plain value is left to an `Export`.
 
 A value is a list of nodes, children before parents, the last one the value itself. A child is an atom (null, true,
 a number, a string) or [k], the k-th node; so neither depth nor shared parts cost anything.
@@ -14,8 +14,11 @@ import builtins
 import datetime
 import decimal
 import fractions
-from collections import Counter, deque
+import re
+import sys
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 MOST_NODES = 200_000
@@ -23,8 +26,9 @@ WIDEST_PLAIN = 1 << 53  # beyond it an integer travels in hexadecimal, which has
 
 CONTAINERS: tuple[tuple[type, str], ...] = (
     *((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "f"), (deque, "q")),
-    *((Counter, "C"), (dict, "d")),
+    *((Counter, "C"), (OrderedDict, "O"), (dict, "d")),
 )
+MAPPINGS: dict[str, type] = {"d": dict, "C": Counter, "O": OrderedDict}
 BUILDERS: dict[str, Callable[[Iterable[Any]], Any]] = {"l": list, "t": tuple, "s": set, "f": frozenset, "q": deque}
 
 
@@ -53,22 +57,34 @@ SCALARS: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...
     (datetime.date, "A", datetime.date.isoformat, datetime.date.fromisoformat),
     (datetime.time, "H", datetime.time.isoformat, datetime.time.fromisoformat),
     (datetime.timedelta, "E", lambda it: [it.days, it.seconds, it.microseconds], lambda it: datetime.timedelta(*it)),
+    (type(...), "1", lambda _: None, lambda _: ...),
+    (type(NotImplemented), "0", lambda _: None, lambda _: NotImplemented),
 )
 READERS = {tag: read for _, tag, _, read in SCALARS}
+EXACT = frozenset((*(kind for kind, _ in CONTAINERS), *(kind for kind, *_ in SCALARS), str, float, bool, type(None)))
+VIEWS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (type({}.keys()), lambda items: dict.fromkeys(items).keys()),
+    (type({}.values()), lambda items: dict(enumerate(items)).values()),
+    (type({}.items()), lambda items: dict(items).items()),
+)
+NUMBERS = re.compile(r"[<|]?[biufc]\d{1,2}")  # the dtypes of arrays that are rebuilt
 
 
 class NotPlain(Exception):
     """A value that cannot travel, and for which no handle may stand."""
 
 
-Export = Callable[[Any], list[Any]]
-"""The node that stands for an object that is no plain value, or `NotPlain`."""
-Load = Callable[[str, Any], Any]
-"""The value of a node with a tag this module does not know."""
+Export = Callable[[Any], tuple[str, list[Any]] | None]
+"""The tag and the parts that stand for an object whose type is none of the plain ones; None where it may travel as the
+plain value that its class is derived from; or `NotPlain`."""
+Load = Callable[[str, list[Any]], Any]
+"""The value of a node with a tag this module does not know, from its parts."""
 
 
-def refuse(value: Any) -> list[Any]:
+def refuse(value: Any) -> tuple[str, list[Any]] | None:
     """An `Export` without handles: what is no plain value cannot travel."""
+    if isinstance(value, tuple(EXACT)):
+        return None
     raise NotPlain(f"a {type(value).__name__} cannot be carried")
 
 
@@ -90,13 +106,9 @@ def nodes_of(value: Any, export: Export = refuse, shared: Mapping[str, type] | N
                 kept.append(item)
                 continue
             places[id(item)] = None
-            kept.append(item)
+            kept += (item, children)
             stack.append((item, children, tag))
             stack.extend((child, None, "") for child in reversed(children) if not _is_atom(child))
-            continue
-        if tag == "=":
-            places[id(item)] = _reference(children[0], places)
-            kept.append(children)
             continue
         nodes.append([tag, [_reference(child, places) for child in children]])
         places[id(item)] = [len(nodes) - 1]
@@ -123,33 +135,52 @@ def _is_atom(value: Any) -> bool:
 
 
 def _opened(item: Any, export: Export, shared: Mapping[str, type] | None) -> tuple[str, list[Any]]:
-    """(tag, children) of a container; ("x", node) of a finished node; ("", [atom]) of a subclass of an atom;
-    ("=", [other]) of an object that travels as another one."""
-    for kind, tag in CONTAINERS:
-        if isinstance(item, kind):
+    """(tag, children) of a container; ("x", node) of a finished node; ("", [atom]) of a subclass of an atom."""
+    kind = type(item)
+    if kind not in EXACT:
+        if shared is not None and shared.get(kind.__name__) is kind:
+            return f"o{kind.__name__}", [each for pair in vars(item).items() for each in pair]
+        if (opened := _opened_of_library(item, kind)) or (opened := export(item)):
+            return opened
+    for base, tag in CONTAINERS:
+        if isinstance(item, base):
             # the base's own methods: a subclass may say anything
-            base: Any = kind
-            if issubclass(kind, dict):
-                return tag, [each for pair in base.items(item) for each in pair]
-            return tag, list(base.__iter__(item))
+            plain: Any = base
+            return tag, list(chain(*plain.items(item)) if tag in MAPPINGS else plain.__iter__(item))
     if isinstance(item, str):
         return "", [str.__str__(item)]
     if isinstance(item, float):
         return "", [float.__float__(item)]
     if isinstance(item, int) and _is_atom(int.__index__(item)):
         return "", [int.__index__(item)]
-    for kind, tag, write, _ in SCALARS:
-        if isinstance(item, kind):
+    for scalar, tag, write, _ in SCALARS:
+        if isinstance(item, scalar):
             return "x", [tag, write(item)]
+    raise NotPlain(f"a {kind.__name__} cannot be carried")
+
+
+def _opened_of_library(item: Any, kind: type) -> tuple[str, list[Any]] | None:
+    """A value of a built-in kind or of a library that both sides have, by its parts."""
     if isinstance(item, type):
         name = str(item.__name__)
-        return "x", (["y", name] if getattr(builtins, name, None) is item else export(item))
-    kind = type(item)
-    if shared is not None and shared.get(kind.__name__) is kind:
-        return f"o{kind.__name__}", [each for pair in vars(item).items() for each in pair]
-    if (getattr(kind, "__module__", "") or "").split(".")[0] == "numpy" and hasattr(item, "tolist"):
-        return "=", [item.tolist()]
-    return "x", export(item)
+        return ("x", ["y", name]) if getattr(builtins, name, None) is item else None
+    for number, (view, _) in enumerate(VIEWS):
+        if kind is view:
+            return "v", [number, list(item)]
+    library = (getattr(kind, "__module__", "") or "").split(".")[0]
+    if library == "builtins" and getattr(builtins, kind.__name__, None) is kind and issubclass(kind, Exception):
+        return f"e{kind.__name__}", [*item.args]
+    if library == "numpy" and hasattr(item, "tolist"):
+        return "n", [str(item.dtype.str), list(item.shape), item.tolist()]
+    if library == "pandas" and kind.__name__ == "Series":
+        return "p", [[item.name], item.index.tolist(), [item.tolist()], [str(item.dtype)]]
+    if library == "pandas" and kind.__name__ == "DataFrame":
+        columns = [item.iloc[:, place] for place in range(item.shape[1])]
+        types = [str(column.dtype) for column in columns]
+        return "P", [item.columns.tolist(), item.index.tolist(), [column.tolist() for column in columns], types]
+    if library == "pathlib" and hasattr(item, "as_posix"):
+        return "/", [str(item)]
+    return None
 
 
 def value_of(nodes: Sequence[Any], load: Load | None = None, shared: Mapping[str, type] | None = None) -> Any:
@@ -173,17 +204,60 @@ def _built(node: list[Any], child: Callable[[Any], Any], load: Load | None, shar
     tag, content = node[0], node[1]
     if tag in BUILDERS:
         return BUILDERS[tag](child(each) for each in content)
-    if tag in ("d", "C"):
-        pairs = {child(key): child(value) for key, value in zip(content[::2], content[1::2], strict=True)}
-        return pairs if tag == "d" else Counter(pairs)
     if tag in READERS:
         return READERS[tag](content)
     if tag == "y" and isinstance(getattr(builtins, content), type):
         return getattr(builtins, content)
+    parts = [child(each) for each in content]
+    if tag in MAPPINGS:
+        return MAPPINGS[tag](dict(zip(parts[::2], parts[1::2], strict=True)))
     if shared is not None and tag[:1] == "o" and tag[1:] in shared:
         made: Any = object.__new__(shared[tag[1:]])
-        vars(made).update({child(key): child(value) for key, value in zip(content[::2], content[1::2], strict=True)})
+        vars(made).update(zip(parts[::2], parts[1::2], strict=True))
         return made
-    if load is None:
+    if tag[:1] == "e" and len(tag) > 1 and issubclass(kind := getattr(builtins, tag[1:]), Exception):
+        return kind(*parts)
+    return (load or of_library)(tag, parts)
+
+
+def of_library(tag: str, parts: list[Any]) -> Any:
+    """A `Load` without handles: a view, an array, a frame or a path."""
+    if tag not in LIBRARY:
         raise NotPlain(f"unknown tag {tag!r}")
-    return load(tag, content)
+    return LIBRARY[tag](*parts)
+
+
+def _view(number: int, items: list[Any]) -> Any:
+    return VIEWS[number][1](items)
+
+
+def _array(dtype: str, shape: list[int], items: Any) -> Any:
+    """An array where numpy is loaded and the type is one of numbers; else the lists that it holds."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not shape:
+        return items
+    made = numpy.array(items, dtype=dtype if NUMBERS.fullmatch(dtype) else None)
+    return made if list(made.shape) == shape else made.reshape(shape)
+
+
+def _frame(columns: list[Any], index: list[Any], values: list[list[Any]], dtypes: list[str]) -> Any:
+    if "pandas" not in sys.modules:
+        raise NotPlain("pandas is not loaded here")
+    pandas: Any = sys.modules["pandas"]
+    series = [pandas.Series(items, index=index, dtype=kind) for items, kind in zip(values, dtypes, strict=True)]
+    made = pandas.DataFrame(dict(enumerate(series)), index=index)
+    made.columns = columns
+    return made
+
+
+def _series(names: list[Any], index: list[Any], values: list[list[Any]], dtypes: list[str]) -> Any:
+    return _frame([0], index, values, dtypes).iloc[:, 0].rename(names[0])
+
+
+def _path(text: str) -> Any:
+    import pathlib
+
+    return pathlib.Path(text)
+
+
+LIBRARY: dict[str, Callable[..., Any]] = {"v": _view, "n": _array, "p": _series, "P": _frame, "/": _path}

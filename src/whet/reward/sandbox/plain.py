@@ -7,14 +7,14 @@ the code comes to life here, and whatever is malformed equals nothing.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whet.reward.sandbox import literal, suite
-from whet.reward.sandbox.candidate import raised
+from whet.reward.sandbox import literal, remote, suite
 from whet.reward.sandbox.wire import LARGEST_PLAIN, LENGTH
 
 LONGEST_TESTS = 4096  # characters: whatever equals the expected values is far smaller than LARGEST_PLAIN
@@ -56,7 +56,7 @@ def calls_of(tests: tuple[str, ...], entry_point: str) -> PlainCalls | None:
         return None
     messages = [
         {
-            **{"operation": "value", "target": name},
+            **{"do": "value", "target": name},
             "arguments": [literal.nodes_of(argument) for argument in arguments],
             "named": {key: literal.nodes_of(value) for key, value in named.items()},
         }
@@ -99,7 +99,7 @@ def _failure(answer: dict[str, Any], expected: Any) -> str:
     """What a call met instead of the expected value, by the name of an exception; "" where it met that value."""
     try:
         if "error" in answer:
-            return type(raised(answer)).__name__
+            return _builtin_name(answer["error"])
         nodes = answer["value"]
         _check_size(nodes)
         return "" if literal.value_of(nodes, _handle) == expected else "AssertionError"
@@ -107,11 +107,19 @@ def _failure(answer: dict[str, Any], expected: Any) -> str:
         return type(error).__name__
 
 
-def _handle(tag: str, content: Any) -> object:
-    """An object of the code that is no plain value: it equals nothing."""
-    if tag != "h":
-        raise literal.NotPlain(f"unknown tag {tag!r}")
-    return object()
+def _builtin_name(kinds: Sequence[Any]) -> str:
+    """The nearest built-in exception to the one that the code met, whose bases are given."""
+    known = [getattr(builtins, str(name), None) for name in kinds]
+    errors = [kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception | SystemExit)]
+    return errors[0].__name__ if errors else "Exception"
+
+
+def _handle(tag: str, parts: list[Any]) -> object:
+    """An object of the code: by the plain value that its class is derived from, an array by its lists; any other equals
+    nothing."""
+    if tag == "h" and type(parts[2]) in (*remote.VALUES, *remote.COLLECTIONS):
+        return parts[2]
+    return literal.of_library(tag, parts) if tag == "v" else parts[2] if tag == "n" else object()
 
 
 def _check_size(nodes: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ import ast
 import builtins
 import contextlib
 import re
+import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -22,6 +23,15 @@ CODE_MODULES = frozenset(
         *("module", "my_module", "mymodule", "my_code", "your_module", "your_code", "your_solution", "my_solution"),
     )
 )
+# what a test may set up for a program, by the names that say so
+READ = {
+    "environ": "os.environ",
+    "setenv": "os.environ",
+    "delenv": "os.environ",
+    "argv": "sys.argv",
+    "stdin": "sys.stdin",
+}
+DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -229,7 +239,46 @@ def outline(tests: str) -> dict[str, Any]:
     called = {name for statement in tree.body for name in _called_names(statement)[:1]}
     defines = any(isinstance(node, Function | ast.ClassDef) for node in tree.body)
     imports = imported_modules(tree)
-    return {"free": sorted(free), "called": None if defines else sorted(called), "imports": sorted(imports)}
+    return {
+        **{"free": sorted(free), "called": None if defines else sorted(called), "imports": sorted(imports)},
+        **{"callables": sorted(_names_as_functions(tree)), "replaced": sorted(replaced_names(tree, imports))},
+        "functions": sorted(_names_called_only(tree)),
+    }
+
+
+def _names_called_only(tree: ast.AST) -> set[str]:
+    """Names of functions by convention that tests call and use in no other way."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = {id(node) for node in calls if isinstance(node, ast.Name)}
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    otherwise = {node.id for node in used if id(node) not in called}
+    return {node.id for node in used if not node.id[:1].isupper()} - otherwise
+
+
+def _names_as_functions(tree: ast.AST) -> set[str]:
+    """The names that tests call, or hand to a function of their own."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    own = {node.name for node in ast.walk(tree) if isinstance(node, Function)}
+    handed = [part for call in calls if _called_name(call) in own for part in call.args]
+    return {_called_name(call) for call in calls} | {part.id for part in handed if isinstance(part, ast.Name)}
+
+
+def replaced_names(tree: ast.AST, imports: Collection[str]) -> set[str]:
+    """What tests replace in modules, such as `builtins.input`: by a patch, a `setattr` or an assignment; and what
+    programs read of their surroundings, where the tests speak of it.
+    """
+    names = {READ[node.attr] for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in READ}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {ast.unparse(target) for target in targets if isinstance(target, ast.Attribute)}
+        elif isinstance(node, ast.Call) and _called_name(node) in ("patch", "object", "dict", "setattr", "delattr"):
+            texts = [part.value for part in node.args[:2] if isinstance(part, ast.Constant)]
+            owners = [ast.unparse(part) for part in node.args[:1] if isinstance(part, ast.Name | ast.Attribute)]
+            names.add(".".join(map(str, [*owners, *texts][: 1 + len(owners)])))
+    known = ({*imports, *sys.stdlib_module_names, "__main__"} - CODE_MODULES) | {"__main__"}
+    dotted = {name for name in names if DOTTED.fullmatch(name) and name.split(".")[0] in known}
+    return dotted - {"sys.stdout", "sys.stderr"}
 
 
 def plain_calls(

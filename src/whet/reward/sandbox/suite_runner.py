@@ -3,159 +3,46 @@ calls.
 
 Runs inside the sandbox's own processes: only the standard library may be imported here. The expected values, the
 assertions and the verdict are all on this side. What comes back from the other side is rebuilt as plain values
-(`literal`); an object that cannot be rebuilt stays a `RemoteObject`, which equals nothing but itself.
+(`literal`); for an object that is none, a proxy stands here (`remote`, `judge`).
 """
 
 from __future__ import annotations
 
 import ast
 import binascii
+import collections
 import contextlib
 import functools
 import importlib
 import inspect
+import io
 import marshal
 import math
 import os
 import sys
 import types
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from whet.reward.sandbox import literal, suite, wire
-from whet.reward.sandbox.candidate import load_module, raised, shared_classes
+from whet.reward.sandbox import suite, wire
+from whet.reward.sandbox.candidate import load_module, shared_classes
+from whet.reward.sandbox.judge import Judge
+from whet.reward.sandbox.remote import CannotJudge, Remote, RemoteName, RemoteType, asked
 
 MODULE = "tests"
-LARGEST_ANSWER = 1 << 24  # bytes
 MOST_TESTS = 10_000
 NOTE = 200  # characters
 NOT_REACHED = "no assertion was reached"
-# what pytest itself would give to a test
+# functions of the standard library that look into an object
+APPLIED = {
+    "dataclasses": ("asdict", "astuple", "fields", "is_dataclass", "replace"),
+    "inspect": ("signature", "getdoc", "iscoroutinefunction", "isgeneratorfunction", "isabstract", "getmembers"),
+}
+# what pytest itself would give to a test, and what is not to be had here
 PYTEST_FIXTURES = (
-    *("tmp_path", "tmpdir", "capsys", "capfd", "caplog", "monkeypatch", "request", "recwarn", "mocker", "benchmark"),
-    *("tmp_path_factory", "pytestconfig", "event_loop"),
+    *("tmpdir", "capfd", "caplog", "request", "recwarn", "mocker", "benchmark", "tmp_path_factory", "pytestconfig"),
+    "event_loop",
 )
-
-
-class CandidateConnection:
-    """The calls to the other side."""
-
-    def __init__(self, channel: int, shared: dict[str, type]) -> None:
-        self.channel = channel
-        self.shared = shared
-        self.callables: list[Callable[..., Any]] = []
-        self.asked = 0  # questions so far
-        self.is_closed = False  # there is nobody to answer
-
-    def ask(self, operation: str, target: str | int, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Have the other side do something with one of its objects; what came of it."""
-        self.asked += 1
-        if self.is_closed:
-            raise wire.ConnectionClosed("the code does not load")
-        message = {
-            "operation": operation,
-            "target": target,
-            "arguments": [self.nodes(each) for each in arguments],
-            "named": {name: self.nodes(each) for name, each in named.items()},
-        }
-        wire.send(self.channel, message)
-        while True:
-            answer = wire.receive(self.channel, LARGEST_ANSWER)
-            if not isinstance(answer, dict):
-                raise wire.ConnectionClosed("not an answer")
-            if "callback" not in answer:
-                break
-            wire.send(self.channel, self._called_back(answer))
-        if "error" in answer:
-            raise raised(answer)
-        for argument, nodes in zip(arguments, answer.get("changed", ()), strict=False):
-            if nodes is not None and type(argument) in (list, dict, set):
-                _overwrite(argument, self.value(nodes))
-        return self.value(answer["value"])
-
-    def nodes(self, value: Any) -> list[Any]:
-        """A value of this side as it travels."""
-        return literal.nodes_of(value, self._export, self.shared)
-
-    def value(self, nodes: Any) -> Any:
-        """A value that has travelled."""
-        return literal.value_of(nodes, self._load, self.shared)
-
-    def _export(self, value: Any) -> list[Any]:
-        if isinstance(value, RemoteObject):
-            return ["m", object.__getattribute__(value, "_target")]
-        if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
-            self.callables.append(value)
-            return ["h", len(self.callables) - 1]
-        return literal.refuse(value)
-
-    def _load(self, tag: str, content: Any) -> Any:
-        if tag == "h" and isinstance(content, int):
-            return RemoteObject(self, content)
-        raise literal.NotPlain(f"unknown tag {tag!r}")
-
-    def _called_back(self, message: dict[str, Any]) -> dict[str, Any]:
-        try:
-            function = self.callables[message["callback"]]
-            return {"value": self.nodes(function(*(self.value(each) for each in message["arguments"])))}
-        except Exception as error:
-            # the kind alone: a message might quote what only this side may know
-            return {"error": [kind.__name__ for kind in type(error).__mro__]}
-
-
-def _overwrite(argument: Any, value: Any) -> None:
-    """Give a list, dict or set the content it has on the other side."""
-    if type(argument) is not type(value) or argument == value:
-        return
-    argument.clear()
-    (argument.extend if isinstance(argument, list) else argument.update)(value)
-
-
-class RemoteObject:
-    """An object of the code under test: usable, and equal to nothing but itself."""
-
-    def __init__(self, connection: CandidateConnection, target: str | int) -> None:
-        object.__setattr__(self, "_connection", connection)
-        object.__setattr__(self, "_target", target)
-
-    # positional only: the code under test may have parameters of these names
-    def _ask(self, operation: str, /, *arguments: Any, **named: Any) -> Any:
-        connection = object.__getattribute__(self, "_connection")
-        return connection.ask(operation, object.__getattribute__(self, "_target"), arguments, named)
-
-    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
-        return self._ask("call", *arguments, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._ask("attribute", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("assign", name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._ask("item", key)
-
-    def __len__(self) -> int:
-        return int(self._ask("length"))
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._ask("iterate"))
-
-    def __contains__(self, item: Any) -> bool:
-        # asked item by item here: the other side must not be told what is looked for
-        return any(each == item for each in self)
-
-    def __await__(self) -> Generator[None, None, Any]:
-        yield from ()
-        return self._ask("await")
-
-    def __repr__(self) -> str:
-        return "<an object of the code under test>"
 
 
 class ResultLog:
@@ -234,18 +121,15 @@ class ResultLog:
 
 
 def _is_skip(error: BaseException) -> bool:
-    """pytest's and unittest's way to leave a test out."""
-    return type(error).__name__ in ("Skipped", "SkipTest") and (_is_outcome(error) or isinstance(error, Exception))
+    """pytest's and unittest's way to leave a test out, which is the tests' own."""
+    is_named_so = type(error).__name__ in ("Skipped", "SkipTest") and not isinstance(error, Remote)
+    return is_named_so and (_is_outcome(error) or isinstance(error, Exception))
 
 
 def _is_outcome(error: BaseException) -> bool:
     """True for pytest's own failures and skips, which are no ordinary exceptions."""
     outcomes = sys.modules.get("_pytest.outcomes")
     return outcomes is not None and isinstance(error, outcomes.OutcomeException)
-
-
-class CannotJudge(BaseException):
-    """The tests as they are can judge nothing, whatever the code does. No test may catch it."""
 
 
 class NothingReached(BaseException):
@@ -255,13 +139,14 @@ class NothingReached(BaseException):
 def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
     """Run the tests and write the log; `test_spec` is what the trainer sent for this side alone."""
     log = ResultLog(output)
-    connection = CandidateConnection(channel, {})
+    connection = Judge(channel, _text(test_spec))
     load_error = _load_error(channel)
     # code that does not load is tested all the same, without a word of it: what the tests can judge is theirs to show
     log.is_muted = connection.is_closed = load_error is not None
     reason = ""
     try:
         FORMS[test_spec["form"]](connection, log, test_spec)
+        connection.check_claims()
         closing = {"ended": ""}
     except wire.ConnectionClosed:
         closing = {"ended": "the code ended before its tests"}
@@ -285,7 +170,7 @@ def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
 def _load_error(channel: int) -> str | None:
     """None where the code has been loaded; else what it met."""
     try:
-        answer = wire.receive(channel, LARGEST_ANSWER)
+        answer = wire.receive(channel, wire.LARGEST_PLAIN)
     except wire.ConnectionClosed:
         return "the code ended while it was loaded"
     if isinstance(answer, dict) and "error" not in answer:
@@ -293,28 +178,32 @@ def _load_error(channel: int) -> str | None:
     return str(answer.get("text", "")) if isinstance(answer, dict) else ""
 
 
-def _namespace(connection: CandidateConnection, test_spec: dict[str, Any]) -> dict[str, Any]:
-    """A module with the data's own code, and a `RemoteObject` for every name the tests expect of the completion."""
+def _namespace(connection: Judge, test_spec: dict[str, Any]) -> dict[str, Any]:
+    """A module with the data's own code, and what the code has under every name that the tests expect of it."""
     module = load_module(MODULE, [test_spec["prelude"]])
     connection.shared = shared_classes(module)
     space = vars(module)
     entry = test_spec.get("entry_point") or ""
     outline = test_spec.get("outline") or suite.outline(_text(test_spec))
     names = suite.names_expected(outline, set(space)) | ({entry} if entry else set())
-    for name in names:
-        space[name] = RemoteObject(connection, name)
+    connection.watch(outline.get("replaced", ()))
+    entries = {entry} - set(outline["free"]) if entry[:1].islower() else set()
+    functions = names & {*outline["functions"], *entries}
+    space.update({name: RemoteName(connection, name) for name in functions})
+    space.update(connection.find(names - functions, (entry, *outline["callables"])))
     # the tests are the main program
     space["__name__"] = "__main__"
     space["__file__"] = f"/{MODULE}.py"
     sys.modules["__main__"] = module
     for name in {*outline["imports"]} & {*suite.CODE_MODULES, entry}:
-        sys.modules[name] = RemoteModule(name, connection, sorted(names))
+        sys.modules[name] = RemoteModule(name, connection, {each: space[each] for each in sorted(names)})
     return space
 
 
 def _text(test_spec: dict[str, Any]) -> str:
     """The source of the tests."""
-    return str(test_spec.get("program") or "\n".join([test_spec["setup"], *test_spec.get("tests", ())]))
+    texts = test_spec.get("program"), test_spec["setup"], *test_spec.get("tests", ()), str(test_spec.get("cases", ""))
+    return str(texts[0] or "\n".join(texts[1:]))
 
 
 def _compiled(test_spec: dict[str, Any]) -> Any:
@@ -326,22 +215,31 @@ def _compiled(test_spec: dict[str, Any]) -> Any:
 class RemoteModule(types.ModuleType):
     """The completion as a module that tests can import."""
 
-    def __init__(self, name: str, connection: CandidateConnection, names: list[str]) -> None:
+    def __init__(self, name: str, connection: Judge, names: dict[str, Any]) -> None:
         super().__init__(name)
-        vars(self).update({"__all__": names, "_connection": connection})
+        vars(self).update({**names, "__all__": [*names], "_connection": connection})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return RemoteObject(vars(self)["_connection"], name)
+        return vars(self)["_connection"].find({name})[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            return
+        vars(self)["_connection"].ask("assign", 0, [name, value])
+        vars(self).pop(name, None)
+
+    def __delattr__(self, name: str) -> None:
+        vars(self)["_connection"].ask("delete", 0, [name])
 
 
-def _assertions(connection: CandidateConnection, log: ResultLog, test_spec: dict[str, Any]) -> None:
+def _assertions(connection: Judge, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """A list of tests, one result each. What can fail in no way is run for those that follow, and not counted."""
     tests: list[str] = test_spec["tests"]
     space = _namespace(connection, test_spec)
-    if isinstance(space.get("candidate"), RemoteObject):
-        space["candidate"] = RemoteObject(connection, test_spec.get("entry_point") or "")
+    if isinstance(space.get("candidate"), RemoteName):
+        space["candidate"] = RemoteName(connection, test_spec.get("entry_point") or "")
     exec(compile(test_spec["setup"], "<setup>", "exec", dont_inherit=True), space)
     for test, code in zip(tests, _compiled(test_spec) or [None] * len(tests), strict=True):
         if code is not None:  # what nearly all are
@@ -355,7 +253,7 @@ def _assertions(connection: CandidateConnection, log: ResultLog, test_spec: dict
                 exec(compile(test, "<test>", "exec", dont_inherit=True), space)
 
 
-def _program(connection: CandidateConnection, log: ResultLog, test_spec: dict[str, Any]) -> None:
+def _program(connection: Judge, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """A test program: pytest functions, unittest classes, `check(candidate)`, or assertions as they come."""
     text: str = test_spec["program"]
     SuiteRun(connection, log, _namespace(connection, test_spec), test_spec).run(text, _compiled(test_spec))
@@ -436,18 +334,16 @@ def prepared_suite(text: str) -> PreparedSuite:
 class SuiteRun:
     """One test program: it is run as it is written, then whatever tests it defines and does not run itself."""
 
-    def __init__(
-        self, connection: CandidateConnection, log: ResultLog, space: dict[str, Any], test_spec: dict[str, Any]
-    ) -> None:
+    def __init__(self, connection: Judge, log: ResultLog, space: dict[str, Any], test_spec: dict[str, Any]) -> None:
         self.connection = connection
         self.log = log
         self.space = space
         # without a name, the other side gives the one function that can be meant
-        self.candidate = RemoteObject(connection, test_spec.get("entry_point") or "")
+        self.candidate = RemoteName(connection, test_spec.get("entry_point") or "")
         self.functions: dict[str, Callable[..., Any]] = {}  # test functions that nobody has called yet
         space.update({"__log__": log.assertion, "__tried__": log.tried_assertion})
         space.update({"__asserting__": log.asserting, "__test__": self.test})
-        if isinstance(space.get("candidate"), RemoteObject | None):
+        if isinstance(space.get("candidate"), RemoteName | None):
             space["candidate"] = self.candidate
 
     def run(self, text: str, prepared: PreparedSuite | None = None) -> None:
@@ -512,7 +408,7 @@ class SuiteRun:
         except wire.ConnectionClosed:
             raise
         except SystemExit as ending:
-            if ending.code in (None, 0, False):
+            if ending.code in (None, 0, False) and not isinstance(ending, Remote):
                 return
             error: BaseException = ending
         except Exception as caught:
@@ -581,7 +477,7 @@ class SuiteRun:
             raise CannotJudge(f"{name} needs {', '.join(missing)}, which the tests do not define")
 
     def _fixture(self, name: str) -> Callable[..., Any] | None:
-        return fixture_function(self.space.get(name))
+        return fixture_function(self.space.get(name)) or OWN_FIXTURES.get(name)
 
     def _call(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
         with contextlib.ExitStack() as endings:
@@ -636,11 +532,14 @@ def _call_if_there(made: object, step: str, method: Any) -> None:
 
 
 def _needed_parameters(function: Callable[..., Any]) -> list[str]:
-    return [
+    """The parameters that somebody must give: `mock.patch` gives the first ones of what it decorates itself."""
+    needed = [
         each.name
         for each in inspect.signature(function).parameters.values()
         if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
+    patches = [each for each in getattr(function, "patchings", ()) if each.attribute_name is None]
+    return needed[sum(type(each.new).__name__ == "_SentinelObject" for each in patches) :]
 
 
 def _leaves_out(mark: Any) -> bool:
@@ -663,6 +562,59 @@ def _parameter_sets(mark: Any, name: str) -> list[dict[str, Any]]:
             values = given if len(names) > 1 else given[0]
         sets.append(dict(zip(names, values, strict=True)) if len(names) > 1 else {names[0]: values})
     return sets
+
+
+class Capture:
+    """pytest's `capsys`: what is printed here, the code's own included."""
+
+    def __init__(self, endings: contextlib.ExitStack) -> None:
+        self.streams = (io.StringIO(), io.StringIO())
+        endings.enter_context(contextlib.redirect_stdout(self.streams[0]))
+        endings.enter_context(contextlib.redirect_stderr(self.streams[1]))
+
+    def readouterr(self) -> Any:
+        """What was written since the last call."""
+        texts = [stream.getvalue() for stream in self.streams]
+        for stream in self.streams:
+            stream.seek(0)
+            stream.truncate()
+        return collections.namedtuple("CaptureResult", "out err")(*texts)
+
+
+def _capsys() -> Iterator[Capture]:
+    with contextlib.ExitStack() as endings:
+        yield Capture(endings)
+
+
+def _monkeypatch() -> Iterator[Any]:
+    with contextlib.ExitStack() as endings:
+
+        class MonkeyPatch(importlib.import_module("pytest").MonkeyPatch):  # type: ignore[misc]
+            def setattr(self, target: Any, name: Any, *value: Any, **named: Any) -> None:
+                if not isinstance(target, RemoteType):
+                    return super().setattr(target, name, *value, **named)
+                endings.callback(setattr, target, name, getattr(target, name))
+                setattr(target, name, *value)
+
+        made = MonkeyPatch()
+        endings.callback(made.undo)
+        yield made
+
+
+def _tmp_path() -> Any:
+    import pathlib
+    import tempfile
+
+    folder = tempfile.mkdtemp(dir=os.getcwd())
+    os.chmod(folder, 0o770)  # for the code too, which is another user
+    return pathlib.Path(folder)
+
+
+OWN_FIXTURES: dict[str, Callable[..., Any]] = {
+    "capsys": _capsys,
+    "monkeypatch": _monkeypatch,
+    "tmp_path": _tmp_path,
+}
 
 
 def fixture_function(found: Any) -> Callable[..., Any] | None:
@@ -704,13 +656,24 @@ def adapt_packages(text: str) -> None:
         with contextlib.suppress(ImportError):
             pytest = importlib.import_module("pytest")
             vars(pytest)["main"] = lambda *given, **named: 0
-    if "asyncio" in text:
-        import asyncio
+    for name, functions in APPLIED.items():
+        if name in text:
+            module = vars(importlib.import_module(name))
+            module.update({each: _applied(name, each, module[each]) for each in functions})
 
-        run = asyncio.run
-        asyncio.run = lambda main, **named: (  # type: ignore[assignment]
-            main._ask("await") if isinstance(main, RemoteObject) else run(main, **named)
-        )
+
+def _applied(module: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, done on the other side where it is about an object of the code."""
+
+    @functools.wraps(function)
+    def applied(*given: Any, **named: Any) -> Any:
+        if given and isinstance(given[0], Remote):
+            return asked(given[0], "apply", module, name, *given[1:], **named)
+        if given and isinstance(given[0], RemoteType):
+            return given[0]._ask("apply", module, name, *given[1:], **named)
+        return function(*given, **named)
+
+    return applied
 
 
 def _is_unittest(kind: type) -> bool:
@@ -758,7 +721,7 @@ def _run_unittests(kind: Any, log: ResultLog) -> None:
         log.note(passed, None if passed else AssertionError())
 
 
-def _calls(connection: CandidateConnection, log: ResultLog, test_spec: dict[str, Any]) -> None:
+def _calls(connection: Judge, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """Function calls with given arguments, their results compared here."""
     _namespace(connection, test_spec)
     for arguments, expected in test_spec["cases"]:
@@ -799,7 +762,7 @@ def _close(left: Any, right: Any, tolerance: float) -> bool:
         return False
 
 
-FORMS: dict[str, Callable[[CandidateConnection, ResultLog, dict[str, Any]], None]] = {
+FORMS: dict[str, Callable[[Judge, ResultLog, dict[str, Any]], None]] = {
     "assertions": _assertions,
     "program": _program,
     "calls": _calls,

@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -40,10 +41,12 @@ PRELOAD = (
     *("enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "random"),
     *("re", "statistics", "string", "struct", "time", "traceback", "types", "typing", "warnings"),
 )
+WARM_CODE = "def f(x):\n    return [x, {'a': 2.5}]\n"
+WARM_TESTS = "def check(candidate):\n    for n in range(9):\n        assert candidate(n) == [n, {'a': 2.5}]\n"
 Body = Callable[[], None]
 ROOMS = (
-    *("candidate", "suite", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "literal", "seccomp"),
-    *("wire", "worker"),
+    *("candidate", "suite", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "judge", "literal"),
+    *("remote", "seccomp", "wire", "worker"),
 )
 OWN_MODULES = ("whet", "whet.reward.sandbox", *(f"whet.reward.sandbox.{name}" for name in ROOMS))
 
@@ -75,6 +78,12 @@ def start_job(
         body()
     finally:
         os._exit(1)
+
+
+def serve(channel: int, prelude: str, sources: list[str]) -> None:
+    """The whole life of a process with code under test."""
+    candidate.serve(channel, prelude, sources)
+    os._exit(0)
 
 
 class SandboxWorker:
@@ -154,7 +163,7 @@ class SandboxWorker:
 
         def prepare_code() -> tuple[tuple[int, ...], Body]:
             job = wire.receive(self.control)
-            return (there,), lambda: candidate.serve(there, job["prelude"], job["sources"])
+            return (there,), lambda: serve(there, job["prelude"], job["sources"])
 
         def prepare_tests() -> tuple[tuple[int, ...], Body]:
             return (here, record, given), lambda: suite_runner.run_tests(here, record, given)
@@ -410,6 +419,36 @@ def load_modules(names: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
+def warm_up() -> None:
+    """Run a job, each side once in this process: what the interpreter learns on the way, no fork learns anew."""
+    tests = {"form": "program", "program": WARM_TESTS, "entry_point": "f", "setup": "", "prelude": ""}
+    read, write = os.pipe()
+    sides: tuple[Callable[[int], None], ...] = (
+        lambda channel: candidate.serve(channel, "", [WARM_CODE]),
+        lambda channel: suite_runner.run_test_spec(channel, write, tests),
+    )
+    modules, streams = dict(sys.modules), (sys.stdout, sys.stderr)
+    for here, there in (sides, sides[::-1]):
+        ends = [end.detach() for end in socket.socketpair()]
+        child = os.fork()
+        if not child:
+            os.close(ends[0])
+            there(ends[1])
+            os._exit(0)
+        os.close(ends[1])
+        with warnings.catch_warnings():
+            here(ends[0])
+        os.close(ends[0])
+        os.waitpid(child, 0)
+        sys.stdout, sys.stderr = streams
+    for name in set(sys.modules) - set(modules):
+        if name in (candidate.MODULE, suite_runner.MODULE):
+            del sys.modules[name]
+    sys.modules["__main__"] = modules["__main__"]
+    os.close(read)
+    os.close(write)
+
+
 def main(control: int) -> None:
     """A worker's whole run: it receives its setup, reports what holds, then takes jobs until the trainer hangs up."""
     setup = wire.receive(control)
@@ -424,6 +463,7 @@ def main(control: int) -> None:
     isolation.prepare_rules(confinement)
     trial(confinement, setup["limits"])
     confinement.holds["tree_memory"] = confinement.processes is not None
+    warm_up()
     # the code under test has no use for the sandbox's own modules
     for name in OWN_MODULES:
         sys.modules.pop(name, None)
