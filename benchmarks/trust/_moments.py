@@ -1,8 +1,8 @@
 """The moments of a whet command, and what goes wrong at one of them, inside the process that it happens to.
 
-Two clocks tick alike in two equal runs. One ticks before whatever changes a file below a folder: opening for writing, a
-write that reaches the operating system (and once more with half of it written), truncating, flushing, renaming, making
-and removing. The other ticks before each module of a model computes.
+There are two clocks. One ticks before whatever changes a file below a folder, alike in two equal runs: opening for
+writing, a write that reaches the operating system (and once more with half of it written), truncating, flushing,
+renaming, making and removing. The other is the processor time of the process, which is nearly alike.
 """
 
 from __future__ import annotations
@@ -76,20 +76,18 @@ def _program(process: int, is_child: bool, own: str) -> str:
 
 
 class Clock:
-    """Counts the ticks of this process, and does something at one of them, once."""
+    """Counts changes of files below a folder, and does something before one of them, once."""
 
-    def __init__(self, watch: Path, clock: str, wanted: int, act: Callable[[], None], ends_here: bool) -> None:
-        self.watch, self.clock, self.wanted, self.act, self.ends_here = str(watch), clock, wanted, act, ends_here
-        self.process = os.getpid()
-        self._next = {name: itertools.count(1) for name in ("file", "module")}
-        self.counted = {"file": 0, "module": 0}
+    def __init__(self, watch: Path, wanted: int, act: Callable[[], None], ends_here: bool) -> None:
+        self.watch, self.wanted, self.act, self.ends_here = str(watch), wanted, act, ends_here
+        self.process, self.ticks, self._next = os.getpid(), 0, itertools.count(1)
 
-    def tick(self, clock: str, half: bool = False) -> bool:
+    def tick(self, half: bool = False) -> bool:
         """True where half of what comes next is to be done before the end."""
         if os.getpid() != self.process:
             return False
-        self.counted[clock] = number = next(self._next[clock])
-        if clock != self.clock or number != self.wanted:
+        self.ticks = number = next(self._next)
+        if number != self.wanted:
             return False
         if half and self.ends_here:
             return True
@@ -106,19 +104,16 @@ class Clock:
     def changes(self, path: Any, dir_fd: int | None = None) -> None:
         """Something is about to change this path."""
         if self.path_of(path, dir_fd).startswith(self.watch):
-            self.tick("file")
+            self.tick()
 
     def install(self) -> None:
-        """From here on the clocks tick."""
-        from torch.nn.modules.module import register_module_forward_pre_hook
-
+        """From here on the clock ticks."""
         for name in ("mkdir", "unlink", "remove", "rmdir", "truncate", "ftruncate", "fsync", "chmod"):
             self._patch(os, name)
         for name in ("rename", "replace", "link", "symlink"):
             self._patch(os, name, target=1)
         self._patch(fcntl, "flock")
         self._patch_open()
-        register_module_forward_pre_hook(lambda module, arguments: self.tick("module") or None)
 
     def _patch(self, module: Any, name: str, target: int = 0) -> None:
         plain = getattr(module, name)
@@ -139,14 +134,14 @@ class Clock:
 
             def write(self, data: Any) -> Any:
                 data = memoryview(data).cast("B")
-                clock.tick("file")
-                if len(data) > 1 and clock.tick("file", half=True):
+                clock.tick()
+                if len(data) > 1 and clock.tick(half=True):
                     super().write(data[: len(data) // 2])
                     clock.act()
                 return super().write(data)
 
             def truncate(self, size: int | None = None) -> int:
-                clock.tick("file")
+                clock.tick()
                 return super().truncate(size)
 
         def os_open(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
@@ -167,7 +162,7 @@ class Clock:
             is_written = set(mode) & set("wxa+") and not isinstance(file, int)
             if not is_written or not self.path_of(file).startswith(self.watch):
                 return plain_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
-            self.tick("file")
+            self.tick()
             raw = Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
             if buffering == 0:
                 return raw
@@ -179,23 +174,28 @@ class Clock:
 
 def begin(fault: Mapping[str, Any] | None, work: Path, notes: Path) -> None:
     """Let this process, a copy of one with whet imported, count its moments, and meet with the fault at its own."""
-    own = fault or {"how": "nothing", "clock": "file", "tick": 0}
+    own = fault or {"how": "nothing", "clock": "file", "moment": 0}
     if own["how"] == "read-only":
         _heed_permissions()  # before there are threads
 
-    def act() -> None:
+    def act(*_: Any) -> None:
         (notes / "struck").touch()
         globals()["_" + own["how"].replace(" ", "_").replace("-", "_")](own, work, notes)
 
-    clock = Clock(work, own["clock"], own["tick"], act, ends_here=own["how"] == "kill" and own["who"] == "trainer")
+    by_file = own["clock"] == "file"
+    is_end = own["how"] == "kill" and own["who"] == "trainer"
+    clock = Clock(work, int(own["moment"]) if by_file else 0, act, is_end)
     clock.install()
+    if not by_file:
+        signal.signal(signal.SIGPROF, act)
+        signal.setitimer(signal.ITIMER_PROF, max(0.001, own["moment"]))
     process = os.getpid()
 
-    def say_ticks() -> None:
+    def say_moments() -> None:
         if os.getpid() == process:
-            (notes / "ticks").write_text(json.dumps(clock.counted))
+            (notes / "moments").write_text(json.dumps({"file": clock.ticks, "processor": time.process_time()}))
 
-    atexit.register(say_ticks)
+    atexit.register(say_moments)
 
 
 def _victims(fault: Mapping[str, Any], notes: Path) -> list[int]:
@@ -292,8 +292,10 @@ def _little_memory(fault: Mapping[str, Any], work: Path, notes: Path) -> None:
 
 
 def _few_handles(fault: Mapping[str, Any], work: Path, notes: Path) -> None:
-    used = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + fault["handles"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    """From now on so many more files can be open, and no more."""
+    used = set(map(int, os.listdir("/proc/self/fd")))
+    free = itertools.islice((number for number in itertools.count() if number not in used), fault["handles"] + 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def _error(fault: Mapping[str, Any], work: Path, notes: Path) -> None:
