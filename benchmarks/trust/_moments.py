@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -199,26 +200,24 @@ def begin(fault: Mapping[str, Any] | None, work: Path, notes: Path) -> None:
 
 
 def _victims(fault: Mapping[str, Any], notes: Path) -> list[int]:
-    """The processes that it happens to: this one, all, or any by a number drawn."""
+    """The processes that it happens to: this one, all, any by a number drawn, or any of a name."""
     alive = processes_below(os.getppid())
-    others = [process for process, name in alive.items() if name in fault["who"].split("|")]
-    if fault["who"] == "trainer" or (not others and fault["who"] not in ("any", "all")):
+    named = [process for process, name in alive.items() if name == fault["who"]]
+    if fault["who"] == "trainer":
         chosen = [os.getpid()]
     elif fault["who"] == "all":
         chosen = sorted(alive, key=lambda process: process == os.getpid())  # itself last: it must not stop before
     else:
-        pool = others or list(alive)
-        chosen = [pool[int(fault["drawn"] * len(pool))]]
+        pool = list(alive) if fault["who"] == "any" else named
+        chosen = [pool[int(fault["drawn"] * len(pool))]] if pool else []
     with open(notes / "victims", "a") as file:
         file.write("".join(f"{process} {alive.get(process, 'trainer')}\n" for process in chosen))
     return chosen
 
 
 def _send(process: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(process, number)
-    except ProcessLookupError:
-        pass
 
 
 def _nothing(fault: Mapping[str, Any], work: Path, notes: Path) -> None:
@@ -226,8 +225,11 @@ def _nothing(fault: Mapping[str, Any], work: Path, notes: Path) -> None:
 
 
 def _kill(fault: Mapping[str, Any], work: Path, notes: Path) -> None:
-    for process in _victims(fault, notes):
+    victims = _victims(fault, notes)
+    for process in victims:
         _send(process, signal.SIGKILL)
+    if not victims:  # it is not there yet
+        signal.setitimer(signal.ITIMER_PROF, 0.02)
 
 
 def _stop(fault: Mapping[str, Any], work: Path, notes: Path) -> None:

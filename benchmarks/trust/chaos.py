@@ -35,8 +35,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def meet_fault():
         os.rename(HERE + "/armed.py", HERE + "/fired.py")
         exec(open(HERE + "/fired.py").read(), globals())
 '''
-REWARDS = f'''{ARMING}
+REWARDS = f"""{ARMING}
 def mine(completion):
     meet_fault()
     return float(sum(map(ord, completion)) % 7)
@@ -80,7 +80,7 @@ def coded(completion):
     (result,) = shared_sandbox(1).run([ProgramJob(f"print(sum(map(ord, {{completion!r}})) % 7)")])
     return float(result.stdout)
 meet_fault()
-'''
+"""
 ENVIRONMENT = f'''{ARMING}
 class Echo:
     """Two turns."""
@@ -93,7 +93,7 @@ class Echo:
             return float(len(completion) % 3)
         return [{{"role": "user", "content": completion[:5] + " and on"}}]
 '''
-PROGRAM = f'''{ARMING}
+PROGRAM = f"""{ARMING}
 import json, urllib.request
 messages = [{{"role": "user", "content": "1+1"}}]
 for turn in range(2):
@@ -104,7 +104,7 @@ for turn in range(2):
     with urllib.request.urlopen(request, timeout=60) as answer:
         messages += [json.loads(answer.read())["choices"][0]["message"], {{"role": "user", "content": "and on"}}]
 print(json.dumps({{"reward": sum(len(message["content"]) for message in messages) % 5}}))
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,21 @@ def slowly(parts, file, wanted):
     time.sleep(0.15)
     return plain(parts, file, wanted)
 tensor_files._write = slowly
+"""
+# completions are asked for when all engines are there; what one writes after a restart is noted
+RESTARTS = """
+from whet.training.distributed.remote_engine import RemoteEngine
+plain_generate, plain_take = RemoteEngine._generate, RemoteEngine._take
+def generate(self, *arguments):
+    self._await(lambda: any(engine.doing == "start" and engine.call is not None for engine in self.usable()))
+    return plain_generate(self, *arguments)
+def take(self, engine, piece, *arguments):
+    wrong = plain_take(self, engine, piece, *arguments)
+    if engine.counts.restarts and not wrong:
+        with open("../written_after_restart", "a") as file:
+            file.write(f"{len(piece)} by {engine.name}\\n")
+    return wrong
+RemoteEngine._generate, RemoteEngine._take = generate, take
 """
 FILES = ("train", "grpo", "--steps=3", "--data=rows.jsonl", "--model=model", *SCORED)
 ONLINE = ("batch.rows_per_step=8", "preference.online=8", "data.difficulty=3", "sampling.max_new_tokens=16")
@@ -175,8 +190,8 @@ RUNS: Mapping[str, RunKind] = {
         ("train", "grpo", "--steps=4", *SCORED), (*SMALL, *GROUPS), calls=True, setup=SLOW_SAVES
     ),
     "Ray": RunKind(
-        ("train", "grpo", "--steps=3", *SCORED), (*SMALL, *GROUPS, "scale.engines=2", "scale.timeout=60"), 0.15,
-        calls=True, engine="engine", grace=150.0,
+        ("train", "grpo", "--steps=4", *SCORED), (*SMALL, *GROUPS, "scale.engines=2", "scale.timeout=60"), 0.15,
+        calls=True, engine="engine", grace=150.0, setup=RESTARTS,
     ),
 }  # fmt: skip
 
@@ -196,35 +211,35 @@ def write_inputs(kind: RunKind, work: Path) -> None:
 
 # --- the kinds of faults
 
-# what a call of the user's code does -> what is said of it
-MISDEEDS = {
-    "import torch; torch.set_grad_enabled(False)": "changed torch's gradient mode|^",
-    "import torch; torch.inference_mode().__enter__()": "",
-    "import torch; torch.set_default_dtype(torch.float16)": "",
-    "import torch; torch.set_default_device('meta')": "",
-    "os.chdir('/')": "",
-    "sys.stdout.close(); os.close(1)": "",
-    "sys.stderr.close()": "",
-    "sys.stdout = None": "",
-    "signal.signal(signal.SIGINT, signal.SIG_IGN)": "",
-    "import warnings; warnings.simplefilter('error')": "",
-    "os.environ.clear()": "",
-    "os.umask(0o777)": "",
-    "import random; random.seed(1)": "",
-    "import torch; torch.manual_seed(1)": "",
-    "os._exit(0)": "",
-    "sys.exit(0)": "",
-    "ctypes.string_at(0)": "",
-    "os.abort()": "",
-    "raise type('Own', (BaseException,), {})('mine')": "",
-    "raise type('Own', (Exception,), {'__str__': None})": "",
-    "f = lambda: f(); f()": "",
-    "threading.Thread(target=time.sleep, args=(999,)).start()": "",
-    "bytearray(1 << 42)": "",
-    "raise KeyboardInterrupt": "",
+# what a call of the user's code does
+MISDEEDS = (
+    "import torch; torch.set_grad_enabled(False)",
+    "import torch; torch.inference_mode().__enter__()",
+    "import torch; torch.set_default_dtype(torch.float16)",
+    "import torch; torch.set_default_device('meta')",
+    "os.chdir('/')",
+    "sys.stdout.close(); os.close(1)",
+    "sys.stderr.close()",
+    "sys.stdout = None",
+    "signal.signal(signal.SIGINT, signal.SIG_IGN)",
+    "import warnings; warnings.simplefilter('error')",
+    "os.environ.clear()",
+    "os.umask(0o777)",
+    "import random; random.seed(1)",
+    "import torch; torch.manual_seed(1)",
+    "os._exit(0)",
+    "sys.exit(0)",
+    "ctypes.string_at(0)",
+    "os.abort()",
+    "raise type('Own', (BaseException,), {})('mine')",
+    "raise type('Own', (Exception,), {'__str__': None})",
+    "f = lambda: f(); f()",
+    "threading.Thread(target=time.sleep, args=(999,)).start()",
+    "bytearray(1 << 42)",
+    "raise KeyboardInterrupt",
     "import gc, torch; [p.data.fill_(float('nan')) for m in gc.get_objects() if isinstance(m, torch.nn.Linear)"
-    " for p in m.parameters()]": "",
-}
+    " for p in m.parameters()]",
+)
 HANGS = (
     "time.sleep(10**6)",
     "while True: pass",
@@ -324,7 +339,7 @@ def _hang(stream: random.Random, run: RunKind) -> Options:
 
 
 def _misdeed(stream: random.Random, run: RunKind) -> Options:
-    return {"how": "arm", "code": stream.choice(list(MISDEEDS)), "early": stream.random() < 0.1}
+    return {"how": "arm", "code": stream.choice(MISDEEDS), "early": stream.random() < 0.1}
 
 
 def _memory(stream: random.Random, run: RunKind) -> Options:
@@ -389,7 +404,7 @@ class Fault:
     share: float  # of that clock's time in an undisturbed run
     drawn: float  # which process, how full, ...
     rank: int
-    killed_again: float  # the resume is killed too, at this share of its ticks; 0: it is not
+    killed_again: float  # the resume is killed too, at this share of its time; 0: it is not
     options: Options = field(default_factory=dict)
 
     def order(self, whole: Mapping[str, float]) -> Options:
@@ -407,12 +422,14 @@ def numbered_fault(number: int) -> Fault:
     options = kinds[title].draw(stream, run)
     least = options.pop("least_share", 0.0)
     share = least + (1 - least) * stream.random()
-    if options["how"] == "arm":
-        share *= 0.6  # there must be a call after it
+    if options["how"] == "arm" or title == "a lost engine":
+        share *= 0.5  # there must be a call after it
     again = stream.uniform(0.01, 0.9) if stream.random() < 0.15 else 0.0
     clock = stream.choice(("file", "processor"))
     if options["how"] == "error":
         clock = "file"  # no error is raised between any two instructions
+    elif title == "a lost engine":
+        clock = "processor"
     return Fault(number, name, title, clock, share, stream.random(), stream.randrange(run.num_ranks), again, options)
 
 
@@ -545,7 +562,7 @@ class Laboratory:
 
     def fresh(self, kind: RunKind) -> None:
         for path in SCRATCH.iterdir():
-            shutil.rmtree(path)
+            path.unlink() if path.is_file() else shutil.rmtree(path)
         self.work.mkdir()
         write_inputs(kind, self.work)
 
@@ -598,7 +615,7 @@ class Laboratory:
         output = os.open(notes / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number, file in ((0, nothing), (1, output), (2, output)):
             os.dup2(file, number)
-        sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in ((0, "r"), (1, "w"), (2, "w")))
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
         sys.argv = ["whet", *words]
         code: Any = 70
         try:
@@ -705,14 +722,16 @@ class Outcome:
     said: str = ""  # the last line of the run that met with it
     victims: str = ""
     struck: bool = True
+    after_restart: int = 0  # completions that a lost engine wrote when it was back
     cpu: float = 0.0
     log: str = ""
 
     def line(self) -> str:
-        fault = {key: value for key, value in asdict(self.fault).items() if value not in (0.0, {})}
-        own = {"came": self.came, "wrong": self.wrong, "said": self.said[:200], "victims": self.victims}
-        own |= {"struck": self.struck, "cpu": round(self.cpu, 2)}
-        return json.dumps({**fault, "share": round(self.fault.share, 4), **own})
+        """All that the number does not say by itself, and enough to read it."""
+        own = {"number": self.fault.number, "run": self.fault.run, "kind": self.fault.kind, "came": self.came}
+        own |= {"wrong": self.wrong, "said": self.said[:160], "victims": self.victims, "struck": self.struck}
+        own |= {"file": self.fault.options.get("file", ""), "after_restart": self.after_restart}
+        return json.dumps({**own, "cpu": round(self.cpu, 2)})
 
 
 def begun(folder: Path) -> bool:
@@ -738,6 +757,10 @@ def met(lab: Laboratory, fault: Fault) -> Outcome:
     outcome.victims = ", ".join(line.partition(" ")[2] for line in first.victims.splitlines())
     if outcome.wrong:
         return outcome
+    if fault.options.get("who") == "engine" and first.code == 0:  # a restarted engine that does nothing is none
+        notes = _text_of(SCRATCH / "written_after_restart").split()
+        outcome.after_restart = sum(map(int, notes[::4]))
+        outcome.wrong = "" if outcome.after_restart else "the engine wrote nothing after its restart"
     undo(lab.work)
     restore = hurt(lab.work, fault)
     came = "went on" if first.code == 0 else "resumed"
@@ -853,7 +876,7 @@ def rows(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Per kind of fault and per kind of run: how many were tried, how many held, and how."""
     struck = [line for line in lines if line["struck"]]
     groups = [(kind, [line for line in struck if line["kind"] == kind]) for kind in FAULTS]
-    groups += [(f"all of these in a run: {run}", [line for line in struck if line["run"] == run]) for run in RUNS]
+    groups += [(f"in runs of {run}", [line for line in struck if line["run"] == run]) for run in RUNS]
     return [_row(what, some) for what, some in [*groups, ("all", struck)] if some]
 
 
@@ -880,7 +903,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other fault after so long")
     parser.add_argument("--lines", type=Path, default=LINES, help="where each fault appends its line")
     parser.add_argument("--results", action="store_true", help="write results/trust_chaos.json")
-    parser.add_argument("--run", help="with --fault: in this kind of run")
     chosen = parser.parse_args()
     began = time.monotonic()
     done = {line["number"] for line in read_lines(chosen.lines)}
@@ -895,7 +917,7 @@ def main() -> None:
         took = time.monotonic() - started
         if chosen.fault:
             print(outcome.log, end="")
-        else:
+        if not chosen.fault or chosen.lines != LINES:
             with chosen.lines.open("a") as file:
                 file.write(outcome.line() + "\n")
         print(f"{number} {fault.run}, {fault.kind}: {outcome.came} {outcome.wrong} ({took:.1f} s)", flush=True)
@@ -903,7 +925,9 @@ def main() -> None:
         from benchmarks.results_file import write_results
 
         lines = read_lines(chosen.lines)
-        values = {"tried": len(lines), "of": NUM_FAULTS, "rows": {row.pop("what"): row for row in rows(lines)}}
+        cpu = sum(line["cpu"] for line in lines) / max(1, len(lines))
+        by_name = {row.pop("what"): row for row in rows(lines)}
+        values = {"tried": len(lines), "of": NUM_FAULTS, "cpu_seconds": cpu, "rows": by_name}
         write_results("trust_chaos", values)
 
 

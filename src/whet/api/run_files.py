@@ -84,8 +84,8 @@ class RunFiles:
         before = recorded or RunInputs(os.getcwd(), self._command)
         if cut := sorted(before.config.keys() - flattened(read_toml(self.folder / CONFIG)).keys()):
             raise WhetError(
-                f"{self.folder / CONFIG} is damaged: {cut[0]} is missing, and {len(cut) - 1} other settings; restore it "
-                "(inputs.json has the values)"
+                f"{self.folder / CONFIG} is damaged: {cut[0]} is missing, and {len(cut) - 1} other settings; restore "
+                "it (inputs.json has the values)"
             )
         self._check_checkpoint(before)
         if self._resumed.checkpoint is not None and before.is_complete:
