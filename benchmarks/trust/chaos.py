@@ -533,11 +533,6 @@ class Result:
             return f"exit {self.code} without a line of its own: {self.last_line[-300:]}"
         return ""
 
-    @property
-    def is_refusal(self) -> bool:
-        own = [line for line in self.output.splitlines() if line.startswith("whet: ")]
-        return self.code == 2 and not self.wrong and len(own) <= self.output.count("\n") and bool(own)
-
 
 @dataclass(frozen=True)
 class Reference:

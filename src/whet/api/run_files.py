@@ -82,10 +82,12 @@ class RunFiles:
                 self.folder,
             )
         before = recorded or RunInputs(os.getcwd(), self._command)
-        if cut := sorted(before.config.keys() - flattened(read_toml(self.folder / CONFIG)).keys()):
+        written = flattened(read_toml(self.folder / CONFIG))
+        values = inputs_of(self.config, {}, before).config
+        if cut := sorted(key for key, was in before.config.items() if key not in written and values.get(key) != was):
             raise WhetError(
-                f"{self.folder / CONFIG} is damaged: {cut[0]} is missing, and {len(cut) - 1} other settings; restore "
-                "it (inputs.json has the values)"
+                f"{self.folder / CONFIG} is damaged: it has no {cut[0]} any more, which was {before.config[cut[0]]}; "
+                "restore the file (inputs.json has all values)"
             )
         self._check_checkpoint(before)
         if self._resumed.checkpoint is not None and before.is_complete:
