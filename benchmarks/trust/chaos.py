@@ -764,7 +764,7 @@ def met(lab: Laboratory, fault: Fault) -> Outcome:
     if outcome.wrong:
         return outcome
     differing = differences(reference.content, content(lab.work, kind.is_exact))
-    if differing and (statement := stated(lab.work, fault, outcome.log)):
+    if differing and (statement := stated(lab.work, fault, outcome.log, differing)):
         outcome.came, outcome.said = "stated", statement
     elif differing:
         outcome.wrong = f"{came}, differing: {', '.join(differing[:6])}"
@@ -779,8 +779,14 @@ COUNTED = ("failed_episodes", "ended_by_seconds", "ended_by_step_seconds", "ende
 COUNTED += ("slow_programs", "slow_environments", "slow_starts")
 
 
-def stated(work: Path, fault: Fault, output: str) -> str:
+REFUSED_SAVE = re.compile(r"not saved \(.*\): the run goes on and tries again")
+SAVES = re.compile("run/(checkpoints|best|run.json)")  # what a save that the system refused may cost, and no more
+
+
+def stated(work: Path, fault: Fault, output: str, differing: Sequence[str]) -> str:
     """What is said of a result that is not the undisturbed one, or nothing."""
+    if (statement := REFUSED_SAVE.search(output)) and all(map(SAVES.match, differing)):
+        return statement[0]
     if statement := STATEMENTS.search(output):
         return statement[0]
     metrics = _text_of(work / "run" / "metrics.jsonl")
