@@ -777,8 +777,6 @@ def met(lab: Laboratory, fault: Fault) -> Outcome:
 STATEMENTS = re.compile("begins again from step 1, not as it began: .*|config changed since the run began is unknown")
 COUNTED = ("failed_episodes", "ended_by_seconds", "ended_by_step_seconds", "ended_by_failed")
 COUNTED += ("slow_programs", "slow_environments", "slow_starts")
-
-
 REFUSED_SAVE = re.compile(r"not saved \(.*\): the run goes on and tries again")
 SAVES = re.compile("run/(checkpoints|best|run.json)")  # what a save that the system refused may cost, and no more
 
@@ -789,11 +787,10 @@ def stated(work: Path, fault: Fault, output: str, differing: Sequence[str]) -> s
         return statement[0]
     if statement := STATEMENTS.search(output):
         return statement[0]
+    if RUNS[fault.run].words[-2] not in ("--env", "--agent"):
+        return ""
     metrics = _text_of(work / "run" / "metrics.jsonl")
-    if RUNS[fault.run].words[-2] in ("--env", "--agent") and not metrics.isspace():
-        counts = collections.Counter({name: len(re.findall(f'"{name}": [1-9]', metrics)) for name in COUNTED})
-        return ", ".join(f"{name} is counted" for name, count in counts.items() if count)
-    return ""
+    return ", ".join(f"{name} is counted" for name in COUNTED if re.search(f'"{name}": [1-9]', metrics))
 
 
 def resumed(
