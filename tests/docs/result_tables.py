@@ -130,12 +130,8 @@ finished
 | what | held | |
 |---|---|---|
 | {trust_inputs/rows/*} | {trust_inputs/rows/*/held:,} of {trust_inputs/rows/*/tried:,} | {trust_inputs/rows/*/note} |""",
-    "trust_faults": """\
+    "trust_chaos": """\
 | what | held | |
 |---|---|---|
-| {trust_faults/rows/*} | {trust_faults/rows/*/held:,} of {trust_faults/rows/*/tried:,} | {trust_faults/rows/*/note} |""",
-    "trust_resume": """\
-| what | held | |
-|---|---|---|
-| {trust_resume/rows/*} | {trust_resume/rows/*/held:,} of {trust_resume/rows/*/tried:,} | {trust_resume/rows/*/note} |""",
+| {trust_chaos/rows/*} | {trust_chaos/rows/*/held:,} of {trust_chaos/rows/*/tried:,} | {trust_chaos/rows/*/note} |""",
 }

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -379,6 +380,22 @@ def test_lost_log_lines_are_a_mistake_that_leaves_the_folder_alone(monkeypatch, 
     code, error = command(monkeypatch, capsys, "resume", str(copied), "--steps", "6")
     assert code == 2 and "metrics.jsonl has 0 lines" in error
     assert files(copied) == before
+
+
+def test_a_config_that_was_cut_is_damaged_and_one_that_was_edited_is_told(monkeypatch, capsys, caplog, copied):
+    """Also before the first checkpoint, when the run begins again."""
+    shutil.rmtree(copied / "checkpoints")
+    (copied / "run.json").write_text(json.dumps({**read_summary(copied), "status": "interrupted"}))
+    config = copied / "config.toml"
+    whole = config.read_text()
+    config.write_text(whole[: whole.index("[batch]")])  # still TOML
+    before = files(copied)
+    code, error = command(monkeypatch, capsys, "resume", str(copied))
+    assert code == 2 and "config.toml is damaged: it has no batch." in error and "\n" not in error
+    assert files(copied) == before
+    config.write_text(re.sub(r"(?m)^seed = .*", "seed = 77", whole))
+    assert command(monkeypatch, capsys, "resume", str(copied))[0] == 0
+    assert "begins again from step 1, not as it began: config seed" in caplog.text
 
 
 def test_a_folder_that_is_no_run(monkeypatch, capsys, tmp_path):

@@ -6,12 +6,12 @@ import logging
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.record.run_folder import CONFIG
-from whet.settings.layers import merged, read_toml
+from whet.settings.layers import flattened, merged, read_toml
 from whet.training.config import Config, config_values, resolved
 from whet.training.run_inputs import (
     REWARD,
@@ -71,7 +71,7 @@ class RunFiles:
         from whet.training.assembly.fingerprints import input_digests
 
         if self._resumed is None:
-            inputs = RunInputs(os.getcwd(), self._command)
+            inputs = inputs_of(self.config, {}, RunInputs(os.getcwd(), self._command))
             write_inputs(self.folder, inputs)
             write_config(self.folder, self.config)
             return inputs
@@ -82,6 +82,13 @@ class RunFiles:
                 self.folder,
             )
         before = recorded or RunInputs(os.getcwd(), self._command)
+        written = flattened(read_toml(self.folder / CONFIG))
+        values = inputs_of(self.config, {}, before).config
+        if cut := sorted(key for key, was in before.config.items() if key not in written and values.get(key) != was):
+            raise WhetError(
+                f"{self.folder / CONFIG} is damaged: it has no {cut[0]} any more, which was {before.config[cut[0]]}; "
+                "restore the file (inputs.json has all values)"
+            )
         self._check_checkpoint(before)
         if self._resumed.checkpoint is not None and before.is_complete:
             self._digests = input_digests(self.config)
@@ -100,6 +107,10 @@ class RunFiles:
             digests[REWARD] = parts_version(parts).hash
         now = inputs_of(self.config, digests, before)
         if self._resumed is None or not before.is_complete or self._resumed.checkpoint is None:
+            known = replace(before, digests=before.digests or now.digests)
+            if before.config and (changes := decisive_changes(known, now)):
+                what = "; ".join(changes[:MOST_CHANGES])
+                logger.warning("%s begins again from step 1, not as it began: %s", self.folder, what)
             self._write(now)  # nothing was trained with anything else
             return now
         if before.digests.get(REWARD) != now.digests.get(REWARD):

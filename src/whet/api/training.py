@@ -307,7 +307,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         trackers = _trackers(config, folder)
         followers = [follower for follower in (display, *callbacks, *reviewers, trackers) if follower is not None]
         everyone = [first, *followers]
-        start_up = time.time() - started
+        start_up = time.monotonic() - begun
         with crash_reporter(folder) as let_go:
             if group is not None:
                 group.heart.last_words = _last_words(folder, record, summary, let_go)

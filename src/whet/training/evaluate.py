@@ -74,6 +74,9 @@ def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:
     metrics |= episode_metrics(samples)
     if failed := sum(sample.stop is StopReason.FAILED for sample in samples):
         metrics["failed_episodes"] = float(failed)
+    for reason in (StopReason.SECONDS, StopReason.STEP_SECONDS):
+        if late := sum(sample.stop is reason for sample in samples):
+            metrics[f"ended_by_{reason}"] = float(late)
     metrics["truncated"] = _mean(samples, lambda sample: sample.stop.is_limit)
     return metrics
 

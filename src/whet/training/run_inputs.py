@@ -62,7 +62,7 @@ class RunInputs:
     @property
     def is_complete(self) -> bool:
         """False while the run is loading: its digests are not known yet."""
-        return bool(self.config)
+        return bool(self.digests)
 
 
 def inputs_of(config: Config, digests: Mapping[str, str], before: RunInputs) -> RunInputs:

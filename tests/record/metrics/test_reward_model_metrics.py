@@ -29,6 +29,12 @@ def test_eval_metrics_are_means():
     assert found == {"accuracy": 0.5, "reward": 0.5, "completion_tokens": 3.0, "truncated": 0.5}
 
 
+def test_episodes_that_ran_out_of_time_are_counted():
+    samples = sample(1.0, right=1.0), *(sample(0.0, StopReason.STEP_SECONDS, right=0.0) for _ in range(2))
+    metrics = eval_metrics([Group(Prompt("q", (), "?"), samples)])
+    assert metrics["ended_by_step_seconds"] == 2.0 and "ended_by_seconds" not in metrics
+
+
 def test_branches_of_an_episode_count_as_one():
     lone = replace(sample(0.0, length=2, right=0.0), episode="q#0")
     branches = [replace(sample(1.0, length=length, right=1.0), episode="q#1") for length in (4, 6, 8)]
