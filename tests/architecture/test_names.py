@@ -59,9 +59,9 @@ MIRROR = re.compile(
     r")(?![\w(-])"
 )
 # What each of these holds, in small letters: texts and lines without any of it are passed over.
-SUSPECT = ("://", "/ro" + "ot", "/wo" + "rk", "/home/", "/users/", "\\users\\", "artifactory", "nexus", "devpi", "mirror")
-SUSPECT += ("registry", "pypi", "pythonhosted", "ghcr.", "docker.", "quay.", ".internal", ".corp", ".lan")
-SUSPECT += (".intranet", "10.", "192.168", "172.")
+SUSPECT = ("://", "/ro" + "ot", "/wo" + "rk", "/home/", "/users/", "\\users\\", "artifactory", "nexus", "devpi")
+SUSPECT += ("mirror", "registry", "pypi", "pythonhosted", "ghcr.", "docker.", "quay.")
+SUSPECT += (".internal", ".corp", ".lan", ".intranet", "10.", "192.168", "172.")
 # Where a link may lead. A new host is a decision, so it is written down here.
 HOSTS = {
     *("arxiv.org", "doi.org", "github.com", "huggingface.co", "pytorch.org", "docs.pytorch.org", "www.apache.org"),

@@ -54,7 +54,10 @@ def test_every_component_that_shapes_a_gradient_has_a_paper():
 
 # the presets on groups of every size; variations on a small batch, and on one in which a completion was not scored
 @for_every(
-    [*((name, seed) for name in PAPERS for seed in (1, 2, 3)), *((name, seed) for name in VARIATIONS for seed in (0, 3))]
+    [
+        *((name, seed) for name in PAPERS for seed in (1, 2, 3)),
+        *((name, seed) for name in VARIATIONS for seed in (0, 3)),
+    ]
 )
 def test_gradient_equals_the_papers(name, seed):
     method = METHODS[name]

@@ -372,7 +372,9 @@ def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name, kin
     reward[lost] = float("nan")
     others = [row for row in range(batch.num_sequences) if row != lost]
     with_it = replace(batch, reward=reward)
-    (found, memory), (without, expected) = (objective.advantage(each, MEMORY) for each in (with_it, batch.select(others)))
+    (found, memory), (without, expected) = (
+        objective.advantage(each, MEMORY) for each in (with_it, batch.select(others))
+    )
     assert (found.advantage[lost] == 0).all() and memory == pytest.approx(expected)
     torch.testing.assert_close(found.advantage[others], without.advantage, rtol=1e-11, atol=1e-13)
     for field in ("target", "importance"):

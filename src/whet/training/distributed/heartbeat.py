@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from whet.model.pretrained import first_line
 from whet.training.distributed.process import ProcessPlace
 
 GRACE = 4.0  # seconds that the main thread has to come out of what it is in; gloo's own limit is 2 after ours
@@ -173,7 +174,7 @@ class Heartbeat(threading.Thread):
                     break
         except RuntimeError as error:  # of the store
             if not self._stopped.is_set() and self.cause is None:
-                self.cause = f"nobody answers where the ranks met ({_first_line(error)}): {_keeper(self.host)} is gone"
+                self.cause = f"nobody answers where the ranks met ({first_line(error)}): {_keeper(self.host)} is gone"
 
     def _beat(self) -> None:
         self._pulse += 1
@@ -283,7 +284,3 @@ def _doing(beat: str) -> str:
         return f"{report['doing']} at {report['place']}" if report["place"] else str(report["doing"])
     except (ValueError, KeyError, TypeError):
         return "starting"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:120]
