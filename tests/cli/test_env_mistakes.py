@@ -366,11 +366,10 @@ server.run()
     ("tool", "count", "text"),
     [
         ("crash", "tool_errors", "error: crash: its server has ended"),
-        pytest.param(
-            *("sleep", "tool_timeouts", "error: sleep: took longer than 3 s and was given up"), marks=pytest.mark.slow
-        ),
+        ("sleep", "tool_timeouts", "error: sleep: took longer than 3 s and was given up"),
     ],
 )
+@pytest.mark.slow  # that a run counts a tool's failures is tested above, and the servers' own in tests/envs
 def test_a_real_mcp_server_that_fails_in_the_middle_of_a_run(
     tool: str,
     count: str,

@@ -77,13 +77,14 @@ def test_subjects_and_their_worked_examples(tmp_path):
     row = ROWS["mmlu"]
     for subject in ("algebra", "world_history"):
         package(tmp_path, "mmlu", row, row, subject=subject)
-        package(tmp_path, "mmlu", {**row, "question": f"{subject}?", "answer": 3}, split="dev", subject=subject)
+        worked = {**row, "question": f"{subject}?", "answer": 3}
+        package(tmp_path, "mmlu", worked, {**row, "question": "later"}, split="dev", subject=subject)
     questions = choice_questions(CHOICES["mmlu"], str(tmp_path), shots=1)
     assert [question.meta["subject"] for question in questions] == ["algebra"] * 2 + ["world_history"] * 2
     assert len({question.id for question in questions}) == 4
     worked = "world_history?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer: D\n\n1+1?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:"
     assert questions[-1].text.endswith(f"about world history.\n\n{worked}")
-    with pytest.raises(WhetError, match=r"--shots 5: mmlu has 1 worked examples of a subject; give --shots 1"):
+    with pytest.raises(WhetError, match=r"--shots 5: mmlu has 2 worked examples of a subject; give --shots 2"):
         choice_questions(CHOICES["mmlu"], str(tmp_path), shots=5)
     with pytest.raises(WhetError, match="piqa comes without worked examples; drop --shots"):
         choice_questions(CHOICES["piqa"], str(tmp_path), shots=1)
@@ -98,6 +99,7 @@ def test_mistakes_are_one_line(tmp_path):
             "arc_easy", {**ROWS["arc_easy"], "answerKey": "9"},
         ),
         r"not a row of piqa \(ValueError: the right choice is number 2 of 2\)": ("piqa", {**ROWS["piqa"], "label": 2}),
+        r"not a row of piqa \(": ("piqa", {**ROWS["piqa"], "sol2": ""}),
         r"not a row of mmlu": ("mmlu", {**ROWS["mmlu"], "choices": ["1", "2"]}),
     }  # fmt: skip
     for message, (name, row) in said.items():

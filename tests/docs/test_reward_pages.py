@@ -78,7 +78,8 @@ def test_the_commands_of_the_page_run(place, monkeypatch, command):
     if "gym:" in command:
         pytest.importorskip("reasoning_gym", reason="needs the extra `tasks`")
     monkeypatch.chdir(place)
-    done = CliRunner().invoke(app, shlex.split(command)[1:])
+    few = "--set batch.prompts_per_step=2 --set eval.prompts=2" if command.startswith("whet train") else ""
+    done = CliRunner().invoke(app, shlex.split(f"{command} {few}")[1:])
     assert done.exit_code == 0 and done.output.strip(), (done.output, done.exception)
 
 

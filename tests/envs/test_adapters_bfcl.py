@@ -74,7 +74,7 @@ def test_verdicts_are_the_checkers_own(category):
     stream = random.Random(category)
     kinds = ("call left out", "request not answered", "other argument", "reversed", "twice")
     verdicts = []
-    for number, (name, task) in enumerate(tasks(category).items()):
+    for number, (name, task) in enumerate([*tasks(category).items()][::2]):
         kind = kinds[number % len(kinds)]
         turns = perturbed(task["ground_truth"], kind, stream)
         decoded = [[calls] if calls else [] for calls in turns]
@@ -83,7 +83,7 @@ def test_verdicts_are_the_checkers_own(category):
         ours = played(category, name, turns).reward
         assert ours == float(theirs), (name, kind, turns, gold)
         verdicts.append(theirs)
-    assert 20 < sum(verdicts) < 140  # the mistakes are neither all harmless nor all fatal
+    assert 10 < sum(verdicts) < 70  # the mistakes are neither all harmless nor all fatal
 
 
 def test_a_task_is_shown_with_its_tools():

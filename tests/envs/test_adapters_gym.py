@@ -290,12 +290,11 @@ class TestTextArena:
         runner = EnvironmentRunner(
             engine, tokenizer, lambda: TextArenaGame(f"{game}-v0"), EpisodeLimits(max_turns=40), context=100_000
         )
-        rows = [prompt(seed) for seed in (1, 2)]
-        tokens = [prompt_tokens(tokenizer, row) for row in rows]
-        groups = runner.play(rows, tokens, 2, Sampling(60), (0,))
+        row = prompt(1)
+        (samples,) = runner.play([row], [prompt_tokens(tokenizer, row)], 2, Sampling(60), (0,))
         notes = runner.take_notes()
-        assert notes.failures == () and [len(group) for group in groups] == [2, 2]
-        for sample in (sample for group in groups for sample in group):
+        assert notes.failures == () and len(samples) == 2
+        for sample in samples:
             assert sample.stop in (StopReason.END, StopReason.TURNS) and math.isfinite(sample.returned)
             roles = [turn.role for turn in sample.turns]
             assert roles[:3] == ["prompt", "assistant", "user"] and sample.turns[2].text.startswith("[GAME] ")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.packages import needs
 from whet.envs.tools import tool_environment
-from whet.types import Completion, Prompt, StepResult, WhetError
+from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError
 
 pytestmark = needs("mcp")
 
@@ -78,10 +78,10 @@ def call(name: str, **arguments: object) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def played(environment, *turns: str) -> list[StepResult]:
-    async def play() -> list[StepResult]:
-        await environment.start(Prompt("p", ({"role": "user", "content": "?"},)))
-        return [await environment.step(Completion(turn)) for turn in turns]
+def opened(environment, *turns: str) -> tuple[InitialObservation, list[StepResult]]:
+    async def play() -> tuple[InitialObservation, list[StepResult]]:
+        opening = await environment.start(Prompt("p", ({"role": "user", "content": "?"},)))
+        return opening, [await environment.step(Completion(turn)) for turn in turns]
 
     try:
         return asyncio.run(play())
@@ -89,15 +89,16 @@ def played(environment, *turns: str) -> list[StepResult]:
         environment.close()
 
 
+def played(environment, *turns: str) -> list[StepResult]:
+    return opened(environment, *turns)[1]
+
+
 def texts(result: StepResult) -> list[str]:
     return [message["content"] for message in result.messages]
 
 
 def test_a_real_server_is_called_and_its_state_belongs_to_one_episode(make):
-    opening = asyncio.run(make().start(Prompt("p", ({"role": "user", "content": "?"},))))
-    assert [tool["function"]["name"] for tool in opening.tools] == ["note", "process", "flood", "fail", "nap", "die"]
-    assert opening.tools[0]["function"]["parameters"]["properties"]["text"]["type"] == "string"
-    results = played(
+    opening, results = opened(
         make(),
         call("note", text="a") + call("note", text="b"),
         call("note", text=3),
@@ -105,6 +106,8 @@ def test_a_real_server_is_called_and_its_state_belongs_to_one_episode(make):
         call("flood", n=5000),
         call("process"),
     )
+    assert [tool["function"]["name"] for tool in opening.tools] == ["note", "process", "flood", "fail", "nap", "die"]
+    assert opening.tools[0]["function"]["parameters"]["properties"]["text"]["type"] == "string"
     assert texts(results[0]) == ["1", "2"]
     assert texts(results[1]) == ["error: note: argument text: expected string, got 3"]
     assert texts(results[2])[0].startswith("error: fail: ") and "no such note" in texts(results[2])[0]

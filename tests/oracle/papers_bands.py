@@ -1,5 +1,6 @@
 """Methods that bend the clip's band, or who counts, as in `papers`."""
 
+from functools import cache
 from math import exp, inf, log, sqrt
 
 import torch
@@ -130,11 +131,13 @@ def delta_l(case, *, power=1.0):
     return sum(factors[i] * sum(terms[i]) for i in case.completions()) / (case.count * case.budget)
 
 
+@cache  # every completion of a group asks
 def tilt(rewards, nats):
     """beta with KL(softmax(beta R), uniform) = nats, by halving as in the authors' code."""
+    best = max(rewards)
 
     def spent(beta):
-        logits = [beta * (reward - max(rewards)) for reward in rewards]
+        logits = [beta * (reward - best) for reward in rewards]
         total = sum(exp(each) for each in logits)
         return sum(exp(each) / total * (each - log(total) + log(len(rewards))) for each in logits)
 
@@ -157,7 +160,7 @@ def entropic(case, *, nats=LN2, lam=0.1):
         if case.reward[i] is None or flat(rewards):
             advantage.append(0.0)
             continue
-        beta, best = tilt(rewards, nats), max(rewards, default=-inf)
+        beta, best = tilt(tuple(rewards), nats), max(rewards, default=-inf)
         others = [exp(beta * (case.reward[j] - best)) for j in case.others(i)]
         enough = len({case.episode[j] for j in case.members(i)}) > 2
         advantage.append(exp(beta * (case.reward[i] - best)) / mean(others) - 1 if enough else 0.0)
@@ -172,16 +175,15 @@ def entropic(case, *, nats=LN2, lam=0.1):
 def bapo(case, *, low=0.6, low_most=0.9, high=1.2, high_most=3.0, step=0.05, target=1.0):
     """BAPO (2510.18927), the authors' search for the band, over all tokens of the update."""
     advantage = standardised(case)
+    moves = [(float(ratio(case, i, t).detach()), advantage[i]) for i in case.completions() for t in case.tokens(i)]
 
     def unbalanced(low, high):
         good = bad = 0.0
-        for i in case.completions():
-            for t in case.tokens(i):
-                move = float(ratio(case, i, t).detach())
-                if advantage[i] >= 0:
-                    good += min(move, high) * advantage[i]
-                else:
-                    bad -= max(move, low) * advantage[i]
+        for move, credit in moves:
+            if credit >= 0:
+                good += min(move, high) * credit
+            else:
+                bad -= max(move, low) * credit
         return bad > 0 and good / bad < target
 
     while unbalanced(low, high) and low < low_most:

@@ -52,9 +52,12 @@ def test_every_component_that_shapes_a_gradient_has_a_paper():
     assert missing == set()
 
 
-# the presets on every batch; their variations on a small one, and on one in which a completion could not be scored
+# the presets on groups of every size; variations on a small batch, and on one in which a completion was not scored
 @for_every(
-    [*((name, seed) for name in PAPERS for seed in SEEDS), *((name, seed) for name in VARIATIONS for seed in (0, 3))]
+    [
+        *((name, seed) for name in PAPERS for seed in (1, 2, 3)),
+        *((name, seed) for name in VARIATIONS for seed in (0, 3)),
+    ]
 )
 def test_gradient_equals_the_papers(name, seed):
     method = METHODS[name]
@@ -124,14 +127,15 @@ def test_gradient_equals_the_papers_over_branches(name, seed):
 @for_every([name for name in VARIATIONS if VARIATIONS[name].changes])
 def test_a_variation_is_another_gradient_than_its_method(name):
     """Otherwise its agreement above would say nothing about what was varied."""
-    found = 0.0
+    plain, differences = PRESETS[VARIATIONS[name].preset].objective, [0.0]
     for seed in SEEDS:
+        if max(differences) > 1e-3:
+            break
         objective, batch, logp, extras = example(VARIATIONS[name], seed)
         _, varied = whet_gradients(objective, batch, logp, extras, batch.max_new_tokens)
-        plain = PRESETS[VARIATIONS[name].preset].objective
         _, usual = whet_gradients(plain, batch, logp, extras, batch.max_new_tokens)
-        found = max(found, *(relative(varied[tensor], usual[tensor]) for tensor in usual))
-    assert found > 1e-3
+        differences += [relative(varied[tensor], usual[tensor]) for tensor in usual]
+    assert max(differences) > 1e-3
 
 
 MORE_SEEDS = range(8)  # for shares of tokens

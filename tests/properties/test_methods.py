@@ -372,8 +372,10 @@ def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name, kin
     reward[lost] = float("nan")
     others = [row for row in range(batch.num_sequences) if row != lost]
     with_it = replace(batch, reward=reward)
-    found, without = prepared(objective, with_it), prepared(objective, batch.select(others))
-    assert (found.advantage[lost] == 0).all()
+    (found, memory), (without, expected) = (
+        objective.advantage(each, MEMORY) for each in (with_it, batch.select(others))
+    )
+    assert (found.advantage[lost] == 0).all() and memory == pytest.approx(expected)
     torch.testing.assert_close(found.advantage[others], without.advantage, rtol=1e-11, atol=1e-13)
     for field in ("target", "importance"):
         if getattr(found, field) is not None:
@@ -382,8 +384,6 @@ def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name, kin
     assert (gradient["value"][lost] == 0).all()
     if not (objective.kl.needs or objective.entropy.needs):  # what is imitated is not in it either, but demonstrations
         assert (gradient["logp"][lost][~batch.demonstrated[lost]] == 0).all()
-    remembered = [objective.advantage(each, MEMORY)[1] for each in (with_it, batch.select(others))]
-    assert remembered[0] == pytest.approx(remembered[1])
 
 
 @for_every(["clip_cov", "kl_cov"])
@@ -483,7 +483,8 @@ def test_equal_branches_of_an_episode_are_the_episode(name):
     copies = torch.tensor([1, 3, 2, *[1] * (batch.num_sequences - 4), 4])
     rows = torch.arange(batch.num_sequences).repeat_interleave(copies)
     branched = replace(batch.select(rows), episode=rows)
-    plain, branches = prepared(objective, batch), prepared(objective, branched)
+    (plain, memory), (branches, remembered) = (objective.advantage(each, MEMORY) for each in (batch, branched))
+    assert remembered == pytest.approx(memory)
     torch.testing.assert_close(branches.advantage, plain.advantage[rows], rtol=1e-11, atol=1e-13)
     expected, usual = gradients_and_metrics(objective, plain, logp, extras, step_totals(plain, 16))
     copied = (branches, logp[rows], chosen(extras, rows, logp.shape[1]))
@@ -492,8 +493,6 @@ def test_equal_branches_of_an_episode_are_the_episode(name):
         {key: torch.zeros_like(expected[key]).index_add(0, rows, each) for key, each in found.items()}, expected
     )
     assert metrics == pytest.approx(usual, rel=1e-6, abs=1e-14)
-    remembered = [objective.advantage(each, MEMORY)[1] for each in (batch, branched)]
-    assert remembered[1] == pytest.approx(remembered[0])
 
 
 @for_every(PRESET_METHODS)

@@ -52,6 +52,8 @@ def test_a_formula_that_is_not_worked_out_is_no_answer(question: str, gold: str,
         ("How many?", "1024", r"\boxed{2^{10}}"),
         ("How many?", "25000", r"\boxed{2^3 \cdot 5^5}"),
         ("How long?", "5/2", r"\boxed{2\frac{1}{2}\text{ hours}}"),
+        ("How long?", "3/2", r"\boxed{\sqrt{2\frac{1}{4}}}"),
+        ("Simplify $3^{25} / 3^{23}$.", "9", r"\boxed{3^2}"),
         ("Find the area.", r"6\sqrt{2}", r"\boxed{2 \cdot 3\sqrt{2}}"),
     ]
 )

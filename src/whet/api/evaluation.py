@@ -99,9 +99,9 @@ def evaluate(
     prompt.
     """
     if isinstance(model, list):
-        return [
-            evaluate(one, data, reward=reward, tokenizer=tokenizer, samples=samples, settings=settings) for one in model
-        ]
+        options: dict[str, Any] = {"reward": reward, "tokenizer": tokenizer, "samples": samples, "settings": settings}
+        measured: list[Any] = [evaluate(one, data, **options) for one in model]
+        return measured
     from whet.tools.evaluation.evaluation import evaluate_groups, group_metrics
     from whet.tools.evaluation.likelihood import asks_choices, measured_choices
     from whet.tools.evaluation.measure import EvalPlan, completion_rows, group_outcomes, group_summary

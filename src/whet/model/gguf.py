@@ -201,7 +201,7 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
                 return 12 + size, [*before, *values], list(range(2, count + 2)), types
             if raw_item != gguf.GGUFValueType.STRING:
                 return super()._get_field_parts(start, raw_type)
-            parts, position, whole = before, start + 12, memoryview(self.data)
+            parts, position, whole = before, start + 12, memoryview(self.data)  # type: ignore[arg-type]
             for _ in range(count):
                 text = position + 8
                 position = text + int.from_bytes(whole[position:text], sys.byteorder)

@@ -159,24 +159,30 @@ def _source(code: Any) -> dict[str, str]:
 
 
 def _packages(text: str, file: Path) -> dict[str, str]:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):  # whatever is wrong with the file is told by who runs it
-        return {}
-    imported = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            imported.add(node.module.partition(".")[0])
     versions = {}
-    for module in imported - sys.stdlib_module_names:
+    for module in _imported(text):
         if (file.parent / f"{module}.py").exists() or (file.parent / module).is_dir():
             continue  # a neighbour, whatever is installed under that name
         package = _package(module)
         if package is not None:
             versions[f"package {package[0]}"] = package[1]
     return versions
+
+
+@functools.lru_cache(maxsize=64)  # a run asks for its rewards' versions three times
+def _imported(text: str) -> frozenset[str]:
+    """The modules outside the standard library that a file imports."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):  # whatever is wrong with the file is told by who runs it
+        return frozenset()
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            imported.add(node.module.partition(".")[0])
+    return frozenset(imported - sys.stdlib_module_names)
 
 
 @functools.cache

@@ -119,7 +119,7 @@ def test_the_run_says_its_form(tmp_path):
     config = api.evaluation_config("whetstone", str(tmp_path / "rows.jsonl"), {})
     assert form_facts(config, config.eval.source) == {}
     ifeval = f"ifeval:{tmp_path / 'rows.jsonl'}"
-    several = form_facts(config, source, ifeval)["form"]
+    several = form_facts(config, source, ifeval, source)["form"]
     assert several.startswith("gsm8k: a user message that asks") and "; ifeval: a user message (" in several
 
 

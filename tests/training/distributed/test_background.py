@@ -1,5 +1,6 @@
 """A session in a process of its own: newer weights reach it, and its end is noticed."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,9 +16,11 @@ from tests.rollout.test_session import GAP, Letters, model_of
 from whet.model.causal_lm import causal_lm
 from whet.model.token_logp import token_logp
 from whet.rollout.torch_engine import TorchEngine
+from whet.training.distributed import background
 from whet.training.distributed.background import EngineLost, ProcessSession
 from whet.types import Request, Sampling, SessionShape
 
+FORK = multiprocessing.get_context("fork")
 HOW = Sampling(max_new_tokens=40)
 SHAPE = SessionShape(8, 4, 40)
 
@@ -32,7 +35,9 @@ def open_small(slow=0.0):
     return session
 
 
-def test_newer_weights_arrive_in_the_middle_and_a_killed_process_is_told():
+def test_newer_weights_arrive_in_the_middle_and_a_killed_process_is_told(monkeypatch):
+    # what it imports is here already; that a process of its own can be started anew is tested below
+    monkeypatch.setattr(background.multiprocessing, "get_context", lambda _: FORK)
     model = model_of("llama")
     first = {name: value.clone() for name, value in model.state_dict().items()}
     session = ProcessSession(partial(open_small, 0.02), model.state_dict())
@@ -67,12 +72,8 @@ def test_newer_weights_arrive_in_the_middle_and_a_killed_process_is_told():
         session.close()
 
 
-def broken():
-    raise RuntimeError("no such device")
-
-
 def test_a_session_that_cannot_be_opened_says_why():
-    session = ProcessSession(broken, {})
+    session = ProcessSession(partial(int, "no such device"), {})  # which the new process finds without importing tests
     session.add(0, Request((5,), 1))
     with pytest.raises(EngineLost, match="no such device"):
         while True:

@@ -230,7 +230,7 @@ MOST_TOP = 1024
 
 def parse_completion(body: Mapping[str, Any]) -> CallRequest:
     """A request to /v1/completions: what follows a text, or tokens."""
-    prompt = body.get("prompt")
+    prompt: Any = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         (prompt,) = prompt
     is_text = isinstance(prompt, str) and bool(prompt)

@@ -42,7 +42,7 @@ def _text(value: Any) -> str:
         value = list(itertools.islice(value, MOST_ITEMS))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    elif type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+    elif _is_bare(type(value)):
         value = _attributes(value)  # its own text would be an address, another one in every run
     makers: list[Callable[[Any], str]] = [lambda given: json.dumps(given, ensure_ascii=False), str, repr]
     for make in makers:
@@ -53,6 +53,11 @@ def _text(value: Any) -> str:
         if isinstance(text, str):
             return text
     return f"(a {type(value).__name__} that has no text)"
+
+
+def _is_bare(kind: Any) -> bool:
+    """A class that says nothing about how it is written."""
+    return kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
 
 
 def _attributes(value: Any) -> Any:

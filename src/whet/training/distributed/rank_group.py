@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from whet.model.pretrained import first_line
 from whet.training.distributed.launch import Launch
 from whet.training.distributed.process import ProcessPlace
 from whet.training.distributed.ranks import Ranks
@@ -189,7 +190,7 @@ class Heartbeat(threading.Thread):
                     break
         except RuntimeError as error:  # of the store
             if not self._stopped.is_set() and self.cause is None:
-                self.cause = f"nobody answers where the ranks met ({_first_line(error)}): {_keeper(self.host)} is gone"
+                self.cause = f"nobody answers where the ranks met ({first_line(error)}): {_keeper(self.host)} is gone"
 
     def _beat(self) -> None:
         self._pulse += 1
@@ -299,10 +300,6 @@ def _doing(beat: str) -> str:
         return f"{report['doing']} at {report['place']}" if report["place"] else str(report["doing"])
     except (ValueError, KeyError, TypeError):
         return "starting"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:120]
 
 
 def meet(launch: Launch, patience: float = PATIENCE) -> RankGroup:
