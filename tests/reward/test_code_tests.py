@@ -288,9 +288,9 @@ SLOW = (
 
 
 def test_a_gold_solution_sets_the_time_limit(monkeypatch):
-    """A row with a quick gold solution stops an endless program after a second; a slow one gives its programs more."""
+    """A quick gold solution stops an endless program after half a second; a slow one gives its programs more."""
     reward = code_tests(workers=2, seconds=4)
-    allowed: list[int] = []
+    allowed: list[float] = []
     usual = CodeTests._jobs
     monkeypatch.setattr(
         CodeTests, "_jobs", lambda self, program, seconds: allowed.append(seconds) or usual(self, program, seconds)
@@ -302,14 +302,14 @@ def test_a_gold_solution_sets_the_time_limit(monkeypatch):
     late = f"{SLOW.format(1.15)}    return a + b\n"
     # no program of `quick` is late here, so its gold solution is not run
     assert reward.scores([quick, slow, bare], [RIGHT, late, RIGHT]) == [1.0, 1.0, 1.0]
-    assert allowed == [1, 1, 4, 4, 2] and reward.take_notes() == {}
+    assert allowed == [0.5, 0.5, 4, 4, 2] and reward.take_notes() == {}
     allowed.clear()
     # known by now: 2 seconds from the first run on, and the slow prompt goes first
     assert reward.scores([quick, slow], [ENDLESS, late]) == [0.0, 1.0]
-    assert allowed == [2, 1, 4] and reward.take_notes() == {"code_timeouts": 1.0, "code_timeout_seconds": 1.0}
+    assert allowed == [2, 0.5, 4] and reward.take_notes() == {"code_timeouts": 1.0, "code_timeout_seconds": 0.5}
     allowed.clear()
     # a gold solution that fails says nothing
-    assert reward.scores([wrong], [late]) == [1.0] and allowed == [1, 4, 4]
+    assert reward.scores([wrong], [late]) == [1.0] and allowed == [0.5, 4, 4]
 
 
 def test_equal_programs_of_a_prompt_run_once_and_time_limits_are_counted(monkeypatch, caplog):

@@ -47,10 +47,11 @@ TEST_PACKAGES = ("asyncio", "pytest", "unittest")
 COLUMNS = ("tests", "test_list", "test", "input_output")
 SOLUTION_COLUMNS = ("canonical_solution", "code", "solution", "solutions")
 # Of the 3,312 gold solutions of HumanEval, MBPP and LeetCode that pass their tests, all but 5 need less than a tenth
-# of a second of processor time; a program may take ten times as long as the gold one, and a second in any case.
-FLOOR_SECONDS = 1
+# of a second of processor time; a program may take ten times as long as the gold one, and half a second in any case.
+FLOOR_SECONDS = 0.5
 MULTIPLE = 10
 WALL = 3  # seconds on the clock for a second of processor time: the machine has other things to do
+LEAST_WALL = 3.0  # seconds on the clock in any case
 MOST_ROWS = 3  # that the log names
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class CandidateProgram:
 class RunMemory:
     """What is known of a run's prompts from earlier calls. It changes the order and the time limits, no verdict."""
 
-    limits: dict[tuple[str, str], int] = field(default_factory=dict)  # (prompt, gold code): processor seconds
+    limits: dict[tuple[str, str], float] = field(default_factory=dict)  # (prompt, gold code): processor seconds
     seconds: dict[str, float] = field(default_factory=dict)  # prompt: its slowest program of the last call
     timeouts: deque[tuple[str, float]] = field(default_factory=deque)  # (prompt, seconds), not yet noted
     rows: dict[str, float] = field(default_factory=dict)  # prompt: seconds lost to time limits since the start
@@ -193,7 +194,7 @@ class CodeTests:
         again = [program for program in late if self._seconds(program) > FLOOR_SECONDS]
         self._run_within(again, [self._seconds(program) for program in again])
 
-    def _run_within(self, programs: Sequence[CandidateProgram], seconds: Sequence[int]) -> None:
+    def _run_within(self, programs: Sequence[CandidateProgram], seconds: Sequence[float]) -> None:
         """Run programs with so much processor time each, where the packages their tests need are loaded."""
         jobs = [self._jobs(program, allowed) for program, allowed in zip(programs, seconds, strict=True)]
         under_way = []
@@ -206,9 +207,9 @@ class CodeTests:
             for number in chosen:
                 programs[number].results = tuple(next(results) for _ in jobs[number])
 
-    def _jobs(self, program: CandidateProgram, seconds: int) -> list[Job]:
+    def _jobs(self, program: CandidateProgram, seconds: float) -> list[Job]:
         tests, code = program.tests, program.code
-        limits = replace(self.limits, cpu_seconds=seconds, wall_seconds=min(self.limits.wall_seconds, WALL * seconds))
+        limits = replace(self.limits, cpu_seconds=seconds, wall_seconds=self._wall_seconds(seconds))
         if tests.unscorable:
             return []
         if tests.test_spec is not None:
@@ -219,12 +220,16 @@ class CodeTests:
             return []
         return [ProgramJob(f"{tests.prelude}\n{code}", stdin, limits) for stdin, _ in tests.pairs]
 
-    def _seconds(self, program: CandidateProgram) -> int:
+    def _wall_seconds(self, seconds: float) -> float:
+        """What a run of so much processor time may take on the clock."""
+        return min(self.limits.wall_seconds, max(WALL * seconds, LEAST_WALL))
+
+    def _seconds(self, program: CandidateProgram) -> float:
         """The processor time of a run: as the gold solution says, the least where it is not known yet."""
         measured = self._seconds_of_gold(program)
         return min(self.limits.cpu_seconds, FLOOR_SECONDS if measured is None else measured)
 
-    def _seconds_of_gold(self, program: CandidateProgram) -> int | None:
+    def _seconds_of_gold(self, program: CandidateProgram) -> float | None:
         """The limit that the gold solution sets; the configured one without a gold solution; None: not yet known."""
         gold = gold_solution(program.prompt)
         return self.limits.cpu_seconds if gold is None else self._memory.limits.get((program.prompt.id, gold))
@@ -241,7 +246,7 @@ class CodeTests:
         for key, program in golds.items():
             spent = max((result.processor_seconds for result in program.results), default=0.0)
             # in steps of two: equal runs measure nearly the same, and should allow the same
-            allowed = 2 ** math.ceil(math.log2(max(FLOOR_SECONDS, MULTIPLE * spent)))
+            allowed = 2.0 ** math.ceil(math.log2(max(FLOOR_SECONDS, MULTIPLE * spent)))
             is_right = self._passed_all(program)
             self._memory.limits[key] = min(allowed, self.limits.cpu_seconds) if is_right else self.limits.cpu_seconds
 
@@ -273,7 +278,7 @@ class CodeTests:
             return 0.0
         seconds = self._seconds(program)
         is_busy = 2 * result.processor_seconds > seconds
-        return float(seconds if is_busy else min(self.limits.wall_seconds, WALL * seconds))
+        return float(seconds if is_busy else self._wall_seconds(seconds))
 
     def _score(self, program: CandidateProgram) -> float | None:
         tests, results = program.tests, program.results
@@ -318,9 +323,9 @@ def code_tests(
 ) -> CodeTests:
     """The share of tests the completion's code passes, in [0, 1]; with `partial=False` 1 for all of them, else 0.
 
-    `seconds` is the most processor time, in whole seconds, of one run (all tests of one prompt; with standard input,
-    of one test); the wall clock allows three times as much. Where the row has a gold solution that passes, a run gets
-    ten times the gold one's time, at least a second. After a hang or a crash the tests that were left count as failed.
+    `seconds` is the most processor time of one run (all tests of one prompt; with standard input, of one test); the
+    wall clock allows three times as much. Where the row has a gold solution that passes, a run gets ten times the gold
+    one's time, at least half a second. After a hang or a crash the tests that were left count as failed.
     `tolerance` is for floats where data gives JSON or printed numbers; assertions compare as they are written.
     `prelude` is code every completion may rely on, such as `from typing import *`. `workers` 0 is one a core.
     """
@@ -328,7 +333,7 @@ def code_tests(
         raise WhetError(f"reward 'code_tests' has seconds = {seconds}; give a number above 0")
     if not 0 <= tolerance < 1:
         raise WhetError(f"reward 'code_tests' has tolerance = {tolerance}; give a share in [0, 1)")
-    limits = Limits(cpu_seconds=math.ceil(seconds), wall_seconds=WALL * seconds, memory_mb=memory_mb)
+    limits = Limits(cpu_seconds=seconds, wall_seconds=WALL * seconds, memory_mb=memory_mb)
     return CodeTests("code_tests", partial, limits, workers, tolerance, prelude)
 
 

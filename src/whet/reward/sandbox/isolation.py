@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import math
 import os
 import resource
 import signal
@@ -460,7 +461,7 @@ def _become(user: int, group: int) -> None:
 def resource_limits(confinement: Confinement, limits: dict[str, int]) -> list[tuple[int, int]]:
     """The kernel's limits on a process of a job, none above what this one has."""
     wanted = {
-        **{resource.RLIMIT_CPU: limits["cpu_seconds"], resource.RLIMIT_FSIZE: limits["file_mb"] * MEGABYTE},
+        **{resource.RLIMIT_CPU: math.ceil(limits["cpu_seconds"]), resource.RLIMIT_FSIZE: limits["file_mb"] * MEGABYTE},
         **{resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits["open_files"], resource.RLIMIT_STACK: STACK},
         resource.RLIMIT_AS: confinement.address_space + limits["memory_mb"] * MEGABYTE,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from whet.types import WhetError
 
@@ -14,7 +15,7 @@ MOST = 1 << 30  # of any limit: what the kernel can count
 class Limits:
     """Bounds of one job. Processor time is the one that decides; the wall clock only catches what sleeps."""
 
-    cpu_seconds: int = 5  # of one process
+    cpu_seconds: float = 5  # of one process
     wall_seconds: float = 15.0  # of the whole job
     memory_mb: int = 1024  # of one process, and of all together where the kernel lets a worker look
     file_mb: int = 16  # of one file, and of all together
@@ -31,6 +32,7 @@ class Limits:
         if self.memory_mb < 16:
             raise WhetError(f"the sandbox's memory_mb is {self.memory_mb}; the interpreter needs at least 16")
 
-    def counts(self) -> dict[str, int]:
-        """The limits the kernel takes, as they are sent to a worker."""
-        return {name: int(value) for name, value in asdict(self).items() if name != "wall_seconds"}
+    def counts(self) -> dict[str, Any]:
+        """The limits the kernel takes, as they are sent to a worker; whole numbers but for the processor time."""
+        whole = {name: int(value) for name, value in asdict(self).items() if name != "wall_seconds"}
+        return {**whole, "cpu_seconds": self.cpu_seconds}

@@ -31,7 +31,7 @@ from whet.reward.sandbox.isolation import MEGABYTE, Confinement
 
 MOST_DESCRIPTORS = 2  # that come with a job
 TICK = 0.05  # seconds between two looks at the memory of a job
-CPU_SIGNALS = (signal.SIGXCPU, signal.SIGKILL)  # what the kernel sends at the limit
+CPU_SIGNALS = (signal.SIGPROF, signal.SIGXCPU, signal.SIGKILL)  # what the kernel sends at the limit
 NEARLY = 0.5  # of the limit: the kernel counts whole ticks, on a busy machine too many; a usage is exact
 CONFINE_SECONDS = 10.0  # that a process of a session may take until all its protections are in place
 # what many programs import, and not more: a fork copies the page tables of all of it. Not threading: its work after
@@ -70,6 +70,8 @@ def start_job(
         gc.enable()
         os.setsid()
         kept, body = prepare()
+        # the kernel's own limit counts whole seconds; a program that gets rid of this one meets that
+        signal.setitimer(signal.ITIMER_PROF, limits["cpu_seconds"])
         held = isolation.confine(confinement, limits, (*kept, ready), role)
         if any(confinement.holds.get(name, False) and not value for name, value in held.items()):
             os._exit(1)
@@ -141,7 +143,7 @@ class SandboxWorker:
             "leader_status": self.usage.get(leader, (0, 0.0))[0],
         }
 
-    def _was_out_of_time(self, process: int, seconds: int) -> bool:
+    def _was_out_of_time(self, process: int, seconds: float) -> bool:
         """True where the kernel ended the process at its limit of processor time, as exactly as the kernel counts."""
         status, spent = self.usage.get(process, (0, 0.0))
         return os.WIFSIGNALED(status) and os.WTERMSIG(status) in CPU_SIGNALS and spent > NEARLY * seconds
