@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from whet.api.inputs import (
     check_tokenizer,
     data_source,
+    is_stream,
     made_rewards,
     model_name,
     reward_parts,
@@ -24,6 +25,7 @@ from whet.registry import refuse_while_importing
 from whet.settings.layers import merged
 from whet.training.config import EvaluationConfig, resolved_evaluation
 from whet.training.saved_config import ROWS, START, read_values, write_rows
+from whet.training.sections import EvalSection
 
 if TYPE_CHECKING:
     from whet.record.metrics.eval_summary import EvalSummary
@@ -98,18 +100,23 @@ def evaluate(
     rewards, unless others are given. A list of models gives a list of results, which `whet.compare` compares prompt by
     prompt.
     """
+    refuse_while_importing("whet.evaluate")
+    values = dict(settings or {})
+    if is_stream(data):  # it is read once, for all models
+        data = rows_in_memory(data, int(values.get("eval", {}).get("prompts", EvalSection().prompts)))
     if isinstance(model, list):
-        options: dict[str, Any] = {"reward": reward, "tokenizer": tokenizer, "samples": samples, "settings": settings}
-        measured: list[Any] = [evaluate(one, data, **options) for one in model]
-        return measured
+        return [_measured(one, data, reward, tokenizer, samples, values) for one in model]
+    return _measured(model, data, reward, tokenizer, samples, values)
+
+
+def _measured(model: Any, data: Any, reward: Any, tokenizer: Any, samples: int, values: dict[str, Any]) -> EvalResult:
+    """One model on held-out prompts."""
     from whet.tools.evaluation.evaluation import evaluate_groups, group_metrics
     from whet.tools.evaluation.likelihood import asks_choices, measured_choices
     from whet.tools.evaluation.measure import EvalPlan, completion_rows, group_outcomes, group_summary
 
-    refuse_while_importing("whet.evaluate")
     check_tokenizer(model, tokenizer)
     parts = reward_parts(reward)
-    values = dict(settings or {})
     facts: dict[str, str] = {}
     if parts is not None:
         values = merged(values, {"reward": reward_section(parts)})

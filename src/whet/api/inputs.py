@@ -75,6 +75,8 @@ def save_object(model: Any, tokenizer: Any, place: Path) -> None:
     with quiet_transformers():
         model.save_pretrained(place)
         tokenizer.save_pretrained(place)
+    for file in place.glob("*.safetensors"):  # written for their owner alone, whatever the umask says
+        file.chmod((place / "config.json").stat().st_mode)
 
 
 def data_source(data: Any) -> str | None:
@@ -103,9 +105,14 @@ def rows_in_memory(data: Any, most: int | None = None) -> list[Mapping[str, Any]
     """
     if data is None or data_source(data) is not None:
         return None
-    if isinstance(data, Iterable) and not hasattr(data, "__len__"):
+    if is_stream(data):
         return None if most is None else data_rows(list(islice(data, most)))
     return data_rows(data)
+
+
+def is_stream(data: Any) -> bool:
+    """Whether data has no length: a generator, or a dataset that is read while it is asked for."""
+    return isinstance(data, Iterable) and not hasattr(data, "__len__")
 
 
 def plain_settings(value: Any) -> Any:

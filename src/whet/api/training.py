@@ -18,6 +18,7 @@ from whet.api.inputs import (
     check_tokenizer,
     data_source,
     environment_section,
+    is_stream,
     made_rewards,
     model_name,
     plain_settings,
@@ -121,7 +122,7 @@ def train(
         base = read_toml(config) if isinstance(config, str | Path) else plain_settings(config or {})
         width = stated_width(model.config) if model is not None and model_name(model) is None else None
         count = None if rows is None else len(rows)
-        if rows is None and data is not None and data_source(data) is None and {**base, **layer}.get("epochs"):
+        if is_stream(data) and {**base, **layer}.get("epochs"):
             raise WhetError("epochs: the data is a stream, whose length is not known; give steps")
         resolved_config = resolved(method, base, layer, width=width, rows=count)
         check_trackers(resolved_config)

@@ -68,7 +68,7 @@ def test_results_of_evaluate_are_compared_prompt_by_prompt(tmp_path):
         seen.append(prompt)
         return float(len(seen) > 16 or len(seen) <= 8)
 
-    results = whet.evaluate(["whetstone", "whetstone"], rows, reward=first_half, settings=settings)
+    results = whet.evaluate(["whetstone", "whetstone"], iter(rows), reward=first_half, settings=settings)
     compared = whet.compare(results)
     (test,) = compared.tests
     assert (test.gained, test.lost, test.test) == (8, 0, "McNemar") and test.p == pytest.approx(2 / 2**8)
