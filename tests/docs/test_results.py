@@ -53,6 +53,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "at most 2% of whole runs in which nothing changes",
         "from the first to the last evaluation, holds 5%",
         "hold 1% of looks at pure noise",
+        "beyond noise at 1%",
     ),
     "docs/scale.md": (
         "torchrun kills what has not ended after 30 seconds",
