@@ -213,6 +213,7 @@ def test_evaluate_gives_metrics_and_completions(run):
 
 def test_tab_completion_knows_the_names():
     assert {"train", "resume", "evaluate", "compare", "load", "register", "Run", "Callback"} <= set(dir(whet))
+    assert {"from_trl", "RunFailed", "WhetError"} <= set(dir(whet)) and issubclass(whet.RunFailed, whet.WhetError)
     assert all(getattr(whet, name) is not None for name in dir(whet))
 
 

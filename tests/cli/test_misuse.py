@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -54,6 +55,16 @@ def test_the_command_itself_ends_with_code_2_and_one_line():
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("whet: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_the_shell_completes_commands_and_options():
+    program = "import sys; sys.argv = ['whet']; from whet.cli import main; main()"
+    for words, expected in (("whet mig", "migrate"), ("whet train --fo", "--folder")):
+        asked = {"_WHET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env={**os.environ, **asked}
+        )
+        assert done.stdout.split() == [expected], done.stderr
 
 
 def test_a_bare_command_shows_its_help(capsys):

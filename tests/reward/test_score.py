@@ -19,7 +19,7 @@ import torch
 
 from whet.reward.call import as_reward
 from whet.reward.combine import Gate, RewardPart
-from whet.reward.failure import RewardFailure
+from whet.reward.failure import PartialFailure, RewardFailure
 from whet.reward.limit import Overrun, limited
 from whet.reward.score import Failures, TooManyFailures, num_unscorable, score
 from whet.types import Prompt, Sample, StopReason, WhetError
@@ -112,6 +112,17 @@ def test_a_failure_is_not_a_row_of_another_task() -> None:
 
     scored = run(part(length), part(fails), on_error="exclude")
     assert [one.reward for one in scored] == [2.0, None, 4.0]
+
+
+def test_a_reward_in_another_process_tells_what_does_not_apply_from_what_failed() -> None:
+    class Remote:
+        name, limits_itself, skips_none = "remote", True, True
+
+        def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+            raise PartialFailure("one was lost", [None, None, 1.0], [False, True, False])
+
+    scored = run(part(length), RewardPart(Remote()), on_error="exclude")
+    assert [one.reward for one in scored] == [1.0, None, 4.0]
 
 
 def test_a_part_that_does_not_apply_shuts_the_gate_on_it_and_leaves_its_statistics() -> None:
