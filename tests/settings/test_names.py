@@ -55,8 +55,8 @@ TYPED = [
     ("sft", "clip_range=0.2", "objective.clip.high, which this kind of run does not have", ""),
     ("ppo", "optimizer.eps=0.2", "did you mean 'optimizer.epsilon'?", ""),
     *(
-        (method, f"{name}=3", "in whet it is steps: epochs x rows", "")
-        for name in ("epochs", "num_train_epochs", "total_epochs", "trainer.total_epochs")
+        (method, f"{name}=3", "in whet it is epochs", "")
+        for name in ("num_train_epochs", "total_epochs", "trainer.total_epochs")
         for method in ("grpo", "sft")
     ),
     ("grpo", "max_steps=3", "in whet it is steps: TRL's are optimizer updates", ""),
@@ -72,8 +72,8 @@ TYPED = [
     ("grpo", "steps_per_generation=4", "batch.updates_per_step: steps_per_generation / gradient", ""),
     ("grpo", "ppo_mini_batch_size=64", "batch.updates_per_step: a count, not a size", ""),
     ("grpo", "train_batch_size=64", "verl's train_batch_size counts prompts; OpenRLHF's", ""),
-    ("grpo", "ref_model=other", "the reference is the model that the run starts from", "model.reference"),
-    ("dpo", "ref_model=other", "the reference is the model that the run starts from", "model.reference"),
+    ("grpo", "ref_model=other", "in whet it is model.reference_model", ""),
+    ("dpo", "ref_model=other", "in whet it is model.reference_model", ""),
     ("grpo", "loss_type=dapo", "objective.aggregate: dapo, bnpo and token-mean are token_mean", ""),
     ("grpo", "lam=0.95", "in whet it is objective.baseline.lam: of a method with a critic", ""),
     ("grpo", "deepspeed=zero3.json", "torchrun, or give scale.workers", "did you mean"),

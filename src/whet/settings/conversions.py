@@ -134,7 +134,7 @@ def epochs(value: Any, run: ForeignRun) -> Settings:
     if run.number("max_steps", -1) > 0:
         return {}
     if run.rows is None:
-        raise Unmapped(f"give steps = {number(value):g} x rows / {_size(run)}")
+        raise Unmapped(f"give --epochs {number(value):g}: how many steps that is hangs on the rows")
     # RL leaves out the last prompts of an epoch that fill no batch
     batches = run.rows // _size(run) if run.kind == "policy" else math.ceil(run.rows / _size(run))
     return {"steps": max(1, math.ceil(number(value) * batches))}
@@ -149,7 +149,7 @@ def in_steps(key: str) -> Conversion:
             total = steps(run.values.get("max_steps", -1), run)
             if not total and run.rows:
                 total = epochs(run.values.get("num_train_epochs", 1), run)
-            if not total:
+            if "steps" not in total:
                 raise Unmapped(f"give {key} = {count:g} x steps")
             count = math.ceil(count * total["steps"])
         strategy = {"eval.every": "eval_strategy", "report.save_every": "save_strategy"}.get(key, "")

@@ -107,10 +107,10 @@ _TABLE: Mapping[str, ForeignName] = {
     # how long
     "max_steps total_training_steps trainer.total_training_steps":
         _N("steps", "TRL's are optimizer updates, whet's are batches", conversions.steps),
-    "num_train_epochs total_epochs num_epochs epochs num_episodes trainer.total_epochs train.num_episodes":
-        _N("steps", "epochs x rows / the prompts (or rows) of a step", conversions.epochs),
+    "num_train_epochs total_epochs num_epochs num_episodes trainer.total_epochs train.num_episodes":
+        _N("epochs", convert=conversions.epochs),
     "max_epochs train.max_epochs":
-        _N(_of("batch.epochs_per_batch", "steps"), "in RL of one batch, else of the data",
+        _N(_of("batch.epochs_per_batch", "epochs"), "in RL of one batch, else of the data",
            lambda value, run: {"batch.epochs_per_batch": int(number(value))} if run.kind == "policy"
            else conversions.epochs(value, run)),
     # the optimizer
@@ -148,7 +148,7 @@ _TABLE: Mapping[str, ForeignName] = {
         _N("", "the critic starts from the policy; critic.start takes a reward model"),
     "reward_pretrain reward.model_name_or_path reward_model.model.path reward_model_path":
         _N("", "reward.parts takes the run of a reward model that whet trained; wrap any other in a reward function"),
-    "ref_model reference_model ref.model_name_or_path": _N("", "the reference is the model that the run starts from"),
+    "ref_model reference_model ref.model_name_or_path": _N("model.reference_model"),
     "bf16 mixed_precision torch_dtype dtype param_dtype ds.param_dtype":
         _N("model.precision", "bf16 or fp32; model.weights says how weights are kept", choices={
             **_switch("model.precision", "bf16"), "bf16": {"model.precision": "bf16"},
