@@ -33,6 +33,7 @@ import transformers.models.llama.modeling_llama
 import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401  once here, not in every process
 from catalogue import HEALTHY, PlannedRun, faulty, healthy, real
 from plants import ENGINES, STEP, is_right, repeated_share
+from split_corpus import rounded
 
 import whet
 import whet.training.assembly.rl
@@ -68,7 +69,7 @@ class Watcher:
             "right": fmean(is_right(prompt, sample.completion) for prompt, sample in samples),
             "repeated": fmean(map(repeated_share, texts)),
             "distinct": len({(prompt.id, text) for (prompt, _), text in zip(samples, texts, strict=True)}) / len(texts),
-            "rewards": [None if sample.reward is None else number(sample.reward) for _, sample in samples],
+            "rewards": [None if sample.reward is None else rounded(sample.reward, DIGITS) for _, sample in samples],
             "tokens": [sample.num_actions for _, sample in samples],
         }
 
@@ -120,7 +121,7 @@ def train(planned: PlannedRun, out: Path, models: Mapping[str, str], quick: bool
     }
     target = out / "runs" / f"{file_name(planned.name)}.json.xz"
     beside = target.with_suffix(".part")
-    beside.write_bytes(lzma.compress(json.dumps(shortened(record)).encode()))
+    beside.write_bytes(lzma.compress(json.dumps(rounded(record, DIGITS)).encode()))
     beside.replace(target)
     if not os.environ.get("WHET_CORPUS_KEEP"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -178,20 +179,6 @@ def without_folders(value: Any) -> Any:
     if isinstance(value, str) and "/" in value:
         return " ".join(word.rpartition("/")[2] if word.startswith("/") else word for word in value.split(" "))
     return value
-
-
-def shortened(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: shortened(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [shortened(each) for each in value]
-    return number(value) if isinstance(value, float) else value
-
-
-def number(value: float) -> float | int:
-    """With DIGITS significant digits; a whole number without its point."""
-    short = float(f"{value:.{DIGITS}g}")
-    return int(short) if short.is_integer() and abs(short) < 1e9 else short
 
 
 def file_name(name: str) -> str:

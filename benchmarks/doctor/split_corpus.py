@@ -74,13 +74,14 @@ def _light_line(line: Mapping[str, Any], with_samples: bool) -> dict[str, Any]:
     return kept
 
 
-def rounded(value: Any) -> Any:
+def rounded(value: Any, digits: int = DIGITS) -> Any:
+    """Numbers with so many significant digits; a whole number without its point."""
     if isinstance(value, Mapping):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: rounded(member, digits) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(each) for each in value]
+        return [rounded(member, digits) for member in value]
     if isinstance(value, float):
-        short = float(f"{value:.{DIGITS}g}")
+        short = float(f"{value:.{digits}g}")
         return int(short) if short.is_integer() and abs(short) < 1e9 else short
     return value
 
