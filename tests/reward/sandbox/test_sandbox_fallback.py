@@ -19,7 +19,7 @@ from whet.reward.sandbox.protections import num_jobs_left
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the protections are Linux ones")
 
 INSIDE = (
-    *("candidate", "suite", "suite_runner", "session_runner", "cgroup", "isolation", "judge", "kernel", "literal"),
+    *("candidate", "suite", "suite_peer", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "literal"),
     *("remote", "seccomp", "wire", "worker"),
 )
 ALWAYS = {"memory limit", "file size limit", "processor time limit", "wall clock limit", "output limit", "bare start"}

@@ -5,7 +5,7 @@ Runs inside the sandbox's own processes: only the standard library may be import
 its name, its bases, exactly the special methods that it has. So `isinstance`, `except`, `with`, `next`, `sorted`,
 `repr` and the rest work as if the object were here, and whatever they do happens where it lives.
 
-`Peer` is either end. The tests' one is a `Judge` (`judge`), the code's a `CandidateServer` (`candidate`).
+`Peer` is either end. The tests' one is a `SuitePeer` (`suite_peer`), the code's a `CandidateServer` (`candidate`).
 """
 
 from __future__ import annotations

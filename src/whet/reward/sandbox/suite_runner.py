@@ -3,7 +3,7 @@ calls.
 
 Runs inside the sandbox's own processes: only the standard library may be imported here. The expected values, the
 assertions and the verdict are all on this side. What comes back from the other side is rebuilt as plain values
-(`literal`); for an object that is none, a proxy stands here (`remote`, `judge`).
+(`literal`); for an object that is none, a proxy stands here (`remote`, `suite_peer`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 
 from whet.reward.sandbox import suite, wire
 from whet.reward.sandbox.candidate import load_module, shared_classes
-from whet.reward.sandbox.judge import Judge
 from whet.reward.sandbox.remote import CannotJudge, Remote, RemoteName, RemoteType, asked
+from whet.reward.sandbox.suite_peer import SuitePeer
 
 MODULE = "tests"
 MOST_TESTS = 10_000
@@ -139,7 +139,7 @@ class NothingReached(BaseException):
 def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
     """Run the tests and write the log; `test_spec` is what the trainer sent for this side alone."""
     log = ResultLog(output)
-    connection = Judge(channel, _text(test_spec))
+    connection = SuitePeer(channel, _text(test_spec))
     load_error = _load_error(channel)
     # code that does not load is tested all the same, without a word of it: what the tests can judge is theirs to show
     log.is_muted = connection.is_closed = load_error is not None
@@ -178,7 +178,7 @@ def _load_error(channel: int) -> str | None:
     return str(answer.get("text", "")) if isinstance(answer, dict) else ""
 
 
-def _namespace(connection: Judge, test_spec: dict[str, Any]) -> dict[str, Any]:
+def _namespace(connection: SuitePeer, test_spec: dict[str, Any]) -> dict[str, Any]:
     """A module with the data's own code, and what the code has under every name that the tests expect of it."""
     module = load_module(MODULE, [test_spec["prelude"]])
     connection.shared = shared_classes(module)
@@ -215,7 +215,7 @@ def _compiled(test_spec: dict[str, Any]) -> Any:
 class RemoteModule(types.ModuleType):
     """The completion as a module that tests can import."""
 
-    def __init__(self, name: str, connection: Judge, names: dict[str, Any]) -> None:
+    def __init__(self, name: str, connection: SuitePeer, names: dict[str, Any]) -> None:
         super().__init__(name)
         vars(self).update({**names, "__all__": [*names], "_connection": connection})
 
@@ -234,7 +234,7 @@ class RemoteModule(types.ModuleType):
         vars(self)["_connection"].ask("delete", 0, [name])
 
 
-def _assertions(connection: Judge, log: ResultLog, test_spec: dict[str, Any]) -> None:
+def _assertions(connection: SuitePeer, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """A list of tests, one result each. What can fail in no way is run for those that follow, and not counted."""
     tests: list[str] = test_spec["tests"]
     space = _namespace(connection, test_spec)
@@ -253,7 +253,7 @@ def _assertions(connection: Judge, log: ResultLog, test_spec: dict[str, Any]) ->
                 exec(compile(test, "<test>", "exec", dont_inherit=True), space)
 
 
-def _program(connection: Judge, log: ResultLog, test_spec: dict[str, Any]) -> None:
+def _program(connection: SuitePeer, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """A test program: pytest functions, unittest classes, `check(candidate)`, or assertions as they come."""
     text: str = test_spec["program"]
     SuiteRun(connection, log, _namespace(connection, test_spec), test_spec).run(text, _compiled(test_spec))
@@ -334,7 +334,7 @@ def prepared_suite(text: str) -> PreparedSuite:
 class SuiteRun:
     """One test program: it is run as it is written, then whatever tests it defines and does not run itself."""
 
-    def __init__(self, connection: Judge, log: ResultLog, space: dict[str, Any], test_spec: dict[str, Any]) -> None:
+    def __init__(self, connection: SuitePeer, log: ResultLog, space: dict[str, Any], test_spec: dict[str, Any]) -> None:
         self.connection = connection
         self.log = log
         self.space = space
@@ -721,7 +721,7 @@ def _run_unittests(kind: Any, log: ResultLog) -> None:
         log.note(passed, None if passed else AssertionError())
 
 
-def _calls(connection: Judge, log: ResultLog, test_spec: dict[str, Any]) -> None:
+def _calls(connection: SuitePeer, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """Function calls with given arguments, their results compared here."""
     _namespace(connection, test_spec)
     for arguments, expected in test_spec["cases"]:
@@ -762,7 +762,7 @@ def _close(left: Any, right: Any, tolerance: float) -> bool:
         return False
 
 
-FORMS: dict[str, Callable[[Judge, ResultLog, dict[str, Any]], None]] = {
+FORMS: dict[str, Callable[[SuitePeer, ResultLog, dict[str, Any]], None]] = {
     "assertions": _assertions,
     "program": _program,
     "calls": _calls,

@@ -45,7 +45,7 @@ WARM_CODE = "def f(x):\n    return [x, {'a': 2.5}]\n"
 WARM_TESTS = "def check(candidate):\n    for n in range(9):\n        assert candidate(n) == [n, {'a': 2.5}]\n"
 Body = Callable[[], None]
 ROOMS = (
-    *("candidate", "suite", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "judge", "literal"),
+    *("candidate", "suite", "suite_peer", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "literal"),
     *("remote", "seccomp", "wire", "worker"),
 )
 OWN_MODULES = ("whet", "whet.reward.sandbox", *(f"whet.reward.sandbox.{name}" for name in ROOMS))

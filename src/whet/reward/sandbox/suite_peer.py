@@ -15,7 +15,6 @@ import functools
 import importlib
 import operator
 import os
-import random
 import sys
 import types
 from collections.abc import Collection, Iterable, Sequence
@@ -52,7 +51,7 @@ STRANGE = "\u2603 no such thing"
 NUM_DOUBTS = 15  # other questions that tell an answer from one that is always the same
 
 
-class Judge(Peer):
+class SuitePeer(Peer):
     """The end of the tests."""
 
     tracks = False
@@ -83,8 +82,10 @@ class Judge(Peer):
         return functools.partial(self._predicate, answer) if is_predicate and isinstance(answer, Remote) else answer
 
     @functools.cached_property
-    def chance(self) -> random.Random:
+    def chance(self) -> Any:
         """What the code cannot foresee, and what is the same in every run."""
+        import random  # not above: a worker decides how it is loaded
+
         return random.Random(self.secret)
 
     def find(self, names: Collection[str], called: Collection[str] = ()) -> dict[str, Any]:
