@@ -774,16 +774,20 @@ def met(lab: Laboratory, fault: Fault) -> Outcome:
 
 
 # other bytes are no fault where the run says, in words or in its metrics, why they are others
-STATEMENTS = re.compile("begins again from step 1, not as it began: .*|config changed since the run began is unknown")
+LOST = "deleted, moved or replaced while the run was writing there, and what it held is lost"
+STATEMENTS = re.compile(
+    f"begins again from step 1, not as it began: .*|config changed since the run began is unknown|{LOST}"
+)
 COUNTED = ("failed_episodes", "ended_by_seconds", "ended_by_step_seconds", "ended_by_failed")
 COUNTED += ("slow_programs", "slow_environments", "slow_starts")
 REFUSED_SAVE = re.compile(r"not saved \(.*\): the run goes on and tries again")
-SAVES = re.compile("run/(checkpoints|best|run.json)")  # what a save that the system refused may cost, and no more
+SAVES = re.compile("(.*/)?run/(checkpoints|best|run.json)")  # what a save that the system refused may cost, and no more
 
 
 def stated(work: Path, fault: Fault, output: str, differing: Sequence[str]) -> str:
     """What is said of a result that is not the undisturbed one, or nothing."""
-    if (statement := REFUSED_SAVE.search(output)) and all(map(SAVES.match, differing)):
+    records = "".join(path.read_text(errors="replace") for path in work.rglob("run.json") if path.is_file())
+    if (statement := REFUSED_SAVE.search(output + records)) and all(map(SAVES.match, differing)):
         return statement[0]
     if statement := STATEMENTS.search(output):
         return statement[0]
@@ -808,6 +812,8 @@ def resumed(
             return came
         if result.code == -9:
             continue
+        if result.code == 2 and LOST in outcome.log:
+            return came
         if restore is None or result.code != 2:
             outcome.wrong = f"cannot be resumed: exit {result.code}: {result.last_line[-300:]}"
             return came
