@@ -846,27 +846,25 @@ def hurt(work: Path, fault: Fault) -> Callable[[], None] | None:
     run, options, stream = work / "run", fault.options, random.Random(f"whet damage {fault.number}")
     if not begun(run):
         return None
-    saved = Path(tempfile.mkdtemp(prefix="whet-chaos-saved-"))
+    saved = SCRATCH / "saved"
 
     def restore() -> None:
         shutil.rmtree(work)
-        shutil.move(saved / "work", work)
-        saved.rmdir()
+        shutil.move(saved, work)
 
     if "change" in options:
-        shutil.copytree(work, saved / "work")
+        shutil.copytree(work, saved)
         CHANGES[options["change"]][0](work)
         return restore
-    if "damage" in options:
-        below = run / "checkpoints" if options["in_checkpoint"] else run
-        files = sorted(path for path in below.rglob("*") if path.is_file() and path.name != "lock")
-        if files:
-            shutil.copytree(work, saved / "work")
-            file = stream.choice(files)
-            options["file"] = file.relative_to(run).as_posix()
-            DAMAGES[options["damage"]](file, stream)
-            return restore
-    return None
+    below = run / "checkpoints" if options.get("in_checkpoint") else run
+    files = sorted(path for path in below.rglob("*") if path.is_file() and path.name != "lock")
+    if "damage" not in options or not files:
+        return None
+    shutil.copytree(work, saved)
+    file = stream.choice(files)
+    options["file"] = file.relative_to(run).as_posix()
+    DAMAGES[options["damage"]](file, stream)
+    return restore
 
 
 # --- the figures
