@@ -929,7 +929,9 @@ def main() -> None:
         lines = read_lines(chosen.lines)
         cpu = sum(line["cpu"] for line in lines) / max(1, len(lines))
         by_name = {row.pop("what"): row for row in rows(lines)}
-        values = {"tried": len(lines), "of": NUM_FAULTS, "cpu_seconds": cpu, "rows": by_name}
+        back = [line["after_restart"] for line in lines if line["after_restart"]]
+        engines = {"restarts": len(back), "completions": sum(back)}
+        values = {"tried": len(lines), "of": NUM_FAULTS, "cpu_seconds": cpu, "engines": engines, "rows": by_name}
         write_results("trust_chaos", values)
 
 
