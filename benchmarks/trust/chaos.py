@@ -757,7 +757,7 @@ def met(lab: Laboratory, fault: Fault) -> Outcome:
         outcome.after_restart = sum(map(int, notes[::4]))
         outcome.wrong = "" if outcome.after_restart else "the engine wrote nothing after its restart"
     undo(lab.work)
-    restore = hurt(lab.work, fault)
+    restore = hurt(lab.work, fault) if first.code != 0 else None
     came = "went on" if first.code == 0 else "resumed"
     if first.code != 0 or restore is not None:
         came = resumed(lab, fault, whet, restore, outcome) or came
