@@ -757,13 +757,17 @@ def met(lab: Laboratory, fault: Fault) -> Outcome:
         outcome.after_restart = sum(map(int, notes[::4]))
         outcome.wrong = "" if outcome.after_restart else "the engine wrote nothing after its restart"
     undo(lab.work)
-    restore = hurt(lab.work, fault)
+    restore = hurt(lab.work, fault) if first.code != 0 else None
     came = "went on" if first.code == 0 else "resumed"
     if first.code != 0 or restore is not None:
         came = resumed(lab, fault, whet, restore, outcome) or came
     if outcome.wrong:
         return outcome
     differing = differences(reference.content, content(lab.work, kind.is_exact))
+    if differing == [f"run/{fault.options.get('file')}"]:  # of an older checkpoint, which nobody needed: is it known?
+        from whet.model.checkpoint import damage
+
+        differing = [] if damage((lab.work / differing[0]).parent) else differing
     if differing and (statement := stated(lab.work, fault, outcome.log, differing)):
         outcome.came, outcome.said = "stated", statement
     elif differing:
@@ -774,16 +778,20 @@ def met(lab: Laboratory, fault: Fault) -> Outcome:
 
 
 # other bytes are no fault where the run says, in words or in its metrics, why they are others
-STATEMENTS = re.compile("begins again from step 1, not as it began: .*|config changed since the run began is unknown")
+LOST = "deleted, moved or replaced while the run was writing there, and what it held is lost"
+STATEMENTS = re.compile(
+    f"begins again from step 1, not as it began: .*|config changed since the run began is unknown|{LOST}"
+)
 COUNTED = ("failed_episodes", "ended_by_seconds", "ended_by_step_seconds", "ended_by_failed")
 COUNTED += ("slow_programs", "slow_environments", "slow_starts")
 REFUSED_SAVE = re.compile(r"not saved \(.*\): the run goes on and tries again")
-SAVES = re.compile("run/(checkpoints|best|run.json)")  # what a save that the system refused may cost, and no more
+SAVES = re.compile("(.*/)?run/(checkpoints|best|run.json)")  # what a save that the system refused may cost, and no more
 
 
 def stated(work: Path, fault: Fault, output: str, differing: Sequence[str]) -> str:
     """What is said of a result that is not the undisturbed one, or nothing."""
-    if (statement := REFUSED_SAVE.search(output)) and all(map(SAVES.match, differing)):
+    records = "".join(path.read_text(errors="replace") for path in work.rglob("run.json") if path.is_file())
+    if (statement := REFUSED_SAVE.search(output + records)) and all(map(SAVES.match, differing)):
         return statement[0]
     if statement := STATEMENTS.search(output):
         return statement[0]
@@ -808,6 +816,8 @@ def resumed(
             return came
         if result.code == -9:
             continue
+        if result.code == 2 and LOST in outcome.log:
+            return came
         if restore is None or result.code != 2:
             outcome.wrong = f"cannot be resumed: exit {result.code}: {result.last_line[-300:]}"
             return came
@@ -840,27 +850,25 @@ def hurt(work: Path, fault: Fault) -> Callable[[], None] | None:
     run, options, stream = work / "run", fault.options, random.Random(f"whet damage {fault.number}")
     if not begun(run):
         return None
-    saved = Path(tempfile.mkdtemp(prefix="whet-chaos-saved-"))
+    saved = SCRATCH / "saved"
 
     def restore() -> None:
         shutil.rmtree(work)
-        shutil.move(saved / "work", work)
-        saved.rmdir()
+        shutil.move(saved, work)
 
     if "change" in options:
-        shutil.copytree(work, saved / "work")
+        shutil.copytree(work, saved)
         CHANGES[options["change"]][0](work)
         return restore
-    if "damage" in options:
-        below = run / "checkpoints" if options["in_checkpoint"] else run
-        files = sorted(path for path in below.rglob("*") if path.is_file() and path.name != "lock")
-        if files:
-            shutil.copytree(work, saved / "work")
-            file = stream.choice(files)
-            options["file"] = file.relative_to(run).as_posix()
-            DAMAGES[options["damage"]](file, stream)
-            return restore
-    return None
+    below = run / "checkpoints" if options.get("in_checkpoint") else run
+    files = sorted(path for path in below.rglob("*") if path.is_file() and path.name != "lock")
+    if "damage" not in options or not files:
+        return None
+    shutil.copytree(work, saved)
+    file = stream.choice(files)
+    options["file"] = file.relative_to(run).as_posix()
+    DAMAGES[options["damage"]](file, stream)
+    return restore
 
 
 # --- the figures
@@ -925,7 +933,9 @@ def main() -> None:
         lines = read_lines(chosen.lines)
         cpu = sum(line["cpu"] for line in lines) / max(1, len(lines))
         by_name = {row.pop("what"): row for row in rows(lines)}
-        values = {"tried": len(lines), "of": NUM_FAULTS, "cpu_seconds": cpu, "rows": by_name}
+        back = [line["after_restart"] for line in lines if line["after_restart"]]
+        engines = {"restarts": len(back), "completions": sum(back)}
+        values = {"tried": len(lines), "of": NUM_FAULTS, "cpu_seconds": cpu, "engines": engines, "rows": by_name}
         write_results("trust_chaos", values)
 
 

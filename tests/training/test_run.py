@@ -398,6 +398,22 @@ def test_a_config_that_was_cut_is_damaged_and_one_that_was_edited_is_told(monkey
     assert "begins again from step 1, not as it began: config seed" in caplog.text
 
 
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_run_whose_log_is_deleted_does_not_end_as_finished(monkeypatch, tmp_path, at_the_end):
+    import whet.reward.run_record
+
+    def delete(*_):
+        (tmp_path / "run" / "metrics.jsonl").unlink(missing_ok=True)
+
+    callback = type("Deleting", (), {"stepped": staticmethod(delete)})
+    if at_the_end:  # while the last pages are written
+        monkeypatch.setattr(whet.reward.run_record, "record_effect", delete)
+    with pytest.raises(RunFailed, match=r"metrics.jsonl was deleted, moved or replaced while the run was writing"):
+        callbacks = [] if at_the_end else [callback()]
+        whet.train("reinforce", config=SMALL, steps=2, folder=f"{tmp_path}/run", callbacks=callbacks, console=False)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() and read_summary(tmp_path / "run")["status"] != "finished"
+
+
 def test_a_folder_that_is_no_run(monkeypatch, capsys, tmp_path):
     code, error = command(monkeypatch, capsys, "resume", str(tmp_path / "nowhere"))
     assert code == 2 and "not a run folder" in error

@@ -280,7 +280,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
     from whet.record.log import RunRecorder
     from whet.record.tokens import TokenSettings
     from whet.reward.run_record import note_version, record_effect, write_version
-    from whet.training.run import notify, run_training
+    from whet.training.run import notify, refuse_lost, run_training
 
     if not session.is_first:
         return _run_silently(session, files, rewards)
@@ -360,6 +360,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
             ending |= {"trackers": trackers.fact, "facts": {**summary["facts"], "trackers": trackers.fact}}
         if reward_hash:
             record_effect(folder, reward_hash, ledger)
+        refuse_lost(record, outcome.steps)
         report = write_report(folder, {**summary, **ending})
         record.finished(ending)  # the last write: whoever finds the run finished finds everything else
         next_command = _next_command(config, folder, outcome)
@@ -445,11 +446,14 @@ def _last_words(
 @contextlib.contextmanager
 def _finishing(folder: Path) -> Iterator[None]:
     """The last writes of a run whose training is done: an error there costs the report, not the training."""
+    from whet.training.run import FolderLost
+
     try:
         yield
     except Exception as error:
         _name_folder(error, folder)
-        error.add_note(f"the training itself is done and saved; `whet resume {folder}` writes what is missing")
+        if not isinstance(error, FolderLost):
+            error.add_note(f"the training itself is done and saved; `whet resume {folder}` writes what is missing")
         raise
 
 

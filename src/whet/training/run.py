@@ -255,7 +255,7 @@ def run_training(
 
     def save(step: int, *, checkpoint: bool, best: Mapping[str, Any] | None = None, is_last: bool = False) -> None:
         note(f"saving step {step}")
-        _refuse_lost(record, step)
+        refuse_lost(record, step)
         timer = PhaseTimer()
         with timer.phase("save"):
             _check_weights(trainer.model, step, folder)
@@ -291,7 +291,7 @@ def run_training(
                 _add(spent, timer.seconds)
                 progress.step = step
                 progress.tokens += report.counts.get("tokens", 0)
-                _refuse_lost(record, step)
+                refuse_lost(record, step)
                 asked = notify(everyone, "stepped", report, samples)
                 saver.stepped(content(step))
                 end = _method_end(trainer) or (EarlyEnd("health", taken["stop"]) if "stop" in taken else None)
@@ -324,7 +324,7 @@ def run_training(
         raise
     finally:
         saver.release()
-    _refuse_lost(record, progress.step)
+    refuse_lost(record, progress.step)
     result = _result(progress, steps, end if progress.step < steps else None, spent)
     return replace(result, saving=saver.account(), evaluations=evaluations())
 
@@ -378,7 +378,7 @@ def _actions(
     return taken
 
 
-def _refuse_lost(record: RunRecorder, step: int) -> None:
+def refuse_lost(record: RunRecorder, step: int) -> None:
     """Stop where what the run wrote was taken away: it would end as finished, with nothing to show for it."""
     lost = record.lost()
     if lost is not None:
