@@ -153,7 +153,9 @@ class RunSettings(TypedDict, total=False):
     """Top-level keys of a run."""
 
     seed: int
+    imports: Sequence[str] | str
     steps: int
+    epochs: float
     hours: float
     folder: str
     sampling: SamplingSettings
