@@ -50,6 +50,7 @@ from benchmarks.trust._moments import ARMED, FILLER, processes_below  # noqa: E4
 NUM_FAULTS = 1000
 SCRATCH = Path(tempfile.gettempdir()) / "whet-chaos"
 LINES = ROOT / "benchmarks" / "runs" / "trust_chaos.jsonl"
+FOLDERS = re.compile(r"(?<![\w/])/(?:[\w.@~+-]+/)+")  # of the machine, in front of a file
 PATIENCE = 240.0  # seconds for one command
 STOPPED = 1.5  # seconds until a stopped process may go on
 FEW = 24  # faults in the quick cut
@@ -436,7 +437,18 @@ def numbered_fault(number: int) -> Fault:
 # --- what a run leaves
 
 # wall-clock times, peak memory, and digests of records that hold such
-DROPPED = {"started", "finished", "seconds", "memory", "date", "timeline", "processes", "saving", "checkpoints"}
+DROPPED = {
+    "started",
+    "finished",
+    "seconds",
+    "memory",
+    "date",
+    "timeline",
+    "machine",
+    "processes",
+    "saving",
+    "checkpoints",
+}
 DROPPED |= {"sha256", "size"}
 RECORDS = ("run.json", "stage.json", "pipeline.json", "state.json", "manifest.json")
 LOGS = ("metrics.jsonl", "samples.jsonl", "review.jsonl")
@@ -724,7 +736,8 @@ class Outcome:
     def line(self) -> str:
         """All that the number does not say by itself, and enough to read it."""
         own = {"number": self.fault.number, "run": self.fault.run, "kind": self.fault.kind, "came": self.came}
-        own |= {"wrong": self.wrong, "said": self.said[:160], "victims": self.victims, "struck": self.struck}
+        said, victims = (FOLDERS.sub("", text) for text in (self.said, self.victims))
+        own |= {"wrong": self.wrong, "said": said[:160], "victims": victims, "struck": self.struck}
         own |= {"file": self.fault.options.get("file", ""), "after_restart": self.after_restart}
         return json.dumps({**own, "cpu": round(self.cpu, 2)})
 

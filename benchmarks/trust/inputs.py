@@ -507,11 +507,11 @@ class Outcome:
 @contextlib.contextmanager
 def without_training() -> Iterator[list[tuple[int, int, int]]]:
     """Commands end where the first step begins, and one model serves them all."""
-    assembly, evaluation, label, completions, bench, rows_of, run, workbench, reward_model = (
+    assembly, evaluation, label, bench, rows_of, run, workbench, reward_model = (
         import_module(f"whet.{name}")
         for name in (
             *("training.assembly.assembly", "tools.evaluation.evaluation", "tools.labelling.run"),
-            *("tools.labelling.completions", "tools.bench.benchmark", "training.assembly.rows", "training.run"),
+            *("tools.bench.benchmark", "training.assembly.rows", "training.run"),
             *("tools.workbench.workbench", "training.assembly.reward_model"),
         )
     )
@@ -543,7 +543,7 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
         return values
 
     replaced: tuple[tuple[Any, str, Any], ...] = (
-        *((module, "load_runtime", runtime) for module in (assembly, evaluation, label, completions, bench)),
+        *((module, "load_runtime", runtime) for module in (assembly, evaluation, label, bench)),
         (rows_of, "usable", counting),
         (run, "run_training", begin),
         (evaluation, "run_evaluator", begin),

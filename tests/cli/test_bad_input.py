@@ -208,7 +208,7 @@ def test_eval_refuses_mistyped_keys_too(capsys):
     code, _, err = whet(capsys, "eval", "whetstone", "--set", "data.dificulty=1")
     assert code == 2 and "did you mean 'data.difficulty'" in err
     code, _, err = whet(capsys, "eval", "whetstone", "--set", "batch.group_size=4")
-    assert code == 2 and "'batch.group_size'; known here: seed, model" in err
+    assert code == 2 and "'batch.group_size'; known here: seed, imports, model" in err
 
 
 def test_a_component_and_its_number_in_any_order(capsys):

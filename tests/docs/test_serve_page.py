@@ -28,7 +28,7 @@ from whet.types import Sampling
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serve.md").read_text()
 SHELL = re.findall(r"```bash\n(.*?)```", PAGE, re.S)
-(PYTHON,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+PYTHON, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 SMALL = {"train": "--steps 1 --set batch.prompts_per_step=2 --set eval.prompts=2", "eval": "--set eval.prompts=2"}
 
 

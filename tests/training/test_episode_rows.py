@@ -172,7 +172,7 @@ def test_roles_have_a_running_mean_each_that_a_checkpoint_keeps(here, monkeypatc
         (("rae",), "objective.baseline=running_role_mean is about episodes"),
         (("rloo_turns",), "objective.baseline=turn_return is about episodes"),
         (("grpo", "--set", "objective.select=finished_turns"), "or objective.select=finished"),
-        (("grpo_process", "--reward", "exact_answer"), "or an --env that rewards turns"),
+        (("grpo_process", "--reward", "exact_answer"), "or an environment that rewards turns"),
     ]
 )
 def test_a_method_of_episodes_without_an_environment_is_one_line(words, said):

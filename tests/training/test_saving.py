@@ -193,7 +193,8 @@ def test_a_folder_that_is_deleted_is_not_made_again(tmp_path, monkeypatch):
     folder = tmp_path / "run"
 
     def delete():
-        shutil.rmtree(folder)
+        while folder.exists():  # the save under way may be making its own folder in it
+            shutil.rmtree(folder, ignore_errors=True)
         reached.set()
 
     with pytest.raises(whet.types.RunFailed, match="was deleted, moved or replaced"):
@@ -271,7 +272,7 @@ def test_weights_alone_in_the_number_type_that_was_asked_for(weights_only, monke
     assert about_model(folder / "final")["step"] == 3 and about_model(folder / "best")["step"] >= 1
     code, error = command(monkeypatch, capsys, "resume", str(folder))
     assert code == 2 and error.count("\n") == 0
-    assert "report.save=weights" in error and f"--model {folder / 'final'}" in error
+    assert "report.save=weights" in error and f"model {folder / 'final'}" in error
 
 
 def test_the_same_weights_in_either_number_type(weights_only, tmp_path):

@@ -185,7 +185,7 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
 
         data: Any
 
-        def _get_field_parts(self, start: int, raw_type: int) -> Any:
+        def _parts_of_field(self, start: int, raw_type: int) -> Any:
             if type(self.data) is not numpy.ndarray:
                 self.data = self.data.view(numpy.ndarray)
             header = bytes(self.data[start : start + 12])
@@ -209,6 +209,8 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
                     raise ValueError("a text goes beyond the end of the file")
                 parts += [self.data[text - 8 : text].view("u8"), self.data[text:position]]
             return position - start, parts, list(range(3, 2 * count + 2, 2)), types
+
+        _get_field_parts = _parts_of_field  # the package's name for it
 
     texts: dict[int, str] = {}  # by the identity of the bytes, which the reader holds
 

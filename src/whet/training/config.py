@@ -134,7 +134,7 @@ class RunConfig(Section):
             )
         if self.model.lora.rank:
             idle["model.weights"] = "has no effect with model.lora: the weights are frozen; give model.lora.base"
-        if self.kind not in ("policy", "preference"):
+        if self.kind not in ("policy", "preference") and self.model.reference_model:
             idle["model.reference_model"] = f"has no effect: {self.method} uses no reference; drop it"
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)

@@ -57,7 +57,7 @@ def test_tables_that_are_kept_are_not_computed_and_the_same_as_before():
     measured = replace(experiment, table=lambda each: experiment_named("kl").table({**settings, **each}))
     whole = packed([measured])
     kept = {"kl": [unpacked(whole, table) for table in whole["experiments"][0]["tables"]]}
-    assert packed([replace(measured, table=None)], kept=kept) == whole
+    assert packed([replace(measured, table=None)], known=kept) == whole
     titles = [line["name"] for line in kept["kl"][0]["charts"][0]["spec"]["series"]]
     assert titles[:2] == ["k1", "k2"]
 
