@@ -12,6 +12,7 @@ import whet
 from whet.pages.run_report import html_report
 from whet.record.console import Console
 from whet.record.doctor import doctor_report
+from whet.record.health import RULES
 from whet.record.log import read_metrics
 from whet.record.run import read_run
 from whet.record.sections import HealthSection
@@ -20,7 +21,17 @@ from whet.training.config import resolved
 from whet.training.health_actions import HealthWatch
 from whet.types import StepReport, WhetError
 
+MOST_ALARMS = 0.02  # of healthy runs
 ILL = ("KL runaway: it ran.", "flat reward: it stays.")
+
+
+def test_what_a_run_may_act_on_rarely_alarms_healthy_runs() -> None:
+    """Each rule that can be named in health.on_problem was measured, on healthy runs that it was not tuned on."""
+    results = json.loads((Path(__file__).parents[2] / "results" / "doctor.json").read_text())
+    measured = results["values"]["sealed"]["rules"]
+    able = [rule.name for rule in RULES.values() if not rule.is_timed and not rule.is_note]
+    assert able and not (unmeasured := [name for name in able if name not in measured]), unmeasured
+    assert not (loud := [name for name in able if measured[name]["healthy"]["share"] > MOST_ALARMS]), loud
 
 
 def test_a_problem_must_hold_for_some_steps_and_is_acted_on_again_after_as_many() -> None:
