@@ -50,9 +50,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around what pytest does to logs and warnings while tests run
-def pytest_runtestloop() -> Iterator[None]:
+def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
     commands = sys.modules.get("tests.support.commands")  # of tests that start commands
-    if commands is not None and sys.platform == "linux":
+    if commands is not None and sys.platform == "linux" and not session.config.option.collectonly:
         commands.fork_server()
     return (yield)
 

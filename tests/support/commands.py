@@ -29,6 +29,7 @@ FORK.set_forkserver_preload(["tests.support.warm_start"])
 
 def fork_server() -> None:
     """Start the server as a copy of this process, with its imports; without this it starts anew when it is needed."""
+    importlib.import_module("tests.support.warm_start").run_once()
     resource_tracker.ensure_running()
     with mock.patch.object(util, "spawnv_passfds", _copied), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those of pytest-xdist hold nothing of ours
