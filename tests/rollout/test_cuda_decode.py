@@ -159,7 +159,7 @@ def test_completions_are_those_of_the_plain_engine(no_device, settings, adapters
         for number, tokens in enumerate(prompts_of(3, 9, 300, 20, vocabulary=61))
         for copy in range(6)
     ]
-    sampling = Sampling(18, **settings)
+    sampling = Sampling(10, **settings)
     told = {}
     streamed = fast.stream(requests, sampling, told.setdefault)
     assert [told[number] for number in range(len(requests))] == streamed
@@ -266,8 +266,8 @@ def test_every_turn_of_a_session_is_what_the_plain_engine_writes(no_device, sett
     fast, plain = engines(rows_per_batch=rows)
     sampling = Sampling(18, **settings)
     prompts = prompts_of(3, 9, longest, vocabulary=61)
-    with fast.session(sampling, SessionShape(27, longest, 3 * 18 + 2 * 23)) as session:
-        found = played(session, prompts, 9, 3, short_answers, late=rows == 16)
+    with fast.session(sampling, SessionShape(18, longest, 3 * 18 + 2 * 23)) as session:
+        found = played(session, prompts, 6, 3, short_answers, late=rows == 16)
         assert session.counts.continued > 10 and bool(session.counts.evicted) == (rows == 16)
     turns = [turn for each in found.values() for turn in each]
     expected = plain.generate([Request(tokens, seed) for tokens, seed, _ in turns], sampling)
@@ -304,8 +304,8 @@ def test_weights_that_come_in_the_middle_interrupt_nothing(no_device, settings, 
     fast, plain = engines(rows_per_batch=rows)
     sampling = Sampling(40, **settings)
     prompts = prompts_of(3, 9, 20, vocabulary=61)
-    requests = [Request(tokens, 10 * row + copy) for row, tokens in enumerate(prompts) for copy in range(9)]
-    with fast.session(sampling, SessionShape(27, 20, 40)) as session:
+    requests = [Request(tokens, 10 * row + copy) for row, tokens in enumerate(prompts) for copy in range(6)]
+    with fast.session(sampling, SessionShape(18, 20, 40)) as session:
         found = written(session, requests, loads=(1, 2, 4))
     assert any(sample.versions == (0, 2) for sample in found)
     for one, two in zip(found, plain.generate(requests, sampling), strict=True):
@@ -347,6 +347,6 @@ def test_a_long_prompt_that_was_expected_makes_no_buffers_anew(no_device):
 
 def test_few_graphs_serve_the_ragged_end_of_a_rollout(no_device):
     fast, _ = engines(ends=(7, 8, 9, 10), rows_per_batch=64)
-    fast.generate([Request(prompts_of(9, vocabulary=61)[0], seed) for seed in range(64)], Sampling(60))
+    fast.generate([Request(prompts_of(9, vocabulary=61)[0], seed) for seed in range(64)], Sampling(30))
     sizes = sorted(rows for rows, _ in fast._graphs._graphs)
     assert sizes[-1] == 64 and len(sizes) > 1 and set(sizes) <= {16, 32, 64}

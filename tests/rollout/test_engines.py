@@ -87,7 +87,6 @@ def test_an_engine_with_its_own_weights_trains_as_the_built_in_one_does(tmp_path
     ("method", "settings"),
     [
         ("sft", {"batch": {"rows_per_step": 8}, "optimizer": {"learning_rate": 1e-2}}),
-        ("dpo", {"batch": {"rows_per_step": 8}, "optimizer": {"learning_rate": 1e-2}}),
         ("dpo", {"preference": {"online": 8}, "batch": {"rows_per_step": 4}, "optimizer": {"learning_rate": 3e-3}}),
     ],
 )

@@ -236,7 +236,7 @@ def test_all_ways_write_the_same_whoever_waits_enters_or_leaves(family):
     own, *others = ways(model_of(family))
     expected = own(requests, sampling, ending, 64)
     assert len(set(expected.count)) > 5 and set(expected.stop) == {StopReason.END, StopReason.LENGTH}
-    for way, rows in [(own, 3), *((way, rows) for way in others for rows in (3, 7, 64))]:
+    for way, rows in [(own, 3), *((way, rows) for way in others for rows in (3, 64))]:
         written = way(requests, sampling, ending, rows)
         assert (written.count, written.stop) == (expected.count, expected.stop)
         for number, count in enumerate(expected.count):
@@ -376,7 +376,7 @@ def test_any_number_of_prompts_and_completions():
         for fast in (True, False)
     ]
     tokens = tuple(range(5, 20))
-    for num_prompts, copies in itertools.product((1, 2, 5), (1, 2, 3, 8)):
+    for num_prompts, copies in ((1, 1), (1, 8), (2, 3), (5, 1), (5, 2), (5, 8)):
         requests = [
             Request(tokens[: 15 - row], 10 * row + copy) for row in range(num_prompts) for copy in range(copies)
         ]
@@ -421,7 +421,7 @@ def test_a_device_that_runs_ahead_writes_the_same():
     with torch.no_grad():
         expected = written_with(decoder, requests, sampling, ending, 64)
     assert set(expected.stop) == {StopReason.END, StopReason.TEXT, StopReason.LENGTH} and len(set(expected.count)) > 5
-    for steps, behind, rows in itertools.product((1, 4, 9), (0, 1), (3, 7, 64)):
+    for (steps, behind), rows in itertools.product([(1, 1), (4, 0), (4, 1), (9, 1)], (3, 64)):
         with torch.no_grad():
             backend = type("Backend", (RunsAhead,), {"steps": steps, "behind": behind})(decoder, job, rows)
             late = DecodeScheduler(backend, job).run()

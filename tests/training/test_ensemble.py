@@ -245,8 +245,8 @@ def taught(rows, held_out, objective, kind="sequence", steps=10):
 
 def test_heads_learn_together_and_their_folder_is_read_as_members(tmp_path):
     task = TASKS["arithmetic"]
-    rows, held_out = (task_preferences(task, split, count, 0, 1) for split, count in (("train", 160), ("eval", 40)))
-    made, before, after = taught(rows, held_out, RankLoss(AllPairs()))
+    rows, held_out = (task_preferences(task, split, count, 0, 1) for split, count in (("train", 80), ("eval", 20)))
+    made, before, after = taught(rows, held_out, RankLoss(AllPairs()), steps=6)
     assert after["loss"] < before["loss"]
     made.model.save_pretrained(tmp_path)
     made.tokenizer.save_pretrained(tmp_path)
@@ -266,8 +266,8 @@ def test_heads_learn_together_and_their_folder_is_read_as_members(tmp_path):
 
 
 def test_outcomes_on_every_token_teach_the_last_one():
-    graded = task_labelled(TASKS["arithmetic"], "train", 64, 0, 1)
-    _, before, after = taught(graded, graded, LabelLoss(), steps=8)
+    graded = task_labelled(TASKS["arithmetic"], "train", 32, 0, 1)
+    _, before, after = taught(graded, graded, LabelLoss(), steps=5)
     assert after["loss"] < before["loss"] and after["area_under_curve"] > 0.5
 
 

@@ -12,7 +12,7 @@ import whet
 from whet.model.load import load_model
 from whet.types import WhetError
 
-STEPS, BREAK = 3, 1
+STEPS, BREAK = 2, 1
 BASE = {
     "seed": 4,
     "model": {"threads": 1, "device": "cpu", "lora": 4},

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.for_every import for_every
+from tests.support.told_apart import told_apart
 from whet.data.families import Family, family_rows
 from whet.data.pairs import PreferencePair
 from whet.data.prompts import LabelledCompletion
@@ -218,7 +219,7 @@ def test_what_a_reference_said_is_kept_in_a_file_for_this_model_and_these_rows(t
         stored_reference(policy, families, 60, file)
 
 
-@for_every(PAIR_PRESETS)
+@for_every(told_apart(PAIR_PRESETS))
 def test_every_row_learns_and_is_finite(name):
     single = "pairs" not in PAIR_PRESETS[name].objective.needs()
     made = trainer(name, labelled() if single else pairs())
@@ -235,16 +236,15 @@ def test_every_row_learns_and_is_finite(name):
 def test_a_resumed_trainer_goes_on_to_the_same_bytes(name):
     rows = labelled() if name == "kto" else pairs()
     whole, halves = trainer(name, rows), trainer(name, rows)
-    for number in (1, 2, 3, 4):
+    for number in (1, 2, 3):
         whole.step(number, PhaseTimer())
-    for number in (1, 2):
-        halves.step(number, PhaseTimer())
+    halves.step(1, PhaseTimer())
     state, tensors = halves.state(), halves.tensors()
     weights = {key: value.clone() for key, value in halves.model.state_dict().items()}
     later = trainer(name, rows)
     later.model.load_state_dict(weights)
     later.restore(state, tensors)
-    for number in (3, 4):
+    for number in (2, 3):
         later.step(number, PhaseTimer())
     assert all(torch.equal(value, later.model.state_dict()[key]) for key, value in whole.model.state_dict().items())
     assert later.state() == whole.state()
@@ -280,11 +280,11 @@ def test_extras_are_those_of_the_whole_distribution():
 
 def test_pairs_of_a_task_teach_the_built_in_model():
     loaded = load_model("whetstone")
-    rows = task_preferences(TASKS["arithmetic"], "train", 120, 0, 2)
-    held_out = task_preferences(TASKS["arithmetic"], "eval", 40, 0, 2)
+    rows = task_preferences(TASKS["arithmetic"], "train", 64, 0, 2)
+    held_out = task_preferences(TASKS["arithmetic"], "eval", 24, 0, 2)
     taught, dropped = preference_rows(loaded.tokenizer, rows, loaded.context)
     kept, _ = preference_rows(loaded.tokenizer, held_out, loaded.context)
-    assert dropped == 0 and len(taught) == 120
+    assert dropped == 0 and len(taught) == 64
     policy = causal_lm(loaded.model)
     reference = stored_reference(policy, [row.family for row in (*taught, *kept)], 4096)
     made = PreferenceTrainer(
@@ -292,12 +292,12 @@ def test_pairs_of_a_task_teach_the_built_in_model():
         PAIR_PRESETS["dpo"].objective,
         PreferenceDataset(taught, kept),
         batch=RowsSection(rows_per_step=16, micro_batch_tokens=4096),
-        optimizer=OptimizerSection(learning_rate=3e-4),
-        steps=15,
+        optimizer=OptimizerSection(learning_rate=1e-3),
+        steps=10,
         seed=0,
     )
     before = made.evaluate()
-    for number in range(1, 16):
+    for number in range(1, 11):
         made.step(number, PhaseTimer())
     after = made.evaluate()
     assert after["loss"] < before["loss"] - 0.05 and after["pair_accuracy"] > 0.8 > before["pair_accuracy"]

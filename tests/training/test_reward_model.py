@@ -225,9 +225,9 @@ def test_a_reward_model_learns_a_task_and_its_folder_is_a_reward(tmp_path):
 
 
 def test_a_process_model_learns_steps_and_its_folder_is_a_step_reward(tmp_path):
-    rows = task_stepped(ARITHMETIC, "train", 160, 0, 1)
+    rows = task_stepped(ARITHMETIC, "train", 80, 0, 1)
     held_out = task_stepped(ARITHMETIC, "eval", 20, 0, 1)
-    made, before, after = taught(rows, held_out, LabelLoss(), kind="token", steps=15)
+    made, before, after = taught(rows, held_out, LabelLoss(), kind="token", steps=7)
     assert after["loss"] < before["loss"] and {"errors_found", "right_kept", "f1", "step_accuracy"} <= set(after)
     made.model.save_pretrained(tmp_path)
     made.tokenizer.save_pretrained(tmp_path)
@@ -240,11 +240,11 @@ def test_a_process_model_learns_steps_and_its_folder_is_a_step_reward(tmp_path):
 
 
 def test_rankings_and_outcomes_of_a_task_are_learnt_from():
-    ranked = task_rankings(ARITHMETIC, "train", 48, 0, 1)
-    _, before, after = taught(ranked, ranked, RankLoss(PlackettLuce()), steps=8)
+    ranked = task_rankings(ARITHMETIC, "train", 24, 0, 1)
+    _, before, after = taught(ranked, ranked, RankLoss(PlackettLuce()), steps=5)
     assert after["loss"] < before["loss"] and 0.4 < after["accuracy"] <= 1
-    graded = task_labelled(ARITHMETIC, "train", 64, 0, 1)
-    _, before, after = taught(graded, graded, LabelLoss(), steps=8)
+    graded = task_labelled(ARITHMETIC, "train", 32, 0, 1)
+    _, before, after = taught(graded, graded, LabelLoss(), steps=5)
     assert after["loss"] < before["loss"] and after["area_under_curve"] > 0.5
 
 

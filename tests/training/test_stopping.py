@@ -228,22 +228,22 @@ def settings(method: str) -> dict[str, object]:
 @pytest.mark.parametrize("method", KINDS)
 def test_every_kind_of_run_has_a_budget_and_goes_on_with_more(method: str, tmp_path, monkeypatch) -> None:
     """Stopped after some step by its hours, it goes on to the weights and lines of a run that was not."""
-    whole = whet.train(method, config=settings(method), steps=4, folder=str(tmp_path / "whole"), console=False)
-    ends, real = iter([None, None, EarlyEnd("hours", "its budget of 1 hour is spent")]), TimeBudget.end
+    whole = whet.train(method, config=settings(method), steps=3, folder=str(tmp_path / "whole"), console=False)
+    ends, real = iter([None, EarlyEnd("hours", "its budget of 1 hour is spent")]), TimeBudget.end
     monkeypatch.setattr(TimeBudget, "end", lambda self, reserve: next(ends))
-    first = whet.train(method, config=settings(method), steps=4, hours=1, folder=str(tmp_path / "run"), console=False)
+    first = whet.train(method, config=settings(method), steps=3, hours=1, folder=str(tmp_path / "run"), console=False)
     monkeypatch.setattr(TimeBudget, "end", real)
     summary = read_summary(first.folder)
-    assert (first.status, first.steps, summary["ended_by"]) == ("finished", 3, "hours")
-    assert first.evaluations.last.step == 3 and (first.folder / "final").is_dir() and (first.folder / "best").is_dir()
+    assert (first.status, first.steps, summary["ended_by"]) == ("finished", 2, "hours")
+    assert first.evaluations.last.step == 2 and (first.folder / "final").is_dir() and (first.folder / "best").is_dir()
     assert "it ended early" in first.report.read_text()
     with pytest.raises(WhetError, match=r"its 1 hours are spent; to train on, give a larger total: .*--hours 2"):
         whet.resume(first.folder, console=False)
     longer = whet.resume(first.folder, hours=2, console=False)
-    assert (longer.status, longer.steps) == ("finished", 4) and "ended" not in read_summary(longer.folder)
+    assert (longer.status, longer.steps) == ("finished", 3) and "ended" not in read_summary(longer.folder)
 
     def lines(folder: Path) -> list[dict[str, object]]:
-        return [line for line in timeless(folder) if not ("eval" in line and line["step"] == 3)]
+        return [line for line in timeless(folder) if not ("eval" in line and line["step"] == 2)]
 
     assert lines(longer.folder) == lines(whole.folder)
     weights = [(run.folder / "final" / "model.safetensors").read_bytes() for run in (longer, whole)]
