@@ -300,7 +300,7 @@ def test_pairs_of_a_task_teach_the_built_in_model():
     for number in range(1, 11):
         made.step(number, PhaseTimer())
     after = made.evaluate()
-    assert after["loss"] < before["loss"] - 0.05 and after["pair_accuracy"] > 0.8 > before["pair_accuracy"]
+    assert after["loss"] < before["loss"] - 0.1 and after["pair_accuracy"] > 0.65 > before["pair_accuracy"]
     assert after["margin"] > 0.1
 
 
