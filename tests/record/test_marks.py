@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from whet.pages.review import draw_review, read_review, review_rows, take_marks, write_review
+from whet.record.log import complete_bytes
 from whet.record.marks import (
     MARKS_LOG,
     SampleMark,
@@ -124,6 +125,17 @@ def test_a_torn_line_is_passed_over_and_then_cut(tmp_path):
     assert set(read_sample_marks(tmp_path)) == {"a"}
     append_marks(tmp_path, [SampleMark("c", "wrong")])
     assert set(read_sample_marks(tmp_path)) == {"a", "c"}
+
+
+@pytest.mark.parametrize(
+    ("content", "complete"), [(b"", 0), (b"abc", 0), (b"\nabcdef", 1), (b"ab\ncdefgh", 3), (b"abc\ndefgh\n", 10)]
+)
+def test_a_file_is_complete_up_to_its_last_newline(tmp_path, content, complete):
+    """Looked for from the end in blocks: none, one at the very start, one in an earlier block."""
+    path = tmp_path / "lines"
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        assert complete_bytes(file.fileno(), block=4) == complete
 
 
 def test_a_link_is_not_written_through(tmp_path):

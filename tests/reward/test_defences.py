@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from whet.reward import defences
 from whet.reward.defences import DEFENCES, Case, Rates, corpus, rates
 from whet.reward.defences.padding import density
 from whet.reward.defences.rates import rates_of
+from whet.reward.defences.support import _one_step
 from whet.reward.find import find_reward
 from whet.types import Prompt, Sample, StopReason, WhetError
 
@@ -28,6 +30,11 @@ ASKED = Prompt("p", (), text="A baker makes 14 trays of 6 rolls and sells 59. Ho
 HONEST = (
     "<think>14 * 6 = 84 rolls are made, and 84 - 59 = 25 of them are left over.</think>\nThe answer is \\boxed{25}."
 )
+
+
+def test_one_step_from_a_number_is_to_its_square_its_double_and_its_neighbours() -> None:
+    assert _one_step([Fraction(3)]) == {0, 1, 2, 3, 4, 6, 9}
+    assert 2 * 11 in _one_step([*map(Fraction, (2, 40, 50, 60, 11))])  # numbers near the end meet each other
 
 
 @pytest.fixture(scope="module")

@@ -319,6 +319,8 @@ def test_another_models_tokenizer_is_refused(tmp_path):
     small = saved(tmp_path / "small", llama("ForSequenceClassification", num_labels=1, vocab_size=30))
     with pytest.raises(WhetError, match="give tokenizer=FOLDER"):
         learned(folder=small).prepare()
+    padded = saved(tmp_path / "padded", llama("ForSequenceClassification", num_labels=1, vocab_size=2 * 37))
+    learned(folder=padded).prepare()  # rows for twice as many tokens may still be padding
     bare = tmp_path / "bare"
     llama("ForSequenceClassification", num_labels=1).save_pretrained(bare)
     with pytest.raises(WhetError, match="its tokenizer cannot be read"):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.for_every import for_every
 from whet.reward.mathematics.math_answer import math_answer
-from whet.reward.mathematics.quantity import agreement, quantity
+from whet.reward.mathematics.quantity import agreement, is_measure, quantity
 from whet.types import Prompt, WhetError
 
 
@@ -126,6 +126,10 @@ def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> No
     first, second = quantity(gold), quantity(other)
     assert first is not None and second is not None
     assert agreement(first, second, tolerance) == expected
+
+
+def test_a_quotient_of_units_is_a_measure_where_both_are() -> None:
+    assert is_measure("km per hour") and not is_measure("blobs per hour") and not is_measure("km per blob")
 
 
 @for_every(

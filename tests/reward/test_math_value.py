@@ -137,6 +137,10 @@ def test_numbers_that_nobody_can_compute(text: str) -> None:
         read_value(text)
 
 
+def test_brackets_beside_each_other_are_not_nested() -> None:
+    assert same(read_value("+".join(["(x+1)"] * 100)), read_value("100x+100"))
+
+
 def test_every_comparison_ends_soon() -> None:
     golds = [read_value(text) for text in ("1", "x^2+1", r"\sqrt2", r"\{1,2\}", "[1,2)", "1,2,3,4,5,6,7,8", "y=2x+1")]
     for bomb in BOMBS:

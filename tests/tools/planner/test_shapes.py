@@ -57,6 +57,8 @@ def test_a_size_is_a_usual_model_or_one_like_it():
     assert set(BY_SIZE.values()) <= set(NAMED)
     for billions in (0.01, 0.05, 0.9, 5.5, 20.0, 400.0, 9000.0):
         assert shape_of_size(billions).weights / 1e9 == pytest.approx(billions, rel=0.02), billions
+    tiny = shape_of_size(0.01)  # every direction shrinks, none to nothing
+    assert 100 < tiny.hidden < 400 and 5 < tiny.layers < 20 and tiny.vocabulary > 10_000
     assert named_shape("350M").weights / 1e6 == pytest.approx(350, rel=0.02)
     assert named_shape("my-model") is None
 
