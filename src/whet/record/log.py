@@ -591,16 +591,17 @@ def _open_log(path: Path) -> BinaryIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         with path.open("r+b") as log:
-            log.truncate(complete_bytes(log.fileno()))
+            log.truncate(_complete_bytes(log))
     return path.open("ab")
 
 
-def complete_bytes(file: int, block: int = 1 << 16) -> int:
-    """The length of an open file up to and with its last newline."""
-    end = os.fstat(file).st_size
+def _complete_bytes(log: BinaryIO, block: int = 1 << 16) -> int:
+    """The length up to and with the last newline."""
+    end = log.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - block)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
+        log.seek(start)
+        newline = log.read(end - start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1
         end = start
