@@ -145,7 +145,7 @@ def families(*shapes):
 @for_every([1, 9, 20, 33, 10_000])
 def test_a_prompt_counts_once_a_pass(micro_batch_tokens):
     batch = families((6, [3, 1, 4]), (12, [2, 2, 9, 5]), (1, [8]), (3, [1, 1]))
-    parts = token_micro_batches(batch, micro_batch_tokens, shared=True)
+    parts = token_micro_batches(batch, micro_batch_tokens, shared="prompts")
     assert sorted(row for part in parts for row in part) == list(range(10))
     assert all(len(part) == 1 or computed(batch, part) <= micro_batch_tokens for part in parts)
     assert len(parts) < len(token_micro_batches(batch, micro_batch_tokens)) or micro_batch_tokens in (1, 10_000)
@@ -153,24 +153,24 @@ def test_a_prompt_counts_once_a_pass(micro_batch_tokens):
 
 def test_a_prompts_rows_stay_together_where_they_fit():
     batch = families((6, [3, 3]), (6, [4, 4]), (6, [5, 5]))
-    assert token_micro_batches(batch, 12, shared=True) == [[0, 1], [2, 3], [4], [5]]
-    assert token_micro_batches(batch, 22, shared=True) == [[0, 1, 2, 3], [4, 5]]
-    assert token_micro_batches(batch, 10_000, shared=True) == [[0, 1, 2, 3, 4, 5]]
-    assert token_micro_batches(batch, 1, shared=True) == [[0], [1], [2], [3], [4], [5]]
+    assert token_micro_batches(batch, 12, shared="prompts") == [[0, 1], [2, 3], [4], [5]]
+    assert token_micro_batches(batch, 22, shared="prompts") == [[0, 1, 2, 3], [4, 5]]
+    assert token_micro_batches(batch, 10_000, shared="prompts") == [[0, 1, 2, 3, 4, 5]]
+    assert token_micro_batches(batch, 1, shared="prompts") == [[0], [1], [2], [3], [4], [5]]
 
 
 def test_shared_passes_do_not_ask_which_group_a_row_is_of():
     batch = families((6, [3, 3]), (6, [3, 3]))
     twins = replace(batch, tokens=batch.tokens[:2].repeat(2, 1))
-    assert token_micro_batches(twins, 6 + 4 * 2, shared=True) == [[0, 1, 2, 3]]
-    assert token_micro_batches(batch, 6 + 4 * 2, shared=True) == [[0, 1], [2, 3]]
+    assert token_micro_batches(twins, 6 + 4 * 2, shared="prompts") == [[0, 1, 2, 3]]
+    assert token_micro_batches(batch, 6 + 4 * 2, shared="prompts") == [[0, 1], [2, 3]]
 
 
 def test_rows_without_an_action_cost_a_shared_pass_nothing():
     batch = families((6, [3, 3]), (2, [2]))
     action = batch.action.clone()
     action[1] = False
-    parts = token_micro_batches(replace(batch, action=action), 8, shared=True)
+    parts = token_micro_batches(replace(batch, action=action), 8, shared="prompts")
     assert sorted(row for part in parts for row in part) == [0, 1, 2] and len(parts) == 2
 
 

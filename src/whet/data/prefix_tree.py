@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 SharedTokens = Literal["nothing", "prompts", "prefixes"]  # what a model computes once for all rows of a micro-batch
 
 LEAST_SHARED = 16  # tokens of a node that has branches
-WORTHWHILE = 0.95  # a tree with a larger share of the tokens that shared prompts alone leave saves too little
+LEAST_SAVED = 0.05  # of the tokens that shared prompts alone leave: a tree that saves less is not made
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,19 @@ def _branches(lengths: Integers, shared: Integers, begin: int, end: int) -> tupl
         begin, end = parts[0]
 
 
-def deeper_tree(tokens: Integers, first: Integers, lengths: Integers) -> list[PrefixNode] | None:
-    """The tree of rows [N, T], where it saves enough over prompts alone: the first `first` [N] tokens of each row."""
+def deeper_tree(tokens: Integers, first: Integers, lengths: Integers) -> list[PrefixNode]:
+    """The tree of rows [N, T], empty where it saves too little over prompts alone: each row's first `first` tokens."""
     flat = num_flat_tokens(tokens, first, lengths)
     order = tree_order(tokens, lengths)
     if not is_worthwhile(order.num_tokens, flat):
-        return None
+        return []
     nodes = prefix_tree(order)
-    return nodes if is_worthwhile(sum(node.length for node in nodes), flat) else None
+    return nodes if is_worthwhile(sum(node.length for node in nodes), flat) else []
 
 
 def is_worthwhile(tree: int, flat: int) -> bool:
     """Whether a tree of so many tokens saves enough, `flat` being those that shared prompts alone leave."""
-    return tree <= WORTHWHILE * flat
+    return flat - tree >= max(LEAST_SAVED * flat, LEAST_SHARED)
 
 
 def num_flat_tokens(tokens: Integers, first: Integers, lengths: Integers) -> int:

@@ -113,7 +113,8 @@ class SharedPrefixBatch:
     longest_row: int  # positions a token may look back
     nodes: tuple[PackedNode, ...]  # in packed order
     lengths: Integers  # [N], tokens of each row that are computed
-    distinct: DistinctActions | None = None  # None: rows share no actions
+    flat_size: int  # tokens that shared prompts alone would leave
+    distinct: DistinctActions | None  # None: rows share their prompts alone
     masks: dict[Any, Tensor] = field(default_factory=dict)  # of attention, as they are made
 
     @property
@@ -160,7 +161,7 @@ def shared_prefix_batch(
     rows, flags = tokens.cpu().numpy(), action.cpu().numpy()
     first = np.where(flags.any(1), flags.argmax(1), 0)
     last = np.where(flags.any(1), flags.shape[1] - 1 - flags[:, ::-1].argmax(1), 0)
-    tree = prefix_tree.deeper_tree(rows, first, last) if deep else None
+    tree = prefix_tree.deeper_tree(rows, first, last) if deep else []
     nodes = _packed(tree or _prompts_and_completions(rows, first, last))
     if not nodes:
         return None
@@ -178,7 +179,8 @@ def shared_prefix_batch(
         longest_row=int(last.max()),
         nodes=nodes,
         lengths=last,
-        distinct=None if tree is None else _distinct(states, rows[acting, columns], device),
+        distinct=_distinct(states, rows[acting, columns], device) if tree else None,
+        flat_size=prefix_tree.num_flat_tokens(rows, first, last) if tree else sum(node.length for node in nodes),
     )
 
 

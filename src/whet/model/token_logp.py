@@ -9,7 +9,7 @@ takes a path of its own, whose chunks are dropped after the forward pass and bui
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from whet.data.prefix_tree import SharedTokens
 from whet.model.causal_lm import CausalLM
-from whet.model.experts import NO_MIXTURE, UNKNOWN, routers, routing, routing_refusal
+from whet.model.experts import UNKNOWN, is_mixture, routers, routing
 from whet.model.fused_trunk import fused_states, fused_works
 from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_logp, common_factor
 from whet.model.shared_prefix import DistinctActions, SharedPrefixBatch, shared_prefix_batch, to_device
@@ -70,6 +70,8 @@ class TokenScores:
     states: Tensor | None = None  # [A, D], what the trunk knew before each action, in row order, with gradient
     experts: Tensor | None = None  # int [N, T, layers, k], the routers' own choice; -1 for tokens that predict nothing
     teacher_divergence: Tensor | None = None  # [N, T], as the distillation target measures it, with gradient
+    computed: int = 0  # tokens that went through the trunk
+    flat: int = 0  # those that would have, had rows shared their prompts alone
 
 
 def token_logp(
@@ -85,15 +87,23 @@ def token_logp(
     Rows may be given on the CPU: then nothing here waits for the device, and the scores come on the device.
     """
     chosen = details or Details()
-    return TokenScores(*lm.one_pass(lambda: _token_logp(lm, tokens, action, temperature, support, chosen)))
+    batch = _packed_rows(lm, tokens, action) if chosen.packed else None
+    scores = TokenScores(*lm.one_pass(lambda: _token_logp(lm, tokens, action, temperature, support, chosen, batch)))
+    sizes = (tokens.numel(),) * 2 if batch is None else (batch.size, batch.flat_size)
+    return replace(scores, computed=sizes[0], flat=sizes[1])
 
 
 def _token_logp(
-    lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, support: Tensor | None, details: Details
+    lm: CausalLM,
+    tokens: Tensor,
+    action: Tensor,
+    temperature: float,
+    support: Tensor | None,
+    details: Details,
+    batch: SharedPrefixBatch | None,
 ) -> tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]:
     """The fields of `TokenScores`: a pass gives plain tensors."""
     device = lm.device
-    batch = _packed_rows(lm, tokens, action) if details.packed else None
     targets = to_device(tokens[:, 1:][action[:, 1:]], device)
     action_support = None if support is None else support[:, 1:][action[:, 1:]].to(device)
     states, experts = _routed_states(lm, tokens, action, batch, details)
@@ -222,7 +232,7 @@ def shared_by(lm: CausalLM) -> SharedTokens:
     """What rows compute once. Of a mixture's prompts alone: rows that share more may have been routed apart."""
     if not packs(lm):
         return "nothing"
-    return "prefixes" if routing_refusal(lm) == NO_MIXTURE else "prompts"
+    return "prompts" if is_mixture(lm) else "prefixes"
 
 
 def states_before(lm: CausalLM, tokens: Tensor, action: Tensor, replay: Tensor | None = None) -> Tensor:  # [A, D]
