@@ -68,7 +68,7 @@ class Segments:
     branches: tuple[tuple[int, int], ...]  # of each node, packed bounds of all that continues it
     tables: dict[Any, Any] = field(default_factory=dict)  # what kernels want to know of this, as it is made
 
-    @property
+    @cached_property
     def is_deep(self) -> bool:
         """True where a branch has branches."""
         return any(parent != NO_PARENT and self.parents[parent] != NO_PARENT for parent in self.parents)
