@@ -39,7 +39,9 @@ def test_every_row_can_be_read_along_its_nodes(seed, least):
 @for_every(range(30))
 def test_what_rows_have_in_common_is_there_once(seed):
     tokens, lengths = drawn(seed)
-    prefixes = {tuple(row[:end]) for row, length in zip(tokens.tolist(), lengths, strict=True) for end in range(1, length + 1)}
+    prefixes = {
+        tuple(row[:end]) for row, length in zip(tokens.tolist(), lengths, strict=True) for end in range(1, length + 1)
+    }
     order = tree_order(tokens, lengths)
     assert order.num_tokens == sum(node.length for node in prefix_tree(order, 1)) == len(prefixes)
 
@@ -53,7 +55,11 @@ def test_a_chain_of_rows_is_one_node():
 def test_a_short_run_is_copied_into_its_branches():
     tokens, lengths = rows_of([1, 2, 3, 4], [1, 2, 5, 6], [1, 2])
     order = tree_order(tokens, lengths)
-    assert [(node.parent, node.first, node.stop) for node in prefix_tree(order, 2)] == [(-1, 0, 2), (0, 2, 4), (0, 2, 4)]
+    assert [(node.parent, node.first, node.stop) for node in prefix_tree(order, 2)] == [
+        (-1, 0, 2),
+        (0, 2, 4),
+        (0, 2, 4),
+    ]
     assert [(node.first, node.stop, node.rows) for node in prefix_tree(order, 3)] == [
         (0, 2, (2,)),
         (0, 4, (0,)),

@@ -12,7 +12,8 @@ from tests.support.for_every import for_every
 from tests.support.prefix_trees import random_tree
 from tests.support.rank_cases import tiny
 from whet.data import prefix_tree
-from whet.model import ragged_attention, token_logp as module
+from whet.model import ragged_attention
+from whet.model import token_logp as module
 from whet.model.causal_lm import causal_lm
 from whet.model.fused_trunk import fused_works
 from whet.model.lora import LowRank, adapter_factors, add_adapters, merge_adapters
@@ -223,7 +224,10 @@ def test_one_softmax_from_a_call_for_each_level(monkeypatch, seed):
             for token, prefix in visible(tree).items():
                 seen[token, prefix] = True
             output = torch.nn.functional.scaled_dot_product_attention(
-                *(each.transpose(0, 1)[None] for each in (query, key, value)), attn_mask=seen, scale=0.3, enable_gqa=True
+                *(each.transpose(0, 1)[None] for each in (query, key, value)),
+                attn_mask=seen,
+                scale=0.3,
+                enable_gqa=True,
             )[0].transpose(0, 1)
         found.append((output.detach(), *torch.autograd.grad((output * pull).sum(), (query, key, value))))
     for ours, theirs in zip(*found, strict=True):

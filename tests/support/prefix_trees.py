@@ -35,5 +35,7 @@ def random_tree(
     tokens, action = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.bool)
     for row, (line, flags) in enumerate(rows):
         tokens[row, : len(line)] = torch.tensor(line)
-        action[row, 1 : len(line)] = torch.tensor([flag and draw.random() < 0.9 for flag in flags[1:]], dtype=torch.bool)
+        action[row, 1 : len(line)] = torch.tensor(
+            [flag and draw.random() < 0.9 for flag in flags[1:]], dtype=torch.bool
+        )
     return tokens, action

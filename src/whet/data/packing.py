@@ -320,7 +320,7 @@ def _tree_rows(tokens: Integers, prompts: Integers, widths: Sequence[int]) -> Tr
 
 
 def _tree_blocks(order: TreeOrder, widths: Sequence[int], micro_batch_tokens: int) -> list[_Block]:
-    """Rows with common prefixes together, where they fit: behind another, a row costs what it does not share with it."""
+    """Rows with common prefixes together, where they fit: a row costs what it does not share with the one before."""
     blocks: list[_Block] = []
     for row, length, shared in zip(order.rows.tolist(), order.lengths.tolist(), order.shared.tolist(), strict=True):
         if shared < LEAST_SHARED or blocks[-1][1].computed + length - shared > micro_batch_tokens:

@@ -3,13 +3,14 @@
 Two tokens are one where everything before them is equal too: then a causal model knows the same at both. What differs
 between rows that go through one token (advantages, masks, log-probabilities of the sampler) stays with the rows.
 
-A run of shared tokens shorter than `LEAST_SHARED` is not worth a node of its own: each of its branches has a copy. A row
-that ends where others go on makes no branch, so a chain of rows, each the beginning of the next, is a single node.
+A run of shared tokens shorter than `LEAST_SHARED` is not worth a node of its own: each of its branches has a copy. A
+row that ends where others go on makes no branch, so a chain of rows, each the beginning of the next, is a single node.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -94,9 +95,7 @@ def _branches(lengths: Integers, shared: Integers, begin: int, end: int) -> tupl
     while True:
         common = int(min(lengths[begin], shared[begin + 1 : end].min())) if end - begin > 1 else int(lengths[begin])
         bounds = [begin, *(begin + 1 + np.flatnonzero(shared[begin + 1 : end] == common)).tolist(), end]
-        parts = [
-            (start, stop) for start, stop in zip(bounds, bounds[1:], strict=False) if int(lengths[stop - 1]) > common
-        ]
+        parts = [(start, stop) for start, stop in pairwise(bounds) if int(lengths[stop - 1]) > common]
         if len(parts) != 1:
             return common, parts
         begin, end = parts[0]

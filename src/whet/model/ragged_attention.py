@@ -1,9 +1,9 @@
 """Attention of a shared-prefix batch by kernels that take ragged lengths: no padding, mask or copies of keys.
 
 Where triton is there, the size of a head is a power of two and no branch has branches, the kernels are our own: a
-completion reads its prompt and itself in one softmax (`whet.model.prefix_attention_kernels`). Elsewhere they are torch's
-flash kernels: one call for every node's attention to itself, and one for each level of the tree, in which all that
-continues a node of that level attends to it. A token's parts are one softmax, joined by their normalisers:
+completion reads its prompt and itself in one softmax (`whet.model.prefix_attention_kernels`). Elsewhere they are
+torch's flash kernels: one call for every node's attention to itself, and one for each level of the tree, in which all
+that continues a node of that level attends to it. A token's parts are one softmax, joined by their normalisers:
 
     out = (e^a out_own + e^b out_above) / (e^a + e^b),  a, b the logarithms of the two normalisers
 

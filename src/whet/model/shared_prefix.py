@@ -29,7 +29,6 @@ from whet.data.prefix_tree import NO_PARENT, Integers, PrefixNode
 WASTE = 1 << 18  # pairs of tokens that may be attended to in vain before rows are taken apart by length
 
 
-
 @dataclass(frozen=True)
 class BranchBundles:
     """Branches of one node that are attended to together, B bundles side by side."""

@@ -2,8 +2,9 @@
 
 Rows come padded and scores go back padded; in between, rows that share a prefix are packed and padding is left
 out (`whet.model.shared_prefix`), where the model allows it and that saves work. Only positions with loss reach the
-vocabulary head, a chunk of logits at a time (`whet.model.head`), and an action that several rows share does so once. What a method wants beyond log-probability and entropy
-takes a path of its own, whose chunks are dropped after the forward pass and built again in the backward pass.
+vocabulary head, a chunk of logits at a time (`whet.model.head`), and an action that several rows share does so once.
+What a method wants beyond log-probability and entropy takes a path of its own, whose chunks are dropped after the
+forward pass and built again in the backward pass.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class _SharedCoefficient:
 
 
 class _PromisedLookup(torch.autograd.Function):
-    """A lookup whose gradient is known up to one factor: summed anew, rows that pull apart would leave rounding only."""
+    """A lookup whose gradient is known up to one factor: summed anew, rows that pull apart would leave rounding."""
 
     @staticmethod
     def forward(ctx: Any, logp: Tensor, number: Tensor, values: Tensor, sums: Tensor) -> Tensor:
