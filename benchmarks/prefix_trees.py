@@ -4,9 +4,9 @@
     python benchmarks/prefix_trees.py --device cuda --dtype bfloat16 --model 135m --turn 256 --results prefix_trees_135m
 
 Every state has `--branching` continuations, `--depth` times behind the prompt; in a turn the environment writes the
-first half and the policy the second. Each side runs in a fresh process, which gives the memory that an update adds at its peak. Operations are
-those of matrix products and attention, causal attention counted as a whole; seconds are those of the clock on a device,
-and of the processor on a CPU, which others may be using.
+first half and the policy the second. Each side runs in a fresh process, which gives the memory that an update adds at
+its peak. Operations are those of matrix products and attention, causal attention counted as a whole; seconds are those
+of the clock on a device, and of the processor on a CPU, which others may be using.
 """
 
 from __future__ import annotations
