@@ -223,10 +223,10 @@ def _deeper_levels(segments: Segments) -> list[_Level]:
 
     levels = []
     for _, pairs in sorted(spans.items()):
-        below, above = zip(*pairs, strict=True)
-        queries, keys = (to_device(long_tensor(list(chain(*parts))), device) for parts in (below, above))
-        longest = (max(map(len, below)), max(map(len, above)))
-        levels.append(_Level(queries, keys, (bounds(below), bounds(above), *longest, 0.0, False)))
+        readers, nodes = [branches for branches, _ in pairs], [node for _, node in pairs]
+        queries, keys = (to_device(long_tensor(list(chain(*parts))), device) for parts in (readers, nodes))
+        longest = (max(map(len, readers)), max(map(len, nodes)))
+        levels.append(_Level(queries, keys, (bounds(readers), bounds(nodes), *longest, 0.0, False)))
     return levels
 
 

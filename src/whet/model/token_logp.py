@@ -118,7 +118,8 @@ def _token_logp(
     if distinct is not None:
         states, targets = F.embedding(distinct.first, states), targets[distinct.first]
         others = None if others is None else others[distinct.first]
-        taught = None if taught is None else tuple(None if part is None else part[distinct.first] for part in taught)
+        if taught is not None:
+            taught = (taught[0][distinct.first], None if taught[1] is None else taught[1][distinct.first])
         if coefficient is not None:
             coefficient = shared = _SharedCoefficient(coefficient, distinct)
     results: tuple[Tensor, ...]
