@@ -305,3 +305,39 @@ def test_roles_are_numbered_alike_in_every_batch_and_are_left_out_where_nobody_p
     plain = group("a", episode(1))
     assert token_batch([plain]).role is None
     assert token_batch([plain], needs=frozenset({"role"})).role.tolist() == [number_of("")]
+
+
+def branching(turn, depth):
+    """Every path through a tree in which each state has two turns of so many tokens, in no order; a prompt of one."""
+    rows = [[1]]
+    for level in range(depth):
+        rows = [
+            [*row, *range(100 * (2 * level + arm), 100 * (2 * level + arm) + turn)] for row in rows for arm in (1, 2)
+        ]
+    order = sorted(range(len(rows)), key=lambda row: (5 * row) % len(rows))
+    return token_batch([group("g", *(sample(rows[row][:1], rows[row][1:]) for row in order))])
+
+
+def tree_size(batch, part):
+    """Different prefixes, of which the whole rows predict nothing."""
+    rows = [batch.tokens[row][batch.tokens[row] > 0].tolist() for row in part]
+    return len({tuple(row[:end]) for row in rows for end in range(1, len(row))})
+
+
+@for_every([20, 120, 200, 10_000])
+def test_rows_with_common_prefixes_stay_together(micro_batch_tokens):
+    batch = branching(20, 4)
+    parts = token_micro_batches(batch, micro_batch_tokens, shared="prefixes")
+    assert sorted(row for part in parts for row in part) == list(range(16))
+    assert all(len(part) == 1 or tree_size(batch, part) <= micro_batch_tokens for part in parts)
+    apart = token_micro_batches(batch, micro_batch_tokens, shared="prompts")
+    assert (
+        sum(tree_size(batch, part) for part in parts) < sum(computed(batch, part) for part in apart) or len(parts) == 16
+    )
+
+
+def test_prompts_alone_are_cut_as_ever():
+    batch = families((6, [3, 1, 4]), (12, [2, 2, 9, 5]), (1, [8]), (3, [1, 1]))
+    for micro_batch_tokens in (9, 20, 33):
+        apart = token_micro_batches(batch, micro_batch_tokens, shared="prompts")
+        assert token_micro_batches(batch, micro_batch_tokens, shared="prefixes") == apart
