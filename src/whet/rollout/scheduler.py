@@ -523,29 +523,23 @@ class DecodeScheduler:
         """The length of a prompt behind which rows hold more of what the request has to read; else as it was."""
         if not self._backend.forks or request.tokens[:length] in self._prompts:
             return length
-        held = [(self._num_common(request, row), len(row.prompt.tokens)) for row in self._rows if row is not None]
+        tokens = request.tokens[:-1]
+        held = [(_num_common(tokens, row), len(row.prompt.tokens)) for row in self._rows if row is not None]
         common, prompt = max(held, default=(0, 0))
         return prompt if common else length
 
-    def _num_common(self, request: Request, row: _Occupant) -> int:
-        """How many of its first tokens a request would find in a row, all but the last at most; 0: too few."""
-        prompt, tokens, held = len(row.prompt.tokens), request.tokens[:-1], row.held
-        least = prompt + LEAST_FORKED
-        if len(tokens) < least or tokens[:least] != held[:least]:
-            return 0
-        low, high = least, min(len(tokens), len(held))
-        while low < high:  # slices are compared faster than their tokens one by one
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if tokens[low:middle] == held[low:middle] else (low, middle - 1)
-        return low
-
     def _fork(self, seated: Sequence[_Occupant]) -> None:
         """Rows that have just entered take over what other rows hold of their tokens."""
-        others = [row for row in self._rows if row is not None and row not in seated]
+        reading = [row for row in seated if row.unread]
+        if not reading:
+            return
+        new = set(seated)
+        others = [row for row in self._rows if row is not None and row not in new]
         forked: list[tuple[_Occupant, int]] = []
-        for row in seated:
-            same = [other for other in others if other.prompt.tokens == row.prompt.tokens] if row.unread else []
-            common, place = max(((self._num_common(row.request, other), other.place) for other in same), default=(0, 0))
+        for row in reading:
+            same = [other for other in others if other.prompt.tokens == row.prompt.tokens]
+            tokens = row.request.tokens[:-1]
+            common, place = max(((_num_common(tokens, other), other.place) for other in same), default=(0, 0))
             if common:
                 row.start = common - len(row.prompt.tokens)
                 forked.append((row, place))
@@ -997,6 +991,22 @@ class DecodeScheduler:
         self._writing = writing
         if self._num_writing:
             self._backend.seat([None if row is None else row.prompt.slot for row in writing])
+
+
+def _num_common(tokens: tuple[int, ...], row: _Occupant) -> int:
+    """How many of its first tokens a request would find in a row; 0: too few to copy."""
+    prompt = len(row.prompt.tokens)
+    least = prompt + LEAST_FORKED
+    if len(tokens) < least or tokens[prompt:least] != (row.conversation or row.request.tokens)[prompt:least]:
+        return 0
+    held = row.held
+    if tokens[:least] != held[:least]:
+        return 0
+    low, high = least, min(len(tokens), len(held))
+    while low < high:  # slices are compared faster than their tokens one by one
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if tokens[low:middle] == held[low:middle] else (low, middle - 1)
+    return low
 
 
 def _slot(row: _Occupant) -> int:
