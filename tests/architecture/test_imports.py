@@ -30,6 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "model": (
         "types",
         "settings",
+        "data.prefix_tree",
     ),
     "record": (
         "types",

@@ -145,7 +145,7 @@ def families(*shapes):
 @for_every([1, 9, 20, 33, 10_000])
 def test_a_prompt_counts_once_a_pass(micro_batch_tokens):
     batch = families((6, [3, 1, 4]), (12, [2, 2, 9, 5]), (1, [8]), (3, [1, 1]))
-    parts = token_micro_batches(batch, micro_batch_tokens, shared=True)
+    parts = token_micro_batches(batch, micro_batch_tokens, shared="prompts")
     assert sorted(row for part in parts for row in part) == list(range(10))
     assert all(len(part) == 1 or computed(batch, part) <= micro_batch_tokens for part in parts)
     assert len(parts) < len(token_micro_batches(batch, micro_batch_tokens)) or micro_batch_tokens in (1, 10_000)
@@ -153,24 +153,24 @@ def test_a_prompt_counts_once_a_pass(micro_batch_tokens):
 
 def test_a_prompts_rows_stay_together_where_they_fit():
     batch = families((6, [3, 3]), (6, [4, 4]), (6, [5, 5]))
-    assert token_micro_batches(batch, 12, shared=True) == [[0, 1], [2, 3], [4], [5]]
-    assert token_micro_batches(batch, 22, shared=True) == [[0, 1, 2, 3], [4, 5]]
-    assert token_micro_batches(batch, 10_000, shared=True) == [[0, 1, 2, 3, 4, 5]]
-    assert token_micro_batches(batch, 1, shared=True) == [[0], [1], [2], [3], [4], [5]]
+    assert token_micro_batches(batch, 12, shared="prompts") == [[0, 1], [2, 3], [4], [5]]
+    assert token_micro_batches(batch, 22, shared="prompts") == [[0, 1, 2, 3], [4, 5]]
+    assert token_micro_batches(batch, 10_000, shared="prompts") == [[0, 1, 2, 3, 4, 5]]
+    assert token_micro_batches(batch, 1, shared="prompts") == [[0], [1], [2], [3], [4], [5]]
 
 
 def test_shared_passes_do_not_ask_which_group_a_row_is_of():
     batch = families((6, [3, 3]), (6, [3, 3]))
     twins = replace(batch, tokens=batch.tokens[:2].repeat(2, 1))
-    assert token_micro_batches(twins, 6 + 4 * 2, shared=True) == [[0, 1, 2, 3]]
-    assert token_micro_batches(batch, 6 + 4 * 2, shared=True) == [[0, 1], [2, 3]]
+    assert token_micro_batches(twins, 6 + 4 * 2, shared="prompts") == [[0, 1, 2, 3]]
+    assert token_micro_batches(batch, 6 + 4 * 2, shared="prompts") == [[0, 1], [2, 3]]
 
 
 def test_rows_without_an_action_cost_a_shared_pass_nothing():
     batch = families((6, [3, 3]), (2, [2]))
     action = batch.action.clone()
     action[1] = False
-    parts = token_micro_batches(replace(batch, action=action), 8, shared=True)
+    parts = token_micro_batches(replace(batch, action=action), 8, shared="prompts")
     assert sorted(row for part in parts for row in part) == [0, 1, 2] and len(parts) == 2
 
 
@@ -305,3 +305,39 @@ def test_roles_are_numbered_alike_in_every_batch_and_are_left_out_where_nobody_p
     plain = group("a", episode(1))
     assert token_batch([plain]).role is None
     assert token_batch([plain], needs=frozenset({"role"})).role.tolist() == [number_of("")]
+
+
+def branching(turn, depth):
+    """Every path through a tree in which each state has two turns of so many tokens, in no order; a prompt of one."""
+    rows = [[1]]
+    for level in range(depth):
+        rows = [
+            [*row, *range(100 * (2 * level + arm), 100 * (2 * level + arm) + turn)] for row in rows for arm in (1, 2)
+        ]
+    order = sorted(range(len(rows)), key=lambda row: (5 * row) % len(rows))
+    return token_batch([group("g", *(sample(rows[row][:1], rows[row][1:]) for row in order))])
+
+
+def tree_size(batch, part):
+    """Different prefixes, of which the whole rows predict nothing."""
+    rows = [batch.tokens[row][batch.tokens[row] > 0].tolist() for row in part]
+    return len({tuple(row[:end]) for row in rows for end in range(1, len(row))})
+
+
+@for_every([20, 120, 200, 10_000])
+def test_rows_with_common_prefixes_stay_together(micro_batch_tokens):
+    batch = branching(20, 4)
+    parts = token_micro_batches(batch, micro_batch_tokens, shared="prefixes")
+    assert sorted(row for part in parts for row in part) == list(range(16))
+    assert all(len(part) == 1 or tree_size(batch, part) <= micro_batch_tokens for part in parts)
+    apart = token_micro_batches(batch, micro_batch_tokens, shared="prompts")
+    assert (
+        sum(tree_size(batch, part) for part in parts) < sum(computed(batch, part) for part in apart) or len(parts) == 16
+    )
+
+
+def test_prompts_alone_are_cut_as_ever():
+    batch = families((6, [3, 1, 4]), (12, [2, 2, 9, 5]), (1, [8]), (3, [1, 1]))
+    for micro_batch_tokens in (9, 20, 33):
+        apart = token_micro_batches(batch, micro_batch_tokens, shared="prompts")
+        assert token_micro_batches(batch, micro_batch_tokens, shared="prefixes") == apart

@@ -36,7 +36,11 @@ MEASURED = re.compile(
 # lines that hold a definition, a default, a threshold, an example or what a paper says: nothing that was measured here
 ALLOWED: dict[str, tuple[str, ...]] = {
     "README.md": ("24 GB trains 0.5B in full or 1.5B with LoRA",),
-    "docs/agents.md": ("95% intervals on SVAMP", "a quarter of a second and 5% of the time spent writing"),
+    "docs/agents.md": (
+        "95% intervals on SVAMP",
+        "a quarter of a second and 5% of the time spent writing",
+        "saves at least 5% of the tokens",
+    ),
     "docs/claims.md": ("If the 95% interval of the mean over the seeds",),
     "docs/planner.md": ("within 10%, the worst",),
     "docs/real-model.md": ("95% interval | limit |",),

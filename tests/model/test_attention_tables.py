@@ -27,12 +27,13 @@ def rows_of(groups):
 def seen_by(batch):
     """bool [S, S]: which key each query may see."""
     seen = torch.zeros(batch.size, batch.size, dtype=torch.bool)
-    for root in batch.roots:
-        spans = [(root.start, root.length), *((each.start, each.length) for each in root.completions)]
-        for start, length in spans:
-            seen[start : start + length, start : start + length] = torch.ones(length, length, dtype=torch.bool).tril()
-            if start != root.start:
-                seen[start : start + length, root.start : root.start + root.length] = True
+    for node in batch.nodes:
+        span = slice(node.start, node.start + node.length)
+        seen[span, span] = torch.ones(node.length, node.length, dtype=torch.bool).tril()
+        above = node.parent
+        while above >= 0:
+            seen[span, batch.nodes[above].start : batch.nodes[above].start + batch.nodes[above].length] = True
+            above = batch.nodes[above].parent
     return seen
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.for_every import for_every
-from whet.model.shared_prefix import PADDING, PROMPT, shared_prefix_batch
+from whet.model.shared_prefix import PADDING, PATH, shared_prefix_batch
 
 
 def rows_of(*rows):
@@ -64,7 +64,7 @@ def test_rows_that_share_nothing_are_prompts_as_a_whole():
     tree = shared_prefix_batch(tokens, action)
     assert tree.tokens.tolist() == [[1, 2, 3, 4, 2, 2]]
     assert tree.layout.prompt_index[0].tolist() == [0, 1, 2, 3] and tree.layout.prompt_index[1, :2].tolist() == [4, 5]
-    assert tree.layout.bundles is None
+    assert tree.layout.bundles == ()
 
 
 def test_a_prompt_of_another_length_is_another_prompt():
@@ -93,13 +93,17 @@ def visible(tree):
             assert lines[row][column] == token
             seen[token] = lines[row][: column + 1].tolist()
         else:
-            bundles = tree.layout.bundles
-            row, column = divmod(place - tree.layout.prompt_index.numel(), bundles.query_index.shape[1])
+            place -= tree.layout.prompt_index.numel()
+            for bundles in tree.layout.bundles:
+                if place < bundles.query_index.numel():
+                    break
+                place -= bundles.query_index.numel()
+            row, column = divmod(place, bundles.query_index.shape[1])
             assert bundles.query_index[row, column] == token
-            who, when = bundles.query_row[row, column], bundles.query_position[row, column]
-            allowed = (bundles.key_row[row] == PROMPT) | (bundles.key_row[row] == who)
+            who, when = bundles.query_node[row, column], bundles.query_position[row, column]
+            allowed = (bundles.key_node[row] == PATH) | (bundles.key_node[row] == who)
             allowed &= bundles.key_position[row] <= when
-            assert not allowed[bundles.key_row[row] == PADDING].any()
+            assert not allowed[bundles.key_node[row] == PADDING].any()
             seen[token] = bundles.key_index[row][allowed].tolist()
     return seen
 
@@ -149,10 +153,10 @@ def test_nothing_is_computed_twice_or_in_vain(seed):
             completions += columns[-1] - columns[0]
     assert tree.size == sum(map(len, prompts)) + completions
     # padded queries look somewhere, or their softmax would not be a number
-    if tree.layout.bundles is not None:
-        who, when = tree.layout.bundles.query_row[:, :, None], tree.layout.bundles.query_position[:, :, None]
-        keys, positions = tree.layout.bundles.key_row[:, None], tree.layout.bundles.key_position[:, None]
-        assert bool((((keys == PROMPT) | (keys == who)) & (positions <= when)).any(-1).all())
+    for bundles in tree.layout.bundles:
+        who, when = bundles.query_node[:, :, None], bundles.query_position[:, :, None]
+        keys, positions = bundles.key_node[:, None], bundles.key_position[:, None]
+        assert bool((((keys == PATH) | (keys == who)) & (positions <= when)).any(-1).all())
 
 
 def rows_like(prompt, completions):
@@ -169,7 +173,7 @@ def rows_like(prompt, completions):
 def test_long_completions_are_attended_to_as_whole_rows(prompt, completions):
     """Half of a square of the row is less than the rectangle of the completion."""
     tree = shared_prefix_batch(*rows_like(prompt, completions))
-    assert tree.layout.bundles is None and len(tree.layout.rows) == 1
+    assert tree.layout.bundles == () and len(tree.layout.rows) == 1
     assert tree.layout.rows[0].shape == (len(completions), prompt + max(completions) - 1)
     assert tree.size == prompt + sum(completions) - len(completions)
     assert len(set(tree.layout.output_index.tolist())) == tree.size
@@ -177,7 +181,7 @@ def test_long_completions_are_attended_to_as_whole_rows(prompt, completions):
 
 def test_short_completions_share_the_keys_of_a_long_prompt():
     tree = shared_prefix_batch(*rows_like(512, [30, 32]))
-    assert tree.layout.rows == () and tree.layout.bundles is not None
+    assert tree.layout.rows == () and len(tree.layout.bundles) == 1
 
 
 def test_rows_of_unlike_length_are_attended_to_apart():
@@ -193,6 +197,7 @@ def test_attention_copies_and_wastes_no_more_than_a_few_times_the_tokens(prompt,
     action = torch.zeros_like(tokens, dtype=torch.bool)
     action[:, prompt:] = True
     tree = shared_prefix_batch(tokens, action)
-    assert tree.layout.bundles.key_index.numel() <= 3 * tree.size
-    pairs = tree.layout.bundles.query_index.numel() * tree.layout.bundles.key_index.shape[1]
+    (bundles,) = tree.layout.bundles
+    assert bundles.key_index.numel() <= 3 * tree.size
+    pairs = bundles.query_index.numel() * bundles.key_index.shape[1]
     assert pairs <= 2 * count * completion * (prompt + completion)

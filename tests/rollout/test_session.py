@@ -212,6 +212,46 @@ def pairs(turns):
     return list(itertools.pairwise(turns))
 
 
+def branches_of(sample, ticket):
+    """Several completions from one state, and other answers to it; the first takes over the row."""
+    tokens = tuple(sample.tokens.tolist())
+    answers = [tuple(range(20, 40)), tuple(range(20, 40)), (*range(20, 33), 5), (*range(20, 40), 41, 42), (7, 8)]
+    return [
+        Request((*tokens, *added), 77 * number, continues=ticket if not number else None)
+        for number, added in enumerate(answers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "path"),
+    [("llama", "rows"), ("llama", "hooked"), ("mistral", "fused"), ("gemma3", "hooked")],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_branches_copy_what_another_row_has_read(family, path, at_once, monkeypatch):
+    sampling, prompt = Sampling(max_new_tokens=14), PROMPTS[1]
+    engine = by_path(family, path, monkeypatch)
+    with engine.session(sampling, SHAPE) as session:
+        session.add(0, Request(prompt, 3))
+        (sample,) = (written for _ in range(40) for _, written in session.advance())
+        asked = branches_of(sample, 0)
+        before, found = replace(session.counts), {}
+        for number, request in enumerate(asked, 1):
+            session.add(number, request)
+            while not at_once and number not in found:
+                found |= dict(session.advance())
+        while not session.is_idle:
+            found |= dict(session.advance())
+        counts = session.counts - before
+    expected = engine.generate([replace(request, continues=None) for request in asked], sampling)
+    assert_equal([[found[number] for number in sorted(found)]], [expected])
+    read = sum(len(request.tokens) - len(prompt) for request in asked)
+    held = len(sample.tokens) - len(prompt) - 1
+    assert held < 16 and counts.prefilled == 0 and counts.continued == 1
+    # the last branch has too little in common with the others behind the prompt
+    assert counts.extended + counts.forked + held == read and counts.forked >= 3 * (held + 13)
+    assert counts.extended <= 21 + (1 + 1 + 1 + 8) + (held + 3) + (0 if at_once else 1)
+
+
 @pytest.mark.parametrize(("path", "numbers_of_rows"), [("rows", (1, 3, 7)), ("fused", (3,)), ("hooked", (3,))])
 def test_fewer_rows_than_conversations(path, numbers_of_rows, monkeypatch):
     """New ones wait, or take the row of one that waits for its answer; that is read anew, and nothing else changes."""

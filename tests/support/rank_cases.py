@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.oracle_methods import MEMORY, METHODS, example
+from tests.support.prefix_trees import random_tree
 from tests.support.rank_processes import joined_ranks
 from whet.data.families import ClassifierRow, Family
 from whet.model.causal_lm import CausalLM, causal_lm
@@ -25,6 +26,7 @@ from whet.model.critic import critic_on
 from whet.model.lora import LowRank, add_adapters
 from whet.model.reference import AdapterFreeReference, CopiedReference
 from whet.model.scalar_head import scalar_model
+from whet.model.token_logp import token_logp
 from whet.objective import PRESETS, step_totals
 from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLoss
 from whet.objective.presets.preference import PAIR_PRESETS
@@ -240,6 +242,30 @@ def adapters(world: World) -> dict[str, Gradients]:
     return found
 
 
+def trees(world: World) -> dict[str, Gradients]:
+    """Rows that branch, in two roles, some with adapters: alone they share whole prefixes, on several ranks fewer."""
+    found = {}
+    for adapted in (False, True):
+        lm = causal_lm(tiny())
+        if adapted:
+            add_adapters(lm.model, LowRank(4, 8.0, seed=2))
+        tokens, action = random_tree(5, depth=4, run=(16, 18), most=11, vocabulary=VOCABULARY)
+        rows = torch.arange(len(tokens))
+        plain = TokenBatch(tokens, action, rows // 6, (rows % 3).double(), role=rows % 2, max_new_tokens=96)
+        assert token_logp(lm, tokens, action).computed < 0.8 * token_logp(lm, tokens, action).flat
+        logp = token_scores(lm, plain, 1.0, 10_000).logp.double()
+        shift = 0.3 * torch.randn(logp.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        moved = torch.where(action, logp + shift, 0.0)
+        batch = replace(plain, behavior_logp=moved, old_logp=moved, ref_logp=moved.roll(1, 0) * action)
+        objective = PRESETS["grpo"].objective
+        batch, _ = objective.advantage(batch, MEMORY)
+        lm = world.model(lm)
+        state = TrainState(lm, still(lm.model), 1.0, 200, NO_LIMIT, ranks=world.ranks)
+        _, scores = update(state, objective, batch, step_totals(batch, 96))
+        found[f"trees adapted={adapted}"] = {**gradients(lm.model), "logp": scores.logp}
+    return found
+
+
 def refusals(world: World) -> dict[str, Gradients]:
     """What one rank finds is refused by all of them, in the same words; so is an error in one rank's share of work."""
     lm = causal_lm(tiny())
@@ -416,6 +442,7 @@ def all_gradients(world: World, every: bool = True) -> dict[str, Gradients]:
         **policies(world, list(PRESETS) if every else SOME),
         **warmup(world),
         **adapters(world),
+        **trees(world),
         **preferences(world, list(PAIR_PRESETS) if every else SOME_PAIRS),
         **demonstrations(world),
         **reward_models(world),

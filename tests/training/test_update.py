@@ -375,6 +375,25 @@ def test_a_shared_prompt_is_computed_once_and_teaches_the_same(
         assert seen == 3 * (2 + 3 + 5) and sizes[-1] == 6 * 8
 
 
+def test_rows_that_branch_say_what_their_tree_saves(llama):
+    """Two turns of 20 tokens that four rows share in pairs, and one of their own."""
+    lm, turns = causal_lm(llama), torch.arange(2, 42) % 40 + 2
+    rows = torch.stack(
+        [torch.cat([turns[:21], (turns[:20] + arm // 2) % 50, (turns[:5] + arm) % 50]) for arm in range(4)]
+    )
+    action = torch.ones_like(rows, dtype=torch.bool)
+    action[:, 0] = False
+    scores = token_scores(lm, TokenBatch(rows, action, torch.zeros(4).long(), torch.arange(4.0)), 1.0, 10_000)
+    batch = TokenBatch(rows, action, torch.zeros(4).long(), torch.arange(4.0).double(), scores.logp)
+    objective = PRESETS["rloo"].objective
+    batch, _ = objective.advantage(replace(batch, old_logp=scores.logp, ref_logp=scores.logp), {})
+    state = TrainState(lm, torch.optim.SGD(llama.parameters(), lr=0.0), 1.0, 10_000, 1e9)
+    metrics, _ = update(state, objective, batch, step_totals(batch, 45))
+    assert (metrics["computed_tokens"], metrics["flat_tokens"]) == (21 + 2 * 20 + 4 * 4, 1 + 4 * 44)
+    metrics, _ = update(state, objective, batch.select([0]), step_totals(batch, 45))
+    assert not {"computed_tokens", "flat_tokens"} & metrics.keys()
+
+
 def test_padding_does_not_matter(model, batch):
     def wider(values, fill):
         return F.pad(values, (0, 5), value=fill)

@@ -16,6 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from whet.data.prefix_tree import (
+    LEAST_SHARED,
+    Integers,
+    SharedTokens,
+    TreeOrder,
+    is_worthwhile,
+    num_flat_tokens,
+    tree_order,
+)
 from whet.data.reference_rewards import reference_rewards
 from whet.data.segments import number_of, policy_turns
 from whet.types import TOKEN_FIELDS, Encoded, Group, Sample, StopReason, TokenBatch
@@ -265,33 +274,62 @@ def micro_batches(blocks: Sequence[BlockSize], micro_batch_tokens: int, packed: 
 
 
 def token_micro_batches(
-    batch: TokenBatch, micro_batch_tokens: int, shared: bool = False, scored: Tensor | None = None
+    batch: TokenBatch, micro_batch_tokens: int, shared: SharedTokens = "nothing", scored: Tensor | None = None
 ) -> list[list[int]]:
-    """The rows of each micro-batch. Padding is computed, unless `shared`: then rows that start with the same prompt
-    compute it once per micro-batch, and stay together where they fit. `scored` [N, T] are the tokens whose
-    log-probability is wanted; None: the actions."""
+    """The rows of each micro-batch. Padding is computed, unless rows share something: then those that start with the
+    same prompt, or prefix, compute it once per micro-batch, and stay together where they fit. `scored` [N, T] are the
+    tokens whose log-probability is wanted; None: the actions."""
     scored = batch.action if scored is None else scored
     widths = _widths(scored)
-    if not shared:
+    if shared == "nothing":
         return micro_batches([BlockSize(1, width, width) for width in widths], micro_batch_tokens, packed=False)
-    prompts = scored.int().argmax(-1).tolist()
+    prompts, tokens = scored.int().argmax(-1).numpy(), batch.tokens.cpu().numpy()
+    order = _tree_rows(tokens, prompts, widths) if shared == "prefixes" else None
+    blocks = _prompt_blocks(tokens, prompts, widths, micro_batch_tokens) if order is None else []
+    if order is not None:
+        blocks = _tree_blocks(order, widths, micro_batch_tokens)
+    cut = micro_batches([size for _, size in blocks], micro_batch_tokens, packed=True)
+    return [[row for number in numbers for row in blocks[number][0]] for numbers in cut]
+
+
+_Block = tuple[list[int], BlockSize]
+
+
+def _prompt_blocks(tokens: Integers, prompts: Integers, widths: Sequence[int], micro_batch_tokens: int) -> list[_Block]:
+    """Rows with equal prompts together, where they fit."""
     families: dict[bytes, list[int]] = {}
-    tokens = batch.tokens.cpu().numpy()
     for row in sorted(range(len(widths)), key=lambda row: widths[row]):
         families.setdefault(tokens[row, : prompts[row]].tobytes(), []).append(row)
-    blocks: list[list[int]] = []
-    sizes: list[BlockSize] = []
+    blocks: list[_Block] = []
     for family in families.values():
-        prompt = prompts[family[0]]
+        prompt = int(prompts[family[0]])
         for row in family:
             size = max(widths[row] - 1 - prompt, 0)  # nothing is predicted from a row's last action
-            if row == family[0] or sizes[-1].computed + size > micro_batch_tokens:
-                blocks.append([])
-                sizes.append(BlockSize(0, 0, prompt))
-            blocks[-1].append(row)
-            sizes[-1] = BlockSize(len(blocks[-1]), widths[row], sizes[-1].computed + size)
-    cut = micro_batches(sizes, micro_batch_tokens, packed=True)
-    return [[row for number in numbers for row in blocks[number]] for numbers in cut]
+            if row == family[0] or blocks[-1][1].computed + size > micro_batch_tokens:
+                blocks.append(([], BlockSize(0, 0, prompt)))
+            rows, computed = [*blocks[-1][0], row], blocks[-1][1].computed + size
+            blocks[-1] = (rows, BlockSize(len(rows), widths[row], computed))
+    return blocks
+
+
+def _tree_rows(tokens: Integers, prompts: Integers, widths: Sequence[int]) -> TreeOrder | None:
+    """Rows in the order of their tree, where that saves enough over prompts alone."""
+    lengths = np.maximum(np.array(widths, dtype=np.int64) - 1, 0)
+    order = tree_order(tokens, lengths)
+    return order if is_worthwhile(order.num_tokens, num_flat_tokens(tokens, prompts, lengths)) else None
+
+
+def _tree_blocks(order: TreeOrder, widths: Sequence[int], micro_batch_tokens: int) -> list[_Block]:
+    """Rows with common prefixes together, where they fit: a row costs what it does not share with the one before."""
+    blocks: list[_Block] = []
+    for row, length, shared in zip(order.rows.tolist(), order.lengths.tolist(), order.shared.tolist(), strict=True):
+        if shared < LEAST_SHARED or blocks[-1][1].computed + length - shared > micro_batch_tokens:
+            blocks.append(([], BlockSize(0, 0, 0)))
+            shared = 0
+        rows, size = [*blocks[-1][0], row], blocks[-1][1]
+        blocks[-1] = (rows, BlockSize(len(rows), max(size.width, widths[row]), size.computed + length - shared))
+    idle = [row for row, width in enumerate(widths) if width < 2]
+    return [*blocks, (idle, BlockSize(len(idle), 0, 0))] if idle else blocks
 
 
 def trimmed(batch: TokenBatch, scored: Tensor | None = None) -> TokenBatch:

@@ -60,6 +60,16 @@ class Routers:
 _FOUND: weakref.WeakKeyDictionary[nn.Module, Routers | str] = weakref.WeakKeyDictionary()
 
 
+def is_mixture(lm: CausalLM) -> bool:
+    """Whether the model's config names experts to choose among."""
+    return _num_experts(lm) > 1
+
+
+def _num_experts(lm: CausalLM) -> int:
+    settings = lm.model.config.get_text_config()  # type: ignore[union-attr,operator]
+    return next((count for name in COUNTS if (count := getattr(settings, name, None))), 0)
+
+
 def routers(lm: CausalLM) -> Routers | None:
     """The model's routers; None where it has none, or where they cannot be told whom to choose."""
     routers_or_reason = _find(lm)
@@ -199,9 +209,8 @@ def _find(lm: CausalLM) -> Routers | str:
 
 
 def _tried(lm: CausalLM) -> Routers | str:
-    settings = lm.model.config.get_text_config()  # type: ignore[union-attr,operator]
-    num_experts = next((count for name in COUNTS if (count := getattr(settings, name, None))), 0)
-    if not num_experts or num_experts < 2:
+    num_experts = _num_experts(lm)
+    if num_experts < 2:
         return NO_MIXTURE
     tokens = (torch.arange(3, 15, device=lm.device) * 7 % lm.vocabulary).view(2, 6)
     probe = _Probe(num_experts)

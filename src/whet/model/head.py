@@ -32,7 +32,8 @@ KERNEL_CHUNKS = 3  # times as many again where kernels work on a chunk in place:
 # a power of two, so that no model's leave its range.
 SHRINK = 2.0**-5
 
-Coefficient = Callable[[Tensor, slice], Tensor]  # logp of the tokens in the slice -> d loss / d logp, up to one factor
+# logp of some tokens, and which -> d loss / d logp, up to one factor
+Coefficient = Callable[[Tensor, slice | Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class _ChunkedLogp(torch.autograd.Function):
         if promised is not None:
             # whoever holds the loss would hold these, as large as the weight
             gradients, ctx.gradients = ctx.gradients, None
-            return (*gradients.scaled(_common_factor(grad, promised)), None, None)
+            return (*gradients.scaled(common_factor(grad, promised)), None, None)
         chunks = _Chunks(states, weight, bias, ctx.plan)
         gradients = _Gradients(ctx.needs_input_grad, states, weight, bias)
         kernels = _kernels(states)
@@ -255,7 +256,8 @@ class _Gradients:
         return scaled[0], scaled[1], scaled[2]
 
 
-def _common_factor(grad: Tensor, promised: Tensor) -> Tensor:
+def common_factor(grad: Tensor, promised: Tensor) -> Tensor:
+    """What a promised gradient is multiplied with; an error, or on a GPU NaN, where it is another gradient."""
     square = (promised * promised).sum()
     factor = (grad * promised).sum() / torch.where(square > 0, square, 1.0)
     broken = (grad - factor * promised).abs().max() > 1e-4 * grad.abs().max()  # never where something is NaN already

@@ -1,11 +1,11 @@
 """Attention of a shared-prefix batch by kernels that take ragged lengths: no padding, mask or copies of keys.
 
-Where triton is there and the size of a head is a power of two, the kernels are our own: a completion reads its prompt
-and itself in one softmax (`whet.model.prefix_attention_kernels`). Elsewhere they are torch's flash kernels, in two
-calls: every prompt and every completion attends to itself; then all completions to a prompt attend to it. Both halves
-of a completion are one softmax, joined by their normalisers:
+Where triton is there, the size of a head is a power of two and no branch has branches, the kernels are our own: a
+completion reads its prompt and itself in one softmax (`whet.model.prefix_attention_kernels`). Elsewhere they are
+torch's flash kernels: one call for every node's attention to itself, and one for each level of the tree, in which all
+that continues a node of that level attends to it. A token's parts are one softmax, joined by their normalisers:
 
-    out = (e^a out_own + e^b out_prompt) / (e^a + e^b),  a, b the logarithms of the two normalisers
+    out = (e^a out_own + e^b out_above) / (e^a + e^b),  a, b the logarithms of the two normalisers
 
 The gradient needs only the joined output and the joined normaliser, so the kernels' own backward passes give it.
 """
@@ -15,6 +15,8 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -22,8 +24,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from whet.data.prefix_tree import NO_PARENT
 from whet.model.layer_ops import is_power, kernels_for
-from whet.model.shared_prefix import Segments, shared_prefix_batch
+from whet.model.shared_prefix import Segments, long_tensor, shared_prefix_batch, to_device
 
 # Prompts and completions that our kernels are tried on: shorter and longer than a block, one prompt without others.
 TRIAL = ((150, (130, 70, 1)), (20, (200,)), (5, (40, 90)))
@@ -125,7 +128,7 @@ def ragged_forward(
 
     A row's heads lie behind one another; queries, keys and values may lie side by side in one tensor.
     """
-    if (ours := _prefix_kernels(query, key)) is not None:
+    if not segments.is_deep and (ours := _prefix_kernels(query, key)) is not None:
         return (*ours.forward(query, key, value, segments, scale), [])
     return _flash_forward(query, key, value, segments, scale)
 
@@ -135,18 +138,18 @@ def _flash_forward(
 ) -> tuple[Tensor, Tensor, Noise]:
     output, norm, *noise = _forward(query, key, value, _own(segments), scale)
     noise_parts = [noise[:2]]
-    if segments.longest_completions:
-        begin, end = segments.first_completion, segments.end_of_prompts
-        other, other_norm, *noise = _forward(query[begin:], key[:end], value[:end], _across(segments), scale)
+    for level in _levels(segments):
+        below, above = level.queries, level.keys
+        other, other_norm, *noise = _forward(query[below], key[above], value[above], level.lengths, scale)
         noise_parts.append(noise[:2])
-        kernels = kernels_for(query)
+        kernels = kernels_for(query) if isinstance(below, slice) else None
         if kernels is not None:
             kernels.join(output, norm, other, other_norm)
         else:
-            joined = torch.logaddexp(norm[:, begin:], other_norm)
-            ours, theirs = ((log_norm - joined).exp().T[:, :, None] for log_norm in (norm[:, begin:], other_norm))
-            output[begin:] = (output[begin:] * ours + other * theirs).to(output.dtype)
-            norm[:, begin:] = joined
+            joined = torch.logaddexp(norm[:, below], other_norm)
+            ours, theirs = ((log_norm - joined).exp().T[:, :, None] for log_norm in (norm[:, below], other_norm))
+            output[below] = (output[below] * ours + other * theirs).to(output.dtype)
+            norm[:, below] = joined
     return output, norm, noise_parts
 
 
@@ -166,13 +169,13 @@ def ragged_backward(grad: Tensor, saved: Sequence[Tensor], segments: Segments, n
 def _flash_backward(grad: Tensor, saved: Sequence[Tensor], segments: Segments, noise: Noise, scale: float) -> Tensor:
     query, key, value, output, norm = saved
     grads = _backward((grad, *saved), _own(segments), noise[0], scale)
-    if segments.longest_completions:
-        begin, end = segments.first_completion, segments.end_of_prompts
-        part = (grad[begin:], query[begin:], key[:end], value[:end], output[begin:], norm[:, begin:].contiguous())
-        more = _backward(part, _across(segments), noise[1], scale)
-        grads[0][begin:] += more[0]
-        grads[1][:end] += more[1]
-        grads[2][:end] += more[2]
+    for level, level_noise in zip(_levels(segments), noise[1:], strict=True):
+        below, above = level.queries, level.keys
+        part = (grad[below], query[below], key[above], value[above], output[below], norm[:, below].contiguous())
+        more = _backward(part, level.lengths, level_noise, scale)
+        grads[0][below] += more[0]
+        grads[1][above] += more[1]
+        grads[2][above] += more[2]
     return torch.cat(grads, 1)
 
 
@@ -183,8 +186,48 @@ def _own(segments: Segments) -> Lengths:
     return segments.own, segments.own, segments.longest, segments.longest, 0.0, True
 
 
-def _across(segments: Segments) -> Lengths:
-    return segments.completions, segments.prompts, segments.longest_completions, segments.longest_prompt, 0.0, False
+@dataclass(frozen=True)
+class _Level:
+    """The nodes of one depth as keys, and all that continues each of them as its queries. No token is there twice."""
+
+    queries: slice | Tensor  # packed positions
+    keys: slice | Tensor
+    lengths: Lengths
+
+
+def _levels(segments: Segments) -> list[_Level]:
+    """From the roots down, as far as nodes have branches; made once per batch."""
+    if "levels" not in segments.tables:
+        levels: list[_Level] = []
+        if segments.longest_completions:
+            longest = (segments.longest_completions, segments.longest_prompt)
+            lengths = (segments.completions, segments.prompts, *longest, 0.0, False)
+            whole = slice(segments.first_completion, None), slice(0, segments.end_of_prompts)
+            levels.append(_Level(*whole, lengths))
+        segments.tables["levels"] = levels + _deeper_levels(segments)
+    known: list[_Level] = segments.tables["levels"]
+    return known
+
+
+def _deeper_levels(segments: Segments) -> list[_Level]:
+    depth: list[int] = []
+    spans: dict[int, list[tuple[range, range]]] = {}  # by depth: all that continues a node, and the node
+    for parent, own, below in zip(segments.parents, pairwise(segments.own_bounds), segments.branches, strict=True):
+        depth.append(0 if parent == NO_PARENT else depth[parent] + 1)
+        if depth[-1] and below[0] < below[1]:
+            spans.setdefault(depth[-1], []).append((range(*below), range(*own)))
+    device = segments.own.device
+
+    def bounds(parts: Sequence[range]) -> Tensor:
+        return to_device(long_tensor([0, *accumulate(map(len, parts))]).int(), device)
+
+    levels = []
+    for _, pairs in sorted(spans.items()):
+        readers, nodes = [branches for branches, _ in pairs], [node for _, node in pairs]
+        queries, keys = (to_device(long_tensor(list(chain(*parts))), device) for parts in (readers, nodes))
+        longest = (max(map(len, readers)), max(map(len, nodes)))
+        levels.append(_Level(queries, keys, (bounds(readers), bounds(nodes), *longest, 0.0, False)))
+    return levels
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, scale: float | None) -> tuple[Tensor, ...]:

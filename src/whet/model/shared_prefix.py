@@ -1,10 +1,14 @@
-"""Rows that share a prompt as one packed row: every prompt once, then the completions, no padding.
+"""Rows that share a prefix as one packed row: every prefix once, then what continues it, no padding.
+
+Usually the prefix is a prompt and its completions continue it. Where rows have more in common (episodes that branch,
+completions with equal first turns, prompts behind one system prompt) and that saves enough, all they share stands there
+once, as a tree of any depth (`whet.data.prefix_tree`).
 
 Pure layout. `shared_prefix_batch` says where each token goes and what it may see; a model is made to see it by
 `whet.model.shared_prefix_attention`. Where no kernel takes ragged lengths (`Segments`), attention alone meets padding:
-prompts are attended to side by side, completions in bundles that share their prompt's keys. A bundle is about as long
-as its prompt: then neither the copies of the prompt's keys nor the pairs of completions that must not see each other
-cost more than the completions themselves. Where completions are long, whole rows cost less than that: without a mask
+roots are attended to side by side, branches in bundles that share the keys of the path that leads to them. A bundle is
+about as long as that path: then neither the copies of its keys nor the pairs of branches that must not see each other
+cost more than the branches themselves. Where branches are long, whole rows cost less than that: without a mask
 attention skips what lies ahead.
 """
 
@@ -17,74 +21,84 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Integers = NDArray[np.int64]
+from whet.data import prefix_tree
+from whet.data.prefix_tree import NO_PARENT, Integers, PrefixNode
 
 WASTE = 1 << 18  # pairs of tokens that may be attended to in vain before rows are taken apart by length
 
 
 @dataclass(frozen=True)
-class CompletionBundles:
-    """Completions of one prompt that are attended to together, B bundles side by side."""
+class BranchBundles:
+    """Branches of one node that are attended to together, B bundles side by side."""
 
     query_index: Tensor  # int64 [B, Q], packed positions
     query_position: Tensor  # int64 [B, Q]
-    query_row: Tensor  # int64 [B, Q], the row a token belongs to
-    key_index: Tensor  # int64 [B, K], packed positions: the prompt, then the completions
+    query_node: Tensor  # int64 [B, Q], the node a token belongs to
+    key_index: Tensor  # int64 [B, K], packed positions: the path that leads here, then the branches
     key_position: Tensor  # int64 [B, K]
-    key_row: Tensor  # int64 [B, K], PROMPT where every row may look, PADDING where none may
+    key_node: Tensor  # int64 [B, K], PATH where every branch may look, PADDING where none may
 
 
-PROMPT, PADDING = -1, -2
+PATH, PADDING = -1, -2
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Where prompts and completions begin and end in the packed row.
+    """Where nodes begin and end in the packed row.
 
-    First the prompts that have completions, then the other prompts, then the completions, those of one prompt together.
+    First the roots that have branches, then the other roots, then the branches, those of one root together; there, what
+    continues a node stands right behind it. In a tree of one level the roots are prompts, the branches completions.
     """
 
-    own: Tensor  # int32 [prompts and completions + 1], bounds
+    own: Tensor  # int32 [nodes + 1], bounds
     longest: int
-    prompts: Tensor  # int32 [R + 1], bounds of the prompts that have completions
+    prompts: Tensor  # int32 [R + 1], bounds of the roots that have branches
     longest_prompt: int
-    completions: Tensor  # int32 [R + 1], bounds of the completions to each of them, counted from the first completion
+    completions: Tensor  # int32 [R + 1], bounds of all that continues each of them, counted from the first branch
     longest_completions: int
     first_completion: int  # packed position
     end_of_prompts: int  # that have completions, packed position
     own_bounds: tuple[int, ...]  # the same three on the host
     prompt_bounds: tuple[int, ...]
     completion_bounds: tuple[int, ...]
+    parents: tuple[int, ...]  # of each node, NO_PARENT for roots
+    branches: tuple[tuple[int, int], ...]  # of each node, packed bounds of all that continues it
     tables: dict[Any, Any] = field(default_factory=dict)  # what kernels want to know of this, as it is made
+
+    @cached_property
+    def is_deep(self) -> bool:
+        """True where a branch has branches."""
+        return any(parent != NO_PARENT and self.parents[parent] != NO_PARENT for parent in self.parents)
 
 
 @dataclass(frozen=True)
 class PaddedLayout:
     """What attention looks at side by side, where no kernel takes ragged lengths."""
 
-    prompt_index: Tensor  # int64 [P, L], packed positions, right-padded with any
-    bundles: CompletionBundles | None
-    rows: tuple[Tensor, ...]  # int64 [N, L] each, packed positions: if any, attended to instead of prompts and bundles
+    prompt_index: Tensor  # int64 [P, L], packed positions of the roots, right-padded with any
+    bundles: tuple[BranchBundles, ...]  # one for each level of the tree
+    rows: tuple[Tensor, ...]  # int64 [N, L] each, packed positions: if any, attended to instead of roots and bundles
     output_index: Tensor  # int64 [S], of a token's output: in flattened [P, L], then flattened [B, Q]; or in the rows
 
 
 @dataclass(frozen=True)
-class _PackedCompletion:
-    row: int
+class PackedNode(PrefixNode):
+    """A node with its place in the packed row."""
+
     start: int  # packed
-    first: int  # position of its first token
-    length: int
+    branches: tuple[int, int]  # packed bounds of all that continues it
 
 
 @dataclass(frozen=True)
-class _Root:
-    rows: tuple[int, ...]  # that begin with it
-    start: int  # packed
-    length: int
-    completions: tuple[_PackedCompletion, ...]  # those that must be computed
+class DistinctActions:
+    """Actions of several rows that are one: the same token from the same state."""
+
+    first: Tensor  # int64 [U], an action of each
+    number: Tensor  # int64 [A], which of them an action is
+    order: Tensor  # int64 [A], actions by their number
+    bounds: tuple[int, ...]  # [U + 1], of each one's actions in that order
 
 
 @dataclass(frozen=True)
@@ -96,7 +110,10 @@ class SharedPrefixBatch:
     states: Tensor  # int64 [A], for each action in row order the packed position that predicts it
     segments: Segments
     longest_row: int  # positions a token may look back
-    roots: tuple[_Root, ...]
+    nodes: tuple[PackedNode, ...]  # in packed order
+    lengths: Integers  # [N], tokens of each row that are computed
+    flat_size: int  # tokens that shared prompts alone would leave
+    distinct: DistinctActions | None  # None: rows share their prompts alone
     masks: dict[Any, Tensor] = field(default_factory=dict)  # of attention, as they are made
 
     @property
@@ -107,95 +124,63 @@ class SharedPrefixBatch:
     @property
     def prompt_of_row(self) -> list[int]:
         """The prompt that each row begins with; rows with equal prompts share one."""
-        rows = {row: number for number, root in enumerate(self.roots) for row in root.rows}
+        rows = {row: number for number, root in enumerate(self.nodes) if root.parent == NO_PARENT for row in root.rows}
         return [rows[row] for row in sorted(rows)]
 
     def sources(self, width: int) -> Tensor:
-        """int64 [S]: where each token comes from in rows [N, width], flattened; of a shared prompt, its first row."""
-        spans = [np.arange(root.length) + root.rows[0] * width for root in self.roots]
-        spans += [
-            np.arange(completion.first, completion.first + completion.length) + completion.row * width
-            for root in self.roots
-            for completion in root.completions
-        ]
+        """int64 [S]: where each token comes from in rows [N, width], flattened; of those that share it, the first."""
+        spans = [np.arange(node.first, node.stop) + node.rows[0] * width for node in self.nodes]
         return to_device(torch.from_numpy(np.concatenate(spans)), self.tokens.device)
 
     def places(self, rows: int, width: int) -> Tensor:
         """int64 [rows, width]: the packed position of each token of the rows; 0 for those that are left out."""
-        places = np.zeros((rows, width), np.int64)
-        for root in self.roots:
-            for row in root.rows:
-                places[row, : root.length] = np.arange(root.start, root.start + root.length)
-            for completion in root.completions:
-                inside = np.arange(completion.length)
-                places[completion.row, completion.first + inside] = completion.start + inside
-        return to_device(torch.from_numpy(places), self.tokens.device)
+        return to_device(torch.from_numpy(_places(self.nodes, self.lengths, (rows, width))), self.tokens.device)
 
     def computed(self, rows: int, width: int) -> Tensor:
         """bool [rows, width]: the tokens that are not left out."""
-        is_token = np.zeros((rows, width), np.bool_)
-        for root in self.roots:
-            is_token[list(root.rows), : root.length] = True
-            for completion in root.completions:
-                is_token[completion.row, completion.first : completion.first + completion.length] = True
+        is_token = np.arange(width) < self.lengths[:rows, None]
         return to_device(torch.from_numpy(is_token), self.tokens.device)
 
     @cached_property
     def layout(self) -> PaddedLayout:
         """Made when it is first asked for: ragged kernels do without."""
-        return _layout(self.roots, self.size, self.tokens.device)
+        return _layout(self.nodes, self.size, self.tokens.device)
 
 
-def shared_prefix_batch(tokens: Tensor, action: Tensor, device: torch.device | None = None) -> SharedPrefixBatch | None:
+def shared_prefix_batch(
+    tokens: Tensor, action: Tensor, device: torch.device | None = None, deep: bool = False
+) -> SharedPrefixBatch | None:
     """The layout of right-padded rows [N, T], on their device or the one given; None where no row has an action.
 
     A row's prompt is all before its first action. Its last action and what follows predict nothing, so they are left
-    out: a completion of one token costs nothing.
+    out: a completion of one token costs nothing. With `deep`, rows share all that they have in common, whoever wrote
+    it, where that saves enough over prompts alone.
     """
     device = device or tokens.device
     rows, flags = tokens.cpu().numpy(), action.cpu().numpy()
     first = np.where(flags.any(1), flags.argmax(1), 0)
     last = np.where(flags.any(1), flags.shape[1] - 1 - flags[:, ::-1].argmax(1), 0)
-    roots = _roots(rows, first, last)
-    if not roots:
+    tree = prefix_tree.deeper_tree(rows, first, last) if deep else []
+    nodes = _packed(tree or _prompts_and_completions(rows, first, last))
+    if not nodes:
         return None
-    completions = [completion for root in roots for completion in root.completions]
-    pieces = [rows[root.rows[0], : root.length] for root in roots]
-    pieces += [
-        rows[completion.row, completion.first : completion.first + completion.length] for completion in completions
-    ]
-    positions = [np.arange(root.length) for root in roots]
-    positions += [np.arange(completion.first, completion.first + completion.length) for completion in completions]
 
     def tensor(values: Integers) -> Tensor:
         return to_device(torch.from_numpy(values), device)
 
+    acting, columns = flags.nonzero()
+    states = _places(nodes, last, rows.shape)[acting, columns - 1]
     return SharedPrefixBatch(
-        tokens=tensor(np.concatenate(pieces)[None]),
-        position_ids=tensor(np.concatenate(positions)[None]),
-        states=tensor(_states(flags, first, roots)),
-        segments=_segments(roots, device),
+        tokens=tensor(np.concatenate([rows[node.rows[0], node.first : node.stop] for node in nodes])[None]),
+        position_ids=tensor(np.concatenate([np.arange(node.first, node.stop) for node in nodes])[None]),
+        states=tensor(states),
+        segments=_segments(nodes, device),
         longest_row=int(last.max()),
-        roots=tuple(roots),
+        nodes=nodes,
+        lengths=last,
+        distinct=_distinct(states, rows[acting, columns], device) if tree else None,
+        flat_size=prefix_tree.num_flat_tokens(rows, first, last) if tree else sum(node.length for node in nodes),
     )
-
-
-def _layout(roots: Sequence[_Root], size: int, device: torch.device) -> PaddedLayout:
-    bundles = [bundle for root in roots for bundle in _bundled(root)]
-    laid, completion_place = _bundles(bundles) if bundles else (None, {})
-    prompt_index, positions = _places(roots, completion_place, size)
-    whole: list[Integers] = []
-    if laid is not None:
-        groups = _grouped_rows(roots)
-        if _row_pairs(groups) <= prompt_index.size * prompt_index.shape[1] // 2 + laid[0].size * laid[3].shape[1]:
-            laid = None
-            whole, positions = _rows(groups, size)
-
-    def tensor(values: Integers) -> Tensor:
-        return to_device(torch.from_numpy(values), device)
-
-    completion_bundles = None if laid is None else CompletionBundles(*map(tensor, laid))
-    return PaddedLayout(tensor(prompt_index), completion_bundles, tuple(map(tensor, whole)), tensor(positions))
 
 
 def long_tensor(values: Sequence[Any]) -> Tensor:
@@ -223,35 +208,81 @@ def prompt_batch(prompts: Sequence[Sequence[int]], device: torch.device) -> Shar
     return tree
 
 
-def _roots(rows: Integers, first: Integers, last: Integers) -> list[_Root]:
-    """Every different prompt with the completions to it, those with completions first; a lone row is a whole prompt."""
+def _prompts_and_completions(rows: Integers, first: Integers, last: Integers) -> list[PrefixNode]:
+    """A tree of one level: every different prompt with the completions to it; a lone row is a whole prompt."""
     shared: dict[bytes, list[int]] = {}
     for row in np.flatnonzero(last).tolist():
         shared.setdefault(rows[row, : first[row]].tobytes(), []).append(row)
-    lengths = (last - first).tolist()
-    prompts = []
+    nodes: list[PrefixNode] = []
     for members in shared.values():
-        answered = [row for row in members if lengths[row]] if len(members) > 1 else []
         length = int(first[members[0]]) if len(members) > 1 else int(last[members[0]])
-        prompts.append((members, answered, length))
-    prompts.sort(key=lambda prompt: not prompt[1])
-    start, behind = 0, sum(length for _, _, length in prompts)
-    roots = []
-    for members, answered, length in prompts:
-        completions = []
-        for row in answered:
-            completions.append(_PackedCompletion(row, behind, length, lengths[row]))
-            behind += lengths[row]
-        roots.append(_Root(tuple(members), start, length, tuple(completions)))
-        start += length
-    return roots
+        nodes.append(PrefixNode(NO_PARENT, 0, length, tuple(members)))
+        root = len(nodes) - 1
+        if len(members) > 1:
+            nodes += [PrefixNode(root, length, int(last[row]), (row,)) for row in members if last[row] > length]
+    return nodes
 
 
-def _segments(roots: Sequence[_Root], device: torch.device) -> Segments:
-    answered = [root for root in roots if root.completions]
+def _packed(nodes: Sequence[PrefixNode]) -> tuple[PackedNode, ...]:
+    """Nodes in packed order: roots that have branches, other roots, and what continues each root. Given, branches
+    follow the node that they continue."""
+    children: dict[int, list[int]] = {}
+    for number, node in enumerate(nodes):
+        children.setdefault(node.parent, []).append(number)
+    roots = sorted(children.get(NO_PARENT, ()), key=lambda root: root not in children)
+    order = roots + [number for root in roots for number in _below(root, children)]
+    place = {number: index for index, number in enumerate(order)} | {NO_PARENT: NO_PARENT}
+    starts = np.cumsum([0, *(nodes[number].length for number in order)], dtype=np.int64).tolist()
+    sizes = [0] * len(nodes)  # tokens of all that continues a node
+    for number in range(len(nodes) - 1, -1, -1):
+        if nodes[number].parent != NO_PARENT:
+            sizes[nodes[number].parent] += nodes[number].length + sizes[number]
+    behind = starts[len(roots)]
+    packed = []
+    for index, number in enumerate(order):
+        node = nodes[number]
+        start = behind if index < len(roots) else starts[index + 1]
+        behind += sizes[number] if index < len(roots) else 0
+        branches = (start, start + sizes[number])
+        packed.append(PackedNode(place[node.parent], node.first, node.stop, node.rows, starts[index], branches))
+    return tuple(packed)
+
+
+def _below(root: int, children: dict[int, list[int]]) -> list[int]:
+    """All that continues a node, each branch whole before the next."""
+    order: list[int] = []
+    coming = list(reversed(children.get(root, ())))
+    while coming:
+        order.append(coming.pop())
+        coming += reversed(children.get(order[-1], ()))
+    return order
+
+
+def _places(nodes: Sequence[PackedNode], lengths: Integers, shape: tuple[int, ...]) -> Integers:
+    places = np.zeros(shape, np.int64)
+    for node in nodes:
+        packed = np.arange(node.start, node.start + node.length)
+        for row in node.rows:
+            count = min(node.stop, int(lengths[row])) - node.first
+            places[row, node.first : node.first + count] = packed[:count]
+    return places
+
+
+def _distinct(states: Integers, tokens: Integers, device: torch.device) -> DistinctActions:
+    _, first, number = np.unique(np.stack([states, tokens]), axis=1, return_index=True, return_inverse=True)
+    number = number.reshape(-1)
+    bounds = np.cumsum([0, *np.bincount(number, minlength=len(first))]).tolist()
+    order = np.argsort(number, kind="stable")
+    of_first, of_number, of_order = (to_device(torch.from_numpy(part), device) for part in (first, number, order))
+    return DistinctActions(of_first, of_number, of_order, tuple(bounds))
+
+
+def _segments(nodes: Sequence[PackedNode], device: torch.device) -> Segments:
+    roots = [node for node in nodes if node.parent == NO_PARENT]
+    answered = [root for root in roots if root.branches[0] < root.branches[1]]
     prompts = [root.length for root in answered]
-    blocks = [sum(completion.length for completion in root.completions) for root in answered]
-    own = [root.length for root in roots] + [completion.length for root in roots for completion in root.completions]
+    blocks = [root.branches[1] - root.branches[0] for root in answered]
+    own = [node.length for node in nodes]
 
     def bounds(lengths: list[int]) -> Integers:
         return np.cumsum([0, *lengths], dtype=np.int64)
@@ -272,113 +303,144 @@ def _segments(roots: Sequence[_Root], device: torch.device) -> Segments:
         own_bounds=tuple(own_bounds.tolist()),
         prompt_bounds=tuple(prompt_bounds.tolist()),
         completion_bounds=tuple(completion_bounds.tolist()),
+        parents=tuple(node.parent for node in nodes),
+        branches=tuple(node.branches for node in nodes),
     )
 
 
-def _places(roots: Sequence[_Root], completion_place: dict[int, int], size: int) -> tuple[Integers, Integers]:
+def _paths(nodes: Sequence[PackedNode]) -> list[tuple[int, ...]]:
+    """Of each node, the nodes from its root down to itself."""
+    paths: list[tuple[int, ...]] = []
+    for number, node in enumerate(nodes):
+        paths.append((number,) if node.parent == NO_PARENT else (*paths[node.parent], number))
+    return paths
+
+
+def _layout(nodes: Sequence[PackedNode], size: int, device: torch.device) -> PaddedLayout:
+    paths = _paths(nodes)
+    roots = [node for node in nodes if node.parent == NO_PARENT]
     longest = max(root.length for root in roots)
     prompt_index, positions = np.zeros((len(roots), longest), np.int64), np.empty(size, np.int64)
     for number, root in enumerate(roots):
-        span = slice(root.start, root.start + root.length)
-        prompt_index[number, : root.length] = np.arange(span.start, span.stop)
-        positions[span] = number * longest + np.arange(root.length)
-        for completion in root.completions:
-            at = len(roots) * longest + completion_place[completion.row]
-            positions[completion.start : completion.start + completion.length] = np.arange(at, at + completion.length)
-    return prompt_index, positions
+        prompt_index[number, : root.length] = np.arange(root.start, root.start + root.length)
+        positions[root.start : root.start + root.length] = number * longest + np.arange(root.length)
+    levels: list[tuple[Integers, ...]] = []
+    before, pairs = prompt_index.size, prompt_index.size * longest // 2
+    for bundles in _bundles_by_level(nodes, paths):
+        levels.append(_bundles(nodes, paths, bundles, positions, before))
+        before += levels[-1][0].size
+        pairs += levels[-1][0].size * levels[-1][3].shape[1]
+    whole: list[Integers] = []
+    if levels:
+        groups = _grouped_rows(nodes, paths)
+        if _row_pairs(groups) <= pairs:
+            levels = []
+            whole, positions = _rows(groups, size)
+
+    def tensor(values: Integers) -> Tensor:
+        return to_device(torch.from_numpy(values), device)
+
+    bundles_of_level = tuple(BranchBundles(*map(tensor, level)) for level in levels)
+    return PaddedLayout(tensor(prompt_index), bundles_of_level, tuple(map(tensor, whole)), tensor(positions))
 
 
-_Row = tuple[_Root, _PackedCompletion | None]
+_Path = tuple[PackedNode, ...]
 
 
-def _row_length(row: _Row) -> int:
-    root, completion = row
-    return root.length + (completion.length if completion is not None else 0)
-
-
-def _grouped_rows(roots: Sequence[_Root]) -> list[list[_Row]]:
-    """Prompts with each of their completions, those of like length together."""
-    every: list[_Row] = [(root, completion) for root in roots for completion in root.completions or (None,)]
-    groups: list[list[_Row]] = []
-    for row in sorted(every, key=_row_length):
-        longer = _row_length(row) ** 2 - _row_length(groups[-1][-1]) ** 2 if groups else 0
+def _grouped_rows(nodes: Sequence[PackedNode], paths: Sequence[tuple[int, ...]]) -> list[list[_Path]]:
+    """Roots with each of their branches, down to the last node, those of like length together."""
+    ends = [number for number, node in enumerate(nodes) if node.branches[0] == node.branches[1]]
+    # those of one root together
+    every = [tuple(nodes[number] for number in paths[end]) for end in sorted(ends, key=lambda end: paths[end][0])]
+    groups: list[list[_Path]] = []
+    for path in sorted(every, key=lambda path: path[-1].stop):
+        longer = path[-1].stop ** 2 - groups[-1][-1][-1].stop ** 2 if groups else 0
         if groups and len(groups[-1]) * longer // 2 <= WASTE:
-            groups[-1].append(row)
+            groups[-1].append(path)
         else:
-            groups.append([row])
+            groups.append([path])
     return groups
 
 
-def _row_pairs(groups: Sequence[Sequence[_Row]]) -> int:
+def _row_pairs(groups: Sequence[Sequence[_Path]]) -> int:
     """Pairs of tokens that causal attention looks at, padding included."""
-    return sum(len(group) * _row_length(group[-1]) ** 2 // 2 for group in groups)
+    return sum(len(group) * group[-1][-1].stop ** 2 // 2 for group in groups)
 
 
-def _rows(groups: Sequence[Sequence[_Row]], size: int) -> tuple[list[Integers], Integers]:
+def _rows(groups: Sequence[Sequence[_Path]], size: int) -> tuple[list[Integers], Integers]:
     """The packed positions of whole rows, and where each token's output lies among all of them."""
     rows, positions, before = [], np.empty(size, np.int64), 0
     for group in groups:
-        table = np.zeros((len(group), _row_length(group[-1])), np.int64)
-        for line, (root, completion) in zip(table, group, strict=True):
-            spans = [(0, root.start, root.length)]
-            if completion is not None:
-                spans.append((root.length, completion.start, completion.length))
-            for column, start, length in spans:
-                line[column : column + length] = np.arange(start, start + length)
-                # a prompt lies in several rows, all with the same output
-                positions[start : start + length] = np.arange(before + column, before + column + length)
+        table = np.zeros((len(group), group[-1][-1].stop), np.int64)
+        for line, path in zip(table, group, strict=True):
+            for node in path:
+                line[node.first : node.stop] = np.arange(node.start, node.start + node.length)
+                # a shared node lies in several rows, all with the same output
+                positions[node.start : node.start + node.length] = np.arange(before + node.first, before + node.stop)
             before += table.shape[1]
         rows.append(table)
     return rows, positions
 
 
-def _states(flags: NDArray[np.bool_], first: Integers, roots: Sequence[_Root]) -> Integers:
-    prompt_start = np.zeros(len(flags), np.int64)
-    # where the row would start if its prompt lay before its completion
-    completion_start = np.zeros(len(flags), np.int64)
-    for root in roots:
-        prompt_start[list(root.rows)] = completion_start[list(root.rows)] = root.start
-        for completion in root.completions:
-            completion_start[completion.row] = completion.start - completion.first
-    rows, columns = flags.nonzero()
-    return np.where(columns == first[rows], prompt_start[rows], completion_start[rows]) + columns - 1
+_Bundle = tuple[int, list[int]]  # a node, and some of those that continue it
 
 
-def _bundled(root: _Root) -> list[tuple[_Root, list[_PackedCompletion]]]:
-    bundles: list[tuple[_Root, list[_PackedCompletion]]] = []
+def _bundles_by_level(nodes: Sequence[PackedNode], paths: Sequence[tuple[int, ...]]) -> list[list[_Bundle]]:
+    children: dict[int, list[int]] = {}
+    for number, node in enumerate(nodes):
+        if node.parent != NO_PARENT:
+            children.setdefault(node.parent, []).append(number)
+    levels: dict[int, list[_Bundle]] = {}
+    for parent in sorted(children):
+        levels.setdefault(len(paths[parent]), []).extend(_bundled(nodes, parent, children[parent]))
+    return [levels[depth] for depth in sorted(levels)]
+
+
+def _bundled(nodes: Sequence[PackedNode], parent: int, children: Sequence[int]) -> list[_Bundle]:
+    bundles: list[_Bundle] = []
     filled = 0
-    for completion in sorted(root.completions, key=lambda completion: completion.length):
-        if bundles and filled + completion.length <= root.length:
-            bundles[-1][1].append(completion)
-            filled += completion.length
+    for child in sorted(children, key=lambda child: nodes[child].length):
+        length = nodes[child].length
+        if bundles and filled + length <= nodes[parent].stop:
+            bundles[-1][1].append(child)
+            filled += length
         else:
-            bundles.append((root, [completion]))
-            filled = completion.length
+            bundles.append((parent, [child]))
+            filled = length
     return bundles
 
 
-def _bundles(bundles: Sequence[tuple[_Root, list[_PackedCompletion]]]) -> tuple[tuple[Integers, ...], dict[int, int]]:
-    """The fields of `CompletionBundles`, and where each row's completion starts among their flattened queries."""
-    sizes = [sum(completion.length for completion in completions) for _, completions in bundles]
-    widest = max(size + root.length for size, (root, _) in zip(sizes, bundles, strict=True))
+def _bundles(
+    nodes: Sequence[PackedNode],
+    paths: Sequence[tuple[int, ...]],
+    bundles: Sequence[_Bundle],
+    positions: Integers,
+    before: int,
+) -> tuple[Integers, ...]:
+    """The fields of `BranchBundles`; writes into `positions` where each token's output lies, `before` in front."""
+    sizes = [sum(nodes[child].length for child in children) for _, children in bundles]
+    widest = max(size + nodes[parent].stop for size, (parent, _) in zip(sizes, bundles, strict=True))
     queries = np.zeros((3, len(bundles), max(sizes)), np.int64)
     keys = np.zeros((3, len(bundles), widest), np.int64)
     keys[2] = PADDING
-    query_start = {}
-    for number, (root, completions) in enumerate(bundles):
-        keys[0, number, : root.length] = np.arange(root.start, root.start + root.length)
-        keys[1, number, : root.length] = np.arange(root.length)
-        keys[2, number, : root.length] = PROMPT
+    for number, (parent, children) in enumerate(bundles):
+        above = nodes[parent].stop
+        for step in paths[parent]:
+            node = nodes[step]
+            keys[0, number, node.first : node.stop] = np.arange(node.start, node.start + node.length)
+        keys[1, number, :above] = np.arange(above)
+        keys[2, number, :above] = PATH
         at = 0
-        for completion in completions:
-            inside = np.arange(completion.length)
-            for fields, offset in ((queries, 0), (keys, root.length)):
-                span = slice(offset + at, offset + at + completion.length)
-                fields[0, number, span] = completion.start + inside
-                fields[1, number, span] = completion.first + inside
-                fields[2, number, span] = completion.row
-            query_start[completion.row] = number * queries.shape[2] + at
-            at += completion.length
+        for child in children:
+            node = nodes[child]
+            inside = np.arange(node.length)
+            for fields, offset in ((queries, 0), (keys, above)):
+                span = slice(offset + at, offset + at + node.length)
+                fields[0, number, span] = node.start + inside
+                fields[1, number, span] = node.first + inside
+                fields[2, number, span] = child
+            positions[node.start : node.start + node.length] = before + number * queries.shape[2] + at + inside
+            at += node.length
         # padding asks as the bundle's first token would: it must see something, or its softmax is not a number
         queries[:, number, at:] = queries[:, number, :1]
-    return (*queries, *keys), query_start
+    return (*queries, *keys)

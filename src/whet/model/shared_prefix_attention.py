@@ -24,7 +24,7 @@ from whet.model.block import short_windows
 from whet.model.causal_lm import CausalLM
 from whet.model.ragged_attention import ragged_attention, ragged_works
 from whet.model.recomputation import recomputed_within
-from whet.model.shared_prefix import PROMPT, CompletionBundles, SharedPrefixBatch, shared_prefix_batch
+from whet.model.shared_prefix import PATH, BranchBundles, SharedPrefixBatch, shared_prefix_batch
 from whet.model.trials import verdict
 
 NAME = "whet_shared_prefix"
@@ -174,7 +174,7 @@ def attended(
     scale: float | None,
     look: AttentionOptions | None = None,
 ) -> Tensor:
-    """Causal attention of every prompt to itself, of every completion to its prompt and itself: [S, H, E]."""
+    """Causal attention of every node to the path that leads to it and to itself: [S, H, E]."""
     look = look or AttentionOptions(masks=tree.masks)
     window = look.window
     if not look.dropout and (window is None or window >= tree.longest_row) and ragged_works(query, key, value):
@@ -200,8 +200,9 @@ def attended(
     layout = tree.layout
     tables = layout.rows or (layout.prompt_index,)
     outputs = [mixed_values(rows, rows, _causal_mask(rows.shape[1], look, query)) for rows in tables]
-    if (bundles := layout.bundles) is not None:
-        outputs.append(mixed_values(bundles.query_index, bundles.key_index, _completion_mask(bundles, look, query)))
+    for level, bundles in enumerate(layout.bundles):
+        mask = _branch_mask(bundles, level, look, query)
+        outputs.append(mixed_values(bundles.query_index, bundles.key_index, mask))
     together = torch.cat(outputs)
     return F.embedding(layout.output_index, together.flatten(1)).unflatten(1, together.shape[1:])
 
@@ -235,16 +236,17 @@ def _causal_mask(length: int, look: AttentionOptions, query: Tensor) -> Tensor |
     return _mask(look, f"causal {length}", (gap >= 0) & (gap < window), query)
 
 
-def _completion_mask(bundles: CompletionBundles, look: AttentionOptions, query: Tensor) -> Tensor:
-    known = look.masks.get(("completion", look.window, query.dtype))
+def _branch_mask(bundles: BranchBundles, level: int, look: AttentionOptions, query: Tensor) -> Tensor:
+    name = f"branches {level}"
+    known = look.masks.get((name, look.window, query.dtype))
     if known is not None:
         return known
     gap = bundles.query_position[:, :, None] - bundles.key_position[:, None]
-    seen = (bundles.key_row[:, None] == PROMPT) | (bundles.key_row[:, None] == bundles.query_row[:, :, None])
+    seen = (bundles.key_node[:, None] == PATH) | (bundles.key_node[:, None] == bundles.query_node[:, :, None])
     seen &= gap >= 0
     if look.window is not None:
         seen &= gap < look.window
-    return _mask(look, "completion", seen[:, None], query)
+    return _mask(look, name, seen[:, None], query)
 
 
 def _mask(look: AttentionOptions, name: str, seen: Tensor, query: Tensor) -> Tensor:

@@ -1,25 +1,30 @@
 """log pi(token | prefix) of the action tokens, without ever building [N, T, V] logits.
 
-Rows come padded and scores go back padded; in between, rows that share a prompt are packed and padding is left
+Rows come padded and scores go back padded; in between, rows that share a prefix are packed and padding is left
 out (`whet.model.shared_prefix`), where the model allows it and that saves work. Only positions with loss reach the
-vocabulary head, a chunk of logits at a time (`whet.model.head`). What a method wants beyond log-probability and entropy
-takes a path of its own, whose chunks are dropped after the forward pass and built again in the backward pass.
+vocabulary head, a chunk of logits at a time (`whet.model.head`), and an action that several rows share does so once.
+What a method wants beyond log-probability and entropy takes a path of its own, whose chunks are dropped after the
+forward pass and built again in the backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from whet.data.prefix_tree import SharedTokens
 from whet.model.causal_lm import CausalLM
-from whet.model.experts import UNKNOWN, routers, routing
+from whet.model.experts import UNKNOWN, is_mixture, routers, routing
 from whet.model.fused_trunk import fused_states, fused_works
-from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_logp
-from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch, to_device
+from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_logp, common_factor
+from whet.model.shared_prefix import DistinctActions, SharedPrefixBatch, shared_prefix_batch, to_device
 from whet.model.shared_prefix_attention import shared_prefix_states, shared_prefix_works
 
 WORTHWHILE = 0.95  # a packed batch with a larger share of the padded tokens saves too little
@@ -66,6 +71,8 @@ class TokenScores:
     states: Tensor | None = None  # [A, D], what the trunk knew before each action, in row order, with gradient
     experts: Tensor | None = None  # int [N, T, layers, k], the routers' own choice; -1 for tokens that predict nothing
     teacher_divergence: Tensor | None = None  # [N, T], as the distillation target measures it, with gradient
+    computed: int = 0  # tokens that went through the trunk
+    flat: int = 0  # those that would have, had rows shared their prompts alone
 
 
 def token_logp(
@@ -81,29 +88,49 @@ def token_logp(
     Rows may be given on the CPU: then nothing here waits for the device, and the scores come on the device.
     """
     chosen = details or Details()
-    return TokenScores(*lm.one_pass(lambda: _token_logp(lm, tokens, action, temperature, support, chosen)))
+    batch = _packed_rows(lm, tokens, action) if chosen.packed else None
+    scores = TokenScores(*lm.one_pass(lambda: _token_logp(lm, tokens, action, temperature, support, chosen, batch)))
+    sizes = (tokens.numel(),) * 2 if batch is None else (batch.size, batch.flat_size)
+    return replace(scores, computed=sizes[0], flat=sizes[1])
 
 
 def _token_logp(
-    lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, support: Tensor | None, details: Details
+    lm: CausalLM,
+    tokens: Tensor,
+    action: Tensor,
+    temperature: float,
+    support: Tensor | None,
+    details: Details,
+    batch: SharedPrefixBatch | None,
 ) -> tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]:
     """The fields of `TokenScores`: a pass gives plain tensors."""
     device = lm.device
-    batch = _packed_rows(lm, tokens, action) if details.packed else None
     targets = to_device(tokens[:, 1:][action[:, 1:]], device)
     action_support = None if support is None else support[:, 1:][action[:, 1:]].to(device)
     states, experts = _routed_states(lm, tokens, action, batch, details)
+    row_states, distinct = states, None if batch is None or support is not None else batch.distinct
     others = None
     if details.reference is not None:
         with torch.no_grad():
             others = _reference_states(details.reference, tokens, action, batch)
     taught = None if details.distillation is None else _taught(details.distillation, tokens, action, device)
+    coefficient, shared = details.coefficient, None
+    if distinct is not None:
+        states, targets = F.embedding(distinct.first, states), targets[distinct.first]
+        others = None if others is None else others[distinct.first]
+        if taught is not None:
+            taught = (taught[0][distinct.first], None if taught[1] is None else taught[1][distinct.first])
+        if coefficient is not None:
+            coefficient = shared = _SharedCoefficient(coefficient, distinct)
     results: tuple[Tensor, ...]
     head = lm.head
     if isinstance(head, VocabularyHead) and not head.softcap and action_support is None and not _wants_more(details):
-        results = chunked_logp(head, states, targets, temperature, lm.dtype, details.coefficient)
+        results = chunked_logp(head, states, targets, temperature, lm.dtype, coefficient)
     else:
         results = _scores(_Head(lm, temperature, details), states, targets, action_support, others, taught)
+    if distinct is not None:
+        logp = _of_every_row(results[0], distinct) if shared is None else shared.of_every_row(results[0])
+        results = (logp, *(_of_every_row(values, distinct) for values in results[1:]))
 
     # by their numbers, found where the rows lie: the gradient of a masked copy would wait for the device to count
     places = to_device(action.flatten().nonzero()[:, 0], device)
@@ -118,10 +145,59 @@ def _token_logp(
         placed(results[2]) if details.num_top else None,
         placed(results[3]) if details.num_top else None,
         placed(results[4]) if others is not None else None,
-        states if details.states else None,
+        row_states if details.states else None,
         experts,
         placed(results[5]) if taught is not None else None,
     )
+
+
+def _of_every_row(values: Tensor, distinct: DistinctActions) -> Tensor:
+    """[U, ...] -> [A, ...]. A lookup, whose backward pass sums over the rows in a fixed order."""
+    if not values.is_floating_point():
+        return values[distinct.number]
+    looked_up = F.embedding(distinct.number, values.reshape(len(values), -1))
+    return looked_up.view(-1, *values.shape[1:])
+
+
+class _SharedCoefficient:
+    """How much an action counts in all rows that share it, and what its rows' own part of that is."""
+
+    def __init__(self, coefficient: Coefficient, distinct: DistinctActions) -> None:
+        self._coefficient, self._distinct = coefficient, distinct
+        self._sums: list[Tensor] = []
+
+    def __call__(self, logp: Tensor, window: slice | Tensor) -> Tensor:
+        assert isinstance(window, slice)
+        bounds = self._distinct.bounds
+        actions = self._distinct.order[bounds[window.start] : bounds[window.start + len(logp)]]
+        inside = self._distinct.number[actions] - window.start
+        values = self._coefficient(logp[inside], actions)
+        self._sums.append(values.new_zeros(len(logp)).index_put_((inside,), values, accumulate=True))
+        return self._sums[-1]
+
+    def of_every_row(self, logp: Tensor) -> Tensor:
+        """[U] -> [A]; whoever asked for coefficients gets back the very sums that it was given, up to one factor."""
+        if not self._sums:
+            return _of_every_row(logp, self._distinct)
+        number = self._distinct.number
+        values = self._coefficient(logp.detach()[number], slice(0, len(number)))
+        looked_up: Tensor = _PromisedLookup.apply(logp, number, values.to(logp), torch.cat(self._sums).to(logp))
+        return looked_up
+
+
+class _PromisedLookup(torch.autograd.Function):
+    """A lookup whose gradient is known up to one factor: summed anew, rows that pull apart would leave rounding."""
+
+    @staticmethod
+    def forward(ctx: Any, logp: Tensor, number: Tensor, values: Tensor, sums: Tensor) -> Tensor:
+        ctx.save_for_backward(values, sums)
+        return logp[number]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, sums = ctx.saved_tensors
+        return common_factor(grad, values) * sums, None, None, None
 
 
 def top_tokens(
@@ -154,6 +230,13 @@ def packs(lm: CausalLM) -> bool:
     return fused_works(lm) or shared_prefix_works(lm)
 
 
+def shared_by(lm: CausalLM) -> SharedTokens:
+    """What rows compute once. Of a mixture's prompts alone: rows that share more may have been routed apart."""
+    if not packs(lm):
+        return "nothing"
+    return "prompts" if is_mixture(lm) else "prefixes"
+
+
 def states_before(lm: CausalLM, tokens: Tensor, action: Tensor, replay: Tensor | None = None) -> Tensor:  # [A, D]
     """The trunk's hidden state before each action, in row order; `replay` as in `Details`."""
     details = Details(replay=replay)
@@ -164,7 +247,7 @@ def _packed_rows(lm: CausalLM, tokens: Tensor, action: Tensor) -> SharedPrefixBa
     """The rows packed, where that saves work."""
     if not packs(lm):
         return None
-    batch = shared_prefix_batch(tokens, action, lm.device)
+    batch = shared_prefix_batch(tokens, action, lm.device, deep=shared_by(lm) == "prefixes")
     if fused_works(lm):
         return batch
     return batch if batch is not None and batch.size <= WORTHWHILE * tokens.numel() else None

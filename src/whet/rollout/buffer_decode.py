@@ -55,6 +55,7 @@ class BufferBackend:
         widths = (longest, self._budget)
         self._experts = None if of is None else ExpertLog(of, self.num_rows, self.num_slots, widths, self._device)
         self._routing: RoutingPass | None = None
+        self.forks = session is not None and self._experts is None
         self._forget()
 
     def renew(self) -> None:
@@ -114,6 +115,11 @@ class BufferBackend:
         if self._experts is not None and self._routing is not None:
             self._experts.extend(rows, starts, lengths, self._routing.chosen)
         return logits
+
+    def fork(self, sources: Sequence[int], targets: Sequence[int], widths: Sequence[int]) -> None:
+        for width in sorted(set(widths)):  # behind it nothing may be seen
+            rows = [number for number, own in enumerate(widths) if own == width]
+            self._state.move_rows([sources[row] for row in rows], [targets[row] for row in rows], width)
 
     def seat(self, slots: Sequence[int | None]) -> None:
         lengths = {self._lengths[slot] for slot in slots if slot is not None}

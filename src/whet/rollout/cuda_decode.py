@@ -98,6 +98,7 @@ class GraphBackend:
     looks_behind = 1
     prefills_ahead = True  # computing many prompts at once is cheap
     most_members: int | None = MOST_MEMBERS
+    forks = True
 
     num_rows = num_slots = 0
     log: TokenLog
@@ -327,6 +328,12 @@ class GraphBackend:
         self._noted[chunk.rows] = self._noted.new_ones(())
         self._read[chunk.rows] = chunk.num_cached + chunk.sizes
         return chunk_step(self._weights, self._caches, chunk).float()
+
+    def fork(self, sources: Sequence[int], targets: Sequence[int], widths: Sequence[int]) -> None:
+        assert self._caches is not None
+        source, target = (numbers_on(self._lm.device, rows) for rows in (sources, targets))
+        for cache in (*self._caches.own_k, *self._caches.own_v):
+            cache[target, :, : max(widths)] = cache[source, :, : max(widths)]
 
     def seat(self, slots: Sequence[int | None]) -> None:
         """Which rows read which prompt. A row belongs to one prompt only: two would write over each other."""

@@ -176,6 +176,7 @@ class OwnCacheBackend:
     looks_behind = 0
     prefills_ahead = False
     most_members: int | None = None
+    forks = False
 
     def __init__(
         self, lm: CausalLM, job: DecodeJob, rows: int, reader: type[CachedRows] | type[WholeRows] = CachedRows
@@ -210,6 +211,10 @@ class OwnCacheBackend:
         self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
     ) -> Tensor:
         """The cache has one length for all rows: a conversation is read anew for every turn."""
+        raise NotImplementedError
+
+    def fork(self, sources: Sequence[int], targets: Sequence[int], widths: Sequence[int]) -> None:
+        """No session is opened on it."""
         raise NotImplementedError
 
     def renew(self) -> None:

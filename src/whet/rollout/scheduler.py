@@ -27,6 +27,7 @@ from whet.types import Request, Sampling, StopReason, Support, WhetError
 
 LARGEST_SUPPORT = 4096  # ids kept for one token; past it, storing the support costs more than the run
 PREFILL_TOKENS = 1 << 14  # of one pass over prompts
+LEAST_FORKED = 16  # tokens behind its prompt that a request must have in common with a row before they are copied
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ class DecodeBackend(Protocol):
     looks_behind: int  # a device that runs ahead is given the next steps before the last look is read
     prefills_ahead: bool  # also prompts whose rows are not free yet
     most_members: int | None  # rows that may share a slot; None: any number
+    forks: bool  # whether rows can be copied
     log: TokenLog
 
     def running(self) -> AbstractContextManager[None]:
@@ -187,6 +189,11 @@ class DecodeBackend(Protocol):
         `starts[n]` and each other causally; whatever stands at `starts[n]` or behind is written over, never read. The
         row has entered that slot before. The next step reads `log.last` at the place behind the chunk.
         """
+        ...
+
+    def fork(self, sources: Sequence[int], targets: Sequence[int], widths: Sequence[int]) -> None:
+        """Copy the first own places of rows, so many of each, to rows that have just entered a slot with the same
+        prompt; they read on behind that."""
         ...
 
     def seat(self, slots: Sequence[int | None]) -> None:
@@ -404,6 +411,13 @@ class _Occupant:
         return self.drawn > 0 and not self.left
 
     @property
+    def held(self) -> tuple[int, ...]:
+        """What the row is known to have read: of what it draws, nothing before it has been handed out."""
+        if self.conversation:
+            return self.conversation[:-1]
+        return self.request.tokens[: None if self.drawn else len(self.prompt.tokens) + self.start]
+
+    @property
     def unread(self) -> tuple[int, ...]:
         """What the row must read before it draws, behind the prompt and the places that it holds."""
         return self.request.tokens[len(self.prompt.tokens) + self.start :]
@@ -438,6 +452,7 @@ class DecodeCounts:
     continued: int = 0  # turns that went on with the keys and values of the turn before
     evicted: int = 0  # conversations that lost their row to another one
     recomputed: int = 0  # turns of a conversation that had to be read from its beginning
+    forked: int = 0  # tokens whose keys and values were copied from another row
 
     def __sub__(self, other: DecodeCounts) -> DecodeCounts:
         return DecodeCounts(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
@@ -502,7 +517,36 @@ class DecodeScheduler:
         if request.continues is not None:
             self.counts.recomputed += 1
             length = self._prompt_lengths.get(request.continues, length)
-        self._begin(number, request, length)
+        self._begin(number, request, self._forked_prompt(request, length))
+
+    def _forked_prompt(self, request: Request, length: int) -> int:
+        """The length of a prompt behind which rows hold more of what the request has to read; else as it was."""
+        if not self._backend.forks or request.tokens[:length] in self._prompts:
+            return length
+        tokens = request.tokens[:-1]
+        held = [(_num_common(tokens, row), len(row.prompt.tokens)) for row in self._rows if row is not None]
+        common, prompt = max(held, default=(0, 0))
+        return prompt if common else length
+
+    def _fork(self, seated: Sequence[_Occupant]) -> None:
+        """Rows that have just entered take over what other rows hold of their tokens."""
+        reading = [row for row in seated if row.unread]
+        if not reading:
+            return
+        new = set(seated)
+        others = [row for row in self._rows if row is not None and row not in new]
+        forked: list[tuple[_Occupant, int]] = []
+        for row in reading:
+            same = [other for other in others if other.prompt.tokens == row.prompt.tokens]
+            tokens = row.request.tokens[:-1]
+            common, place = max(((_num_common(tokens, other), other.place) for other in same), default=(0, 0))
+            if common:
+                row.start = common - len(row.prompt.tokens)
+                forked.append((row, place))
+        if forked:
+            widths = [row.start for row, _ in forked]
+            self._backend.fork([place for _, place in forked], [row.place for row, _ in forked], widths)
+            self.counts.forked += sum(widths)
 
     def _begin(self, number: int, request: Request, length: int) -> None:
         """Let a request wait for a row; the first `length` of its tokens are the prompt that rows may share."""
@@ -772,6 +816,8 @@ class DecodeScheduler:
             if seated:
                 rows_at = self._opened(seated)
                 logits = self._backend.enter([row.place for row in seated], [_slot(row) for row in seated])
+                if self._backend.forks:
+                    self._fork(seated)
                 reading = [number for number, row in enumerate(seated) if row.unread]
                 if reading:
                     read = self._extend([seated[number] for number in reading])
@@ -945,6 +991,22 @@ class DecodeScheduler:
         self._writing = writing
         if self._num_writing:
             self._backend.seat([None if row is None else row.prompt.slot for row in writing])
+
+
+def _num_common(tokens: tuple[int, ...], row: _Occupant) -> int:
+    """How many of its first tokens a request would find in a row; 0: too few to copy."""
+    prompt = len(row.prompt.tokens)
+    least = prompt + LEAST_FORKED
+    if len(tokens) < least or tokens[prompt:least] != (row.conversation or row.request.tokens)[prompt:least]:
+        return 0
+    held = row.held
+    if tokens[:least] != held[:least]:
+        return 0
+    low, high = least, min(len(tokens), len(held))
+    while low < high:  # slices are compared faster than their tokens one by one
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if tokens[low:middle] == held[low:middle] else (low, middle - 1)
+    return low
 
 
 def _slot(row: _Occupant) -> int:

@@ -75,6 +75,6 @@ class SFTTrainer(RowTrainer):
         return {**metrics, **measured}
 
 
-def _equal_weights(logp: Tensor, window: slice) -> Tensor:
+def _equal_weights(logp: Tensor, window: slice | Tensor) -> Tensor:
     """Every completion token counts the same."""
     return torch.ones_like(logp)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.data.packing import token_micro_batches, trimmed
+from whet.data.prefix_tree import SharedTokens
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
 from whet.model.experts import UNKNOWN, routers
@@ -22,7 +23,7 @@ from whet.model.fused_weights import unchanged_weights
 from whet.model.head import Coefficient
 from whet.model.lora import merge_adapters
 from whet.model.shared_prefix import to_device
-from whet.model.token_logp import Details, DistillationTarget, TokenScores, packs, token_logp, top_tokens
+from whet.model.token_logp import Details, DistillationTarget, TokenScores, shared_by, token_logp, top_tokens
 from whet.objective import Objective
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.types import Extras, TokenBatch, Totals
@@ -88,7 +89,7 @@ def token_scores(
     chosen = _no_experts(model, batch) if experts else None
     done: list[tuple[list[int], TokenScores]] = []
     with unchanged_weights():
-        for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(model)):
+        for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, shared_by(model)):
             part = trimmed(batch.select(rows)) if rows else idle_row(batch)
             part_replay = None if replay is None or not rows else replay[rows][:, : part.tokens.shape[1]]
             details = Details(replay=part_replay, experts=chosen is not None)
@@ -130,7 +131,7 @@ def top_scores(
     count = min(count, model.vocabulary)
     ids = torch.zeros((*batch.tokens.shape, count), dtype=torch.int32)
     logp = torch.zeros(ids.shape, dtype=torch.float32)
-    for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(model)):
+    for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, shared_by(model)):
         part = trimmed(batch.select(rows)) if rows else idle_row(batch)
         width = part.tokens.shape[1]
         wanted = None if chosen is None else (chosen[rows] if rows else chosen[:1])[:, :width]
@@ -151,7 +152,7 @@ def critic_values(
 ) -> Tensor:
     """The critic's value of the state before every action: [N, T]."""
     values = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-    for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(critic.trunk or policy)):
+    for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, shared_by(critic.trunk or policy)):
         part = moved(trimmed(batch.select(rows)) if rows else idle_row(batch), policy.device)
         part_replay = None if replay is None or not rows else replay[rows][:, : part.tokens.shape[1]]
         state_values = critic.state_values(policy, part.tokens, part.action, part_replay).float()
@@ -162,7 +163,7 @@ def critic_values(
 
 
 def rank_micro_batches(
-    ranks: Ranks, batch: TokenBatch, micro_batch_tokens: int, shared: bool, scored: Tensor | None = None
+    ranks: Ranks, batch: TokenBatch, micro_batch_tokens: int, shared: SharedTokens, scored: Tensor | None = None
 ) -> list[list[int]]:
     """As `token_micro_batches`, of this rank's share of the rows. Empty ones follow where another rank has more: a
     sharded model makes the same passes everywhere."""
@@ -226,7 +227,7 @@ def update(
     done: list[_MicroBatch] = []
     ranks, apart = state.ranks, state.critic is not None and state.critic.trunk is not None
     with unchanged_weights():
-        for rows in rank_micro_batches(ranks, batch, state.micro_batch_tokens, _shares_prompts(state, details), scored):
+        for rows in rank_micro_batches(ranks, batch, state.micro_batch_tokens, _shared_tokens(state, details), scored):
             if not rows:
                 _idle_pass(state, objective, idle_row(batch), details, only_critic)
                 continue
@@ -243,11 +244,16 @@ def update(
             _backward([_anchored(loss.value, scores, ranks) for loss in losses], apart)
             values = [loss.value.detach() for loss in losses]
             sums = [(name, number) for loss in losses for name, number in loss.sums.items()]
-            done.append(_MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums, scores.experts))
+            sizes = (scores.computed, scores.flat)
+            done.append(
+                _MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums, scores.experts, *sizes)
+            )
     for other in (reference, teacher):
         if other is not None:
             other.release()
     metrics: dict[str, float] = {"loss": 0.0}
+    metrics["computed_tokens"] = float(sum(micro_batch.computed for micro_batch in done))
+    metrics["flat_tokens"] = float(sum(micro_batch.flat for micro_batch in done))
     refusal: NotFinite | None = None
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
@@ -267,6 +273,8 @@ def update(
             metrics[name] = metrics.get(name, 0.0) + float(number)
     agree_on(ranks, refusal)
     metrics = ranks.sum(metrics)
+    if metrics["computed_tokens"] == metrics["flat_tokens"]:  # no row shares more than its prompt
+        del metrics["computed_tokens"], metrics["flat_tokens"]
     logp, entropy = ranks.sum_tensor(logp), ranks.sum_tensor(entropy)
     experts = _joined_experts(ranks, experts)
     if not only_critic and objective.control.ends_updates(metrics):
@@ -336,6 +344,8 @@ class _MicroBatch:
     values: list[Tensor]  # [] each, of its losses
     sums: list[tuple[str, Tensor]]
     experts: Tensor | None  # [n, T, layers, k]
+    computed: int  # tokens
+    flat: int  # tokens that shared prompts alone would leave
 
 
 def _scored_tokens(objective: Objective, batch: TokenBatch) -> Tensor:
@@ -399,11 +409,12 @@ def _distillation_target(
     return DistillationTarget(objective.teacher.divergence, teacher, temperature)
 
 
-def _shares_prompts(state: TrainState, details: Details) -> bool:
-    """True where every model of a micro-batch computes a prompt once: else the budget counts padded rows."""
+def _shared_tokens(state: TrainState, details: Details) -> SharedTokens:
+    """What every model of a micro-batch computes once: else the budget counts padded rows, or prompts alone."""
     teacher = details.distillation.teacher if details.distillation is not None else None
     others = (details.reference, teacher, state.critic.trunk if state.critic is not None else None)
-    return packs(state.policy) and all(packs(model) for model in others if model is not None)
+    shared = {shared_by(model) for model in (state.policy, *others) if model is not None}
+    return "nothing" if "nothing" in shared else "prompts" if "prompts" in shared else "prefixes"
 
 
 def _extras(scores: TokenScores) -> Extras:
@@ -479,7 +490,7 @@ def _check_nothing_to_learn(
         return
     pull = torch.zeros(batch.tokens.shape, dtype=torch.float64)  # d loss / d logp, where the token could move
     scored = _scored_tokens(objective, batch)
-    for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details), scored):
+    for rows in token_micro_batches(batch, state.micro_batch_tokens, _shared_tokens(state, details), scored):
         host = trimmed(batch.select(rows), scored[rows])
         part = moved(host, state.policy.device)
         with torch.no_grad():

@@ -148,7 +148,7 @@ def test_passes_are_cut_as_the_loop_cuts_them():
         batch = TokenBatch(tokens=tokens, action=action, group=torch.arange(rows) // group, reward=torch.zeros(rows))
         largest = max(
             len({row // group for row in rows}) * prompt + len(rows) * (completion - 1)
-            for rows in token_micro_batches(batch, most, shared=True)
+            for rows in token_micro_batches(batch, most, shared="prompts")
         )
         assert work.pass_tokens == largest, (prompt, completion, group, most)
         assert replace(work, full_rows=False).pass_tokens >= min(largest, most)

@@ -310,7 +310,7 @@ class RequestQueue:
         continues = None
         parent = call.parent
         if parent is not None and parent.request is not None and parent.request[0] == opened.number:
-            # the first branch takes over the keys and values; another one reads the prompt again
+            # the first branch takes over the keys and values; another one copies them, or reads the prompt again
             if parent.request[1] in opened.held:
                 continues = parent.request[1]
                 del opened.held[continues]
