@@ -311,6 +311,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         start_up = time.monotonic() - begun
         with crash_reporter(folder) as let_go:
             if group is not None:
+                group.share_watch()
                 group.heart.last_words = _last_words(folder, record, summary, let_go)
             outcome = run_training(
                 assembly.trainer,
@@ -408,6 +409,7 @@ def _run_silently(session: TrainingSession, files: RunFiles, rewards: Any) -> Ru
     ranks = session.init_process_group(config)
     assembly = _assemble(config, rewards, ranks)
     agree_on_inputs(session.group, config, assembly)
+    session.group.share_watch()
     run_training(
         assembly.trainer,
         folder,
@@ -423,6 +425,7 @@ def _run_silently(session: TrainingSession, files: RunFiles, rewards: Any) -> Ru
         ranks=ranks,
         note=session.group.note,
     )
+    session.group.is_first_watched = False  # what is left to the first rank, it writes unwatched
     return Run(folder)
 
 
