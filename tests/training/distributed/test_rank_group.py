@@ -100,11 +100,11 @@ def test_where_the_first_rank_is_lost_unwatched_another_says_so(watched, log):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr("whet.training.distributed.rank_group.meet", lambda launch: group)
         patch.setattr(ranks, "_silent", False)
-        with pytest.raises(RunFailed, match="rank 0 is gone"), ranks.join_ranks(launch):
-            with _output_in_log(Path(folder), group, True) if log else contextlib.nullcontext():
-                group.is_first_watched = watched
-                keeper.is_gone = True
-                group.hand_out("checkpoint")
+        output = _output_in_log(Path(folder), group, True) if log else contextlib.nullcontext()
+        with pytest.raises(RunFailed, match="rank 0 is gone"), ranks.join_ranks(launch), output:
+            group.is_first_watched = watched
+            keeper.is_gone = True
+            group.hand_out("checkpoint")
         assert ranks.is_silent() == watched
 
 
