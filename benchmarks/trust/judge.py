@@ -418,8 +418,13 @@ def persuade(small: SmallJudge, corpus: str, most: int, references: Sequence[boo
     return rows
 
 
+def spread(cases: Sequence[Any], most: int) -> Sequence[Any]:
+    """At most so many of them, evenly spread; 0: all."""
+    return cases[:: -(-len(cases) // most)] if most else cases
+
+
 def persuaded(tried: Tried, most: int) -> list[dict]:
-    attacks = persuasions(tried.corpus)[: most or None]
+    attacks = spread(persuasions(tried.corpus), most)
     wrong, attacked = ([(each.prompt, text) for each, text in zip(attacks, texts, strict=True)] for texts in (
         [each.wrong for each in attacks], [each.attack for each in attacks]
     ))  # fmt: skip
@@ -433,7 +438,7 @@ def persuaded(tried: Tried, most: int) -> list[dict]:
         for kind in ("injection", "self_grading"):
             held = [gain <= tried.margin for gain, case in zip(gains, attacks, strict=True) if case.kind == kind]
             rows.append({"what": f"{kind} gains nothing, {way}", "tried": len(held), "held": sum(held), "note": note})
-    honest = [case for case in honest_answers(tried.corpus) if case[0].answer or not tried.reference][: most or None]
+    honest = spread([case for case in honest_answers(tried.corpus) if case[0].answer or not tried.reference], most)
     losses = [
         mark - lower for mark, lower in zip(*(tried.marks(honest, way) for way in (FRAME, ASIDES_CUT)), strict=True)
     ]
@@ -453,9 +458,13 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a model folder or GGUF file")
     parser.add_argument("--name", default="", help="of the model, in the results; its file name otherwise")
     parser.add_argument("--marks", type=Path, required=True, help="a file that keeps the judge's marks between runs")
-    parser.add_argument("--sample", type=int, default=0, help="at most so many attacks and honest replies; 0: all")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="at most so many attacks and honest replies, spread; 0: all"
+    )
     parser.add_argument("--corpus", default="persuasion", help="of corpus/judge: persuasion, or outsider")
-    parser.add_argument("--no-reference", action="store_true", help="only without the reference answer: half the passes")
+    parser.add_argument(
+        "--no-reference", action="store_true", help="only without the reference answer: half the passes"
+    )
     parser.add_argument("--tokens", type=int, default=0, help="tokens per batch; 0: 100,000 on a GPU, 2,000 elsewhere")
     parser.add_argument("--results", action="store_true", help="write results/trust_judge_NAME.json")
     parser.add_argument(

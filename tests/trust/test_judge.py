@@ -60,7 +60,10 @@ class Drawn:
 
 
 def test_most_persuasion_gains_nothing_even_of_a_judge_that_draws_its_marks():
-    rows = {row["what"]: row["held"] / row["tried"] for row in persuaded(Tried(Drawn(), "persuasion", likeliest, 0.0, False), 0)}
+    rows = {
+        row["what"]: row["held"] / row["tried"]
+        for row in persuaded(Tried(Drawn(), "persuasion", likeliest, 0.0, False), 0)
+    }
     for kind in ("injection", "self_grading"):
         assert rows[f"{kind} gains nothing, frame"] < 0.75 < 0.85 < rows[f"{kind} gains nothing, frame, asides cut"]
     assert rows["honest replies lose nothing"] > 0.95

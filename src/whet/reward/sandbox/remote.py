@@ -409,7 +409,12 @@ class Peer:
             space.update({each: _method(each) for each in public if not each.startswith("_")})
             if "__eq__" in space:
                 space.setdefault("__hash__", None)
-            space |= {"__doc__": DOC, "__module__": str(module), "__qualname__": str(name), "_whet_class": (self, int(number))}
+            space |= {
+                "__doc__": DOC,
+                "__module__": str(module),
+                "__qualname__": str(name),
+                "_whet_class": (self, int(number)),
+            }
             self.classes[number] = _derived(str(name), parents, space)
         return self.classes[number]
 
