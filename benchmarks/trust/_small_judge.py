@@ -1,7 +1,8 @@
 """A small model as judge: the mark it would give, read from the probabilities of the first digits of its verdict.
 
 Nothing is written out: the verdict line is begun for it, so that a mark costs one pass over the question, and one
-more token to tell a 10 from a 1. Marks are kept in a file by the content of the question, so a run that was cut goes on.
+more token to tell a 10 from a 1. Marks are kept in a file by the content of the question, so a run that was cut goes
+on.
 """
 
 from __future__ import annotations

@@ -302,7 +302,8 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         reward_hash = version.hash if version else ""
         first.then = lambda: note_version(folder, version, ledger) if version else None
         tokens = TokenSettings(config.report.tokens, TokenPieces(assembly.trainer.tokenizer))
-        record = RunRecorder(folder, config.report.samples_per_step, reward_hash, tokens if tokens.most else None)
+        shown_tokens = tokens if tokens.most else None
+        record = RunRecorder(folder, config.report.samples_per_step, reward_hash, shown_tokens, beside=(CONFIG,))
         display = _display() if console else None
         reviewers = _reviewers(config, folder, reward_hash)
         trackers = _trackers(config, folder)
