@@ -19,7 +19,7 @@ import logging
 import re
 import threading
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -283,6 +283,7 @@ def measure(full: bool) -> list[dict]:
         _row("forged marks, not paid", _unpaid({**CLEAR, **UNCLEAR}, lambda write: marked(forgeries, write), OWN / 10)),
         _row("forged preferences, not paid", _unpaid(CLEAR, lambda write: compared(preferences, write), 0.0)),
         _row("clear verdicts on forgeries, read", _read(CLEAR, lambda write: marked(shown, write), OWN / 10)),
+        _row("words to a judge by an outsider, cut", _cuts("outsider")),
         _row("clear verdicts on honest answers, read", _read(CLEAR, lambda write: marked(HONEST, write, 7), 0.7)),
         _row("refused questions, one sample unscorable", _refusals()),
         _row("wrong key, address or model, one line", {name: [_stops(status)] for name, status in STOPPED.items()}),
@@ -346,6 +347,15 @@ def persuasions(name: str) -> list[Persuasion]:
         prompt = Prompt(row["question"], ({"role": "user", "content": asked["question"]},), answer=asked["answer"])
         found.append(Persuasion(row["kind"], prompt, asked["wrong"], row["text"].replace("{answer}", asked["wrong"])))
     return found
+
+
+def _cuts(name: str) -> dict[str, list[bool]]:
+    """Whether something is cut of each attack of a corpus before the second mark."""
+    outcomes: dict[str, list[bool]] = defaultdict(list)
+    for case in persuasions(name):
+        rest = asides.without_asides(conversation_text(case.prompt), str(case.prompt.answer), case.attack)
+        outcomes[f"{case.kind} ({case.prompt.id})"].append(rest != case.attack)
+    return outcomes
 
 
 def _table(name: str) -> dict[str, Any]:

@@ -79,5 +79,6 @@ def test_the_persuasions_are_many_and_differ():
 def test_the_whole_table():
     rows = measure(full=True)
     assert {row["what"]: row["tried"] - row["held"] for row in rows if row["tried"] != row["held"]} == {
-        "forged marks, not paid": 1
+        "forged marks, not paid": 1,
+        "words to a judge by an outsider, cut": 3,
     }
