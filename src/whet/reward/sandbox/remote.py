@@ -112,7 +112,7 @@ class Remote:
 
     @__cause__.setter
     def __cause__(self, cause: Any) -> None:
-        BaseException.__cause__.__set__(self, cause)  # type: ignore[attr-defined]
+        BaseException.__cause__.__set__(self, cause)  # type: ignore[union-attr]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in SHOWN:
