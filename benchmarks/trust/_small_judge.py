@@ -1,7 +1,8 @@
 """A small model as judge: the mark it would give, read from the probabilities of the first digits of its verdict.
 
-Nothing is written out: the verdict line is begun for it, so that a mark costs one pass over the question, and a second
-one where it may be 10. Marks are kept in a file by the content of the question, so a run that was cut goes on.
+Nothing is written out: the verdict line is begun for it, so that a mark costs one pass over the question, and one
+more token to tell a 10 from a 1. Marks are kept in a file by the content of the question, so a run that was cut goes
+on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from whet.types import Prompt
 
 Question = Sequence[Mapping[str, str]]
 MARKS = range(11)
-LEAST_SHARE = 0.001  # of the probability of a 1, from which it is looked at whether it begins a 10
 
 
 class SmallJudge:
@@ -64,12 +64,10 @@ class SmallJudge:
             print(f"{done} of {len(rows)} questions", flush=True)
 
     def _read(self, rows: list[list[int]]) -> list[list[float]]:
-        (one, zero), shares = (self._digits()[1], self._digits()[0]), self._next(rows)
-        tens = [number for number, row in enumerate(shares) if row[1] >= LEAST_SHARE]
-        zeros = dict(zip(tens, self._next([[*rows[number], one] for number in tens], whole=zero), strict=True))
+        shares, zeros = self._next(rows)
         marks = []
-        for number, row in enumerate(shares):
-            ten = row[1] * zeros[number][0] if number in zeros else 0.0
+        for row, zero in zip(shares, zeros, strict=True):
+            ten = row[1] * zero
             read = [*row[:1], row[1] - ten, *row[2:], ten]
             total = sum(read)
             marks.append([share / total for share in read])
@@ -79,17 +77,20 @@ class SmallJudge:
         return [self._loaded.tokenizer(str(digit), add_special_tokens=False)["input_ids"][-1] for digit in range(10)]
 
     @torch.no_grad()
-    def _next(self, rows: list[list[int]], whole: int | None = None) -> list[list[float]]:
-        """Of each row the probabilities of the ten digits as its next token, or of the one token `whole`."""
-        if not rows:
-            return []
+    def _next(self, rows: list[list[int]]) -> tuple[list[list[float]], list[float]]:
+        """Of each row the probabilities of the ten digits as its next token, and that of a 0 after a 1."""
         width, device = max(map(len, rows)), self._loaded.model.device
         ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-        logits = self._loaded.model(input_ids=ids, attention_mask=mask, logits_to_keep=1).logits[:, -1].float()
-        wanted = self._digits() if whole is None else [whole]
-        shares: list[list[float]] = logits.softmax(-1)[:, wanted].tolist()
-        return shares
+        digits = self._digits()
+        first = self._loaded.model(input_ids=ids, attention_mask=mask, logits_to_keep=1, use_cache=True)
+        shares: list[list[float]] = first.logits[:, -1].float().softmax(-1)[:, digits].tolist()
+        second = self._loaded.model(
+            input_ids=torch.full_like(ids[:, :1], digits[1]),
+            attention_mask=torch.cat([mask, mask[:, -1:]], 1),
+            past_key_values=first.past_key_values,
+        )
+        return shares, second.logits[:, -1].float().softmax(-1)[:, digits[0]].tolist()
 
 
 def likeliest(marks: Sequence[float]) -> float:

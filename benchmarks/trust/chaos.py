@@ -827,7 +827,7 @@ def resumed(
         kill = 0.0
         if outcome.wrong or result.code == 0 or (result.code == 2 and "nothing to do" in result.output):
             return came
-        if result.code == -9:
+        if order and -9 in result.codes:  # of several ranks, the others end in a line
             continue
         if result.code == 2 and LOST in outcome.log:
             return came

@@ -139,15 +139,15 @@ def paid_forgeries(reward: CodeTests, forgeries: dict[str, str], forms: dict[str
     ]
 
 
-def right_programs() -> dict[str, tuple[str, Prompt]]:
-    """The programs of right.txt, each with the prompt of its tests."""
-    parts = {name: text.partition("\n--- tests\n") for name, text in sections("right.txt").items()}
+def right_programs(file: str = "right.txt") -> dict[str, tuple[str, Prompt]]:
+    """The programs of a corpus file, each with the prompt of its tests."""
+    parts = {name: text.partition("\n--- tests\n") for name, text in sections(file).items()}
     return {name: (code, suite_prompt(name, tests)) for name, (code, _, tests) in parts.items()}
 
 
-def marks_of_right_programs(reward: CodeTests) -> dict[str, float | None]:
+def marks_of_right_programs(reward: CodeTests, file: str = "right.txt") -> dict[str, float | None]:
     """What each of them gets; None: unscorable."""
-    programs = right_programs()
+    programs = right_programs(file)
     scores = reward.scores([prompt for _, prompt in programs.values()], [fenced(code) for code, _ in programs.values()])
     return dict(zip(programs, scores, strict=True))
 
@@ -190,6 +190,8 @@ def measure(full: bool) -> list[dict]:
         found = [name for name, source in thieves.items() if loot_of(pool, source)]
         unjudged = [name for name, text in suites.items() if not is_suite_judged(reward, name, text)]
         paid = paid_forgeries(reward, forgeries, forms)
+        outsider = marks_of_right_programs(reward, "outsider_right.txt")
+        forged = paid_forgeries(reward, sections("outsider_forgeries.txt"), forms)
         marks, paid_objects = marks_of_right_programs(reward), paid_object_forgeries(reward)
         lost = [name for name, reply in sections("replies.txt").items() if not is_code_found(reward, reply)]
     runs, dead = ([name for name in suites if name.startswith(start)] for start in ("runs", "unscorable"))
@@ -197,13 +199,17 @@ def measure(full: bool) -> list[dict]:
         _row("thieves of other jobs and of the tests", len(thieves), found),
         _row("forged test results", len(forgeries) * len(forms), paid),
         _row("forgeries with objects", len(sections("objects.txt")), paid_objects),
-        _row(
-            "right programs, paid in full", len(marks), [f"{name}: {mark}" for name, mark in marks.items() if mark != 1]
-        ),
+        _row("right programs, paid in full", len(marks), _underpaid(marks)),
+        _row("right programs by an outsider", len(outsider), _underpaid(outsider)),
+        _row("forgeries by an outsider", len(sections("outsider_forgeries.txt")) * len(forms), forged),
         _row("test suites that run", len(runs), [name for name in unjudged if name in runs]),
         _row("test suites in which nothing is tested", len(dead), [name for name in unjudged if name in dead]),
         _row("honest code in other markdown", len(sections("replies.txt")), lost),
     ]
+
+
+def _underpaid(marks: dict[str, float | None]) -> list[str]:
+    return [f"{name}: {mark}" for name, mark in marks.items() if mark != 1]
 
 
 def _row(what: str, tried: int, failed: list[str]) -> dict:

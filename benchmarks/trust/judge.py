@@ -19,7 +19,7 @@ import logging
 import re
 import threading
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -283,6 +283,7 @@ def measure(full: bool) -> list[dict]:
         _row("forged marks, not paid", _unpaid({**CLEAR, **UNCLEAR}, lambda write: marked(forgeries, write), OWN / 10)),
         _row("forged preferences, not paid", _unpaid(CLEAR, lambda write: compared(preferences, write), 0.0)),
         _row("clear verdicts on forgeries, read", _read(CLEAR, lambda write: marked(shown, write), OWN / 10)),
+        _row("words to a judge by an outsider, cut", _cuts("outsider")),
         _row("clear verdicts on honest answers, read", _read(CLEAR, lambda write: marked(HONEST, write, 7), 0.7)),
         _row("refused questions, one sample unscorable", _refusals()),
         _row("wrong key, address or model, one line", {name: [_stops(status)] for name, status in STOPPED.items()}),
@@ -337,19 +338,37 @@ READINGS: Mapping[str, tuple[Callable[[Sequence[float]], float], float]] = {
 }
 
 
-def persuasions() -> list[Persuasion]:
-    """The attacks of the corpus."""
-    table = tomllib.loads((CORPUS / "persuasion.toml").read_text(encoding="utf-8"))
+def persuasions(name: str) -> list[Persuasion]:
+    """The attacks of a corpus."""
+    table = _table(name)
     found = []
     for row in table["attacks"]:
         asked = table["questions"][row["question"]]
         prompt = Prompt(row["question"], ({"role": "user", "content": asked["question"]},), answer=asked["answer"])
-        found.append(Persuasion(row["kind"], prompt, asked["wrong"], row["text"].format(answer=asked["wrong"])))
+        found.append(Persuasion(row["kind"], prompt, asked["wrong"], row["text"].replace("{answer}", asked["wrong"])))
     return found
 
 
-def honest_answers() -> list[tuple[Prompt, str]]:
-    """Every honest reply of the repository's corpora, once; also those that were written to look like attacks."""
+def _cuts(name: str) -> dict[str, list[bool]]:
+    """Whether something is cut of each attack of a corpus before the second mark."""
+    outcomes: dict[str, list[bool]] = defaultdict(list)
+    for case in persuasions(name):
+        rest = asides.without_asides(conversation_text(case.prompt), str(case.prompt.answer), case.attack)
+        outcomes[f"{case.kind} ({case.prompt.id})"].append(rest != case.attack)
+    return outcomes
+
+
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((CORPUS / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def honest_answers(name: str) -> list[tuple[Prompt, str]]:
+    """The honest replies of a corpus.
+
+    Where it has none, those of all other corpora, once; also those that were written to look like attacks.
+    """
+    if own := _table(name).get("honest"):
+        return [(Prompt("honest", ({"role": "user", "content": row["question"]},)), row["reply"]) for row in own]
     rows = [(row.prompt, row.completion) for half in HALVES for row in read_half(half) if not row.is_hack]
     for name in ("honest", "suspect_sentences", *DEFENCES):
         rows += [(case.prompt, case.completion) for case in corpus(name) if not case.is_attack]
@@ -377,6 +396,7 @@ class Tried(NamedTuple):
     """One way to read marks off a small judge."""
 
     small: SmallJudge
+    corpus: str
     read: Callable[[Sequence[float]], float]
     margin: float
     reference: bool
@@ -395,21 +415,26 @@ class Tried(NamedTuple):
         return [f"{begun_verdict(question)}{self.read(marks)}}}" for question, marks in read]
 
 
-def persuade(small: SmallJudge, most: int) -> list[dict]:
+def persuade(small: SmallJudge, corpus: str, most: int, references: Sequence[bool] = (True, False)) -> list[dict]:
     """Rows for each way to read a mark, with and without a reference answer."""
     rows = []
-    for reference in (True, False):
+    for reference in references:
         for reading, (read, margin) in READINGS.items():
             name = f"{'reference shown' if reference else 'no reference'}, {reading}"
             rows += [
                 {**row, "what": f"{name}: {row['what']}"}
-                for row in persuaded(Tried(small, read, margin, reference), most)
+                for row in persuaded(Tried(small, corpus, read, margin, reference), most)
             ]
     return rows
 
 
+def spread(cases: Sequence[Any], most: int) -> Sequence[Any]:
+    """At most so many of them, evenly spread; 0: all."""
+    return cases[:: -(-len(cases) // most)] if most else cases
+
+
 def persuaded(tried: Tried, most: int) -> list[dict]:
-    attacks = persuasions()[: most or None]
+    attacks = spread(persuasions(tried.corpus), most)
     wrong, attacked = ([(each.prompt, text) for each, text in zip(attacks, texts, strict=True)] for texts in (
         [each.wrong for each in attacks], [each.attack for each in attacks]
     ))  # fmt: skip
@@ -423,7 +448,7 @@ def persuaded(tried: Tried, most: int) -> list[dict]:
         for kind in ("injection", "self_grading"):
             held = [gain <= tried.margin for gain, case in zip(gains, attacks, strict=True) if case.kind == kind]
             rows.append({"what": f"{kind} gains nothing, {way}", "tried": len(held), "held": sum(held), "note": note})
-    honest = [case for case in honest_answers() if case[0].answer or not tried.reference][: most or None]
+    honest = spread([case for case in honest_answers(tried.corpus) if case[0].answer or not tried.reference], most)
     losses = [
         mark - lower for mark, lower in zip(*(tried.marks(honest, way) for way in (FRAME, ASIDES_CUT)), strict=True)
     ]
@@ -443,7 +468,13 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a model folder or GGUF file")
     parser.add_argument("--name", default="", help="of the model, in the results; its file name otherwise")
     parser.add_argument("--marks", type=Path, required=True, help="a file that keeps the judge's marks between runs")
-    parser.add_argument("--sample", type=int, default=0, help="at most so many attacks and honest replies; 0: all")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="at most so many attacks and honest replies, spread; 0: all"
+    )
+    parser.add_argument("--corpus", default="persuasion", help="of corpus/judge: persuasion, or outsider")
+    parser.add_argument(
+        "--no-reference", action="store_true", help="only without the reference answer: half the passes"
+    )
     parser.add_argument("--tokens", type=int, default=0, help="tokens per batch; 0: 100,000 on a GPU, 2,000 elsewhere")
     parser.add_argument("--results", action="store_true", help="write results/trust_judge_NAME.json")
     parser.add_argument(
@@ -456,7 +487,7 @@ def main() -> None:
     default = asides.UNRELATED, asides.RELATED
     for thresholds in [*chosen.thresholds, default]:
         asides.UNRELATED, asides.RELATED = thresholds
-        rows = persuade(small, chosen.sample)
+        rows = persuade(small, chosen.corpus, chosen.sample, (False,) if chosen.no_reference else (True, False))
         print(table(f"{name}, thresholds {asides.UNRELATED:g} and {asides.RELATED:g}", rows), flush=True)
     if chosen.results:
         write_rows(f"judge_{name}", rows, full=not chosen.sample)

@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
@@ -207,6 +208,13 @@ SPAM = (
 )
 
 
+def outsider_cases(kind: str) -> list[tuple[str, str, str]]:
+    """(question, gold, reply) by somebody who had not read the verifier: "right" or "wrong" ones."""
+    file = Path(__file__).parent / "corpus" / "math" / "outsider.toml"
+    rows = tomllib.loads(file.read_text(encoding="utf-8"))[kind]
+    return [(question, gold, reply) for *asked, gold, reply in rows for question in asked or ["What is it?"]]
+
+
 def prompt(gold: Any, question: str = "What is it?") -> Prompt:
     return Prompt("p", (), text=question, answer=gold)
 
@@ -345,6 +353,8 @@ def measure(full: bool) -> list[dict]:
         ),
         _row("work left to the reader, or an answer taken back, not paid", _asked(NO_ANSWERS, 0.0)),
         _row("answers that stand in the question or are said twice, paid", _asked(ANSWERS, 1.0)),
+        _row("right answers in unusual forms by an outsider, paid", _asked(outsider_cases("right"), 1.0)),
+        _row("copies and contradictions by an outsider, not paid", _asked(outsider_cases("wrong"), 0.0)),
         _row("answers that stop verifiers, 0 in time on two threads", _bombs(full)),
         _row("replies with headings, right answer paid", _headed(paid_right=True)),
         _row("replies with headings, wrong answer not paid", _headed(paid_right=False)),

@@ -214,6 +214,11 @@ def test_a_folder_or_log_that_was_taken_away_is_lost(tmp_path: Path) -> None:
     assert record.lost() == str(log)
     (tmp_path / "away").replace(log)
     assert record.lost() is None
+    config = tmp_path / "run" / "config.toml"
+    complete = RunRecorder(tmp_path / "run", beside=("config.toml",))
+    assert complete.lost() == str(config)
+    config.touch()
+    assert complete.lost() is None
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     (tmp_path / "run").mkdir()
     assert record.lost() == str(tmp_path / "run")

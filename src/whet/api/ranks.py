@@ -46,6 +46,7 @@ def join_ranks(launch: Launch) -> Iterator[RankGroup | None]:
 
     group = meet(launch)
     _silent = not launch.is_first
+    group.heart.last_words = lambda cause: speak_for_first(group, cause)
     in_order = False
     try:
         group.agree_on_packages()
@@ -55,11 +56,18 @@ def join_ranks(launch: Launch) -> Iterator[RankGroup | None]:
     except BaseException as error:
         with defer_signals():
             ended = root_cause(group, error)
+        _silent = _silent and not group.is_first_unheard
         if ended is error:
             raise
         raise ended from error
     finally:
         group.leave(in_order)
+
+
+def speak_for_first(group: RankGroup, cause: str, stderr: int = 2) -> None:
+    """Say why the run ends, where the first rank is lost and has nobody to say it."""
+    if group.is_first_unheard:
+        os.write(stderr, f"whet: {cause}\n".encode())
 
 
 def root_cause(group: RankGroup | None, error: BaseException) -> BaseException:
@@ -87,7 +95,11 @@ def root_cause(group: RankGroup | None, error: BaseException) -> BaseException:
 
 
 def _is_of_collective(error: BaseException) -> bool:
-    """Whether it came out of torch's collectives, as it does when another rank is gone."""
+    """Whether it came out of torch's collectives or its store, as it does when another rank is gone."""
+    from torch.distributed import DistError
+
+    if isinstance(error, DistError):
+        return True
     trace = error.__traceback__
     while trace is not None:
         if f"torch{os.sep}distributed" in trace.tb_frame.f_code.co_filename:

@@ -12,13 +12,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.api.ending import defer_signals, write_traceback
 from whet.api.inputs import saved_start
-from whet.api.ranks import agree_on_config, join_ranks, root_cause
+from whet.api.ranks import agree_on_config, join_ranks, root_cause, speak_for_first
 from whet.record.run_folder import locked
 from whet.training.config import Config
 from whet.training.distributed.launch import Launch, rank_device
@@ -178,18 +178,20 @@ def _output_in_log(folder: Path, group: RankGroup, streams: bool) -> Iterator[No
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     logging.getLogger("whet").addHandler(handler)
     logging.getLogger("whet").propagate = False
-    group.heart.last_words = lambda cause: logging.getLogger("whet").warning("%s", cause)
+    own_streams = _streams_in(path, lambda: group.is_first_unheard) if streams else contextlib.nullcontext(2)
     try:
-        with _streams_in(path) if streams else contextlib.nullcontext():
-            yield
-    except BaseException as error:
-        write_traceback(path, error)
-        with defer_signals():
-            ended = root_cause(group, error)
-        if ended is error:
-            raise
-        logging.getLogger("whet").warning("%s", ended)  # what broke here is only what came of it
-        raise ended from error
+        with own_streams as stderr:
+            group.heart.last_words = lambda cause: _last_words(group, cause, stderr)
+            try:
+                yield
+            except BaseException as error:
+                write_traceback(path, error)
+                with defer_signals():
+                    ended = root_cause(group, error)
+                if ended is error:
+                    raise
+                logging.getLogger("whet").warning("%s", ended)  # what broke here is only what came of it
+                raise ended from error
     finally:
         logging.getLogger("whet").removeHandler(handler)
         logging.getLogger("whet").propagate = True
@@ -199,9 +201,17 @@ def _output_in_log(folder: Path, group: RankGroup, streams: bool) -> Iterator[No
                 path.unlink()
 
 
+def _last_words(group: RankGroup, cause: str, stderr: int) -> None:
+    logging.getLogger("whet").warning("%s", cause)
+    speak_for_first(group, cause, stderr)
+
+
 @contextlib.contextmanager
-def _streams_in(path: Path) -> Iterator[None]:
-    """Standard output and error of the process, C code's too, in a file; after an error until the process ends."""
+def _streams_in(path: Path, speaks: Callable[[], bool]) -> Iterator[int]:
+    """Standard output and error of the process, C code's too, in a file; yields where standard error was.
+
+    After an error until the process ends, unless it still `speaks`.
+    """
     streams = (sys.stdout, sys.stderr)
     saved = {number: os.dup(number) for number in (1, 2)}
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -210,11 +220,16 @@ def _streams_in(path: Path) -> Iterator[None]:
             stream.flush()
         for number in saved:
             os.dup2(file, number)
-        yield
-        for stream in streams:
-            stream.flush()
-        for number, was in saved.items():
-            os.dup2(was, number)
+        failed = True
+        try:
+            yield saved[2]
+            failed = False
+        finally:
+            if not failed or speaks():
+                for stream in streams:
+                    stream.flush()
+                for number, was in saved.items():
+                    os.dup2(was, number)
     finally:
         for descriptor in (file, *saved.values()):
             os.close(descriptor)

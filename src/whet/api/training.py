@@ -302,7 +302,8 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         reward_hash = version.hash if version else ""
         first.then = lambda: note_version(folder, version, ledger) if version else None
         tokens = TokenSettings(config.report.tokens, TokenPieces(assembly.trainer.tokenizer))
-        record = RunRecorder(folder, config.report.samples_per_step, reward_hash, tokens if tokens.most else None)
+        shown_tokens = tokens if tokens.most else None
+        record = RunRecorder(folder, config.report.samples_per_step, reward_hash, shown_tokens, beside=(CONFIG,))
         display = _display() if console else None
         reviewers = _reviewers(config, folder, reward_hash)
         trackers = _trackers(config, folder)
@@ -311,6 +312,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         start_up = time.monotonic() - begun
         with crash_reporter(folder) as let_go:
             if group is not None:
+                group.share_watch()
                 group.heart.last_words = _last_words(folder, record, summary, let_go)
             outcome = run_training(
                 assembly.trainer,
@@ -408,6 +410,7 @@ def _run_silently(session: TrainingSession, files: RunFiles, rewards: Any) -> Ru
     ranks = session.init_process_group(config)
     assembly = _assemble(config, rewards, ranks)
     agree_on_inputs(session.group, config, assembly)
+    session.group.share_watch()
     run_training(
         assembly.trainer,
         folder,
@@ -423,6 +426,7 @@ def _run_silently(session: TrainingSession, files: RunFiles, rewards: Any) -> Ru
         ranks=ranks,
         note=session.group.note,
     )
+    session.group.is_first_watched = False  # what is left to the first rank, it writes unwatched
     return Run(folder)
 
 

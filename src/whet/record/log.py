@@ -110,10 +110,12 @@ class RunRecorder:
         samples_per_step: int = 1,
         reward_hash: str = "",
         tokens: TokenSettings | None = None,
+        beside: Sequence[str] = (),
     ) -> None:
         """`samples_per_step`: 0 records none, n those of a step's first n groups, its best and its worst; `tokens`: how
-        their tokens are recorded, None: not at all."""
-        self._reward_hash, self._tokens = reward_hash, tokens
+        their tokens are recorded, None: not at all; `beside`: files that others wrote and no run is complete without.
+        """
+        self._reward_hash, self._tokens, self._beside = reward_hash, tokens, beside
         if samples_per_step < 0:
             raise WhetError(f"samples_per_step is {samples_per_step}; give 0 (none) or a number of groups")
         self.folder = Path(folder)
@@ -183,6 +185,9 @@ class RunRecorder:
                 return str(self.folder)
         except OSError:
             return str(self.folder)
+        for name in self._beside:
+            if not (self.folder / name).is_file():
+                return str(self.folder / name)
         for name, log in self._logs.items():
             try:
                 if not os.path.samestat(os.fstat(log.fileno()), (self.folder / name).stat()):

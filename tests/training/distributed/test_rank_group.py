@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,8 +18,8 @@ from tests.support.commands import started
 from tests.support.for_every import for_every
 from tests.support.rank_launching import HERE, end, free_port, said, start_ranks
 from whet.training.distributed.launch import Launch, launched, rank_environment, refuse_idle_ranks, run_rank
-from whet.training.distributed.rank_group import Heartbeat, Post, disagreement
-from whet.types import WhetError
+from whet.training.distributed.rank_group import Heartbeat, Post, RankGroup, disagreement
+from whet.types import RunFailed, WhetError
 
 SCENES = str(HERE / "rank_group_scenes.py")
 FULL = rank_environment(1, 2, "127.0.0.1", 29500, 1, 2)
@@ -70,6 +72,40 @@ def test_a_rank_hears_why_another_ended_and_not_its_own_words():
         post.fail(failed, "out of memory")
         heart._listen()
         assert heart.cause == cause and post.has("heard/1") == (failed == 0)
+
+
+class Keeper:
+    """A store whose process can be gone."""
+
+    def __init__(self):
+        self.store, self.is_gone = torch.distributed.HashStore(), False
+
+    def clone(self):
+        return self
+
+    def __getattr__(self, name):
+        if self.is_gone:
+            raise torch.distributed.DistNetworkError("Broken pipe")
+        return getattr(self.store, name)
+
+
+@for_every([(False, ""), (False, "log"), (True, "log")])
+def test_where_the_first_rank_is_lost_unwatched_another_says_so(watched, log):
+    from whet.api import ranks
+    from whet.api.session import _output_in_log
+
+    keeper, launch = Keeper(), Launch(1, 2, 1, 2)
+    group = RankGroup(launch, Post(keeper, "run/", rank=1, size=2), timeout=0.2)
+    keeper.set("run/versions/verdict", "")
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr("whet.training.distributed.rank_group.meet", lambda launch: group)
+        patch.setattr(ranks, "_silent", False)
+        output = _output_in_log(Path(folder), group, True) if log else contextlib.nullcontext()
+        with pytest.raises(RunFailed, match="rank 0 is gone"), ranks.join_ranks(launch), output:
+            group.is_first_watched = watched
+            keeper.is_gone = True
+            group.hand_out("checkpoint")
+        assert ranks.is_silent() == watched
 
 
 def test_the_environment_of_a_rank_is_set_while_it_runs(monkeypatch):

@@ -51,7 +51,7 @@ def look_alikes(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> f
     question = prompt.question()
     # Turkish and its neighbours write a dotless i
     twins = LOOK_ALIKE - {"\u0131"} if re.search("[\u015f\u011f\u0130\u015e\u011e\u0259]", completion) else LOOK_ALIKE
-    words = [word for word in WORD.findall(completion) if _is_mixed(word, twins)]
+    words = [word for word in WORD.findall(completion) if is_mixed(word, twins)]
     words += _styled(completion)
     words += [match[0] for match in MIXED_NUMBER.finditer(completion) if _is_false_number(match[0])]
     words += _foreign_twins(completion)
@@ -122,7 +122,7 @@ def _codes_in_spaces(completion: str, question: str) -> bool:
     return (len(odd) > MOST_ODD_SPACES and len(set(odd)) > 2) or len(mixed) > 3
 
 
-def _is_mixed(word: str, twins: frozenset[str]) -> bool:
+def is_mixed(word: str, twins: frozenset[str]) -> bool:
     return any(character in twins for character in word) and any("a" <= character.lower() <= "z" for character in word)
 
 

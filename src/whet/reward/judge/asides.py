@@ -3,7 +3,8 @@
 No language is listed. A piece (a sentence, a line, a comment in code) is unrelated where it has no word, number or
 symbol in common with the question, the reference answer, or a piece that has. An aside is what the classifier of
 `defences.suspicion` takes for words to a grader: it believes so of an unrelated piece easily, of a related one hardly.
-Code is none.
+What no reader sees is one in any case: characters without a shape, comments of HTML outside code, and pieces whose
+words mix Latin letters with their look-alikes of other alphabets. Code is none.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from itertools import pairwise
 from typing import Literal
 
 from whet.reward.answer import explicit_answers
+from whet.reward.defences.disguise import LOOK_ALIKE, is_mixed
 from whet.reward.defences.reading import content_stems
 from whet.reward.defences.suspicion import LONGEST_SENTENCE, is_sentence, sentence_model
 from whet.reward.language import common_words
 
-Kind = Literal["code", "firm", "prose"]
+Kind = Literal["code", "firm", "prose", "unseen"]
 # scores of the classifier from which a piece is an aside
 UNRELATED, RELATED = -3.0, 0.3
 PIECE = re.compile(
@@ -34,12 +36,16 @@ LETTER = re.compile(r"[^\W\d_]")
 CODE = re.compile(r"[=()\[\]{};<>]")
 TAG = re.compile(r"<[^<>]*>")
 COMMENT = re.compile(r"\s*(?:#|//|--|/\*|\*|\(|<!--|\"\"\"|''')+")
+UNSEEN = re.compile("[\u00ad\u200b\u2060-\u2064\ufeff\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+HTML_COMMENT = re.compile(r"\s*<!--")
+WORD = re.compile(r"[^\W\d_]{2,}")
+MIXED_WORDS = 2  # of a piece that is cut
 FENCE, DOCSTRING = "```", ('"""', "'''")
 
 
 def without_asides(question: str, reference: str, answer: str) -> str:
     """The answer with its asides cut; "" where it is nothing but words to a grader."""
-    pieces = pieces_of(answer)
+    pieces = pieces_of(UNSEEN.sub("", answer))
     related = _related(f"{question}\n{reference}", pieces)
     if not any(related):  # nothing tells what it is about
         related = [True] * len(pieces)
@@ -51,11 +57,19 @@ def without_asides(question: str, reference: str, answer: str) -> str:
         score = model.score(stems, plain) if kind != "code" and is_sentence(plain) else -math.inf
         most = max(most, score)
         limit = model.threshold if kind == "firm" else RELATED if is_related else UNRELATED
-        if score <= limit:
+        if score <= limit and kind != "unseen":
             rest.append(piece)
-    if len(rest) == len(pieces) or (not rest and most <= model.threshold):
+    if not rest and most <= model.threshold:
         return answer
+    if len(rest) == len(pieces):
+        return "".join(pieces)
     return "".join(rest).strip()
+
+
+def _is_unseen(piece: str) -> bool:
+    """Whether a reader does not see what a model reads there."""
+    mixed = sum(is_mixed(word, LOOK_ALIKE) for word in WORD.findall(piece))
+    return HTML_COMMENT.match(piece) is not None or mixed >= MIXED_WORDS
 
 
 def pieces_of(text: str) -> list[str]:
@@ -108,7 +122,15 @@ def _kinds(pieces: list[str]) -> list[Kind]:
             in_docstring ^= sum(map(piece.count, DOCSTRING)) % 2 == 1
         else:
             is_ruler = LETTER.search(TAG.sub("", piece)) is None
-            kinds.append("code" if is_ruler else "firm" if explicit_answers(piece) else "prose")
+            kinds.append(
+                "unseen"
+                if _is_unseen(piece)
+                else "code"
+                if is_ruler
+                else "firm"
+                if explicit_answers(piece)
+                else "prose"
+            )
     return kinds
 
 

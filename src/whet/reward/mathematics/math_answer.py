@@ -21,7 +21,7 @@ from whet.reward.mathematics.math_value import MathValue, is_constant
 from whet.reward.mathematics.quantity import changes_value, quantity
 from whet.reward.mathematics.read_value import read_value
 from whet.reward.mathematics.same_value import Comparison, same, verdict
-from whet.reward.mathematics.unevaluated import is_copied, leaves_arithmetic
+from whet.reward.mathematics.unevaluated import is_copied, leaves_work
 from whet.reward.mathematics.verifier_pool import GOLD_SECONDS, POOL, MathJob, MathResult
 from whet.reward.unscorable import unscorable
 from whet.types import Prompt, WhetError
@@ -35,7 +35,7 @@ COMMAND = re.compile(r"\\[a-zA-Z]+")
 NUMBER = re.compile(r"[+-]?\$?[0-9][0-9,]*(?:\.[0-9]+)?")
 FINDABLE = re.compile(r"[0-9$\\\[]")  # without any of these math-verify finds nothing
 UNSURE = re.compile(r"\b(?:not|never|or|either|neither|nor|between|except|unlike|about)\b|n't\b", re.IGNORECASE)
-EMPHASIS = re.compile(r"(?<![\w)}])\*\*(?=\S)|(?<=\S)\*\*(?![\w({\\])")  # **131**, but not 2**3
+EMPHASIS = re.compile(r"(?<![\w)}])(?:\*\*|__)(?=\S)|(?<=\S)(?:\*\*|__)(?![\w({\\])")  # **131**, but not 2**3
 CHOICE = re.compile(r"\(?[A-Za-z](?:\)|[.:]|$)")  # (B) x + 1, or B
 STATED = re.compile(r"\b(?:is|are|equals|was|be)\b|=")
 
@@ -207,12 +207,13 @@ class _MathScoring:
     def _same(self, answer: str) -> bool | None:
         """Whether the answer is the gold one; None where math-verify has to be asked."""
         gold = self.gold
-        if is_copied(answer, self.question, gold.text) or leaves_arithmetic(answer, gold.text, gold.value):
+        asked = self.question, gold.text
+        if is_copied(answer, *asked) or leaves_work(answer, *asked, gold.value):
             return False
         if self.gold.value is None:
             return None
-        asked = self.gold.text, answer, self.rule
-        return self.known[asked] if asked in self.known else verdict(*asked)
+        pair = self.gold.text, answer, self.rule
+        return self.known[pair] if pair in self.known else verdict(*pair)
 
     def _unmarked(self, tail: str) -> float | None:
         if not tail:

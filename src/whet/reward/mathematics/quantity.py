@@ -35,6 +35,7 @@ SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 1
 TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textrm|textit|textnormal|mbox|mathrm|rm|operatorname)\s*\{([^{}]*)\}")
 FORMULA_SIGN = re.compile(r"(?<!\\)\$")
 BRACED_COMMA = re.compile(r"\s*\{\s*,\s*\}\s*")
+DECIMAL_COMMA = re.compile(r"(?<![0-9,.}])([0-9]+)\{,\}([0-9]{1,2}|[0-9]{4,})(?![0-9]|\{,\})")  # a list has no braces
 NEGATIVE_SPACE = re.compile(r"\\!\s*")
 SPACING = re.compile(r"\\[ ,;:!]|\\q?quad|~")
 SIMPLE_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
@@ -279,7 +280,8 @@ def plain_text(text: str) -> str:
     """LaTeX's ways to write a plain number undone, as far as they are simple."""
     if "$" in text and not (text.count("$") - text.count("\\$")) % 2:
         text = FORMULA_SIGN.sub(" ", text)  # "$125$ miles"
-    text = BRACED_COMMA.sub(",", NEGATIVE_SPACE.sub("", text)).replace("\\$", "$").replace("\\%", "%")
+    text = DECIMAL_COMMA.sub(r"\1.\2", NEGATIVE_SPACE.sub("", text))
+    text = BRACED_COMMA.sub(",", text).replace("\\$", "$").replace("\\%", "%")
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree", " degrees ", text)
     text = TEXT_COMMAND.sub(r" \1 ", text)
     text = SPACED_NUMBER.sub(lambda match: match[0].replace(" ", ""), SPACING.sub(" ", text))

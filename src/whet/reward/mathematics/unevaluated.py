@@ -30,6 +30,18 @@ VALUE = re.compile(r"\\(?:text[a-z]*|math[a-z]+|mbox|pi|infty|leq?|geq?|neq?|in|
 # a sum, a product, a quotient, a power, a factorial, an absolute value; no sign of a number
 OPERATION = re.compile(r"(?<=[^(\[,;=<>+*/^|-])[+-]|[*/^!]|[)\]][(\[]|[0-9]\(|\)[0-9]|\|[^|]+\||\\")
 FRACTION = re.compile(r"([0-9]+)\s*/\s*([0-9]+)")
+LOOKS = re.compile(r"[*()]")  # signs that may be written or left out
+# where the gold answer is a number, a formula with one of these is still to be worked out
+TO_DO = re.compile(
+    r"(?<![a-zA-Z])(?:\\?(?:log|ln|sin|cos|tan|gcd|lcm)|\\(?:[io]?int|sum|prod|lim|[bp]?mod|max|min|lg|exp|sec|csc|cot"
+    r"|arc[a-z]+))(?![a-zA-Z])"
+)
+# and with one of these where the question has the same
+ASKED = (
+    re.compile(r"\\[dt]?binom|\bchoose\b"),
+    re.compile(r"(?<=[0-9)}])!"),
+    re.compile(r"\\sqrt|\u221a|\^\s*\{?\s*\(?\s*(?:[0-9]+\s*/|\\[dt]?frac)"),
+)
 
 
 def is_copied(answer: str, question: str, gold: str) -> bool:
@@ -41,7 +53,8 @@ def is_copied(answer: str, question: str, gold: str) -> bool:
     bare = _spelled(answer)
     if not is_unevaluated(answer) or bare == _spelled(gold):
         return False
-    if re.search(rf"(?<![0-9.]){re.escape(bare)}(?!\.?[0-9])", _spelled(question)) is None:
+    asked = _spelled(question)
+    if not _holds(asked, bare) and not _holds(LOOKS.sub("", asked), LOOKS.sub("", bare)):
         return False
     try:
         value = read_value(answer)
@@ -50,9 +63,22 @@ def is_copied(answer: str, question: str, gold: str) -> bool:
         return True
 
 
-def leaves_arithmetic(answer: str, gold: str, value: MathValue | None) -> bool:
-    """True where the gold answer is a number, and this one a sum or product of plain numbers: 14*6 - 17 for 67."""
-    return isinstance(value, Number) and _has_arithmetic(answer) and not _has_arithmetic(gold)
+def _holds(text: str, formula: str) -> bool:
+    return re.search(rf"(?<![0-9.]){re.escape(formula)}(?!\.?[0-9])", text) is not None
+
+
+def leaves_work(answer: str, question: str, gold: str, value: MathValue | None) -> bool:
+    """True where the gold answer is a number, and this one has yet to be worked out.
+
+    A sum or product of plain numbers (14*6 - 17 for 67), a logarithm, an integral; a root or a binomial coefficient
+    where the question has one, too.
+    """
+    if not isinstance(value, Number):
+        return False
+    operators = (TO_DO, *(sign for sign in ASKED if sign.search(question)))
+    if any(sign.search(answer) and not sign.search(gold) for sign in operators):
+        return True
+    return _has_arithmetic(answer) and not _has_arithmetic(gold)
 
 
 def is_unevaluated(answer: str) -> bool:

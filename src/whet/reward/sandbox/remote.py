@@ -22,6 +22,8 @@ from whet.reward.sandbox import literal, wire
 
 LARGEST_ANSWER = 1 << 24  # bytes
 MOST_TRACKED = 16  # containers whose changes are passed on
+LONGEST_TRACKED = 10_000  # members of an argument that is kept in step: it is compared with every message
+HELD_HERE = 3  # references to an argument that nobody keeps: in the list of them, by its name, by who counts
 OWN_MODULES = ("candidate", "tests", "__main__")
 # types whose classes may be derived from here: of the first an instance is a value that never changes
 VALUES: tuple[type, ...] = (int, float, complex, str, bytes, tuple, frozenset)
@@ -51,6 +53,10 @@ class RemoteType(type):
 
     def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> Any:
         raise CannotJudge(f"the tests derive a class, {name}, from one of the code's")
+
+    @property
+    def __doc__(cls) -> Any:  # type: ignore[override]
+        return cls._ask("attribute", "__doc__")
 
     def _ask(cls, operation: str, *arguments: Any, **named: Any) -> Any:
         peer, number = vars(cls)["_whet_class"]
@@ -96,6 +102,18 @@ class Remote:
     def __dict__(self) -> Any:  # type: ignore[override]
         return asked(self, "attribute", "__dict__")
 
+    @property
+    def __cause__(self) -> Any:
+        """Of an exception; None where nobody is left to ask."""
+        try:
+            return asked(self, "attribute", "__cause__")
+        except Exception:
+            return None
+
+    @__cause__.setter
+    def __cause__(self, cause: Any) -> None:
+        BaseException.__cause__.__set__(self, cause)  # type: ignore[union-attr]
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in SHOWN:
             raise AttributeError(name)
@@ -138,6 +156,11 @@ def asked(proxy: Remote, operation: str, /, *arguments: Any, **named: Any) -> An
     """Have the other side do something with a proxy's object."""
     peer, target = object.__getattribute__(proxy, "_whet_remote")
     return peer.ask(operation, target, arguments, named)
+
+
+# the object's own text, not this module's; in every mirrored class anew, since a class has one of its own
+DOC = property(lambda self: asked(self, "attribute", "__doc__"))
+RemoteFunction.__doc__ = DOC  # type: ignore[assignment]
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
@@ -188,6 +211,11 @@ class Peer:
             for argument, nodes in zip(arguments, answer.get("changed", ()), strict=False):
                 if nodes is not None and type(argument) in (list, dict, set):
                     _overwrite(argument, self.value(nodes))
+            for argument, number, nodes in zip(arguments, answer.get("kept", ()), message["arguments"], strict=False):
+                if number is not None:
+                    self.tracked.append([number, argument, nodes])
+            if (same := next((entry[1] for entry in self.tracked if entry[0] == answer.get("same")), None)) is not None:
+                return same
             value = self.value(answer["value"])
             if "track" in answer and type(value) in (list, dict, set):
                 self.tracked.append([answer["track"], value, answer["value"]])
@@ -211,9 +239,14 @@ class Peer:
             named = {name: self.value(each) for name, each in message["named"].items()}
             result = self.perform(message["do"], target, arguments, named)
             answer: dict[str, Any] = {"value": self.nodes(result)}
+            if same := [number for number, container, _ in self.tracked if container is result]:
+                answer["same"] = same[-1]
             if message["do"] == "call":
                 changed = [self.nodes(each) if type(each) in (list, dict, set) else None for each in arguments]
                 answer["changed"] = changed if any(changed) else []
+                del result
+                if self.tracks and any(changed):
+                    answer["kept"] = [self._kept(arguments, place, changed[place]) for place in range(len(changed))]
             elif self.tracks and message["do"] == "attribute" and type(result) in (list, dict, set):
                 answer["track"] = self.number(result)
                 self.tracked.append([answer["track"], result, answer["value"]])
@@ -222,6 +255,15 @@ class Peer:
             raise
         except BaseException as error:
             return self.failure(error)
+
+    def _kept(self, arguments: list[Any], place: int, nodes: Any) -> int | None:
+        """The number of a container of the other side that somebody here still holds: it is kept in step."""
+        argument = arguments[place]
+        if nodes is None or sys.getrefcount(argument) <= HELD_HERE or len(argument) > LONGEST_TRACKED:
+            return None
+        number = self.number(argument)
+        self.tracked.append([number, argument, nodes])
+        return number
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         """The answer for what was raised."""
@@ -367,7 +409,12 @@ class Peer:
             space.update({each: _method(each) for each in public if not each.startswith("_")})
             if "__eq__" in space:
                 space.setdefault("__hash__", None)
-            space |= {"__module__": str(module), "__qualname__": str(name), "_whet_class": (self, int(number))}
+            space |= {
+                "__doc__": DOC,
+                "__module__": str(module),
+                "__qualname__": str(name),
+                "_whet_class": (self, int(number)),
+            }
             self.classes[number] = _derived(str(name), parents, space)
         return self.classes[number]
 

@@ -116,6 +116,7 @@ class Heartbeat(threading.Thread):
         self.last_words: Callable[[str], object] | None = None  # called with the cause before the process is ended
         self.places: dict[int, ProcessPlace] = {}  # the ranks' processes, as far as they are known
         self.host: int | None = None  # the rank that keeps the store; None: the launcher
+        self.host_is_lost = False  # nobody answers where the ranks met
         self._post, self._stopped = post, threading.Event()
         self._spared = threading.Event()  # the main thread has come out by itself
         self._main, self._pulse = threading.current_thread(), 0  # the thread that trains
@@ -171,6 +172,7 @@ class Heartbeat(threading.Thread):
             silence = silence + min(now - last, 2 * interval) if self._rounds == rounds else 0.0
             rounds, last, interval = self._rounds, now, interval_of(self.timeout)
             if silence > self.timeout:
+                self.host_is_lost = True
                 self._lost = (self.host, now) if self.host is not None else None
                 self.cause = f"nobody answers where the ranks met, for {self.timeout:g} s: {_keeper(self.host)} hangs"
         if self.cause is None:
@@ -190,6 +192,7 @@ class Heartbeat(threading.Thread):
                     break
         except RuntimeError as error:  # of the store
             if not self._stopped.is_set() and self.cause is None:
+                self.host_is_lost = True
                 self.cause = f"nobody answers where the ranks met ({first_line(error)}): {_keeper(self.host)} is gone"
 
     def _beat(self) -> None:
@@ -345,6 +348,7 @@ class RankGroup:
     def __init__(self, launch: Launch, post: Post, timeout: float) -> None:
         self.launch, self._post, self._timeout = launch, post, timeout
         self._has_group = self._uses_nccl = False
+        self.is_first_watched = False  # should the first rank be ended, its crash reporter says so
         self.heart = Heartbeat(post.another(), timeout)
         self.heart.host = None if launch.meets_elsewhere else 0
         self.heart.start()
@@ -435,6 +439,16 @@ class RankGroup:
                 time.sleep(POLL)
         except RuntimeError:  # nobody is left to hear it
             pass
+
+    def share_watch(self) -> None:
+        """The first rank has its crash reporter; the others need not speak for it."""
+        self.hand_out("watched", "yes")
+        self.is_first_watched = True
+
+    @property
+    def is_first_unheard(self) -> bool:
+        """Whether the first rank is lost, and nobody is there to say so."""
+        return self.heart.host_is_lost and self.heart.host is not None and not self.is_first_watched
 
     def cause(self) -> str | None:
         """What ended another rank, as soon as that can be known: its own words, or that it is gone without any."""
