@@ -11,6 +11,7 @@ from whet.settings.bounds import MOST_TOKENS
 from whet.settings.sections import Listed, Section, Table
 
 NO_ENVIRONMENT = "none"  # of an evaluation: a completion to each prompt, whatever the run had
+VERIFIERS = "verifiers:"  # what names of environments begin with that play by themselves
 PLAYERS = ("name", "settings", "tools", "tool_settings", "sandboxed", "agent")  # keys of env that say who plays
 
 # a row's seed chooses a task; other rows are of no use to them. The turns: enough for a whole game, or a whole task
@@ -67,6 +68,11 @@ class EnvSection(Section):
     seconds: float = Field(600.0, ge=0.001, le=864000, description="time limit of an episode, in seconds")
 
     @property
+    def player(self) -> str:
+        """Who plays whole episodes by itself, behind the endpoint: an agent, or an environment of verifiers."""
+        return self.agent or (self.name if self.name.startswith(VERIFIERS) else "")
+
+    @property
     def is_single(self) -> bool:
         """True where an episode is one completion."""
         return not (self.name or self.tools or self.agent)
@@ -82,8 +88,10 @@ class EnvSection(Section):
                 raise ValueError(
                     f"{changed[0]} has no effect without an environment; give env.name, env.tools or env.agent"
                 )
-        if self.at_once != type(self).model_fields["at_once"].default and not self.agent:
+        if self.at_once != type(self).model_fields["at_once"].default and not self.player:
             raise ValueError("at_once has no effect without agent; give the command of a program, or drop it")
+        if self.player and self.tools:
+            raise ValueError(f"{self.name} brings its own tools; drop tools")
         if self.settings and not self.name:
             raise ValueError("settings has no effect without name; for tools give tool_settings")
         for key in ("tool_settings", "sandboxed"):
@@ -108,4 +116,9 @@ def env_defaults(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Values below those that were given, by the environment that these name."""
     section = given.get("env")
     name = section.get("name") if isinstance(section, Mapping) else None
+    if isinstance(name, str) and isinstance(section, Mapping) and name.startswith(VERIFIERS):
+        from whet.envs.adapters.verifiers import num_tasks
+
+        source = (given.get("data") or {}).get("source") or f"seeds:{num_tasks(name, section.get('settings') or {})}"
+        return {"data": {"source": source}, "env": {"max_turns": 30}}
     return OWN_TASKS.get(name, {}) if isinstance(name, str) else {}

@@ -78,10 +78,11 @@ class AgentRunner:
         history: str = "template",
         call_format: str = "auto",
         model: str = "policy",  # the name it has for the program
+        settings: Mapping[str, Any] | None = None,  # of an environment that plays by itself
         must_report: bool = True,  # programs report the reward: nothing else scores an episode
     ) -> None:
         require_server()
-        self._agents = FunctionLoop(agent_function(command)) if is_function(command) else None
+        self._agents = FunctionLoop(agent_function(command, settings)) if is_function(command) else None
         self._arguments = program_arguments(command) if self._agents is None else []
         self._limits, self._tokenizer = limits or AgentLimits(), tokenizer
         self._queue = RequestQueue(
@@ -362,10 +363,10 @@ class AgentRunner:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 
-def check_agent(command: str) -> None:
+def check_agent(command: str, settings: Mapping[str, Any] | None = None) -> None:
     """Raise, before a model is read, where the command cannot be started."""
     require_server()
     if is_function(command):
-        agent_function(command)
+        agent_function(command, settings)
     else:
         program_arguments(command)
