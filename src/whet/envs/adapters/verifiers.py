@@ -1,6 +1,6 @@
 """Environments of the package verifiers, as they are: `--env verifiers:NAME`.
 
-There are two generations, and the name finds its own: `load_environment` of 0.1 and 0.2 (`SingleTurnEnv`, `MultiTurnEnv`,
+There are two generations, and the name finds its own: `load_environment` of 0.1 (`SingleTurnEnv`, `MultiTurnEnv`,
 `ToolEnv`, a rubric and a parser), and the tasksets of 0.4, whose tasks score a trace. Both ask an OpenAI endpoint for
 completions, so they play as an agent's function does (`whet.envs.serve.functions`): their own loop decides who speaks,
 runs their tools and scores, and the endpoint records every token as it was sampled.
@@ -23,6 +23,7 @@ import secrets
 import sys
 import types
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from whet.data.seeds import SEED
@@ -153,7 +154,7 @@ def _module(name: str, identifier: str) -> Any:
         except Exception as error:
             raise cannot_be_made(f"the environment {name!r}", error, "see whether Python can import it") from error
     raise WhetError(
-        f"no module {plain!r} for the environment {name!r}; install its package, or run in the folder that has {plain}.py"
+        f"no module {plain!r} for the environment {name!r}; install its package, or run where {plain}.py lies"
     )
 
 
@@ -167,7 +168,7 @@ def _classic(name: str, identifier: str, settings: str) -> Any:
         raise cannot_be_made(f"the environment {name!r}", error, "check env.settings, its arguments") from error
     if getattr(environment, "requires_group_rollouts", False):
         raise WhetError(
-            f"the environment {name!r} rewards whole groups, and whet scores one episode at a time; give a rubric whose "
+            f"the environment {name!r} rewards whole groups, and episodes are scored one by one; give a rubric whose "
             "rewards take one rollout"
         )
     return environment
@@ -258,7 +259,7 @@ def _add_chat() -> None:
                     if not message.tool_calls:
                         break
                     for call in message.tool_calls:
-                        content = await _result(call, known, lambda name, given: call_mcp(open_servers, known, name, given))
+                        content = await _result(call, known, partial(call_mcp, open_servers, known))
                         called = {"role": "tool", "tool_call_id": call.id, "name": call.function.name}
                         messages.append({**called, "content": content})
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from whet.data.source import SourceKind
 from whet.envs.sections import OWN_TASKS, EnvSection
 from whet.model.load import LoadedModel
 from whet.protocols import Engine, Environment
@@ -24,6 +25,8 @@ def check_environment(config: Config | EvaluationConfig) -> None:
         from whet.envs.serve.agent import check_agent
 
         check_agent(config.env.player, config.env.settings)
+        if config.env.name:
+            _check_tasks(config)
     elif config.env.name:
         _named_environment(config, tokenizer=None)
         if config.env.name in OWN_TASKS and config.data.parsed_source.is_task:
@@ -37,6 +40,18 @@ def check_environment(config: Config | EvaluationConfig) -> None:
                 f"the environment 'reasoning_gym' judges with {GYM_REWARD} the answers of gym:NAME, and data.source is "
                 f"{config.data.source}; give the data gym:basic_arithmetic, or env.settings.reward=math_answer"
             )
+
+
+def _check_tasks(config: Config | EvaluationConfig) -> None:
+    """Refuse rows that name no task of an environment of verifiers, or one task under several numbers."""
+    from whet.envs.adapters.verifiers import num_tasks
+
+    source, tasks = config.data.parsed_source, num_tasks(config.env.name, config.env.settings)
+    if source.kind is not SourceKind.SEEDS or not source.name.isdecimal() or int(source.name) > tasks:
+        raise WhetError(
+            f"the environment {config.env.name!r} has {tasks} tasks of its own, and data.source is "
+            f"{config.data.source}; give their numbers, data.source=seeds:{tasks}"
+        )
 
 
 def require_own_reward(config: Config | EvaluationConfig) -> None:
