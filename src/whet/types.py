@@ -292,11 +292,15 @@ class Sample:
     token_versions: Tensor | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)  # what rewards logged about it, by column
     trace: TokenTrace | None = None  # set after training, on those samples that are recorded
+    environment: Any = field(default=None, compare=False, repr=False)  # TRL's object that played; until it is scored
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "environment": None}  # it stays where the episode was played
 
     def scored(
         self, parts: Mapping[str, float], reward: float | None, extra: Mapping[str, Any] | None = None
     ) -> Sample:
-        return replace(self, parts=dict(parts), reward=reward, extra=dict(extra or {}))
+        return replace(self, parts=dict(parts), reward=reward, extra=dict(extra or {}), environment=None)
 
     @property
     def num_actions(self) -> int:

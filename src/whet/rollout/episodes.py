@@ -571,6 +571,7 @@ class _Play:
             role=episode.role,
             metrics=dict(episode.metrics),
             routed_experts=joined_experts(episode.experts),
+            environment=getattr(episode.environment, "foreign", None),
         )
         self._over(episode, sample)
 

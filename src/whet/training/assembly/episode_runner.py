@@ -66,6 +66,13 @@ def require_own_reward(config: Config | EvaluationConfig) -> None:
         )
 
 
+def adds_own_reward(config: Config | EvaluationConfig) -> bool:
+    """Whether what the environment pays is added to other rewards: TRL's `get_reward` is."""
+    if not config.env.name or config.env.player:
+        return False
+    return bool(getattr(_named_environment(config, tokenizer=None)(), "adds_reward", False))
+
+
 def build_episode_runner(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
 ) -> tuple[EpisodeRunner, dict[str, str]]:
