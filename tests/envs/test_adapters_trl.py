@@ -379,7 +379,7 @@ def test_rewards_take_environments_and_are_added_to_get_reward(tmp_path):
         seen.extend(environments)
         return [0.5 + len(each.pressed) for each in environments]
 
-    run = whet.train(
+    whet.train(
         "grpo",
         env=Machine,
         reward=pressed,

@@ -31,28 +31,29 @@ SCHEMA = {
     "required": ["digit", "sure"],
     "additionalProperties": False,
 }
-DIGIT = {"type": "object", "properties": {"digit": {"enum": [1, 2]}}, "required": ["digit"], "additionalProperties": False}
+DIGIT = {
+    "type": "object",
+    "properties": {"digit": {"enum": [1, 2]}},
+    "required": ["digit"],
+    "additionalProperties": False,
+}
 PICK = {"type": "function", "function": {"name": "pick", "parameters": DIGIT}}
 DROP = {**PICK, "function": {**PICK["function"], "name": "drop"}}
-
-
-class Engine(TorchEngine):
-    """The built-in model, with a template that shows tools."""
 
 
 @pytest.fixture(scope="module")
 def engine():
     loaded, tokenizer = load_model("whetstone", "float32", "cpu"), tool_tokenizer()
     lm = causal_lm(loaded.model)
-    made = Engine(lm, tokenizer, (tokenizer.eos_token_id,), context=loaded.context)
+    made = TorchEngine(lm, tokenizer, (tokenizer.eos_token_id,), context=loaded.context)
     made.tokenizer, made.lm = tokenizer, lm
     return made
 
 
 @pytest.fixture(scope="module")
 def address(engine):
-    settings = {"sampling": Sampling(120), "context": 512, "scorer": token_scorer(SimpleNamespace(policy=engine.lm, device=engine.lm.device))}
-    with serving(engine, **settings) as where:
+    scorer = token_scorer(SimpleNamespace(policy=engine.lm))
+    with serving(engine, sampling=Sampling(120), context=512, scorer=scorer) as where:
         yield where
 
 
@@ -243,11 +244,11 @@ def test_alternating_stops_of_a_program_are_one_batch():
     from whet.envs.serve.request_queue import RequestQueue
     from whet.envs.serve.wire import parse_chat
 
-    class Session:
-        opened: list[Sampling] = []
+    opened: list[Sampling] = []
 
+    class Session:
         def __init__(self, sampling):
-            Session.opened.append(sampling)
+            opened.append(sampling)
             self.waiting = {}
 
         def add(self, number, request):
@@ -278,7 +279,7 @@ def test_alternating_stops_of_a_program_are_one_batch():
     ]
     while not all(job.future.done() for job in jobs):
         queue.work()
-    assert len(Session.opened) == 1 and scripted.batches == [4]
+    assert len(opened) == 1 and scripted.batches == [4]
 
 
 def test_connections_that_never_ask_are_closed(monkeypatch):

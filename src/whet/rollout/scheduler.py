@@ -763,9 +763,9 @@ class DecodeScheduler:
     def _note(self, drawn: Draw | None, rows: Sequence[_Occupant | None]) -> None:
         """Tell constraints what was drawn; keep what could have been, where sampling truncates."""
         if drawn is not None and self._job.sampling.constrained:
-            for row, token in zip(rows, drawn.token.tolist(), strict=False):
-                if row is not None and not row.left and row.request.constraint is not None:
-                    row.request.constraint.accept(token)
+            for drawer, token in zip(rows, drawn.token.tolist(), strict=False):
+                if drawer is not None and not drawer.left and drawer.request.constraint is not None:
+                    drawer.request.constraint.accept(token)
         if drawn is not None and drawn.kept is not None:
             row, ids = drawn.kept.cpu().nonzero(as_tuple=True)
             counts = torch.bincount(row, minlength=len(drawn.kept))
