@@ -27,7 +27,9 @@ class EnvSection(Section):
     """`[env]`: what answers the policy in an episode, and the limits of an episode."""
 
     name: str = Field(
-        "", description="environment of an episode: a registered name or file.py:Class; empty: one completion, or tools"
+        "",
+        description="environment of an episode: a registered name, verifiers:NAME or file.py:Class; empty: one "
+        "completion, or tools",
     )
     settings: Table = Field({}, description="settings of the environment, by name")
     tools: Listed = Field(
