@@ -386,10 +386,10 @@ def test_rewards_take_environments_and_are_added_to_get_reward(tmp_path):
         steps=1,
         folder=str(tmp_path / "run"),
         batch={"prompts_per_step": 2, "group_size": 2},
-        eval={"every": 0},
+        eval={"every": 0, "prompts": 2},
         sampling={"max_new_tokens": 4},
         console=False,
     )
     rows = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
-    assert len(seen) == 4 and len({id(each) for each in seen}) == 4
+    assert len(seen) == len({id(each) for each in seen}) >= 4
     assert {(row["parts"]["pressed"], row["parts"]["environment"], row["reward"]) for row in rows} == {(0.5, 0.0, 0.5)}

@@ -113,7 +113,8 @@ def python_beside(package: str) -> str:
     if not (folder / "complete").exists():
         venv.create(folder, with_pip=True, clear=True)
         own = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-        (own / "beside.pth").write_text(sysconfig.get_path("purelib"))
+        # verifiers starts servers of tools with paths of their own: what they import has to be installed, as it were
+        (own / "beside.pth").write_text(f"{sysconfig.get_path('purelib')}\n{SIDES}")
         import torch
 
         pinned = f"torch=={torch.__version__.partition('+')[0]}"
