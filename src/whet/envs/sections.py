@@ -7,11 +7,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from whet.envs.adapters import VERIFIERS
 from whet.settings.bounds import MOST_TOKENS
 from whet.settings.sections import Listed, Section, Table
 
 NO_ENVIRONMENT = "none"  # of an evaluation: a completion to each prompt, whatever the run had
-VERIFIERS = "verifiers:"  # what names of environments begin with that play by themselves
 PLAYERS = ("name", "settings", "tools", "tool_settings", "sandboxed", "agent")  # keys of env that say who plays
 
 # a row's seed chooses a task; other rows are of no use to them. The turns: enough for a whole game, or a whole task

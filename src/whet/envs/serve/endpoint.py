@@ -260,7 +260,7 @@ async def _streamed(
             if not done:
                 yield ": still writing\n\n"
         try:
-            written = events(waiting.result(), model, job.told)
+            written = events(waiting.result(), model, job.streamed)
         except BadCall as error:
             written = [json.dumps(error.body)]
         job.mark_delivered()

@@ -18,7 +18,8 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from whet.envs.adapters.verifiers import PREFIX, verifiers_play
+from whet.envs.adapters import VERIFIERS
+from whet.envs.adapters.verifiers import verifiers_play
 from whet.registry import error_text, imported
 from whet.types import WhetError
 
@@ -30,14 +31,14 @@ GIVEN: dict[str, AgentPlay] = {}  # that only the calling program has, by the na
 
 def is_function(agent: str) -> bool:
     """Whether `env.agent` names a function, `file.py:name` or `module:name`, and no command."""
-    return agent in GIVEN or agent.startswith(PREFIX) or FUNCTION.fullmatch(agent) is not None
+    return agent in GIVEN or agent.startswith(VERIFIERS) or FUNCTION.fullmatch(agent) is not None
 
 
 def agent_function(name: str, settings: Mapping[str, Any] | None = None) -> AgentPlay:
     """The function of that name, or the environment of verifiers; one line where it cannot play."""
     if importlib.util.find_spec("openai") is None:
         raise WhetError(f"env.agent {name!r} is given a client of the package openai; pip install openai")
-    if name.startswith(PREFIX):
+    if name.startswith(VERIFIERS):
         return verifiers_play(name, settings or {})
     function: AgentPlay = GIVEN[name] if name in GIVEN else imported(name, "agent")
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004

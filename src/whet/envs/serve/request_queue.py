@@ -51,7 +51,7 @@ class Job:
     created: int = field(default_factory=lambda: int(time.time()))
     grammar: str = ""  # that each completion must follow
     on_text: Callable[[int, str], None] | None = None  # is told (choice, new text) while a completion is written
-    told: dict[int, int] = field(default_factory=dict)  # characters of each choice that it was told
+    streamed: dict[int, int] = field(default_factory=dict)  # characters of each choice that it was sent
     sampling: Sampling | None = None
     prompted: ModelCall | None = None  # its tokens, once they are known
     budget: int = 0  # of each completion
@@ -243,10 +243,10 @@ class RequestQueue:
         held = max((len(stop) for stop in job.request.wishes.stop), default=1) - 1
         text = text.rstrip("\ufffd")
         text = text[: len(text) - held] if held else text
-        told = job.told.get(choice, 0)
-        if len(text) > told and job.on_text is not None:
-            job.told[choice] = len(text)
-            job.on_text(choice, text[told:])
+        before = job.streamed.get(choice, 0)
+        if len(text) > before and job.on_text is not None:
+            job.streamed[choice] = len(text)
+            job.on_text(choice, text[before:])
 
     def _score(self, job: ScoreJob) -> None:
         assert self._scorer is not None

@@ -117,7 +117,7 @@ def _items(name: str, choice: Choice) -> list[dict[str, Any]]:
 
 
 def response_events(
-    request: CallRequest, result: ServedCompletions, model: str, told: Mapping[int, int] = wire.NOTHING_TOLD
+    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = wire.NOTHING_STREAMED
 ) -> list[str]:
     """The answer as server-sent events: each text and each call in one piece."""
     whole = response_json(request, result, model)

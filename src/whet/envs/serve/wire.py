@@ -24,7 +24,7 @@ MOST_TOOLS = 512
 MOST_ALTERNATIVES = 20  # likeliest tokens beside a sampled one
 LONGEST_ROLE = 64  # characters
 NOTHING: Mapping[str, Any] = {}
-NOTHING_TOLD: Mapping[int, int] = {}
+NOTHING_STREAMED: Mapping[int, int] = {}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -317,11 +317,11 @@ def completion_json(request: CallRequest, result: ServedCompletions, model: str)
 
 
 def completion_events(
-    request: CallRequest, result: ServedCompletions, model: str, told: Mapping[int, int] = NOTHING_TOLD
+    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = NOTHING_STREAMED
 ) -> list[str]:
-    """The same as server-sent events; `told` characters of each completion were sent before."""
+    """The same as server-sent events; `streamed` characters of each completion were sent before."""
     whole = completion_json(request, result, model)
-    choices = [{**choice, "text": choice["text"][told.get(choice["index"], 0) :]} for choice in whole["choices"]]
+    choices = [{**choice, "text": choice["text"][streamed.get(choice["index"], 0) :]} for choice in whole["choices"]]
     return [*(json.dumps({**whole, "choices": [choice], "usage": None}) for choice in choices), "[DONE]"]
 
 
@@ -602,9 +602,9 @@ def _chunk(result: ServedCompletions, model: str) -> dict[str, Any]:
 
 
 def chat_events(
-    request: CallRequest, result: ServedCompletions, model: str, told: Mapping[int, int] = NOTHING_TOLD
+    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = NOTHING_STREAMED
 ) -> list[str]:
-    """The completion as server-sent events; `told` characters of each choice were sent before, the rest comes whole."""
+    """The completion as server-sent events; `streamed` characters of each choice were sent before, the rest comes whole."""
     head = _chunk(result, model)
     events: list[dict[str, Any]] = []
 
@@ -615,9 +615,9 @@ def chat_events(
         events.append({**head, "choices": [choice]})
 
     for number, choice in enumerate(result.choices):
-        if number not in told:
+        if number not in streamed:
             add(number, {"role": "assistant", "content": ""})
-        rest = choice.content[told.get(number, 0) :]
+        rest = choice.content[streamed.get(number, 0) :]
         logprobs = {"logprobs": _logprobs(request, choice)} if request.logprobs else {}
         ids = {"token_ids": list(choice.tokens)} if request.token_ids else {}
         if rest or logprobs or ids:
