@@ -9,8 +9,8 @@
     bfcl           the multi-turn tasks of the Berkeley function-calling leaderboard, with its simulators
     verifiers      environments and tasksets of verifiers, which play by themselves behind the endpoint
 
-Each but the last turns one foreign object into a `whet.protocols.Environment`. `kinds.as_environment` finds out which one a class
-of your own needs.
+Each but the last turns one foreign object into a `whet.protocols.Environment`. `kinds.as_environment` finds out which
+one a class of your own needs.
 """
 
 VERIFIERS = "verifiers:"  # what names of environments begin with that play by themselves

@@ -604,7 +604,7 @@ def _chunk(result: ServedCompletions, model: str) -> dict[str, Any]:
 def chat_events(
     request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = NOTHING_STREAMED
 ) -> list[str]:
-    """The completion as server-sent events; `streamed` characters of each choice were sent before, the rest comes whole."""
+    """The completion as server-sent events; `streamed` characters of each choice were sent before."""
     head = _chunk(result, model)
     events: list[dict[str, Any]] = []
 
