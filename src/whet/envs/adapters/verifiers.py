@@ -22,7 +22,7 @@ import os
 import secrets
 import sys
 import types
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -212,7 +212,7 @@ def _add_chat() -> None:
     from verifiers.v1.dialects.chat import message_to_wire
     from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 
-    class Chat(vf.Harness[vf.HarnessConfig]):
+    class Chat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         """Completions until one calls no tool; tools are the task's, over MCP."""
 
         APPENDS_SYSTEM_PROMPT = True
@@ -283,7 +283,7 @@ async def _result(call: Any, known: Mapping[str, Any], run: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _key_in_environment(key: str) -> AsyncIterator[str]:  # type: ignore[misc]
+def _key_in_environment(key: str) -> Iterator[str]:
     """A variable with the episode's token: a client of verifiers takes the name of one, and nothing else."""
     variable = f"WHET_EPISODE_{secrets.token_hex(8).upper()}"
     os.environ[variable] = key

@@ -244,7 +244,11 @@ async def _streamed(
     head = ServedCompletions(job.id, job.created, (), ())
     is_whole = False
     if piece is not None:
-        job.on_text = lambda choice, text: loop.call_soon_threadsafe(pieces.put_nowait, (choice, text)) and None
+
+        def hear(choice: int, text: str) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, (choice, text))
+
+        job.on_text = hear
     try:
         while not waiting.done() or not pieces.empty():
             while piece is not None and not pieces.empty():

@@ -79,8 +79,8 @@ def build_reward_parts(
         )
     else:
         return []
-    names = [getattr(part.reward, "name", part.reward) for part in named]
-    if (section.parts or given) and OWN_REWARD not in names and adds_own_reward(config):
+    paid = [getattr(part.reward, "name", part.reward) for part in named]
+    if (section.parts or given) and OWN_REWARD not in paid and adds_own_reward(config):
         named = (*named, RewardPart(OWN_REWARD))
     if section.format_first and not section.template:
         raise WhetError("reward.format_first changes the weights of a template; give reward.template, or drop it")
