@@ -7,6 +7,7 @@ A field never changes its meaning; `None` means "this row does not need it" (see
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -172,6 +173,7 @@ class Sampling:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()  # the completion ends with the token that completes one of these
     stop_tokens: tuple[tuple[int, ...], ...] = ()  # the same, as sequences of tokens
+    constrained: bool = False  # requests may say which tokens can be drawn: each step then waits for the one before
     keeps_support: bool = False  # note which tokens could be drawn where sampling truncates: a trainer needs it
 
     def __post_init__(self) -> None:
@@ -198,6 +200,29 @@ class Sampling:
         """True when something besides an end token ends a completion."""
         return bool(self.stop or self.stop_tokens)
 
+    def of(self, request: Request) -> Sampling:
+        """As one request is drawn: with its own budget, and what it stops at besides."""
+        if request.max_new_tokens is None and not request.stop and not request.stop_tokens:
+            return self
+        return replace(
+            self,
+            max_new_tokens=request.max_new_tokens or self.max_new_tokens,
+            stop=tuple(dict.fromkeys((*self.stop, *request.stop))),
+            stop_tokens=tuple(dict.fromkeys((*self.stop_tokens, *request.stop_tokens))),
+        )
+
+
+class TokenConstraint(ABC):
+    """Which tokens can be drawn next in one completion. It follows what is drawn, and is used once."""
+
+    @abstractmethod
+    def allowed(self) -> Tensor:
+        """bool [tokens]: those that can be drawn next, never none; ids behind the last cannot."""
+
+    @abstractmethod
+    def accept(self, token: int) -> None:
+        """This token was drawn."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -209,6 +234,9 @@ class Request:
     # the request of the same session that this one goes on from: `tokens` begins with its prompt and completion
     continues: int | None = None
     drawn: int = 0  # tokens at the end of `tokens` that its random stream has drawn already: it goes on behind them
+    stop: tuple[str, ...] = ()  # texts that end it, besides those of the sampling
+    stop_tokens: tuple[tuple[int, ...], ...] = ()
+    constraint: TokenConstraint | None = None  # of a sampling that is `constrained`
 
 
 @dataclass(frozen=True)
@@ -264,11 +292,15 @@ class Sample:
     token_versions: Tensor | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)  # what rewards logged about it, by column
     trace: TokenTrace | None = None  # set after training, on those samples that are recorded
+    environment: Any = field(default=None, compare=False, repr=False)  # TRL's object that played; until it is scored
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "environment": None}  # it stays where the episode was played
 
     def scored(
         self, parts: Mapping[str, float], reward: float | None, extra: Mapping[str, Any] | None = None
     ) -> Sample:
-        return replace(self, parts=dict(parts), reward=reward, extra=dict(extra or {}))
+        return replace(self, parts=dict(parts), reward=reward, extra=dict(extra or {}), environment=None)
 
     @property
     def num_actions(self) -> int:

@@ -285,6 +285,16 @@ def test_history_sampled_goes_on_where_the_template_would_rewrite() -> None:
         turn_renderer(tokenizer, chat=True, history="kept")
 
 
+def test_empty_thoughts_are_thoughts_where_the_template_drops_them() -> None:
+    empty = {"role": "assistant", "content": "<think>\n\n</think>\n\nb"}
+    heard, remark = [{"role": "user", "content": "a"}, empty], [{"role": "user", "content": "go on"}]
+    _, strict = made("qwen3", False)
+    with pytest.raises(WhetError, match=r"drops the thoughts of earlier turns; .* give env\.history=sampled"):
+        strict.answer(heard, remark, ended=True)
+    _, keeping = made("glm4.5", False)  # it writes the empty tags itself
+    assert keeping.answer(heard, remark, ended=True).tokens
+
+
 def test_what_an_environment_will_speak_as_is_checked_before_it_does() -> None:
     tokenizer, _ = made("gemma2", False)
     turn_renderer(tokenizer, chat=True, roles=("user",))

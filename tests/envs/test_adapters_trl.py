@@ -332,3 +332,64 @@ class TestBesideTrl:
         assert found[5] == 2 == sum(answers[0].counts[key] for key in ("tool_errors", "unknown_tools"))
         assert theirs == ["{'error': 'out of order'}", "{'error': 'Tool unknown not found.'}"]
         assert all(text.startswith("error: ") for text in mine) and "out of order" in mine[0]
+
+
+class Machine:
+    """TRL's, with tools that are called as whet's own methods are."""
+
+    def reset(self, **row) -> None:
+        self.pressed: list[str] = []
+
+    def start(self, speed: int) -> str:
+        """Start it.
+
+        Args:
+            speed: How fast.
+        """
+        self.pressed.append(f"start {speed}")
+        return "started"
+
+    def step(self) -> str:
+        """One step."""
+        self.pressed.append("step")
+        return "stepped"
+
+    def get_reward(self) -> float:
+        return float(len(self.pressed))
+
+
+def test_tools_may_be_called_start_and_step():
+    from whet.envs.adapters.kinds import as_environment
+
+    environment = as_environment(Machine)()
+    opened = now(environment.start, ROW)
+    assert [tool["function"]["name"] for tool in opened.tools] == ["start", "step"]
+    written = call("start", speed=3) + call("step")
+    answer = now(environment.step, Completion(written, (), written))
+    assert [message["content"] for message in answer.messages] == ["started", "stepped"]
+    assert now(environment.step, Completion("done", (), "done")).reward == 2.0
+
+
+def test_rewards_take_environments_and_are_added_to_get_reward(tmp_path):
+    import whet
+
+    seen = []
+
+    def pressed(completions, environments, **columns):
+        seen.extend(environments)
+        return [0.5 + len(each.pressed) for each in environments]
+
+    whet.train(
+        "grpo",
+        env=Machine,
+        reward=pressed,
+        steps=1,
+        folder=str(tmp_path / "run"),
+        batch={"prompts_per_step": 2, "group_size": 2},
+        eval={"every": 0, "prompts": 2},
+        sampling={"max_new_tokens": 4},
+        console=False,
+    )
+    rows = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert len(seen) == len({id(each) for each in seen}) >= 4
+    assert {(row["parts"]["pressed"], row["parts"]["environment"], row["reward"]) for row in rows} == {(0.5, 0.0, 0.5)}

@@ -8,6 +8,7 @@ import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -703,3 +704,17 @@ def test_what_is_no_async_function_is_one_line(tmp_path):
     with pytest.raises(WhetError, match=r"has no 'plya' \(did you mean 'play'\?\)"):
         check_agent(f"{file}:plya")
     check_agent(f"{file}:play")
+
+
+def test_waiting_for_programs_costs_no_more_than_a_share_of_the_writing(tokenizer):
+    runner = AgentRunner(ScriptedEngine(tokenizer, lambda prompt, request: "x"), tokenizer, f"{sys.executable} -c pass")
+    try:
+        quiet = SimpleNamespace(record=object(), has_called=True, was_pending=False, quiet_since=time.monotonic())
+        assert 0 < runner._patience([quiet]) <= 1.0
+        runner._held_up, runner._wrote = 2.4, 5.0
+        assert runner._patience([quiet]) <= 1.0 and not runner.take_notes().counts.get("slow_programs")
+        runner._held_up = 2.6
+        assert runner._patience([quiet]) == 60.0  # nothing to write: until somebody asks
+        assert runner.take_notes().counts == {"slow_programs": 1}
+    finally:
+        runner.close()

@@ -29,6 +29,7 @@ def test_a_line_starts_at_the_first_choice_and_comes_back():
     assert line == {
         "step": 7,
         "place": 0,
+        "ids": [2, 3, 4, 5],
         "pieces": ["c", "d", "e", "f"],
         "action": [2, 1, 1],
         "advantage": 0.7071,

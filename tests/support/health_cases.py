@@ -418,7 +418,10 @@ CASES: dict[str, Case] = {
     ),
     "malformed calls": Case(
         Course(counts={"tool_calls": 60, "malformed_calls": 40, "turns": 200}),
-        {"a few": Course(counts={"tool_calls": 90, "malformed_calls": 10, "turns": 200})},
+        {
+            "a few": Course(counts={"tool_calls": 90, "malformed_calls": 10, "turns": 200}),
+            "hardly anybody calls": Course(counts={"tool_calls": 0, "malformed_calls": 2, "turns": 100}),
+        },
     ),
     "failing tools": Case(
         Course(counts={"tool_calls": 100, "tool_errors": 30, "tool_timeouts": 10, "turns": 200}),

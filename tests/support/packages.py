@@ -14,6 +14,7 @@ INSTALL = {
     "bm25s": "pip install 'whet[search]'",
     "fastapi": "pip install 'whet[board]'",
     **dict.fromkeys(("mlflow", "sqlalchemy", "alembic"), "pip install 'whet[mlflow]'"),
+    "llguidance": "pip install 'whet[serve]'",
     "mcp": "pip install 'whet[mcp]'",
     "textarena": "pip install 'whet[textarena]'",
     "gymnasium": "pip install 'whet[gym]'",

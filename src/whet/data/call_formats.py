@@ -105,6 +105,27 @@ def expected_call(call_format: str, tokenizer: PreTrainedTokenizerBase, tools: S
     return written.strip().replace(NAME, "name").replace(VALUE, "value")
 
 
+def call_frame(
+    call_format: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()
+) -> Callable[[str], tuple[str, str]] | None:
+    """What stands before and behind the JSON arguments of a call of a tool, by its name; None: calls are no JSON."""
+    written = call_text(call_format, NAME, {"x": VALUE}) if call_format != "template" else ""
+    if call_format == "template":
+        readable = (text for text in _written_calls(tokenizer, tools) if _reads(tokenizer, text, tools))
+        written = next(readable, "").strip()
+    value = written.find(VALUE)
+    start = written.rfind("{", 0, max(value, 0))
+    if value < 0 or start < 0:
+        return None
+    arguments, closing = _balanced(written, start)
+    try:
+        is_json = json.loads(arguments) == {"x": VALUE}
+    except ValueError:
+        is_json = False
+    opening = written[:start]
+    return (lambda name: (opening.replace(NAME, name), closing)) if is_json and NAME in opening else None
+
+
 def call_text(call_format: str, name: str, arguments: Any) -> str:
     """A call as a model would write it in "python" or "json"; what is no mapping of arguments stays JSON."""
     if call_format == "python" and isinstance(arguments, Mapping):

@@ -11,6 +11,7 @@ added tokens are tokenised as ordinary text, and markers that the template write
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import string
@@ -229,9 +230,22 @@ class _TemplateTurns:
         if other and "tool" in (*roles, *earlier):
             kinds["mixed"] = other
         # a turn without thoughts passes where one with thoughts would: the policy left out what the template expects
-        thoughts = (True,) if any(_thinks(message) for message in conversation) else (False, True)
+        thinks = any(map(_thinks, conversation)) or (any(map(_has_tags, conversation)) and self._drops_empty_thoughts)
+        thoughts = (True,) if thinks else (False, True)
         for kind, role in kinds.items():
             self._require(role, [_Asked(kind, thinks, system=earlier[:1] == ["system"]) for thinks in thoughts])
+
+    @functools.cached_property
+    def _drops_empty_thoughts(self) -> bool:
+        """True where a turn with empty tags of thoughts loses them once a user has answered it."""
+        said = f"<think>\n\n{THOUGHT_ENDS[0]}\n\n{THOUGHT}"
+        question: Message = {"role": "user", "content": "?"}
+        try:
+            turn: Message = {"role": "assistant", "content": said}
+            whole: str = templated(self._tokenizer, [question, turn, question], "turns", tools=self._tools)
+        except WhetError:
+            return False
+        return THOUGHT_ENDS[0] not in whole.partition(THOUGHT)[0]
 
     def _require(self, role: str, asked: Sequence[_Asked]) -> None:
         if any(not self._reason(request) for request in asked):
@@ -572,6 +586,11 @@ def _thinks(message: Message) -> bool:
         return False
     thoughts = [_content(message).rpartition(end)[0] for end in THOUGHT_ENDS]
     return any(re.sub(r"<think>|\[THINK\]|</think>", "", thought).strip() for thought in thoughts)
+
+
+def _has_tags(message: Message) -> bool:
+    """Thoughts, be they empty."""
+    return message["role"] == "assistant" and THOUGHT_ENDS[0] in _content(message)
 
 
 def _break_up(content: str, markers: re.Pattern[str] | None) -> tuple[str, int]:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from whet.envs.adapters import VERIFIERS
 from whet.settings.bounds import MOST_TOKENS
 from whet.settings.sections import Listed, Section, Table
 
@@ -26,7 +27,9 @@ class EnvSection(Section):
     """`[env]`: what answers the policy in an episode, and the limits of an episode."""
 
     name: str = Field(
-        "", description="environment of an episode: a registered name or file.py:Class; empty: one completion, or tools"
+        "",
+        description="environment of an episode: a registered name, verifiers:NAME or file.py:Class; empty: one "
+        "completion, or tools",
     )
     settings: Table = Field({}, description="settings of the environment, by name")
     tools: Listed = Field(
@@ -67,6 +70,11 @@ class EnvSection(Section):
     seconds: float = Field(600.0, ge=0.001, le=864000, description="time limit of an episode, in seconds")
 
     @property
+    def player(self) -> str:
+        """Who plays whole episodes by itself, behind the endpoint: an agent, or an environment of verifiers."""
+        return self.agent or (self.name if self.name.startswith(VERIFIERS) else "")
+
+    @property
     def is_single(self) -> bool:
         """True where an episode is one completion."""
         return not (self.name or self.tools or self.agent)
@@ -82,8 +90,10 @@ class EnvSection(Section):
                 raise ValueError(
                     f"{changed[0]} has no effect without an environment; give env.name, env.tools or env.agent"
                 )
-        if self.at_once != type(self).model_fields["at_once"].default and not self.agent:
+        if self.at_once != type(self).model_fields["at_once"].default and not self.player:
             raise ValueError("at_once has no effect without agent; give the command of a program, or drop it")
+        if self.player and self.tools:
+            raise ValueError(f"{self.name} brings its own tools; drop tools")
         if self.settings and not self.name:
             raise ValueError("settings has no effect without name; for tools give tool_settings")
         for key in ("tool_settings", "sandboxed"):
@@ -108,4 +118,9 @@ def env_defaults(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Values below those that were given, by the environment that these name."""
     section = given.get("env")
     name = section.get("name") if isinstance(section, Mapping) else None
+    if isinstance(name, str) and isinstance(section, Mapping) and name.startswith(VERIFIERS):
+        from whet.envs.adapters.verifiers import num_tasks
+
+        source = (given.get("data") or {}).get("source") or f"seeds:{num_tasks(name, section.get('settings') or {})}"
+        return {"data": {"source": source}, "env": {"max_turns": 30}}
     return OWN_TASKS.get(name, {}) if isinstance(name, str) else {}

@@ -1,10 +1,10 @@
 """What became of the tokens of recorded samples: one line of `tokens.jsonl` per line of `samples.jsonl`.
 
-A line has the tokens from the first that the policy chose to the last one, as pieces of text, and values of the chosen
-ones: `advantage`, `weight` (the factor in front of A grad logp, in the last update that the sample was part of), `logp`
-(of the sampler, as drawn) and `gap` (what the trainer's is above it). A value that all of them share is written once.
-`action` counts tokens in turns: so many chosen, so many read, so many chosen. `turns` are the places of a trajectory's
-turns. Of a long step the samples get equal shares of the room there is, and `left_out` says what is missing.
+A line has the tokens from the first that the policy chose to the last one, as ids and as pieces of text, and values of
+the chosen ones: `advantage`, `weight` (the factor in front of A grad logp, in the last update that the sample was part
+of), `logp` (of the sampler, as drawn) and `gap` (what the trainer's is above it). A value that all of them share is
+written once. `action` counts tokens in turns: so many chosen, so many read, so many chosen. `turns` are the places of a
+trajectory's turns. Of a long step the samples get equal shares of the room, and `left_out` says what is missing.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _token_line(
     line: dict[str, Any] = {
         "step": int(step),
         "place": place,
-        "pieces": settings.pieces(sample.tokens[first:end].tolist()),
+        "ids": (ids := sample.tokens[first:end].tolist()),
+        "pieces": settings.pieces(ids),
         "action": [len(list(run)) for _, run in groupby(action.tolist())],
         **{name: _compact([_rounded(value) for value in values.tolist()]) for name, values in known.items()},
     }

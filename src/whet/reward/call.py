@@ -1,7 +1,8 @@
 """Plain functions as rewards.
 
 A function that takes `completions` is called once on all samples, in TRL's shapes, and may ask for `trainer_state`,
-`log_metric` and `log_extra` as there. Any other is called sample by sample and its parameters are filled by name:
+`log_metric`, `log_extra` and `environments` as there. Any other is called sample by sample and its parameters are
+filled by name:
 
     completion            the completion's text
     prompt                the question's text (`Prompt.question()`)
@@ -39,7 +40,8 @@ from whet.types import Prompt, Sample, WhetError
 
 ABOUT = ("num_tokens", "finished", "returned", "trajectory", "num_turns")
 OF_TRAINING = frozenset(("trainer_state", "log_metric", "log_extra"))
-FROM_SAMPLES = frozenset(("prompts", "completions", "completion_ids", *ABOUT, *OF_TRAINING))
+ENVIRONMENTS = "environments"  # TRL's objects that played the episodes
+FROM_SAMPLES = frozenset(("prompts", "completions", "completion_ids", ENVIRONMENTS, *ABOUT, *OF_TRAINING))
 SEES_THE_COMPLETION = frozenset(("completion", *ABOUT))
 OF_VERL = frozenset(("solution_str", "ground_truth", "data_source", "extra_info"))
 
@@ -99,8 +101,8 @@ class RewardFunction:
 
     @property
     def asks_for_training(self) -> bool:
-        """True where it must be called by the trainer: it asks where the training stands, or logs to it."""
-        return any(parameter.name in OF_TRAINING for parameter in self.parameters)
+        """True where it must be called by the trainer: it asks for what is there alone, or logs to it."""
+        return any(parameter.name in (*OF_TRAINING, ENVIRONMENTS) for parameter in self.parameters)
 
     def prepare(self) -> None:
         """Run the function's own preparation."""
@@ -188,6 +190,8 @@ class Batched(RewardFunction):
         arguments["completion_ids"] = [sample.tokens[sample.action].tolist() for sample in samples]
         arguments |= {name: [about(sample)[name] for sample in samples] for name in ABOUT}
         arguments |= {name: getattr(call, name) for name in OF_TRAINING}
+        if any(parameter.name == ENVIRONMENTS for parameter in self.parameters):
+            arguments[ENVIRONMENTS] = [_environment(self.name, *pair) for pair in zip(prompts, samples, strict=True)]
         arguments |= self._foreign(prompts, samples)
         positional, named = _arguments(self.parameters, arguments, self.name, call_name(prompts, samples))
         [values] = awaited([self.function(*positional, **named)])
@@ -321,6 +325,15 @@ def about(sample: Sample) -> dict[str, Any]:
         "trajectory": sample.turns,
         "num_turns": sum(turn.role == "assistant" for turn in sample.turns) or 1,
     }
+
+
+def _environment(reward: str, prompt: Prompt, sample: Sample) -> Any:
+    if sample.environment is None:
+        raise RewardFailure(
+            f"reward {reward!r} takes environments, and {sample_name(prompt, sample)} has none here; give a TRL class "
+            "as env.name, played by the process that trains"
+        )
+    return sample.environment
 
 
 def columns(prompt: Prompt) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class BufferBackend:
             self._experts.step(state.count[rows], self._routing.chosen)
         state.count[rows].add_(1).clamp_(max=self._budget - 1)
         self._step += 1
-        drawn = draw(logits, self.log.uniform(rows), self._sampling, spend=True)
+        drawn = draw(logits, self.log.uniform(rows), self._sampling, spend=True, allowed=self.log.allowed)
         self.log.record(rows, drawn)
         return drawn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from typing import Any
 
 from whet.types import WhetError
 
+logger = logging.getLogger(__name__)
 MOST_THREADS = 64  # calls at once; more wait
+PULSE_SECONDS = 0.5  # for a loop to answer
 MOST_LOST = 32  # calls that were given up and never came back
 
 
@@ -29,6 +32,7 @@ class CallPool:
         self._lock = threading.Lock()
         self._threads = self._busy = self._lost = 0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pulse: threading.Event | None = None  # set by the loop, where a call on it was given up, if it still runs
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """The result of the call; an async function runs on the event loop, and so does what a plain one hands back."""
@@ -46,6 +50,7 @@ class CallPool:
     def give_up(self, future: Future[Any], what: str) -> None:
         """Stop waiting for a call. A coroutine is cancelled; a thread cannot be."""
         if future.cancel() or future.done():
+            self._feel_pulse()
             return
         with self._lock:
             self._lost += 1
@@ -79,8 +84,25 @@ class CallPool:
         else:
             future.set_result(result)
 
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
+    def _feel_pulse(self) -> None:
+        """A coroutine that took too long may have blocked its loop, and all that come after it would wait for ever."""
         with self._lock:
+            if self._loop is not None and self._pulse is None:
+                self._pulse = threading.Event()
+                self._loop.call_soon_threadsafe(self._pulse.set)
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        pulse = self._pulse
+        is_blocked = pulse is not None and not pulse.wait(PULSE_SECONDS)
+        with self._lock:
+            if self._pulse is pulse and pulse is not None:
+                self._pulse = None
+                if is_blocked:  # its thread is lost until the call comes back; others get a loop that runs
+                    self._loop = None
+                    logger.warning(
+                        "an async call blocked its event loop and was left behind; others go on in a new one: await "
+                        "what takes time, or write the function without async"
+                    )
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="environments", daemon=True).start()

@@ -91,6 +91,10 @@ class _GraphLog(TokenLog):
         super().open(rows, streams, budgets)
 
 
+def _constraint_refusal(sampling: Sampling) -> str:
+    return "a graph draws without asking what may be drawn" if sampling.constrained else ""
+
+
 class GraphBackend:
     """A `DecodeBackend` with fused copies of the policy's weights, and graphs that outlast a rollout."""
 
@@ -128,11 +132,11 @@ class GraphBackend:
 
     def refusal(self, longest_prompt: int, sampling: Sampling) -> str:
         """Why prompts of so many tokens are left to another backend; empty where they are taken."""
-        return self._window_refusal(longest_prompt + sampling.max_new_tokens)
+        return self._window_refusal(longest_prompt + sampling.max_new_tokens) or _constraint_refusal(sampling)
 
     def session_refusal(self, sampling: Sampling, shape: SessionShape) -> str:
         """Why a session is left to another backend; empty where it is taken."""
-        return self._window_refusal(shape.prompt_tokens + shape.growth)
+        return self._window_refusal(shape.prompt_tokens + shape.growth) or _constraint_refusal(sampling)
 
     def _window_refusal(self, longest: int) -> str:
         if any(window is not None and window < longest for window in self._windows):

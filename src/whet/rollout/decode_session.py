@@ -83,6 +83,10 @@ class DecodeSession:
         samples = self._samples_of(written, version=self._version)
         return [(drawn.number, sample) for drawn, sample in zip(written, samples, strict=True)]
 
+    def progress(self) -> dict[int, list[int]]:
+        """The tokens so far of each request that is being written, without those of earlier weights."""
+        return self._scheduler.progress()
+
     @property
     def is_idle(self) -> bool:
         return self._scheduler.is_idle and not self._finished

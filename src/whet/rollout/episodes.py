@@ -216,12 +216,17 @@ class EnvironmentRunner:
             except (TimeoutError, Exception):
                 self._pool.give_up(call, "environment.close")
 
-    def renderer(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> TurnRenderer:
-        """The renderer of the conversation's template, shared by all episodes with the same tools."""
-        key = (prompt.text is None, repr(tools))
+    def renderer(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]], answers_as: str = "") -> TurnRenderer:
+        """The renderer of the conversation's template, shared by all episodes with the same tools.
+
+        `answers_as`: the role that the environment says it will speak as; a template that cannot follow is refused
+        before the first turn is written.
+        """
+        key = (prompt.text is None, repr(tools), answers_as)
         if key not in self._renderers:
+            roles = (answers_as,) if answers_as else ()
             self._renderers[key] = turn_renderer(
-                self._tokenizer, chat=prompt.text is None, tools=tools, history=self._history
+                self._tokenizer, chat=prompt.text is None, tools=tools, history=self._history, roles=roles
             )
         return self._renderers[key]
 
@@ -409,7 +414,7 @@ class _Play:
         elif episode.environment is not None:
             episode.messages = list(prompt.messages)
         if episode.environment is not None:
-            episode.renderer = runner.renderer(prompt, prompt.tools)
+            episode.renderer = runner.renderer(prompt, prompt.tools, getattr(episode.environment, "answers_as", ""))
         episode.tokens, episode.num_prompt = list(tokens), len(tokens)
         episode.action = [False] * len(tokens)
         if not self._request(episode):
@@ -571,6 +576,7 @@ class _Play:
             role=episode.role,
             metrics=dict(episode.metrics),
             routed_experts=joined_experts(episode.experts),
+            environment=getattr(episode.environment, "foreign", None),
         )
         self._over(episode, sample)
 

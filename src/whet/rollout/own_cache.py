@@ -226,7 +226,8 @@ class OwnCacheBackend:
 
     def step(self) -> Draw:
         rows = slice(0, self._num_busy)
-        drawn = draw(self._reader.step(self.log.last[rows]), self.log.uniform(rows), self._sampling)
+        logits = self._reader.step(self.log.last[rows])
+        drawn = draw(logits, self.log.uniform(rows), self._sampling, allowed=self.log.allowed)
         self.log.record(rows, drawn)
         return drawn
 

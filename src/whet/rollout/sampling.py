@@ -53,9 +53,16 @@ def _mixed(state: np.ndarray) -> np.ndarray:
     return state ^ (state >> np.uint64(31))
 
 
-def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, spend: bool = False) -> Draw:
-    """One token for each row of `logits` [B, V]; `uniform` [B] picks it. With `spend`, `logits` is written over."""
+def draw(
+    logits: Tensor, uniform: Tensor, sampling: Sampling, spend: bool = False, allowed: Tensor | None = None
+) -> Draw:
+    """One token for each row of `logits` [B, V]; `uniform` [B] picks it. With `spend`, `logits` is written over.
+
+    `allowed`, bool [B, V]: tokens that may be drawn; probabilities are those among them.
+    """
     logits = logits.float()
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, float("-inf"))
     if sampling.temperature == 0:
         token = logits.argmax(-1)
         return Draw(token, _at(logits, token) - logits.logsumexp(-1), None)

@@ -297,6 +297,9 @@ class TokenLog:
         self._logp = torch.zeros(rows * self._stride, device=device)
         self._end_tokens = ends.to(device)[None] if len(ends) else None
         self.ends = frozenset(ends.tolist())
+        self.allowed: Tensor | None = (
+            None  # bool [rows, V]: what the next step may draw, where something is constrained
+        )
         self.last = torch.zeros(rows, dtype=torch.long, device=device)  # the token each row drew last
         self.done = torch.ones(rows, dtype=torch.bool, device=device)
         self._cursor = self._base + budget  # the place of its next token
@@ -399,6 +402,7 @@ class _Occupant:
     place: int = -1  # its row
     drawn: int = 0  # tokens, those included that the device has yet to draw
     left: bool = False
+    sampling: Sampling = field(default_factory=Sampling)  # the job's, with what the request stops at
     tokens: list[int] = field(default_factory=list)  # kept only where stops are looked for
     count: int = 0  # tokens of the completion, when it has left
     stopped_early: bool = False  # by something besides an end token
@@ -466,6 +470,8 @@ class DecodeScheduler:
         self._hands_out = room is not None  # completions leave as they end, not all at the end
         self.counts = DecodeCounts()
         self._width = job.budget
+        self._vocabulary = 0  # known with the first logits
+        self._stops_early = job.sampling.stops_early or any(each.stop or each.stop_tokens for each in job.requests)
         self._waiting: deque[_Occupant] = deque()  # for a row
         self._ready: list[_Occupant] = []  # to read on, in the row of their conversation
         self._rows: list[_Occupant | None] = []  # None is free
@@ -605,6 +611,16 @@ class DecodeScheduler:
                 )
             self._begin(unfinished.number, request, unfinished.prompt_length)
 
+    def progress(self) -> dict[int, list[int]]:
+        """What the requests that are being written have so far, by number; waits for the device."""
+        rows = [row for row in self._writing if row is not None and row.is_writing]
+        if not rows:
+            return {}
+        places = numbers_on(self._log.device, [row.place for row in rows])
+        counts = self._log.counts(places).tolist()
+        tokens, _ = self._log.written(places, max(counts))
+        return {row.number: written[:count] for row, written, count in zip(rows, tokens.tolist(), counts, strict=True)}
+
     def _stop_writing(self) -> list[UnfinishedRow]:
         """The rows that are written, with what they have so far."""
         rows = [row for row in self._writing if row is not None and row.is_writing]
@@ -650,6 +666,8 @@ class DecodeScheduler:
         self._enter()
         steps = self._next_steps()
         for _ in range(steps):
+            if self._job.sampling.constrained:
+                self._log.allowed = self._allowed(self._writing)
             self._note(self._backend.step(), self._writing)
         self.counts.stepped += steps * self._num_writing
         if steps or (self._num_writing and not self._looks):
@@ -663,7 +681,27 @@ class DecodeScheduler:
 
     def _wait(self, number: int, request: Request, prompt: _HeldPrompt) -> None:
         prompt.users += 1
-        self._waiting.append(_Occupant(number, request, prompt, self._budget_of(request)))
+        sampling = self._sampling_of(request)
+        self._waiting.append(_Occupant(number, request, prompt, self._budget_of(request), sampling=sampling))
+
+    def _sampling_of(self, request: Request) -> Sampling:
+        if request.constraint is not None and not self._job.sampling.constrained:
+            raise WhetError("a request has a constraint and its session none; open it with constrained=True")
+        sampling = self._job.sampling.of(request)
+        self._stops_early = self._stops_early or sampling.stops_early
+        return sampling
+
+    def _allowed(self, rows: Sequence[_Occupant | None]) -> Tensor | None:
+        """bool [rows, V] of what each row may draw next; None: anything."""
+        constraints = [None if row is None or row.left else row.request.constraint for row in rows]
+        masks = {number: each.allowed() for number, each in enumerate(constraints) if each is not None}
+        if not masks:
+            return None
+        allowed = torch.ones(len(rows), self._vocabulary, dtype=torch.bool)
+        for number, mask in masks.items():
+            allowed[number, : len(mask)] = mask[: allowed.shape[1]]
+            allowed[number, len(mask) :] = False
+        return to_device(allowed, self._log.device)
 
     def _prompt(self, tokens: tuple[int, ...]) -> _HeldPrompt:
         """The prompt that is held already, as long as one more row may share it, or a new one."""
@@ -676,7 +714,10 @@ class DecodeScheduler:
         del self._kept_rows[before.number]
         # the last token of the turn before was drawn and never read
         start = len(before.conversation) - len(before.prompt.tokens) - 1
-        row = _Occupant(number, request, before.prompt, self._budget_of(request), start, before.place)
+        sampling = self._sampling_of(request)
+        row = _Occupant(
+            number, request, before.prompt, self._budget_of(request), start, before.place, sampling=sampling
+        )
         self._rows[row.place] = row
         self._ready.append(row)
         self.counts.continued += 1
@@ -726,7 +767,7 @@ class DecodeScheduler:
         if self._job.sampling.keeps_support and (drawn_from := self._backend.take_kept(len(self._writing))) is not None:
             self._keep(drawn_from, self._writing)
         # the token that a row drew when it came in is told with its first look
-        fresh = self._backend.steps_per_look + 1 if self._job.sampling.stops_early else 0
+        fresh = self._backend.steps_per_look + 1 if self._stops_early else 0
         return _Taken(self._log.look(len(self._writing), fresh), self._writing)
 
     def _completions(self) -> Completions:
@@ -764,7 +805,11 @@ class DecodeScheduler:
         return completions
 
     def _note(self, drawn: Draw | None, rows: Sequence[_Occupant | None]) -> None:
-        """Keep what could have been drawn, where sampling truncates."""
+        """Tell constraints what was drawn; keep what could have been, where sampling truncates."""
+        if drawn is not None and self._job.sampling.constrained:
+            for drawer, token in zip(rows, drawn.token.tolist(), strict=False):
+                if drawer is not None and not drawer.left and drawer.request.constraint is not None:
+                    drawer.request.constraint.accept(token)
         if drawn is not None and drawn.kept is not None:
             row, ids = drawn.kept.cpu().nonzero(as_tuple=True)
             counts = torch.bincount(row, minlength=len(drawn.kept))
@@ -840,7 +885,9 @@ class DecodeScheduler:
     def _draw_first(self, rows: Sequence[_Occupant], places: Tensor, logits: Tensor) -> None:
         for row in rows:
             row.first_part = self._num_parts
-        drawn = draw(logits, self._log.uniform(places), self._job.sampling, spend=True)
+        self._vocabulary = logits.shape[-1]
+        allowed = self._allowed(rows) if self._job.sampling.constrained else None
+        drawn = draw(logits, self._log.uniform(places), self._job.sampling, spend=True, allowed=allowed)
         self._log.record(places, drawn)
         self._note(drawn, rows)
         for row in rows:
@@ -911,7 +958,7 @@ class DecodeScheduler:
             if row is None or row.left:  # an earlier look saw it leave
                 continue
             count, ends = counts[position], done[position]
-            if self._job.sampling.stops_early:
+            if row.sampling.stops_early:
                 stopped_at = self._stopped_at(row, fresh[position], count)
                 if stopped_at is not None:
                     cut.append(row.place)
@@ -951,7 +998,7 @@ class DecodeScheduler:
             row.tokens = list(row.request.tokens[-before:])
         known = len(row.tokens)
         row.tokens += fresh[: before + count - known].tolist()
-        stopped_at = self._job.stop.stopped_at(row.tokens, known, self._job.sampling)
+        stopped_at = self._job.stop.stopped_at(row.tokens, known, row.sampling)
         by_token = stopped_at is not None and row.tokens[stopped_at - 1] in self._log.ends
         return None if by_token or stopped_at is None else stopped_at - before
 

@@ -42,11 +42,10 @@ class BatchSession:
     def advance(self) -> list[tuple[int, Sample]]:
         if not self._waiting:
             return []
-        # a batch has one budget: those that share one are written now
-        budget = self._budget(self._waiting[0][1])
-        chosen = [entry for entry in self._waiting if self._budget(entry[1]) == budget]
-        self._waiting = [entry for entry in self._waiting if self._budget(entry[1]) != budget]
-        sampling = replace(self._sampling, max_new_tokens=budget)
+        # a batch has one budget and one list of stops: those that share them are written now
+        sampling = self._sampling.of(self._waiting[0][1])
+        chosen = [entry for entry in self._waiting if self._sampling.of(entry[1]) == sampling]
+        self._waiting = [entry for entry in self._waiting if self._sampling.of(entry[1]) != sampling]
         requests = [request for _, request in chosen]
         stream, ended = stream_of(self._engine), self._ended
         if stream is None or ended is None:
@@ -54,9 +53,6 @@ class BatchSession:
         else:
             samples = stream(requests, sampling, lambda number, sample: ended(chosen[number][0], sample))
         return [(number, sample) for (number, _), sample in zip(chosen, samples, strict=True)]
-
-    def _budget(self, request: Request) -> int:
-        return request.max_new_tokens or self._sampling.max_new_tokens
 
     @property
     def is_idle(self) -> bool:

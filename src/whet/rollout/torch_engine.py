@@ -36,6 +36,8 @@ from whet.types import Request, Sample, Sampling, SessionShape
 class TorchEngine:
     """Generates with the model it is given; `load` only notes the policy's version, unless the weights are its own."""
 
+    constrains = True  # requests may say which tokens can be drawn
+
     def __init__(
         self,
         lm: CausalLM,

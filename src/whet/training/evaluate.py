@@ -100,8 +100,9 @@ def turns_of(sample: Sample) -> int:
 
 
 def _accuracy(samples: Sequence[Sample]) -> float:
-    """An unscorable completion is not a right one."""
-    return _mean(samples, lambda sample: sample.outcome or 0.0)
+    """An unscorable completion is not a right one. An episode that failed is none: it has no part here, as in the
+    reward, and is counted by itself."""
+    return _mean(samples, lambda sample: None if sample.stop is StopReason.FAILED else sample.outcome or 0.0)
 
 
 def _reward(samples: Sequence[Sample]) -> float:

@@ -7,7 +7,10 @@
     textarena      the games of TextArena
     attempts       several attempts at one question, judged by a reward
     bfcl           the multi-turn tasks of the Berkeley function-calling leaderboard, with its simulators
+    verifiers      environments and tasksets of verifiers, which play by themselves behind the endpoint
 
-Each turns one foreign object into a `whet.protocols.Environment`. `kinds.as_environment` finds out which one a class
-of your own needs.
+Each but the last turns one foreign object into a `whet.protocols.Environment`. `kinds.as_environment` finds out which
+one a class of your own needs.
 """
+
+VERIFIERS = "verifiers:"  # what names of environments begin with that play by themselves

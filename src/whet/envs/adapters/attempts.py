@@ -22,6 +22,8 @@ class Attempts:
     `feedback` follows a wrong attempt; {left} in it becomes the number of attempts that are left, in words.
     """
 
+    answers_as = "user"
+
     def __init__(
         self,
         *,

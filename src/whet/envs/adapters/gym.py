@@ -38,6 +38,8 @@ class StepEnvironment:
     compares turns which start from the same state: right only where the observation shows all there is to know.
     """
 
+    answers_as = "user"
+
     def __init__(
         self,
         env: Any,

@@ -25,15 +25,17 @@ def interface(kind: type) -> str:
     """ "whet", "skyrl", "gym" or "trl"; "" where it is none of them.
 
     A class with `reset` and `step` is Gymnasium-like, unless it has `get_reward` or a `reset` that takes a whole row:
-    then it is TRL's, and `step` is one of its tools.
+    then it is TRL's, and `step` is one of its tools, as are `start` and `init`.
     """
     has = {method for method in ("start", "step", "init", "reset") if callable(getattr(kind, method, None))}
+    if "reset" in has and _takes_rows(kind) and not _takes_prompts(kind):
+        return "trl"
     if {"start", "step"} <= has:
         return "whet"
     if {"init", "step"} <= has:
         return "skyrl"
     if "reset" in has:
-        return "gym" if "step" in has and not _takes_rows(kind) else "trl"
+        return "gym" if "step" in has else "trl"
     return ""
 
 
@@ -95,6 +97,12 @@ def _takes_rows(kind: type) -> bool:
     parameters = inspect.signature(kind.reset).parameters  # type: ignore[attr-defined]
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return takes_any and "seed" not in parameters
+
+
+def _takes_prompts(kind: type) -> bool:
+    """whet's own interface, by the name of what `start` is given."""
+    start = getattr(kind, "start", None)
+    return callable(start) and "prompt" in inspect.signature(start).parameters
 
 
 def _made(maker: Callable[..., Any], settings: Mapping[str, Any], name: str) -> Any:

@@ -28,6 +28,8 @@ class TextArenaGame:
     `opponent` is a function from what a player sees to what it writes. `settings` are the game's own.
     """
 
+    answers_as = "user"
+
     def __init__(
         self,
         id: str,

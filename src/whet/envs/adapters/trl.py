@@ -2,7 +2,8 @@
 
 As in TRL 1.16: `reset` gets every column of the prompt's row, and a text that it returns follows the last message of
 the prompt; the tools are the class's own public functions in the order of their names, behind those given beside
-them; an episode goes on while the policy calls tools; `get_reward`, which may be async, is asked once at its end. A
+them; an episode goes on while the policy calls tools; `get_reward`, which may be async, is asked once at its end,
+and is added to the rewards that are given beside it, which may take `environments`, the objects that played. A
 mapping of names to classes is routed by the column `environment`. What differs: a call that fails is answered in
 whet's words, and every episode has an object of its own.
 """
@@ -56,10 +57,10 @@ class TrlEnvironment:
     """One episode of one foreign object."""
 
     def __init__(self, foreign: Any, inner: ToolEnvironment, pool: CallPool, is_routed: bool) -> None:
-        self._foreign, self._inner, self._pool, self._is_routed = foreign, inner, pool, is_routed
+        self.foreign, self._inner, self._pool, self._is_routed = foreign, inner, pool, is_routed
         self._name = type(foreign).__name__
         self.stops = inner.stops
-        self.scores = hasattr(foreign, "get_reward")
+        self.scores = self.adds_reward = hasattr(foreign, "get_reward")
 
     def start(self, prompt: Prompt) -> Awaitable[InitialObservation | None]:
         conversation = [dict(message) for message in prompt.messages] or [
@@ -68,7 +69,7 @@ class TrlEnvironment:
         row = dict(prompt.meta) | ({} if prompt.answer is None else {"answer": prompt.answer})
         if self._is_routed:
             del row[ROUTE]
-        said = self._foreign.reset(**{"prompt": conversation, **row})
+        said = self.foreign.reset(**{"prompt": conversation, **row})
         if said is not None and not isinstance(said, str):
             raise TypeError(f"{self._name}.reset gave a value of type {type(said).__name__}; expected text or None")
         last = {**conversation[-1], "content": conversation[-1]["content"] + said} if said else conversation[-1]
@@ -86,7 +87,7 @@ class TrlEnvironment:
         self._inner.close()
 
     async def _reward(self) -> float | None:
-        get_reward = getattr(self._foreign, "get_reward", None)
+        get_reward = getattr(self.foreign, "get_reward", None)
         if get_reward is None:
             return None
         score = await asyncio.wrap_future(self._pool.submit(get_reward))
@@ -135,6 +136,12 @@ class Routed:
     ) -> None:
         self._routes, self._make, self.stops = routes, make, stops
         self._chosen: TrlEnvironment | None = None
+        self.adds_reward = any(hasattr(kind, "get_reward") for kind in routes.values())
+
+    @property
+    def foreign(self) -> Any:
+        """The object that plays; None before the episode begins."""
+        return None if self._chosen is None else self._chosen.foreign
 
     def start(self, prompt: Prompt) -> Awaitable[InitialObservation | None]:
         route = prompt.meta.get(ROUTE)

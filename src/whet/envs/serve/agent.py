@@ -12,7 +12,7 @@ import secrets
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
 
 AT_ONCE = 16  # programs
 GRACE = 1.0  # seconds that the engine waits for a program never found slow, between two calls
+MOST_WAITED, WAITED_SHARE = 2.0, 0.1  # seconds, and of the time spent writing: what waiting may cost in all
 FIRST_GRACE = 30.0  # and before its first call: it has to be started
 MOST_FAILURES = 20  # failures in words that are kept for the report
 HOPELESS = 8  # programs that fail before one has worked: the command is wrong
@@ -78,10 +79,11 @@ class AgentRunner:
         history: str = "template",
         call_format: str = "auto",
         model: str = "policy",  # the name it has for the program
+        settings: Mapping[str, Any] | None = None,  # of an environment that plays by itself
         must_report: bool = True,  # programs report the reward: nothing else scores an episode
     ) -> None:
         require_server()
-        self._agents = FunctionLoop(agent_function(command)) if is_function(command) else None
+        self._agents = FunctionLoop(agent_function(command, settings)) if is_function(command) else None
         self._arguments = program_arguments(command) if self._agents is None else []
         self._limits, self._tokenizer = limits or AgentLimits(), tokenizer
         self._queue = RequestQueue(
@@ -103,6 +105,7 @@ class AgentRunner:
         self._counts: Counter[str] = Counter()
         self._failures: list[str] = []
         self._waited = 0.0
+        self._held_up, self._wrote = 0.0, 0.0  # seconds of the run: waiting while somebody could write, and writing
 
     def play(
         self,
@@ -193,9 +196,14 @@ class AgentRunner:
             if patience > 0 and running:
                 started = time.monotonic()
                 self._queue.wait(min(patience, self._time_left(running)))
-                self._waited += time.monotonic() - started
+                waited = time.monotonic() - started
+                self._waited += waited
+                if self._queue.waiting or not self._queue.is_idle:
+                    self._held_up += waited
                 continue
+            started = time.monotonic()
             self._queue.work()
+            self._wrote += time.monotonic() - started
 
     def _begin(self, episode: _AgentEpisode, endpoint: HttpEndpoint) -> None:
         record, prompt = episode.record, episode.prompt
@@ -250,6 +258,9 @@ class AgentRunner:
     def _patience(self, running: Sequence[_AgentEpisode]) -> float:
         """Seconds to wait for programs to ask for something, before the engine writes on; 0: write now."""
         now, most = time.monotonic(), 0.0
+        if not self._is_slow and self._held_up > MOST_WAITED + WAITED_SHARE * self._wrote:
+            self._is_slow = True
+            self._counts["slow_programs"] += 1
         for episode in running:
             pending = self._queue.pending(episode.record)
             if pending:
@@ -362,10 +373,10 @@ class AgentRunner:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 
-def check_agent(command: str) -> None:
+def check_agent(command: str, settings: Mapping[str, Any] | None = None) -> None:
     """Raise, before a model is read, where the command cannot be started."""
     require_server()
     if is_function(command):
-        agent_function(command)
+        agent_function(command, settings)
     else:
         program_arguments(command)

@@ -37,6 +37,7 @@ class ModelCall:
     calls_tools: int = 0
     malformed: int = 0
     role: str = ""  # whom the policy plays
+    is_constrained: bool = False  # drawn from what a grammar left of the policy's distribution: never trained on
     is_delivered: bool = False  # the client got it, as far as can be known
     request: tuple[int, int] | None = None  # (session, number) of the engine's request whose keys and values it has
 
@@ -163,16 +164,17 @@ class CallRecord:
             start, end = len(call.prompt), len(written.tokens)
             # what was sampled is what is trained on
             assert torch.equal(written.tokens, tokens[:end])
-            action[start:end] = True
-            logp[start:end] = written.behavior_logp[start:]
-            supports.append(written.support)
+            if not call.is_constrained:
+                action[start:end] = True
+                logp[start:end] = written.behavior_logp[start:]
+                supports.append(written.support)
             experts.append(written.routed_experts)
             versions.append(written.versions)
             counts = {"tool_calls": call.calls_tools, "malformed_calls": call.malformed}
             turns += call.observed
             turns.append(
                 Turn(
-                    *("assistant", call.text, start, end),
+                    *("context" if call.is_constrained else "assistant", call.text, start, end),
                     ended=written.stop,
                     counts={name: count for name, count in counts.items() if count},
                 )

@@ -11,7 +11,8 @@ import hashlib
 import hmac
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from whet.envs.serve import responses, web, wire
@@ -24,7 +25,8 @@ KEEP_ALIVE = 5.0  # seconds between the comments that keep a stream open
 BODY_SECONDS = 60.0  # for a request to arrive
 Parse = Callable[[Any], CallRequest]
 Answer = Callable[[CallRequest, ServedCompletions, str], dict[str, Any]]
-Events = Callable[[CallRequest, ServedCompletions, str], list[str]]
+Events = Callable[[CallRequest, ServedCompletions, str, Mapping[int, int]], list[str]]
+Piece = Callable[[ServedCompletions, str, int, str], str]
 
 
 def require_server() -> None:
@@ -88,19 +90,22 @@ class HttpEndpoint:
                 )
             return record, call
 
-        async def answered(request: Any, parse: Parse, whole: Answer, events: Events, body: Any = None) -> Any:
+        async def answered(
+            request: Any, parse: Parse, whole: Answer, events: Events, piece: Piece | None = None, body: Any = None
+        ) -> Any:
             try:
                 record, call = await read(request, parse, body)
                 job = self._queue.submit(record, call)
                 name = call.model or self._model
                 if call.stream:
-                    return web.event_response(_streamed(job, lambda result: events(call, result, name)))
+                    ending = partial(events, call)
+                    return web.event_response(_streamed(job, name, ending, piece))
                 return web.json_response(whole(call, await _awaited(request, job), name))
             except BadCall as error:
                 return refused(error)
 
         async def chat(request: Any) -> Any:
-            return await answered(request, wire.parse_chat, wire.chat_json, wire.chat_events)
+            return await answered(request, wire.parse_chat, wire.chat_json, wire.chat_events, wire.chat_piece)
 
         async def respond(request: Any) -> Any:
             parse, whole = responses.parse_responses, responses.response_json
@@ -123,7 +128,7 @@ class HttpEndpoint:
                 return refused(error)
             if body.get("prompt_logprobs") is None:
                 parse, whole = wire.parse_completion, wire.completion_json
-                return await answered(request, parse, whole, wire.completion_events, body)
+                return await answered(request, parse, whole, wire.completion_events, wire.completion_piece, body)
             try:
                 asked = wire.parse_score(body)
                 if not self._any_model and asked.model not in ("", self._model):
@@ -227,17 +232,39 @@ class HttpEndpoint:
                 raise BadCall(f"the content type is {kind[:100]!r}; expected application/json", status=415)
 
 
-async def _streamed(job: Job, events: Callable[[ServedCompletions], list[str]]) -> AsyncIterator[str]:
-    """Server-sent events; a comment now and then while the completion is being written."""
+async def _streamed(
+    job: Job,
+    model: str,
+    events: Callable[[ServedCompletions, str, Mapping[int, int]], list[str]],
+    piece: Piece | None = None,
+) -> AsyncIterator[str]:
+    """Server-sent events: pieces while the completion is written, or a comment now and then, and its end."""
+    loop, pieces = asyncio.get_running_loop(), asyncio.Queue[tuple[int, str]]()
     waiting = asyncio.wrap_future(job.future)
+    head = ServedCompletions(job.id, job.created, (), ())
     is_whole = False
+    if piece is not None:
+
+        def hear(choice: int, text: str) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, (choice, text))
+
+        job.on_text = hear
     try:
-        while not waiting.done():
-            await asyncio.wait((waiting,), timeout=KEEP_ALIVE)
-            if not waiting.done():
+        while not waiting.done() or not pieces.empty():
+            while piece is not None and not pieces.empty():
+                yield f"data: {piece(head, model, *pieces.get_nowait())}\n\n"
+            if waiting.done():
+                continue
+            more = asyncio.ensure_future(pieces.get())
+            done, _ = await asyncio.wait((waiting, more), timeout=KEEP_ALIVE, return_when=asyncio.FIRST_COMPLETED)
+            if more in done and piece is not None:
+                yield f"data: {piece(head, model, *more.result())}\n\n"
+            else:
+                more.cancel()
+            if not done:
                 yield ": still writing\n\n"
         try:
-            written = events(waiting.result())
+            written = events(waiting.result(), model, job.streamed)
         except BadCall as error:
             written = [json.dumps(error.body)]
         job.mark_delivered()

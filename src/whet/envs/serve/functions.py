@@ -9,6 +9,7 @@ not block: other episodes run on the same loop, and a time limit can only interr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -17,23 +18,28 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from whet.envs.adapters import VERIFIERS
+from whet.envs.adapters.verifiers import verifiers_play
 from whet.registry import error_text, imported
 from whet.types import WhetError
 
 AgentPlay = Callable[[Any, Mapping[str, Any]], Awaitable[Any]]
+CLOSE_SECONDS = 15.0
 FUNCTION = re.compile(r"\S+:[A-Za-z_]\w*")
 GIVEN: dict[str, AgentPlay] = {}  # that only the calling program has, by the name its config has
 
 
 def is_function(agent: str) -> bool:
     """Whether `env.agent` names a function, `file.py:name` or `module:name`, and no command."""
-    return agent in GIVEN or FUNCTION.fullmatch(agent) is not None
+    return agent in GIVEN or agent.startswith(VERIFIERS) or FUNCTION.fullmatch(agent) is not None
 
 
-def agent_function(name: str) -> AgentPlay:
-    """The function of that name; one line where it cannot play."""
+def agent_function(name: str, settings: Mapping[str, Any] | None = None) -> AgentPlay:
+    """The function of that name, or the environment of verifiers; one line where it cannot play."""
     if importlib.util.find_spec("openai") is None:
         raise WhetError(f"env.agent {name!r} is given a client of the package openai; pip install openai")
+    if name.startswith(VERIFIERS):
+        return verifiers_play(name, settings or {})
     function: AgentPlay = GIVEN[name] if name in GIVEN else imported(name, "agent")
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     if not inspect.iscoroutinefunction(called):
@@ -55,7 +61,11 @@ class FunctionLoop:
         threading.Thread(target=self.loop.run_forever, name="whet-agents", daemon=True).start()
 
     def close(self) -> None:
-        """End the loop; episodes have ended before."""
+        """End the loop; episodes have ended before. What plays is told, where it has a `close`."""
+        closing = getattr(self.play, "close", None)
+        if closing is not None:
+            with contextlib.suppress(Exception):
+                asyncio.run_coroutine_threadsafe(closing(), self.loop).result(CLOSE_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 

@@ -19,9 +19,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from whet.data.call_formats import chosen_format
 from whet.data.chat import prompt_tokens
 from whet.data.turns import TurnRenderer, turn_renderer, without_control_tokens
 from whet.envs.serve.calls import CallRecord, ModelCall
+from whet.envs.serve.constraints import Grammars
 from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, Choice, ScoreRequest, ServedCompletions
 from whet.envs.tools.environment import CallFormat
 from whet.envs.tools.formats import call_format_of
@@ -45,6 +47,11 @@ class Job:
     is_gone: bool = False  # its client went away
     calls: list[ModelCall] = field(default_factory=list)
     left: int = 0  # completions still to be written
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+    grammar: str = ""  # that each completion must follow
+    on_text: Callable[[int, str], None] | None = None  # is told (choice, new text) while a completion is written
+    streamed: dict[int, int] = field(default_factory=dict)  # characters of each choice that it was sent
     sampling: Sampling | None = None
     prompted: ModelCall | None = None  # its tokens, once they are known
     budget: int = 0  # of each completion
@@ -109,6 +116,7 @@ class RequestQueue:
         self._num_sessions, self._num_requests = 0, 0
         self._renderers: dict[str, TurnRenderer | str] = {}
         self._formats: dict[str, CallFormat | str] = {}
+        self._grammars = Grammars(tokenizer, end_tokens)
         self.is_open = False
         self.counts: Counter[str] = Counter()
 
@@ -212,6 +220,33 @@ class RequestQueue:
             for number, sample in opened.session.advance():
                 job, call = opened.writing.pop(number)
                 self._written(opened, number, job, call, sample)
+            self._tell(opened)
+
+    def _tell(self, opened: _OpenSession) -> None:
+        """What is written so far, to those who follow it. Calls of tools are read when they are whole."""
+        following = {
+            number: (job, call)
+            for number, (job, call) in opened.writing.items()
+            if job.on_text is not None and not job.is_gone and not job.request.tools
+        }
+        progress: Callable[[], Mapping[int, list[int]]] | None = getattr(opened.session, "progress", None)
+        if not following or progress is None:
+            return
+        for number, tokens in progress().items():
+            if number in following:
+                self._tell_one(*following[number], tokens)
+
+    def _tell_one(self, job: Job, call: ModelCall, tokens: list[int]) -> None:
+        choice = next(number for number, known in enumerate(job.calls) if known is call)
+        text = str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        # what may yet turn out to be part of a character, or of a text to stop at, which no client reads
+        held = max((len(stop) for stop in job.request.wishes.stop), default=1) - 1
+        text = text.rstrip("\ufffd")
+        text = text[: len(text) - held] if held else text
+        before = job.streamed.get(choice, 0)
+        if len(text) > before and job.on_text is not None:
+            job.streamed[choice] = len(text)
+            job.on_text(choice, text[before:])
 
     def _score(self, job: ScoreJob) -> None:
         assert self._scorer is not None
@@ -270,8 +305,8 @@ class RequestQueue:
             record.counts["refused_calls"] += 1
             self._refuse(job, error)
             return True
-        for name in request.ignored:
-            record.counts[f"ignored_{name}"] += 1
+        if job.grammar:
+            record.counts["constrained_calls"] += request.count
         assert job.prompted is not None
         job.left = request.count
         for choice in range(request.count):
@@ -287,8 +322,12 @@ class RequestQueue:
         if record.most_calls and record.num_calls + request.count > record.most_calls:
             record.ended_by = record.ended_by or StopReason.TURNS
             raise BadCall(f"the episode has had its {record.most_calls} calls", code="episode_limit")
-        job.sampling = self._sampling_of(request, record)
+        job.grammar = self._grammar(request, record)
+        job.sampling = self._sampling_of(request, record, bool(job.grammar))
+        if request.top_logprobs and self._scorer is None:
+            raise BadCall("top_logprobs is served by `whet serve` alone; give 0", param="top_logprobs")
         call = self._prompted(record, request)
+        call.is_constrained = bool(job.grammar)
         call.role = request.role or ("" if call.parent is None else call.parent.role)
         room = record.room(call, self._context)
         if room < 1:
@@ -321,7 +360,17 @@ class RequestQueue:
         number, self._num_requests = self._num_requests, self._num_requests + 1
         opened.writing[number] = (job, call)
         limited = None if job.budget == self._sampling.max_new_tokens else job.budget
-        opened.session.add(number, Request(call.prompt, request_seed(*seed), limited, continues))
+        stop, stop_tokens = self._stops(job.request)
+        constraint = self._grammars.constraint(job.grammar) if job.grammar else None
+        opened.session.add(
+            number,
+            Request(
+                *(call.prompt, request_seed(*seed), limited, continues),
+                stop=stop,
+                stop_tokens=stop_tokens,
+                constraint=constraint,
+            ),
+        )
 
     def _session(self, job: Job) -> _OpenSession | None:
         """The session that a job fits into; None while another one, or a full one, is busy.
@@ -360,11 +409,37 @@ class RequestQueue:
             self._opened.closing.close()
             self._opened = None
 
-    def _sampling_of(self, request: CallRequest, record: CallRecord) -> Sampling:
-        """How a request is sampled. What is trained on is drawn as the run says; texts to stop at are the client's."""
-        own, wishes = self._sampling, request.wishes
+    def _grammar(self, request: CallRequest, record: CallRecord) -> str:
+        """What the completions of a request must follow; empty: nothing. A program that is trained goes on without."""
+        if request.form is None and not request.called:
+            return ""
+        try:
+            if not getattr(self._engine, "constrains", False):
+                what = "tool_choice" if request.called else "response_format"
+                raise BadCall(f"{what} cannot be enforced by this engine; leave it away", param=what)
+            if request.form is not None:
+                return self._grammars.of_answer(request.form or None)
+            self._format(request.tools)  # a template that shows no tools is refused
+            form = chosen_format(self._call_format, self._tokenizer, request.tools)
+            return self._grammars.of_calls(form, request.tools, request.called)
+        except BadCall:
+            if not self._is_fixed or request.form is not None:
+                raise
+            record.counts["ignored_tool_choice"] += 1
+            return ""
+
+    def _stops(self, request: CallRequest) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+        """What ends the completions of a request, besides what ends all: its session need not be its own for that."""
         behind_calls = self._format(request.tools).stops if request.tools and self._tokenizer.chat_template else ()
-        stops = tuple((token,) for token in wishes.stop_tokens if token not in self._ends)
+        wishes = request.wishes
+        tokens = tuple((token,) for token in wishes.stop_tokens if token not in self._ends)
+        return tuple(dict.fromkeys((*behind_calls, *wishes.stop))), tokens
+
+    def _sampling_of(self, request: CallRequest, record: CallRecord, constrained: bool = False) -> Sampling:
+        """How a request is sampled. What is trained on is drawn as the run says."""
+        own, wishes = self._sampling, request.wishes
+        if request.tools and self._tokenizer.chat_template:
+            self._format(request.tools)  # tools that cannot be shown are refused before anything is written
         names = ("temperature", "top_p", "top_k", "min_p")
         wanted: dict[str, Any] = {name: value for name in names if (value := getattr(wishes, name)) is not None}
         if self._is_fixed:
@@ -374,12 +449,7 @@ class RequestQueue:
         elif wishes.penalties:
             raise BadCall(f"{wishes.penalties[0]} is not served; leave it away", param=wishes.penalties[0])
         try:
-            return replace(
-                own,
-                **wanted,
-                stop=tuple(dict.fromkeys((*own.stop, *behind_calls, *wishes.stop))),
-                stop_tokens=tuple(dict.fromkeys((*own.stop_tokens, *stops))),
-            )
+            return replace(own, **wanted, constrained=constrained)
         except WhetError as error:
             raise BadCall(str(error)) from error
 
@@ -514,7 +584,7 @@ class RequestQueue:
             job.record.counts["disconnected_calls"] += 1
             return
         choices = [self._choice(job, written_call) for written_call in job.calls]
-        result = ServedCompletions(secrets.token_hex(12), int(time.time()), job.calls[0].prompt, tuple(choices))
+        result = ServedCompletions(job.id, job.created, job.calls[0].prompt, tuple(choices))
         if not job.future.done():
             job.future.set_result(result)
 
@@ -534,8 +604,19 @@ class RequestQueue:
             content = content.partition(stop)[0]
         if request.messages:
             job.record.remember(call, request.messages, request.tools, _answer(content, tool_calls))
+        likeliest: tuple[tuple[tuple[str, float], ...], ...] = ()
+        if request.top_logprobs and self._scorer is not None:
+            tables = self._scorer(sample.tokens.tolist(), request.top_logprobs)[start - 1 :]
+            likeliest = tuple(
+                tuple(
+                    (str(self._tokenizer.decode([token])), logp)
+                    for token, logp in sorted(table.items(), key=lambda entry: -entry[1])[: request.top_logprobs]
+                )
+                for table in tables
+            )
         finish = "length" if sample.stop is StopReason.LENGTH else "tool_calls" if tool_calls else "stop"
-        return Choice(tuple(tokens), tuple(sample.behavior_logp[start:].tolist()), pieces, content, tool_calls, finish)
+        logp = tuple(sample.behavior_logp[start:].tolist())
+        return Choice(tuple(tokens), logp, pieces, content, tool_calls, finish, likeliest)
 
     def _tool_calls(
         self, call: ModelCall, tokens: list[int], tools: Sequence[Mapping[str, Any]]

@@ -116,7 +116,9 @@ def _items(name: str, choice: Choice) -> list[dict[str, Any]]:
     return items
 
 
-def response_events(request: CallRequest, result: ServedCompletions, model: str) -> list[str]:
+def response_events(
+    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = wire.NOTHING_STREAMED
+) -> list[str]:
     """The answer as server-sent events: each text and each call in one piece."""
     whole = response_json(request, result, model)
     begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}

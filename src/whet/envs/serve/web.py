@@ -22,6 +22,7 @@ LOOPBACK = "127.0.0.1"
 START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 MOST_CONNECTIONS = 1024
+HEAD_SECONDS = 20.0  # for the head of a request to arrive
 Route = tuple[str, Callable[[Any], Any], str]  # path, handler, method
 
 
@@ -83,7 +84,7 @@ class HttpServer:
             h11_max_incomplete_event_size=2**16,
             server_header=False,
             lifespan="off",
-            http="h11",
+            http=_impatient_protocol(),
             ws="none",
         )
         self._server = uvicorn.Server(config)
@@ -105,6 +106,42 @@ class HttpServer:
         if self._thread is not None:
             self._thread.join(timeout=STOP_SECONDS)
         self._socket.close()
+
+
+def _impatient_protocol() -> type:
+    """uvicorn's HTTP/1.1, which also closes a connection that opens and never sends a whole request head."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class ImpatientProtocol(H11Protocol):
+        _patience: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            answers = self.cycle is not None and not self.cycle.response_complete
+            if answers and self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+            elif not answers and self._patience is None:
+                self._patience = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+        def _give_up(self) -> None:
+            self._patience = None
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return ImpatientProtocol
 
 
 def make_app(routes: Sequence[Route], unknown: Callable[..., Any]) -> Any:

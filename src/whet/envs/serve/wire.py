@@ -21,8 +21,10 @@ MOST_CHOICES = 16
 MOST_STOPS = 16
 LONGEST_STOP = 256  # characters
 MOST_TOOLS = 512
+MOST_ALTERNATIVES = 20  # likeliest tokens beside a sampled one
 LONGEST_ROLE = 64  # characters
 NOTHING: Mapping[str, Any] = {}
+NOTHING_STREAMED: Mapping[int, int] = {}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -73,7 +75,9 @@ class CallRequest:
     stream: bool = False
     stream_usage: bool = False
     role: str = ""  # whom the policy plays in this conversation; empty: as before in it
-    ignored: tuple[str, ...] = ()  # settings that were asked for and cannot be met, and that a client may do without
+    form: Mapping[str, Any] | None = None  # the completion must be JSON of this schema; empty: any object
+    called: tuple[str, ...] = ()  # it must be a call of one of these tools
+    top_logprobs: int = 0  # likeliest tokens beside each one that was sampled
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class Choice:
     content: str
     tool_calls: tuple[CalledTool, ...]
     finish: str  # stop, length or tool_calls
+    likeliest: tuple[tuple[tuple[str, float], ...], ...] = ()  # (text, log-probability) at each token, the most first
 
 
 @dataclass(frozen=True)
@@ -154,15 +159,17 @@ def parse_chat(body: Mapping[str, Any]) -> CallRequest:
         raise BadCall("messages is missing or empty; expected a list of messages", param="messages")
     if body.get("functions") or body.get("function_call"):
         raise BadCall("functions and function_call are the old form of tools; give tools", param="functions")
-    kind = _table(body, "response_format").get("type", "text")
-    if kind != "text":
-        raise BadCall(f"response_format {kind!r} cannot be enforced here; ask for text", param="response_format")
-    if _whole(body, "top_logprobs", 0, 20):
-        raise BadCall("top_logprobs gives the sampled token alone here; give 0", param="top_logprobs")
     tools = _tools(body)
-    choice = body.get("tool_choice", "auto")
+    choice = body.get("tool_choice") or "auto"
+    called = _called(choice, tools)
     if choice == "none":
         tools = ()
+    form = _form(body)
+    if form is not None and called:
+        raise BadCall("response_format and a tool_choice that forces a call exclude each other", param="tool_choice")
+    top = _whole(body, "top_logprobs", 0, MOST_ALTERNATIVES) or 0
+    if top and not body.get("logprobs"):
+        raise BadCall("top_logprobs needs logprobs=true", param="top_logprobs")
     stream = _flag(body, "stream")
     return CallRequest(
         messages=_named([_message(message, number) for number, message in enumerate(messages)]),
@@ -176,8 +183,49 @@ def parse_chat(body: Mapping[str, Any]) -> CallRequest:
         stream=stream,
         stream_usage=stream and _flag(_table(body, "stream_options"), "include_usage"),
         role=_role(body),
-        ignored=() if choice in ("auto", "none", None) else ("tool_choice",),
+        form=form,
+        called=called,
+        top_logprobs=top,
     )
+
+
+def _called(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Names of the tools one of which must be called; empty: the model may do as it likes."""
+    known = tuple(str(tool["function"]["name"]) for tool in tools)
+    if choice in ("auto", "none"):
+        return ()
+    if choice == "required":
+        names: tuple[str, ...] = known
+    else:
+        function = choice.get("function", choice) if isinstance(choice, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
+            raise BadCall(
+                f"tool_choice is {_shown(choice)}; expected auto, none, required or the name of a function",
+                param="tool_choice",
+            )
+        names = (name,) if name in known else ()
+    if not names:
+        raise BadCall(f"tool_choice is {_shown(choice)}, and tools has no such function", param="tool_choice")
+    return names
+
+
+def _form(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The JSON schema that `response_format` asks for; None: any text."""
+    given = _table(body, "response_format")
+    kind = given.get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return NOTHING
+    named = given.get("json_schema", given)  # the Responses API has name and schema beside the type
+    schema = named.get("schema") if isinstance(named, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict):
+        raise BadCall(
+            f"response_format {_shown(kind)} cannot be enforced; give text, json_object, or json_schema with a schema",
+            param="response_format",
+        )
+    return schema
 
 
 def _role(body: Mapping[str, Any]) -> str:
@@ -239,8 +287,7 @@ def parse_completion(body: Mapping[str, Any]) -> CallRequest:
         raise BadCall("prompt is no text and no list of token ids; expected one of them", param="prompt")
     if body.get("echo") or body.get("suffix") or body.get("best_of") not in (None, body.get("n") or 1):
         raise BadCall("echo, suffix and best_of are not served; leave them away", param="echo")
-    if (_whole(body, "logprobs", 0, 20) or 0) > 1:
-        raise BadCall("logprobs gives the sampled token alone here; give 1", param="logprobs")
+    top = _whole(body, "logprobs", 0, MOST_ALTERNATIVES) or 0
     return CallRequest(
         tokens=tuple(prompt) if is_tokens else None,
         text=prompt if is_text else None,
@@ -250,6 +297,7 @@ def parse_completion(body: Mapping[str, Any]) -> CallRequest:
         logprobs=body.get("logprobs") is not None,
         token_ids=_flag(body, "return_token_ids"),
         stream=_flag(body, "stream"),
+        top_logprobs=top if top > 1 else 0,
     )
 
 
@@ -261,15 +309,27 @@ def completion_json(request: CallRequest, result: ServedCompletions, model: str)
         answer: dict[str, Any] = {"index": number, "text": choice.content, "finish_reason": finish, "logprobs": None}
         if request.logprobs:
             answer["logprobs"] = {"tokens": list(choice.pieces), "token_logprobs": list(choice.logp)}
+            if choice.likeliest:
+                answer["logprobs"]["top_logprobs"] = [dict(table) for table in choice.likeliest]
         choices.append({**answer, **({"token_ids": list(choice.tokens)} if request.token_ids else {})})
     head = {"id": f"cmpl-{result.id}", "object": "text_completion", "created": result.created, "model": model}
     return {**head, "choices": choices, "usage": usage(result)}
 
 
-def completion_events(request: CallRequest, result: ServedCompletions, model: str) -> list[str]:
-    """The same as server-sent events, each completion in one piece."""
+def completion_events(
+    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = NOTHING_STREAMED
+) -> list[str]:
+    """The same as server-sent events; `streamed` characters of each completion were sent before."""
     whole = completion_json(request, result, model)
-    return [*(json.dumps({**whole, "choices": [choice], "usage": None}) for choice in whole["choices"]), "[DONE]"]
+    choices = [{**choice, "text": choice["text"][streamed.get(choice["index"], 0) :]} for choice in whole["choices"]]
+    return [*(json.dumps({**whole, "choices": [choice], "usage": None}) for choice in choices), "[DONE]"]
+
+
+def completion_piece(result: ServedCompletions, model: str, choice: int, text: str) -> str:
+    """A part of a completion that is being written; `result` has no choices yet."""
+    head = {"id": f"cmpl-{result.id}", "object": "text_completion", "created": result.created, "model": model}
+    piece = {"index": choice, "text": text, "finish_reason": None, "logprobs": None}
+    return json.dumps({**head, "choices": [piece]})
 
 
 def parse_score(body: Mapping[str, Any]) -> ScoreRequest:
@@ -487,12 +547,17 @@ def _call_json(call: CalledTool) -> dict[str, Any]:
 
 def _logprobs(request: CallRequest, choice: Choice) -> dict[str, Any]:
     names = [f"token_id:{token}" for token in choice.tokens] if request.tokens_as_ids else choice.pieces
+    tables = choice.likeliest or ((),) * len(names)
     return {
         "content": [
-            {"token": name, "logprob": logp, "bytes": list(name.encode()), "top_logprobs": []}
-            for name, logp in zip(names, choice.logp, strict=True)
+            {**_entry(name, logp), "top_logprobs": [_entry(*other) for other in table]}
+            for name, logp, table in zip(names, choice.logp, tables, strict=True)
         ]
     }
+
+
+def _entry(text: str, logp: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logp, "bytes": list(text.encode())}
 
 
 def generate_json(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
@@ -525,14 +590,22 @@ def usage(result: ServedCompletions) -> dict[str, int]:
     }
 
 
-def chat_events(request: CallRequest, result: ServedCompletions, model: str) -> list[str]:
-    """The completion as server-sent events: the engine hands it out whole, so each part comes in one piece."""
-    head = {
-        "id": f"chatcmpl-{result.id}",
-        "object": "chat.completion.chunk",
-        "created": result.created,
-        "model": model,
-    }
+def chat_piece(result: ServedCompletions, model: str, choice: int, text: str) -> str:
+    """A part of a completion that is being written; `result` has no choices yet."""
+    piece = {"index": choice, "delta": {"role": "assistant", "content": text}, "finish_reason": None, "logprobs": None}
+    return json.dumps({**_chunk(result, model), "choices": [piece]})
+
+
+def _chunk(result: ServedCompletions, model: str) -> dict[str, Any]:
+    kind = "chat.completion.chunk"
+    return {"id": f"chatcmpl-{result.id}", "object": kind, "created": result.created, "model": model}
+
+
+def chat_events(
+    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = NOTHING_STREAMED
+) -> list[str]:
+    """The completion as server-sent events; `streamed` characters of each choice were sent before."""
+    head = _chunk(result, model)
     events: list[dict[str, Any]] = []
 
     def add(
@@ -542,11 +615,13 @@ def chat_events(request: CallRequest, result: ServedCompletions, model: str) -> 
         events.append({**head, "choices": [choice]})
 
     for number, choice in enumerate(result.choices):
-        add(number, {"role": "assistant", "content": ""})
+        if number not in streamed:
+            add(number, {"role": "assistant", "content": ""})
+        rest = choice.content[streamed.get(number, 0) :]
         logprobs = {"logprobs": _logprobs(request, choice)} if request.logprobs else {}
         ids = {"token_ids": list(choice.tokens)} if request.token_ids else {}
-        if choice.content or logprobs or ids:
-            add(number, {"content": choice.content}, more={**logprobs, **ids})
+        if rest or logprobs or ids:
+            add(number, {"content": rest}, more={**logprobs, **ids})
         for index, call in enumerate(choice.tool_calls):
             add(number, {"tool_calls": [{"index": index, **_call_json(call)}]})
         add(number, {}, choice.finish)

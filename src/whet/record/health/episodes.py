@@ -12,6 +12,7 @@ from whet.record.text import number, percent
 from whet.types import StepReport, StopReason
 
 MANY_MALFORMED = 0.2  # of all calls that were begun
+SOME_MALFORMED = 0.05  # of the episodes: fewer are chance
 MANY_ERRORS = 0.3  # of the calls that were read
 MANY_FAILED = 0.05  # of the episodes
 MANY_LIMITED, MOST_LIMITED = 0.3, 0.5  # of the episodes
@@ -28,6 +29,8 @@ def _malformed(history: History) -> HealthFinding | None:
     recent = history.steps[-RECENT:]
     broken, read = _sum(recent, "malformed_calls"), _sum(recent, "tool_calls")
     if len(recent) < RECENT or not broken or broken < MANY_MALFORMED * (broken + read):
+        return None
+    if share_of(recent, "malformed_calls") < SOME_MALFORMED:  # hardly anybody calls: that is not the matter
         return None
     return problem(
         f"{percent(broken / (broken + read))} of the tool calls of the last {RECENT} steps could not be read",

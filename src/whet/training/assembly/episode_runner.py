@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from whet.data.source import SourceKind
 from whet.envs.sections import OWN_TASKS, EnvSection
 from whet.model.load import LoadedModel
 from whet.protocols import Engine, Environment
@@ -20,7 +21,13 @@ GYM_REWARD = "gym_answer"
 
 def check_environment(config: Config | EvaluationConfig) -> None:
     """Refuse an environment that cannot be made, before a model is read."""
-    if config.env.name:
+    if config.env.player:
+        from whet.envs.serve.agent import check_agent
+
+        check_agent(config.env.player, config.env.settings)
+        if config.env.name:
+            _check_tasks(config)
+    elif config.env.name:
         _named_environment(config, tokenizer=None)
         if config.env.name in OWN_TASKS and config.data.parsed_source.is_task:
             raise WhetError(
@@ -33,15 +40,23 @@ def check_environment(config: Config | EvaluationConfig) -> None:
                 f"the environment 'reasoning_gym' judges with {GYM_REWARD} the answers of gym:NAME, and data.source is "
                 f"{config.data.source}; give the data gym:basic_arithmetic, or env.settings.reward=math_answer"
             )
-    if config.env.agent:
-        from whet.envs.serve.agent import check_agent
 
-        check_agent(config.env.agent)
+
+def _check_tasks(config: Config | EvaluationConfig) -> None:
+    """Refuse rows that name no task of an environment of verifiers, or one task under several numbers."""
+    from whet.envs.adapters.verifiers import num_tasks
+
+    source, tasks = config.data.parsed_source, num_tasks(config.env.name, config.env.settings)
+    if source.kind is not SourceKind.SEEDS or not source.name.isdecimal() or int(source.name) > tasks:
+        raise WhetError(
+            f"the environment {config.env.name!r} has {tasks} tasks of its own, and data.source is "
+            f"{config.data.source}; give their numbers, data.source=seeds:{tasks}"
+        )
 
 
 def require_own_reward(config: Config | EvaluationConfig) -> None:
     """Refuse an environment that pays nothing, where it is the only one to pay."""
-    if not config.env.name:
+    if not config.env.name or config.env.player:
         return
     make = _named_environment(config, tokenizer=None)
     if not getattr(make(), "scores", True):
@@ -51,6 +66,13 @@ def require_own_reward(config: Config | EvaluationConfig) -> None:
         )
 
 
+def adds_own_reward(config: Config | EvaluationConfig) -> bool:
+    """Whether what the environment pays is added to other rewards: TRL's `get_reward` is."""
+    if not config.env.name or config.env.player:
+        return False
+    return bool(getattr(_named_environment(config, tokenizer=None)(), "adds_reward", False))
+
+
 def build_episode_runner(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
 ) -> tuple[EpisodeRunner, dict[str, str]]:
@@ -58,7 +80,7 @@ def build_episode_runner(
     section = config.env
     if section.is_single:
         return EnvironmentRunner(engine, loaded.tokenizer, context=loaded.context), {}
-    if section.agent:
+    if section.player:
         return _agent_runner(config, engine, loaded)
     make = _maker(config, loaded.tokenizer)
     limits = EpisodeLimits(section.max_turns, most_tokens(config), section.step_seconds, section.seconds)
@@ -88,17 +110,18 @@ def _agent_runner(
     runner = AgentRunner(
         engine,
         loaded.tokenizer,
-        section.agent,
+        section.player,
         limits,
         context=loaded.context,
         end_tokens=loaded.end_tokens,
         history=section.history,
         call_format=section.call_format,
         model=Path(config.model.name).name,
+        settings=section.settings,
         must_report=not rewards or "environment" in rewards,
     )
     bounds = f"up to {limits.calls} calls and {limits.tokens} tokens behind a conversation's first prompt"
-    return runner, {"agent": f"{section.agent}; {bounds}, {limits.at_once} programs at once"}
+    return runner, {"agent": f"{section.player}; {bounds}, {limits.at_once} programs at once"}
 
 
 def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:

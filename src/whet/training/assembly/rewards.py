@@ -27,7 +27,7 @@ from whet.reward.score import Failures, Scorer, Share, judged_ahead
 from whet.reward.sections import RewardPartSection, RewardSection, SandboxSection
 from whet.reward.templates import defended, format_first, template
 from whet.rollout.collect import Score
-from whet.training.assembly.episode_runner import require_own_reward
+from whet.training.assembly.episode_runner import adds_own_reward, require_own_reward
 from whet.training.config import FROM_PYTHON, Config, EvaluationConfig
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.rollout import shared_work
@@ -61,7 +61,7 @@ def build_reward_parts(
         named = tuple(_part_of(part) for part in section.parts)
     elif config.env.name or config.env.agent:
         require_own_reward(config)
-        named = (RewardPart("environment"),)
+        named = (RewardPart(OWN_REWARD),)
     elif source.is_task:
         names = {task.reward for task in source.tasks()}
         named = (RewardPart(names.pop() if len(names) == 1 else TASK_ANSWER),)
@@ -79,6 +79,9 @@ def build_reward_parts(
         )
     else:
         return []
+    paid = [getattr(part.reward, "name", part.reward) for part in named]
+    if (section.parts or given) and OWN_REWARD not in paid and adds_own_reward(config):
+        named = (*named, RewardPart(OWN_REWARD))
     if section.format_first and not section.template:
         raise WhetError("reward.format_first changes the weights of a template; give reward.template, or drop it")
     _check_defences(section)
@@ -92,6 +95,7 @@ def build_reward_parts(
 
 
 TASK_ANSWER = "task_answer"
+OWN_REWARD = "environment"  # what the environment pays
 
 
 def _check_defences(section: RewardSection) -> None:

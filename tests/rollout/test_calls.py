@@ -1,0 +1,49 @@
+"""Calls of other people's code beside the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from concurrent.futures import wait
+
+from whet.rollout import calls
+from whet.rollout.calls import CallPool
+
+
+def test_an_async_call_that_blocks_does_not_poison_later_ones(monkeypatch, caplog):
+    monkeypatch.setattr(calls, "PULSE_SECONDS", 0.05)
+    pool, released = CallPool(), threading.Event()
+
+    async def blocks() -> None:
+        released.wait(20)  # no await: its loop stands still
+
+    async def quick() -> str:
+        await asyncio.sleep(0)
+        return "fine"
+
+    hanging = pool.submit(blocks)
+    assert wait([hanging], timeout=0.1).not_done
+    pool.give_up(hanging, "a tool")
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert pool.submit(quick).result(timeout=5) == "fine"
+        assert "blocked its event loop" in caplog.text
+    finally:
+        released.set()
+
+
+def test_an_async_call_that_only_waits_keeps_its_loop(caplog):
+    pool = CallPool()
+
+    async def waits() -> None:
+        await asyncio.sleep(20)
+
+    async def loop() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    before, slow = pool.submit(loop).result(timeout=5), pool.submit(waits)
+    time.sleep(0.01)
+    pool.give_up(slow, "a tool")
+    assert pool.submit(loop).result(timeout=5) is before and not caplog.text
