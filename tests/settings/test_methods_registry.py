@@ -245,7 +245,7 @@ def test_what_cannot_be_registered_is_refused_in_one_line(kind, thing, said):
 
 
 def test_a_second_name_for_a_component_is_refused():
-    with pytest.raises(WhetError, match="called 'narrow' in its class and 'thin' here"):
+    with pytest.raises(WhetError, match="called 'narrow' where it is defined and 'thin' here"):
         whet.register("clip", narrow_rule(), name="thin")
 
 

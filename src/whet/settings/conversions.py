@@ -134,7 +134,7 @@ def epochs(value: Any, run: ForeignRun) -> Settings:
     if run.number("max_steps", -1) > 0:
         return {}
     if run.rows is None:
-        raise Unmapped(f"give --epochs {number(value):g}: how many steps that is hangs on the rows")
+        return {"epochs": plain(f"{number(value):g}")}
     # RL leaves out the last prompts of an epoch that fill no batch
     batches = run.rows // _size(run) if run.kind == "policy" else math.ceil(run.rows / _size(run))
     return {"steps": max(1, math.ceil(number(value) * batches))}
@@ -293,6 +293,24 @@ def verl_kl(value: Any, run: ForeignRun) -> Settings:
     else:
         return {"objective.kl": "none"}
     return {"objective.kl.kind": kind, "objective.kl.beta": beta}
+
+
+def kl_control(value: Any, run: ForeignRun) -> Settings:
+    """verl's adaptive controller is Ziegler's, as `proportional` is; it turns the KL of the reward."""
+    if text(value) != "adaptive" or not run.is_on("use_kl_in_reward"):
+        return {}
+    target, horizon = "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon"
+    numbers = {"target": run.number(target, 0.1), "horizon": run.number(horizon, 10000)}
+    return {
+        "objective.control.kind": "proportional",
+        **{f"objective.control.{name}": n for name, n in numbers.items()},
+    }
+
+
+def keep_rounds(value: Any, run: ForeignRun) -> Settings:
+    """Of the filter that is switched on; verl's 0 has no limit."""
+    is_used = run.is_on("dynamic_filtering") and number(value) > 0
+    return {"objective.keep.rounds": int(number(value))} if is_used else {}
 
 
 def openrlhf_kl(value: Any, run: ForeignRun) -> Settings:

@@ -12,7 +12,7 @@ from typing import Any
 
 from whet.settings.conversions import OWN_METHODS, ForeignRun, Settings, Unmapped, text
 from whet.settings.files import readable_file
-from whet.settings.foreign import FOREIGN, ForeignName
+from whet.settings.foreign import FOREIGN, ForeignName, foreign_entry
 from whet.settings.layers import flattened
 from whet.types import WhetError
 
@@ -138,7 +138,7 @@ def translate(
     run = ForeignRun(KINDS.get(trainer.partition(" ")[2], "policy"), values, rows, devices)
     left = {name: value for name, value in DEFAULTS[trainer].items() if name not in known}
     for name, value in {**left, **given}.items():
-        entry = FOREIGN.get(name, NO_ENTRY)
+        entry = foreign_entry(name) or NO_ENTRY
         try:
             settings = entry.settings(value, run)
         except Unmapped as reason:
