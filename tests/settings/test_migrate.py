@@ -15,7 +15,8 @@ from whet.cli import app
 from whet.settings.foreign import FOREIGN
 from whet.settings.layers import flattened
 from whet.settings.migrate import DEFAULTS, PROGRAMS, from_command, translate
-from whet.training.config import resolved
+from whet.training.assembly.rl import build_objective
+from whet.training.config import PolicyConfig, resolved
 from whet.types import WhetError
 
 VERL = """PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo \\
@@ -68,7 +69,9 @@ class GRPOConfig:
 
 def flat(command: str) -> tuple[str, dict[str, Any], dict[str, str]]:
     translation = translate(*from_command(command))
-    resolved(translation.method, translation.settings, rows=1000)
+    config = resolved(translation.method, translation.settings, rows=1000)
+    if isinstance(config, PolicyConfig):
+        build_objective(config)  # what a run refuses before its first step
     return translation.method, translation.flat, dict(translation.unmapped)
 
 
@@ -108,7 +111,8 @@ OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset a.jsonl 
         (VERL_RUN, "ppo", {"objective.baseline.lam": 1.0, "critic.learning_rate": 1e-5, "batch.group_size": 1}),
         (
             VERL_RUN + "algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_kl_loss=True "
-            "actor_rollout_ref.actor.kl_loss_coef=0.01 trainer.n_gpus_per_node=8 trainer.nnodes=2",
+            "actor_rollout_ref.actor.kl_loss_coef=0.01 actor_rollout_ref.rollout.n=2 "
+            "trainer.n_gpus_per_node=8 trainer.nnodes=2",
             "grpo",
             {"objective.kl.kind": "k3", "objective.kl.beta": 0.01, "scale.workers": 16},
         ),
@@ -128,7 +132,11 @@ OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset a.jsonl 
                 "objective.keep.rounds": 10,
             },
         ),
-        (VERL_RUN + "actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "gspo", {"objective.clip.low": 0.2}),
+        (
+            VERL_RUN + "actor_rollout_ref.actor.policy_loss.loss_mode=gspo actor_rollout_ref.rollout.n=2",
+            "gspo",
+            {"objective.clip.low": 0.2},
+        ),
         (VERL_RUN + "trainer.total_training_steps=70 data.train_batch_size=64 "
          "actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo", {"steps": 70, "batch.prompts_per_step": 64}),
         (
@@ -167,6 +175,15 @@ OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset a.jsonl 
             "adamw_8bit --report_to none",
             "sft",
             {"batch.packed": True, "optimizer.states": "int8", "batch.rows_per_step": 8},
+        ),
+        # with one update per batch a ratio is 1, and what would change it is refused
+        ("trl rloo --dataset_name a.jsonl", "rloo", {"objective.ratio": None, "objective.clip.kind": None}),
+        ("trl rloo --dataset_name a.jsonl --num_iterations 2", "rloo", {"objective.ratio": "sequence_product"}),
+        ("trl grpo --dataset_name a.jsonl --importance_sampling_level sequence", "grpo", {"objective.ratio": None}),
+        (
+            "trl grpo --dataset_name a.jsonl --importance_sampling_level sequence --num_iterations 2 --loss_type grpo",
+            "grpo",
+            {"objective.ratio": "sequence"},
         ),
         ("trl reward --dataset_name a.jsonl --center_rewards_coefficient 0.01", "rm", {"reward_model.centre": 0.01}),
     ]

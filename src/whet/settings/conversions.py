@@ -239,11 +239,30 @@ def reward_file(value: Any, run: ForeignRun) -> Settings:
     return {"reward.parts": [{"reward": f"{value}:{function}"}]}
 
 
+def reuses_batches(run: ForeignRun) -> bool:
+    """Whether completions are learned from more than once; a single update has ratios of exactly 1."""
+    try:
+        return run.kind == "policy" and _updates(run) * run.number("num_iterations", 1) > 1
+    except Unmapped:  # the batch sizes do not fit, which is told of them
+        return True
+
+
+def ratio(value: Any, run: ForeignRun) -> Settings:
+    """TRL's level of the ratio: a token's, or that of the whole completion as in GSPO."""
+    if text(value) not in ("token", "sequence", "none"):
+        raise Unmapped("choose objective.ratio, or the methods gspo and gspo_token")
+    if text(value) != "sequence" or not reuses_batches(run):
+        return {}
+    if _COUNTED.get(text(run.values.get("loss_type"))) == "token_mean":
+        raise Unmapped("a ratio of whole completions wants objective.aggregate=sequence_mean; the method gspo has both")
+    return {"objective.ratio": "sequence"}
+
+
 def clip(*ends: str) -> Conversion:
-    """Ends of the clip; a single update has ratios of exactly 1, and nothing to clip."""
+    """Ends of the clip; a single update has nothing to clip."""
 
     def convert(value: Any, run: ForeignRun) -> Settings:
-        if run.kind != "policy" or _updates(run) * run.number("num_iterations", 1) == 1:
+        if not reuses_batches(run):
             return {}
         if text(run.values.get("loss_type")) == "cispo":  # TRL: epsilon_high is the cap itself
             return {"objective.clip.ceiling": number(value)} if ends == ("high",) else {}
@@ -332,7 +351,8 @@ OWN_METHODS = ("cispo", "sapo", "luspo", "vespo")  # losses of TRL's GRPO that a
 
 def loss_type(value: Any, run: ForeignRun) -> Settings:
     """In RL how tokens are counted, or a method; of preferences a method (`whet.settings.migrate`)."""
-    if run.kind != "policy" or text(value) in OWN_METHODS:
+    own_counting = text(run.values.get("loss_mode")) in ("gspo", "sapo")  # verl ignores loss_agg_mode there
+    if run.kind != "policy" or text(value) in OWN_METHODS or own_counting:
         return {}
     if text(value) not in _COUNTED:
         raise Unmapped(f"{value!r}: choose objective.aggregate, or a method that `whet algorithms` lists")

@@ -294,8 +294,7 @@ _TABLE: Mapping[str, ForeignName] = {
            "is sequence_mean, dr_grpo fixed_length; cispo, sapo and the losses of preferences are methods",
            conversions.loss_type),
     "importance_sampling_level":
-        _N(_of("objective.ratio"), "token or sequence, or the methods gspo and gspo_token",
-           choices={"token": {}, "sequence": {"objective.ratio": "sequence"}}),
+        _N(_of("objective.ratio"), "token or sequence, or the methods gspo and gspo_token", conversions.ratio),
     "scale_rewards norm_adv_by_std_in_grpo algorithm.norm_adv_by_std_in_grpo":
         _N(_of("objective.scale"), "group_std or none", choices={
             "group": {}, "true": {}, "none": {"objective.scale": "none"}, "false": {"objective.scale": "none"}}),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.settings.conversions import OWN_METHODS, ForeignRun, Settings, Unmapped, text
+from whet.settings.conversions import OWN_METHODS, ForeignRun, Settings, Unmapped, reuses_batches, text
 from whet.settings.files import readable_file
 from whet.settings.foreign import FOREIGN, ForeignName, foreign_entry
 from whet.settings.layers import flattened
@@ -134,8 +134,8 @@ def translate(
     known = {FOREIGN[name].name: value for name, value in given.items() if name in FOREIGN}
     values = {**DEFAULTS[trainer], **known}
     unmapped: dict[str, str] = {}
-    method, flat = _method(trainer, values, unmapped)
     run = ForeignRun(KINDS.get(trainer.partition(" ")[2], "policy"), values, rows, devices)
+    method, flat = _method(trainer, run, unmapped)
     left = {name: value for name, value in DEFAULTS[trainer].items() if name not in known}
     for name, value in {**left, **given}.items():
         entry = foreign_entry(name) or NO_ENTRY
@@ -167,14 +167,16 @@ def _without_doubles(flat: Settings) -> Settings:
     return flat
 
 
-def _method(trainer: str, values: Mapping[str, Any], unmapped: dict[str, str]) -> tuple[str, Settings]:
+def _method(trainer: str, run: ForeignRun, unmapped: dict[str, str]) -> tuple[str, Settings]:
     """whet's method, and what of it the other trainer does otherwise."""
+    values = run.values
     program, _, name = trainer.partition(" ")
     if program == "trl" and name == "grpo":
         loss = text(values.get("loss_type"))
         return (loss if loss in OWN_METHODS else "grpo"), {}
     if name == "rloo":  # TRL's clips the ratio of the whole completion
-        return "rloo", {"objective.ratio": "sequence_product", "objective.clip.kind": "ppo_clip"}
+        own: Settings = {"objective.ratio": "sequence_product", "objective.clip.kind": "ppo_clip"}
+        return "rloo", own if reuses_batches(run) else {}
     if name == "dpo":
         return _preference_method(values, unmapped)
     if name != "rl":
