@@ -252,6 +252,31 @@ def test_what_cannot_be_read_is_refused():
         whet.from_trl({"beta": 1})
 
 
+SCRIPT = """# Tested successfully on an image of theirs
+set -x
+export HYDRA_FULL_ERROR=1
+responses=1024
+
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=train.parquet \\
+    data.max_response_length=${responses} \\
+    actor_rollout_ref.rollout.n=$N_RESPONSES_OF_NOBODY \\
+    actor_rollout_ref.actor.fsdp_config.param_offload=False $@
+"""
+
+
+def test_a_shell_script_is_read_with_its_variables(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT)
+    translation = translate(*from_command(str(script)))
+    assert translation.flat["sampling.max_new_tokens"] == 1024
+    assert translation.flat["data.source"] == "train.parquet"
+    unmapped = {name.partition("=")[0]: reason for name, reason in translation.unmapped.items()}
+    assert unmapped.keys() == {"actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.fsdp_config.param_offload"}
+    assert unmapped["actor_rollout_ref.rollout.n"] == "a variable of the shell; put its value in"
+
+
 def test_the_command_writes_toml_that_trains(tmp_path):
     source = tmp_path / "verl.yaml"
     source.write_text(

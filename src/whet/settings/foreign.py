@@ -252,7 +252,7 @@ _TABLE: Mapping[str, ForeignName] = {
     f"vllm_enable_sleep_mode vllm.enable_sleep {_ROLLOUT}free_cache_engine {_ROLLOUT}enforce_eager "
     f"{_ROLLOUT}max_num_batched_tokens {_ROLLOUT}max_num_seqs {_ROLLOUT}enable_chunked_prefill":
         _N("sampling.engine_settings", "by name, in docs/engines.md", by_hand=True),
-    f"{_ROLLOUT}multi_turn.max_assistant_turns": _N("env.max_turns"),
+    f"{_ROLLOUT}multi_turn.max_assistant_turns": _N("env.max_turns", _AGENTS, by_hand=True),
     f"{_ROLLOUT}multi_turn.* {_ROLLOUT}agent.*": _N("", _AGENTS),
     # the objective
     "beta model.beta":
@@ -344,7 +344,8 @@ _TABLE: Mapping[str, ForeignName] = {
     "algorithm.filter_groups.max_num_gen_batches":
         _N(_of("objective.keep.rounds"), "of mixed_outcome", conversions.keep_rounds),
     "algorithm.filter_groups.metric": _N(_of("objective.keep"), "mixed_outcome looks at outcomes", is_part=True),
-    "reward_model.overlong_buffer.* reward.reward_kwargs.overlong_buffer_cfg.*":
+    "reward_model.overlong_buffer.* reward.reward_kwargs.overlong_buffer_cfg.* "
+    "reward_model.reward_kwargs.overlong_buffer_cfg.*":
         _N(_of("objective.shape"), "soft_overlong; its tail is a share of sampling.max_new_tokens", by_hand=True),
     "label_smoothing model.label_smoothing":
         _N(_of(preference="objective.curve.smoothing"), "as in cdpo",
@@ -416,7 +417,7 @@ _TABLE: Mapping[str, ForeignName] = {
     "deepspeed fsdp fsdp_config zero_stage ds.zero_stage ds.adam_offload tensor_parallel_size sequence_parallel_size "
     f"parallelism_config ds3_gather_for_generation {_ACTOR}strategy {_ACTOR}fsdp_config.* {_ACTOR}megatron.* "
     f"{_ACTOR}ulysses_sequence_parallel_size actor_rollout_ref.ref.fsdp_config.* actor_rollout_ref.ref.megatron.* "
-    "critic.strategy critic.model.fsdp_config.* ref.num_nodes critic.num_nodes reward.num_nodes": _N("", _DEVICES),
+    "critic.strategy critic.model.fsdp_config.* critic.ulysses_sequence_parallel_size ref.num_nodes critic.num_nodes reward.num_nodes": _N("", _DEVICES),
     "remove_unused_columns disable_dropout dataloader_num_workers dataset_num_proc use_liger_kernel tf32 torch_compile "
     "attn_implementation use_remove_padding trust_remote_code shuffle_dataset data.shuffle trainer.val_before_train "
     "use_cache use_liger_loss save_safetensors dataloader_drop_last group_by_length length_column_name shuffle "
@@ -425,6 +426,8 @@ _TABLE: Mapping[str, ForeignName] = {
     f"data.tokenizer actor_rollout_ref.hybrid_engine {_ROLLOUT}load_format {_ROLLOUT}layered_summon {_ROLLOUT}do_sample "
     f"{_ROLLOUT}mode "
     f"{_MODEL}use_shm {_ACTOR}use_torch_compile {_ACTOR}shuffle critic.enable "
+    f"{_MODEL}use_fused_kernels {_ROLLOUT}calculate_log_probs critic.model.use_remove_padding "
+    "critic.model.enable_gradient_checkpointing actor_rollout_ref.ref.use_torch_compile data.trust_remote_code "
     f"trainer.balance_batch {_MODEL}use_remove_padding {_MODEL}trust_remote_code": _N("", "whet needs no such setting"),
 }
 # fmt: on
