@@ -4,12 +4,15 @@
     python benchmarks/jobs.py --only 3,7             # two of them, with what they print
 
 A job is a section of the page. A Python block that begins with `# NAME.py` is a file, any other one a script, and a shell
-block is for bash; `whet` is this tree's. Every line of its text blocks must be found in what the job prints.
+block is for bash; `whet` is this tree's. Every line of its text blocks must be found in what the job prints. A job that
+was measured before and is in --folder is not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import re
 import resource
@@ -91,28 +94,45 @@ def commands() -> Path:
     return folder
 
 
+def measure(files: Job, job: Job) -> tuple[dict[str, float], str]:
+    """Processor and wall-clock seconds of a job, and what it printed."""
+    with tempfile.TemporaryDirectory(prefix="whet-job-") as folder:
+        run_job(files, Path(folder))
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        printed = run_job(job, Path(folder))
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"cpu_s": cpu, "wall_s": time.monotonic() - started}, printed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="numbers of jobs, with commas")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "jobs")
     add_results_flag(parser, "jobs")
     chosen = parser.parse_args()
+    chosen.folder.mkdir(parents=True, exist_ok=True)
     only = {int(number) for number in chosen.only.split(",") if number}
     files, *all_jobs = jobs(PAGE.read_text(encoding="utf-8"))
-    measured = {}
+    measured, failed = {}, False
     for job in all_jobs:
         if only and job.number not in only:
             continue
-        with tempfile.TemporaryDirectory(prefix="whet-job-") as folder:
-            run_job(files, Path(folder))
-            before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-            printed = run_job(job, Path(folder))
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        seconds = {"cpu_s": cpu, "wall_s": time.monotonic() - started}
-        measured[str(job.number)] = {"title": job.title, "lines": job.lines, **seconds}
-        print(f"{job.number:3d}  {job.lines:3d} lines  {cpu:6.1f} s  {job.title}", flush=True)
-        if only:
-            print(printed)
+        kept = chosen.folder / f"{hashlib.sha256(repr(job).encode()).hexdigest()[:16]}.json"
+        try:
+            if only or not kept.is_file():
+                seconds, printed = measure(files, job)
+                kept.write_text(json.dumps(seconds))
+                print(printed if only else "", end="")
+        except JobFailed as error:
+            failed = True
+            print(error, flush=True)
+            continue
+        row = json.loads(kept.read_text())
+        measured[str(job.number)] = {"title": job.title, "lines": job.lines, **row}
+        print(f"{job.number:3d}  {job.lines:3d} lines  {row['cpu_s']:6.1f} s  {job.title}", flush=True)
+    if failed:
+        raise SystemExit(1)
     if chosen.results:
         totals = {key: sum(row[key] for row in measured.values()) for key in ("lines", "cpu_s", "wall_s")}
         write_results(chosen.results, {"jobs": measured, **totals})

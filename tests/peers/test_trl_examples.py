@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.peers.peer import PACKAGES, PeerMissing, install
-from tests.support.for_every import for_every
 
 pytestmark = pytest.mark.peers
 HERE = Path(__file__).parent
@@ -68,13 +67,25 @@ def test_peft_loads_what_was_trained_by_a_lora_config_of_its_own(answers):
     assert answers["peft"] == ["PeftModelForCausalLM", "Qwen/Qwen3-0.6B"]
 
 
-@for_every(
-    [
-        ("train", "sft", "--model", "Qwen/Qwen2.5-0.5B", "--data", "hub:trl-lib/Capybara", "--steps", "1"),
-        ("train", "dpo", "--config", "trl.toml", "--steps", "1"),
-    ]
-)
-def check_offline(*words, **options):
-    done = subprocess.run([sys.executable, "-m", "whet", *words], capture_output=True, text=True, timeout=600, **options)
+def whet(home, folder, *words):
+    command, own = [sys.executable, "-m", "whet", *words], environment(home)
+    done = subprocess.run(command, env=own, cwd=folder, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+def test_the_documented_command_is_translated_and_trains_from_the_cache(answers, home, tmp_path):
+    quickstart = (
+        "trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\\n --dataset_name trl-lib/ultrafeedback_binarized"
+    )
+    whet(home, tmp_path, "migrate", quickstart, "-o", "trl.toml")
+    printed = whet(home, tmp_path, "train", "dpo", "--config", "trl.toml", "--folder", "run")
+    assert "hub:trl-lib/ultrafeedback_binarized" in printed and "step 3/3" in printed and "finished" in printed
+
+
+def test_a_missing_name_says_what_is_missing(answers, home, tmp_path):
+    words = ("train", "sft", "--model", "Qwen/Qwen3-0.6B", "--data", "hub:trl-lib/absent", "--folder", "run")
+    own = environment(home)
+    done = subprocess.run([sys.executable, "-m", "whet", *words], env=own, cwd=tmp_path, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("whet: ")]
+    assert done.returncode == 2 and len(lines) == 1 and "hub:trl-lib/absent: the dataset did not load" in lines[0]
