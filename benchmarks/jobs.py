@@ -3,9 +3,9 @@
     python benchmarks/jobs.py --results              # results/jobs.json
     python benchmarks/jobs.py --only 3,7             # two of them, with what they print
 
-A job is a section of the page. A Python block that begins with `# NAME.py` is a file, any other one a script, and a shell
-block is for bash; `whet` is this tree's. Every line of its text blocks must be found in what the job prints. A job that
-was measured before and is in --folder is not repeated.
+A job is a section of the page. A Python block that begins with `# NAME.py` is a file, any other one a script, and a
+shell block is for bash; `whet` is this tree's. Every line of its text blocks must be found in what the job prints.
+A job that was measured before and is in --folder is not repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TRL's documented examples run through whet, from a cache of the hub with the hub switched off; so do its own commands."""
+"""TRL's documented examples and commands run through whet, from a cache of the hub with the hub switched off."""
 
 import json
 import os
@@ -59,7 +59,10 @@ def test_the_documented_examples_train_as_they_stand(answers):
 def test_every_documented_kind_of_reward_is_one(answers):
     names = ("length_func", "format_reward_func", "async_reward_func", "reward_func")
     assert set(answers["rewards"]["recorded"]) >= {*(f"reward/{name}" for name in names), "logged/accuracy"}
-    assert answers["grpo_trainer: several tasks"]["recorded"] == ["reward/coding_reward_func", "reward/math_reward_func"]
+    assert answers["grpo_trainer: several tasks"]["recorded"] == [
+        "reward/coding_reward_func",
+        "reward/math_reward_func",
+    ]
 
 
 def test_peft_loads_what_was_trained_by_a_lora_config_of_its_own(answers):

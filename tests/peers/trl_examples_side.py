@@ -12,12 +12,13 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import trl
 from datasets import load_dataset
-from tests.peers.hub_cache import add_datasets, add_models
 
 import whet
+from tests.peers.hub_cache import add_datasets, add_models
 
 EXAMPLES = {
     "quickstart: SFT": """
@@ -106,7 +107,7 @@ trainer = DPOTrainer(
 
 trainer.train()
 """,
-    "grpo_trainer: several tasks": '''
+    "grpo_trainer: several tasks": """
 from datasets import Dataset
 from trl import GRPOTrainer
 
@@ -156,7 +157,7 @@ trainer = GRPOTrainer(
 )
 
 trainer.train()
-''',
+""",
 }
 # rewards of the page grpo_trainer, which its trainer takes in one list
 REWARDS = r'''
@@ -199,7 +200,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 trainer = GRPOTrainer(
     model="Qwen/Qwen2.5-0.5B-Instruct",
-    args=GRPOConfig(output_dir="rewards", num_generations=4, per_device_train_batch_size=4, max_steps=2, max_completion_length=8),
+    args=GRPOConfig(num_generations=4, per_device_train_batch_size=4, max_steps=2, max_completion_length=8),
     reward_funcs=[length_func, format_reward_func, async_reward_func, reward_func],
     train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train").rename_column("solution", "ground_truth"),
 )
@@ -235,7 +236,7 @@ TRAINERS = ("SFT", "GRPO", "DPO", "Reward", "KTO", "RLOO")
 class WhetTrainer:
     """In the place of a TRL trainer: the same arguments, and `train` is whet's."""
 
-    made: "list[WhetTrainer]" = []
+    made: ClassVar[list["WhetTrainer"]] = []
 
     def __init__(self, default, model=None, args=None, **others):
         self.migrated = whet.from_trl(args or default(), model=model, **others)

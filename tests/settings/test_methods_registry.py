@@ -266,7 +266,9 @@ def test_a_plain_function_is_a_baseline():
     def wrong(rewards):
         return rewards[:1].repeat(3)
 
-    with pytest.raises(WhetError, match=r"'wrong' returned \(3,\) for the rewards of a group, \(2,\); return one number"):
+    with pytest.raises(
+        WhetError, match=r"'wrong' returned \(3,\) for the rewards of a group, \(2,\); return one number"
+    ):
         with_changes(GRPO.objective, {"baseline": "wrong"}).baseline.centred(batch, {})
 
 

@@ -122,8 +122,9 @@ OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset a.jsonl 
             {"objective.kl.kind": "k1_reward", "objective.kl.beta": 0.02},
         ),
         (
-            VERL_RUN + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2 "
-            "algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=10 "
+            VERL_RUN + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive "
+            "algorithm.kl_ctrl.target_kl=0.2 algorithm.filter_groups.enable=True "
+            "algorithm.filter_groups.max_num_gen_batches=10 "
             "algorithm.filter_groups.metric=acc algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8",
             "grpo",
             {

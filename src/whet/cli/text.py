@@ -124,7 +124,12 @@ def advise(
 
 @commands.command()
 def migrate(
-    command: Annotated[str, typer.Argument(help="A command line of verl, OpenRLHF or TRL in quotes, a shell script with one, or a YAML file.")],
+    command: Annotated[
+        str,
+        typer.Argument(
+            help="A command line of verl, OpenRLHF or TRL in quotes, a shell script with one, or a YAML file."
+        ),
+    ],
     out: Annotated[str | None, typer.Option("-o", "--out", help="File for the TOML (default: print it).")] = None,
 ) -> None:
     """Translate the command or config of another trainer into whet's TOML, and list what has no counterpart.

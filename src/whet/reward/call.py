@@ -1,7 +1,8 @@
 """Plain functions as rewards.
 
 A function that takes `completions` or `completion_ids` is called once on all samples, in TRL's shapes, and may ask for
-`trainer_state`, `log_metric` and `log_extra` as there. Any other is called sample by sample and its parameters are filled by name:
+`trainer_state`, `log_metric` and `log_extra` as there. Any other is called sample by sample and its parameters are
+filled by name:
 
     completion            the completion's text
     prompt                the question's text (`Prompt.question()`)

@@ -150,7 +150,8 @@ _TABLE: Mapping[str, ForeignName] = {
     "lr_scheduler_kwargs min_lr min_lr_ratio actor.min_lr_ratio "
     f"{_ACTOR}optim.min_lr_ratio": _N("", "optimizer.schedule has no floor: linear and cosine end at 0", choices={
         "0": {}, "0.0": {}, "none": {}}),
-    "max_grad_norm max_norm grad_clip clip_grad gradient_clipping gradient_clip gradient_clip_val actor.max_norm optim.clip_grad "
+    "max_grad_norm max_norm grad_clip clip_grad gradient_clipping gradient_clip gradient_clip_val actor.max_norm "
+    "optim.clip_grad "
     f"{_ACTOR}grad_clip {_ACTOR}optim.clip_grad":
         _N("optimizer.max_gradient_norm"),
     "adam_beta1": _N("optimizer.beta1"),
@@ -191,7 +192,8 @@ _TABLE: Mapping[str, ForeignName] = {
         _N("model.lora.rank", convert=conversions.positive("model.lora.rank")),
     f"lora_alpha ds.lora.alpha model.lora_alpha {_MODEL}lora_alpha":
         _N("model.lora.alpha", convert=conversions.lora_alpha),
-    f"target_modules lora_target_modules lora_modules ds.lora.target_modules model.target_modules {_MODEL}target_modules":
+    "target_modules lora_target_modules lora_modules ds.lora.target_modules model.target_modules "
+    f"{_MODEL}target_modules":
         _N("model.lora.target_modules", "empty: all linear layers", conversions.target_modules),
     "peft_config use_peft": _N("model.lora.rank", convert=conversions.adapters),
     "load_in_4bit ds.load_in_4bit":
@@ -367,7 +369,8 @@ _TABLE: Mapping[str, ForeignName] = {
         _N("reward.parts", "file.py:NAME", is_part=True),
     "custom_reward_function.reward_kwargs.* reward.custom_reward_function.reward_kwargs.*":
         _N("reward.parts", "settings of the part, by name", by_hand=True),
-    "reward_manager reward_model.launch_reward_fn_async reward_model.strategy reward_model.reward_manager reward_model.enable": _N("", "rewards are reward.parts"),
+    "reward_manager reward_model.launch_reward_fn_async reward_model.strategy reward_model.reward_manager "
+    "reward_model.enable": _N("", "rewards are reward.parts"),
     # evaluation, saving, reports
     "eval_steps test_freq trainer.test_freq eval.steps": _N("eval.every", convert=conversions.in_steps("eval.every")),
     "eval_strategy": _N("eval.every", "in steps", choices={"no": {}, "steps": {}}),
@@ -391,7 +394,8 @@ _TABLE: Mapping[str, ForeignName] = {
         _N("", "the best model by evaluation is always kept: run.best, RUN/best"),
     "resume_from_checkpoint resume load_checkpoint trainer.resume_mode trainer.resume_from_path":
         _N("", "`whet resume RUN` or whet.resume(folder) continues a run"),
-    "output_dir save_path save_dir out_dir checkpoint_dir default_local_dir trainer.default_local_dir ckpt.output_dir": _N("folder"),
+    "output_dir save_path save_dir out_dir checkpoint_dir default_local_dir trainer.default_local_dir "
+    "ckpt.output_dir": _N("folder"),
     "push_to_hub hub_private_repo hub_model_id hub_strategy hub_token":
         _N("", "whet uploads nothing; run.model is a folder that the hub's own tools upload"),
     "report_to logger trainer.logger":
@@ -417,14 +421,15 @@ _TABLE: Mapping[str, ForeignName] = {
     "deepspeed fsdp fsdp_config zero_stage ds.zero_stage ds.adam_offload tensor_parallel_size sequence_parallel_size "
     f"parallelism_config ds3_gather_for_generation {_ACTOR}strategy {_ACTOR}fsdp_config.* {_ACTOR}megatron.* "
     f"{_ACTOR}ulysses_sequence_parallel_size actor_rollout_ref.ref.fsdp_config.* actor_rollout_ref.ref.megatron.* "
-    "critic.strategy critic.model.fsdp_config.* critic.ulysses_sequence_parallel_size ref.num_nodes critic.num_nodes reward.num_nodes": _N("", _DEVICES),
+    "critic.strategy critic.model.fsdp_config.* critic.ulysses_sequence_parallel_size ref.num_nodes "
+    "critic.num_nodes reward.num_nodes": _N("", _DEVICES),
     "remove_unused_columns disable_dropout dataloader_num_workers dataset_num_proc use_liger_kernel tf32 torch_compile "
     "attn_implementation use_remove_padding trust_remote_code shuffle_dataset data.shuffle trainer.val_before_train "
     "use_cache use_liger_loss save_safetensors dataloader_drop_last group_by_length length_column_name shuffle "
     "ignore_data_skip padding_side pad_token eos_token cache_implementation log_unique_prompts eval_accumulation_steps "
     "data.val_batch_size data.dataloader_num_workers data.return_raw_chat data.filter_overlong_prompts_workers "
-    f"data.tokenizer actor_rollout_ref.hybrid_engine {_ROLLOUT}load_format {_ROLLOUT}layered_summon {_ROLLOUT}do_sample "
-    f"{_ROLLOUT}mode "
+    f"data.tokenizer actor_rollout_ref.hybrid_engine {_ROLLOUT}load_format {_ROLLOUT}layered_summon "
+    f"{_ROLLOUT}do_sample {_ROLLOUT}mode "
     f"{_MODEL}use_shm {_ACTOR}use_torch_compile {_ACTOR}shuffle critic.enable "
     f"{_MODEL}use_fused_kernels {_ROLLOUT}calculate_log_probs critic.model.use_remove_padding "
     "critic.model.enable_gradient_checkpointing actor_rollout_ref.ref.use_torch_compile data.trust_remote_code "

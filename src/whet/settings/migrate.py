@@ -244,7 +244,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def from_command(command: str) -> tuple[str, dict[str, Any]]:
-    """(trainer, its values) of a command line of verl, OpenRLHF or TRL, of a shell script with one, or of a YAML file."""
+    """(trainer, its values) of a command line of verl, OpenRLHF or TRL, a shell script with one, or a YAML file."""
     if command.strip().endswith(".sh") and len(command.split()) == 1:
         file = readable_file(command.strip(), "a shell script", "give the path of a script, or a command in quotes")
         command = file.read_text(encoding="utf-8")
