@@ -406,7 +406,7 @@ def test_a_run_that_ends_after_its_first_step_is_kept(tmp_path):
 
 
 def test_a_folder_is_never_used_twice(run):
-    with pytest.raises(WhetError, match=r"already holds a run .*whet resume"):
+    with pytest.raises(WhetError, match=r"already holds a run \(.*whet resume .*, or give exist=replace or"):
         train(run.folder, reward="exact_answer")
 
 

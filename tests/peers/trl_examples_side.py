@@ -254,11 +254,10 @@ def trained(text, folder):
         exec(compile(text, "example", "exec"), names)
         made = WhetTrainer.made.pop()
         run = whet.load(made.run.folder.absolute())
-    last = run.rows()[-1]
     return {
         **{"method": run.method, "status": run.status, "steps": run.steps, "folder": str(run.folder)},
         "unmapped": dict(made.migrated.unmapped),
-        "recorded": sorted(key for key in last if key.startswith(("reward/", "logged/"))),
+        "recorded": sorted({key for row in run.rows() for key in row if key.startswith(("reward/", "logged/"))}),
         "lora": run.config["model"]["lora"]["rank"],
     }
 
