@@ -126,7 +126,7 @@ def test_a_folder_that_holds_a_run_is_never_touched(capsys, tmp_path):
     code, _, err = whet(capsys, "train", "grpo", "--folder", "here", *TINY)
     assert code == 2 and "(this very config)" in err and "whet resume here" in err
     code, _, err = whet(capsys, "train", "grpo", "--folder", "here", "--seed", "5", *TINY)
-    assert code == 2 and "seed differ" in err
+    assert code == 2 and "(another config: seed)" in err
     code, _, err = whet(capsys, "resume", "here")
     assert code == 2 and "nothing to do, all 2 steps are done" in err and "steps=4" in err
     (tmp_path / "things").mkdir()

@@ -13,14 +13,14 @@ from tests.peers.peer import PACKAGES, PeerMissing, install
 pytestmark = pytest.mark.peers
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-# (method, steps): three rows; of GRPO and RLOO TRL takes three epochs of one and of four prompts
+# (method, steps): three epochs of three rows, one prompt at a time in GRPO; in RLOO they do not fill a batch
 EXPECTED = {
     "quickstart: SFT": ("sft", 3),
     "quickstart: GRPO": ("grpo", 9),
     "quickstart: DPO": ("dpo", 3),
-    "quickstart: reward model": ("rm", 1),
+    "quickstart: reward model": ("rm", 3),
     "kto_trainer": ("kto", 3),
-    "rloo_trainer": ("rloo", 3),
+    "rloo_trainer": ("rloo", 1),
     "dpo_trainer: PEFT": ("dpo", 3),
     "grpo_trainer: several tasks": ("grpo", 12),
 }
@@ -59,10 +59,8 @@ def test_the_documented_examples_train_as_they_stand(answers):
 def test_every_documented_kind_of_reward_is_one(answers):
     names = ("length_func", "format_reward_func", "async_reward_func", "reward_func")
     assert set(answers["rewards"]["recorded"]) >= {*(f"reward/{name}" for name in names), "logged/accuracy"}
-    assert answers["grpo_trainer: several tasks"]["recorded"] == [
-        "reward/coding_reward_func",
-        "reward/math_reward_func",
-    ]
+    # the example's rows say `code` where its function asks for `coding`: nothing scores them, and the run goes on
+    assert answers["grpo_trainer: several tasks"]["recorded"] == ["reward/math_reward_func"]
 
 
 def test_peft_loads_what_was_trained_by_a_lora_config_of_its_own(answers):
