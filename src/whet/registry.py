@@ -134,7 +134,7 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace:
         def median(rewards):  # of a group, [G]
             return rewards.median()
 
-        whet.train("grpo", reward="right", objective={"baseline": "median"})
+        whet.train(method, reward="right", objective={"baseline": "median"})
 
     Rewards and baselines may be plain functions; `whet.register("clip", MyClip)` adds a class, and
     `whet.register("preset", Preset(...))` a method made of such parts. Its name is its own: the `name` of a component,

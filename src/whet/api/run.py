@@ -265,7 +265,7 @@ class Run:
 def load(folder: str | Path) -> Run:
     """The run in a folder: finished, interrupted, or still running in another process.
 
-    run = whet.load("runs/grpo-001")
+    run = whet.load("runs/mine")
     print(run.status, run.after, run.best)
     """
     path = Path(folder)
