@@ -86,6 +86,7 @@ class Registry:
 
     entries: MutableMapping[str, Any]
     refusal: Callable[[Any], str]
+    adapted: Callable[[Any], Any]  # a plain function as what the axis takes
     registered: dict[str, str] = field(default_factory=dict)  # what is not built in, and the module that added it
 
 
@@ -95,9 +96,19 @@ _LOADED: set[EntryPoint] = set()
 _SEARCHED: set[tuple[str, ...]] = set()  # states of sys.path: reading the metadata of every package takes time
 
 
-def register_builtins(kind: str, entries: MutableMapping[str, Any], refusal: Callable[[Any], str]) -> None:
-    """Make the built-in entries of a kind known; what a user registers is added to the same mapping."""
-    _REGISTRIES.setdefault(kind, []).append(Registry(entries, refusal))
+def unchanged(thing: Any) -> Any:
+    """The thing itself: what a kind without functions makes of it."""
+    return thing
+
+
+def register_builtins(
+    kind: str,
+    entries: MutableMapping[str, Any],
+    refusal: Callable[[Any], str],
+    adapted: Callable[[Any], Any] = unchanged,
+) -> None:
+    """Make the built-in entries of a kind known; what a user registers is `adapted` and added to the same mapping."""
+    _REGISTRIES.setdefault(kind, []).append(Registry(entries, refusal, adapted))
 
 
 @overload
@@ -115,8 +126,19 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace:
 
     Also a decorator.
 
-    `whet.register("clip", MyClip)`, `@whet.register("reward")`, `whet.register("preset", Preset(...))`. Its name is
-    its own: the `name` of a component, of a preset's objective, of a function; `name` is for what has none. A thing
+        @whet.register("reward")
+        def right(completion: str, answer: str) -> float:
+            return float(completion.endswith(answer))
+
+        @whet.register("baseline")
+        def median(rewards):  # of a group, [G]
+            return rewards.median()
+
+        whet.train(method, reward="right", objective={"baseline": "median"})
+
+    Rewards and baselines may be plain functions; `whet.register("clip", MyClip)` adds a class, and
+    `whet.register("preset", Preset(...))` a method made of such parts. Its name is its own: the `name` of a component,
+    of a preset's objective, of a function; `name` is for what has none. A thing
     of the wrong shape is refused, and so is a name that is taken: a notebook's cell that is run again replaces what it
     registered before, `replace=True` replaces anything that was registered, and nothing replaces what is built in.
     """
@@ -127,13 +149,12 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace:
     chosen = name or _own_name(kind, thing)
     if not NAME.fullmatch(chosen):
         raise WhetError(f"the name of the {kind} is {chosen!r}; give one like my_{kind}: small letters, digits and _")
-    own = getattr(thing, "name", None)
+    own = getattr(thing, "name", None) or getattr(thing, "__name__", None)
     if kind not in NAMED_FREELY and name is not None and name != own:
-        raise WhetError(
-            f"the {kind} is called {own!r} in its class and {name!r} here; give the name in the class alone"
-        )
+        raise WhetError(f"the {kind} is called {own!r} where it is defined and {name!r} here; name it there alone")
     registries = _registries(kind)
-    refusals = [registry.refusal(thing) for registry in registries]
+    things = [registry.adapted(thing) for registry in registries]
+    refusals = [registry.refusal(own) for registry, own in zip(registries, things, strict=True)]
     fitting = [registry for registry, refusal in zip(registries, refusals, strict=True) if not refusal]
     if not fitting:
         raise WhetError(f"{kind} {chosen!r} cannot be registered: {refusals[0]}")
@@ -150,7 +171,7 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace:
     for registry in fitting:
         # a built-in that is given again stays built in
         if chosen not in registry.entries or chosen in registry.registered:
-            registry.entries[chosen] = thing
+            registry.entries[chosen] = registry.adapted(thing)
             registry.registered[chosen] = module
     return thing
 

@@ -160,6 +160,20 @@ def test_tasks_with_a_reward_each_and_what_they_log(tmp_path):
         assert line["extra"] == {"letters": len(line["completion"])}
 
 
+def test_a_step_without_a_row_that_a_reward_is_for_teaches_nothing(tmp_path):
+    def third(completions, extra, trainer_state, **kwargs):
+        return [0.5 if trainer_state.global_step == 2 else None for _ in extra]
+
+    run = train(tmp_path / "run", reward=third, steps=3)
+    assert [line["counts"]["unscorable"] == line["counts"]["samples"] for line in steps_of(run)] == [True, True, False]
+
+    def never(completions, **kwargs):
+        return [None] * len(completions)
+
+    with pytest.raises(RunFailed, match="step 10: not one of its samples and of the 9 before could be scored"):
+        train(tmp_path / "never", reward=never, steps=12)
+
+
 def test_named_rewards_have_weights(tmp_path):
     parts = {"short": (lambda completion: 10.0 - len(completion), 0.5), "exact_answer": ("exact_answer", 3.0)}
     found = train(tmp_path / "run", reward=parts, steps=1)
@@ -392,7 +406,7 @@ def test_a_run_that_ends_after_its_first_step_is_kept(tmp_path):
 
 
 def test_a_folder_is_never_used_twice(run):
-    with pytest.raises(WhetError, match=r"already holds a run .*whet resume"):
+    with pytest.raises(WhetError, match=r"already holds a run \(.*whet resume .*, or give exist=replace or"):
         train(run.folder, reward="exact_answer")
 
 

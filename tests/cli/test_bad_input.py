@@ -124,11 +124,11 @@ def test_a_folder_that_holds_a_run_is_never_touched(capsys, tmp_path):
     assert whet(capsys, "train", "grpo", "--folder", "here", *TINY)[0] == 0
     before = files(tmp_path / "here")
     code, _, err = whet(capsys, "train", "grpo", "--folder", "here", *TINY)
-    assert code == 2 and "with this very config" in err and "whet resume here" in err
+    assert code == 2 and "(this very config)" in err and "whet resume here" in err
     code, _, err = whet(capsys, "train", "grpo", "--folder", "here", "--seed", "5", *TINY)
-    assert code == 2 and "seed differ" in err
+    assert code == 2 and "(another config: seed)" in err
     code, _, err = whet(capsys, "resume", "here")
-    assert code == 2 and "nothing to do, all 2 steps are done" in err and "--steps 4" in err
+    assert code == 2 and "nothing to do, all 2 steps are done" in err and "steps=4" in err
     (tmp_path / "things").mkdir()
     (tmp_path / "things" / "thesis.txt").write_text("years of work")
     code, _, err = whet(capsys, "train", "grpo", "--folder", "things", *TINY)

@@ -49,6 +49,15 @@ def test_options_of_other_trainers_are_answered_with_ours(words, expected):
     assert ending("train", "grpo", *words) == (2, f"no such option: {expected}")
 
 
+def test_all_unknown_options_are_named_at_once(monkeypatch):
+    words = ("train", "grpo", "--learning_rate", "1e-6", "--wandb", "--gpuz=2", "--steps", "3", "--foldr", "x")
+    monkeypatch.setattr(sys, "argv", ["whet", *words])
+    assert ending(*words)[1].startswith(
+        "no such options: --learning_rate (give --set optimizer.learning_rate=VALUE), --wandb (give --set "
+        "report.trackers=VALUE (wandb)), --gpuz, --foldr (did you mean --folder?); `"
+    )
+
+
 def test_the_command_itself_ends_with_code_2_and_one_line():
     done = subprocess.run(
         [sys.executable, "-m", "whet", "bench", "--seconds", "nan"], capture_output=True, text=True, timeout=60

@@ -6,6 +6,11 @@ A line with {FILE/KEY/*} is repeated for every key there. `quoted_results.py` sa
 from __future__ import annotations
 
 RESULT_TABLES = {
+    "jobs": """\
+| | job | lines | seconds |
+|---|---|---|---|
+| {jobs/jobs/*} | {jobs/jobs/*/title} | {jobs/jobs/*/lines:.0f} | {jobs/jobs/*/cpu_s:.0f} |
+| | all | {jobs/lines:.0f} | {jobs/cpu_s:.0f} |""",
     "builtin_demo": """\
 ```text
 eval at step 0  accuracy {builtin_demo/evals/0/accuracy:.1%}  reward {builtin_demo/evals/0/reward:#.3g}  completion tokens {builtin_demo/evals/0/completion_tokens:#.3g}  truncated {builtin_demo/evals/0/truncated:.1%}

@@ -53,7 +53,7 @@ class Package:
 
 PACKAGES = {
     "lm_eval": Package("lm_eval", "0.4.13", "lm_eval_side.py", (*LM_EVAL, *DATASETS)),
-    "trl": Package("trl", "1.16.0", "trl_side.py", DATASETS),
+    "trl": Package("trl", "1.16.0", "trl_side.py", (*DATASETS, "peft==0.21.2")),
     "trl_ppo": Package("trl", "1.12.0", "trl_ppo_side.py", DATASETS),
     "verl": Package("verl", "0.9.1", "verl_side.py", (*VERL, *RAY, *DATASETS)),
 }

@@ -14,7 +14,7 @@ import torch
 
 from tests.support.for_every import for_every
 from whet.protocols import Reward
-from whet.reward.call import RewardCall, as_reward, require_columns
+from whet.reward.call import Batched, RewardCall, as_reward, require_columns
 from whet.reward.failure import RewardFailure
 from whet.reward.find import BUILTIN, find_reward
 from whet.types import Prompt, Sample, StopReason, WhetError
@@ -116,6 +116,7 @@ def test_batched_form_in_trl_shapes() -> None:
     assert seen["prompts"] == [[{"role": "user", "content": "3+4?"}], "3+4="]
     assert seen["completions"] == [[{"role": "assistant", "content": "a"}], "b"]
     assert seen["completion_ids"] == [[7, 8], [7, 8]]
+    assert isinstance(as_reward(lambda completion_ids, **kwargs: [1.0 for _ in completion_ids], "lengths"), Batched)
     assert seen["answer"] == ["7", "8"] and seen["level"] == [3, None]
 
 

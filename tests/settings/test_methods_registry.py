@@ -20,7 +20,7 @@ from whet.objective.component import Component
 from whet.objective.preference.imitate import Summed
 from whet.objective.terms import ImitateRight
 from whet.pages.methods import axes_table, component_table, explanation_with_plot, overview
-from whet.types import WhetError
+from whet.types import TokenBatch, WhetError
 
 ROOT = Path(__file__).parents[2]
 GRPO = PRESETS["grpo"]
@@ -244,8 +244,36 @@ def test_what_cannot_be_registered_is_refused_in_one_line(kind, thing, said):
     assert not any(registry.added(each) for each in registry.KINDS)
 
 
+def test_a_plain_function_is_a_baseline():
+    @whet.register("baseline")
+    def highest(rewards):
+        """Compare each completion with the best of its group."""
+        return rewards.max()
+
+    reward, group = torch.tensor([0.0, 2.0, 5.0, 1.0, float("nan")]), torch.tensor([0, 0, 1, 1, 1])
+    batch = TokenBatch(
+        tokens=torch.ones(5, 1, dtype=torch.long), action=torch.ones(5, 1, dtype=torch.bool), group=group, reward=reward
+    )
+    objective = with_changes(GRPO.objective, {"baseline": "highest", "scale": "none"})
+    centred = objective.baseline.centred(batch, {})[:, 0]
+    assert centred[:4].tolist() == [-2.0, 0.0, 0.0, -4.0] and callable(highest)
+    advantage, _ = objective.advantage(batch, {})
+    assert advantage.advantage[:, 0].tolist() == [-2.0, 0.0, 0.0, -4.0, 0.0], "what has no score learns nothing"
+    lines = description(objective)
+    assert "  A = R - highest_g(R)" in lines and "  - Compare each completion with the best of its group" in lines
+
+    @whet.register("baseline")
+    def wrong(rewards):
+        return rewards[:1].repeat(3)
+
+    with pytest.raises(
+        WhetError, match=r"'wrong' returned \(3,\) for the rewards of a group, \(2,\); return one number"
+    ):
+        with_changes(GRPO.objective, {"baseline": "wrong"}).baseline.centred(batch, {})
+
+
 def test_a_second_name_for_a_component_is_refused():
-    with pytest.raises(WhetError, match="called 'narrow' in its class and 'thin' here"):
+    with pytest.raises(WhetError, match="called 'narrow' where it is defined and 'thin' here"):
         whet.register("clip", narrow_rule(), name="thin")
 
 

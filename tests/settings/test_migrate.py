@@ -15,7 +15,8 @@ from whet.cli import app
 from whet.settings.foreign import FOREIGN
 from whet.settings.layers import flattened
 from whet.settings.migrate import DEFAULTS, PROGRAMS, from_command, translate
-from whet.training.config import resolved
+from whet.training.assembly.rl import build_objective
+from whet.training.config import PolicyConfig, resolved
 from whet.types import WhetError
 
 VERL = """PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo \\
@@ -68,7 +69,9 @@ class GRPOConfig:
 
 def flat(command: str) -> tuple[str, dict[str, Any], dict[str, str]]:
     translation = translate(*from_command(command))
-    resolved(translation.method, translation.settings)
+    config = resolved(translation.method, translation.settings, rows=1000)
+    if isinstance(config, PolicyConfig):
+        build_objective(config)  # what a run refuses before its first step
     return translation.method, translation.flat, dict(translation.unmapped)
 
 
@@ -94,9 +97,9 @@ def test_a_command_of_verl():
         "objective.clip.ceiling": 3.0,
         "reward.parts": [{"reward": "rewards.py:compute_score"}],
         "report.trackers": ["wandb"],
+        "epochs": 15,
     }
-    assert set(unmapped) == {"data.max_prompt_length=512", "trainer.total_epochs=15"}
-    assert unmapped["trainer.total_epochs=15"].startswith("give --epochs 15")
+    assert set(unmapped) == {"data.max_prompt_length=512"}
 
 
 VERL_RUN = "python -m verl.trainer.main_ppo data.train_files=a.parquet "
@@ -108,7 +111,8 @@ OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset a.jsonl 
         (VERL_RUN, "ppo", {"objective.baseline.lam": 1.0, "critic.learning_rate": 1e-5, "batch.group_size": 1}),
         (
             VERL_RUN + "algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_kl_loss=True "
-            "actor_rollout_ref.actor.kl_loss_coef=0.01 trainer.n_gpus_per_node=8 trainer.nnodes=2",
+            "actor_rollout_ref.actor.kl_loss_coef=0.01 actor_rollout_ref.rollout.n=2 "
+            "trainer.n_gpus_per_node=8 trainer.nnodes=2",
             "grpo",
             {"objective.kl.kind": "k3", "objective.kl.beta": 0.01, "scale.workers": 16},
         ),
@@ -117,7 +121,23 @@ OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset a.jsonl 
             "ppo",
             {"objective.kl.kind": "k1_reward", "objective.kl.beta": 0.02},
         ),
-        (VERL_RUN + "actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "gspo", {"objective.clip.low": 0.2}),
+        (
+            VERL_RUN + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive "
+            "algorithm.kl_ctrl.target_kl=0.2 algorithm.filter_groups.enable=True "
+            "algorithm.filter_groups.max_num_gen_batches=10 "
+            "algorithm.filter_groups.metric=acc algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8",
+            "grpo",
+            {
+                **{"objective.control.kind": "proportional", "objective.control.target": 0.2},
+                **{"objective.control.horizon": 10000, "objective.keep.kind": "mixed_outcome"},
+                "objective.keep.rounds": 10,
+            },
+        ),
+        (
+            VERL_RUN + "actor_rollout_ref.actor.policy_loss.loss_mode=gspo actor_rollout_ref.rollout.n=2",
+            "gspo",
+            {"objective.clip.low": 0.2},
+        ),
         (VERL_RUN + "trainer.total_training_steps=70 data.train_batch_size=64 "
          "actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo", {"steps": 70, "batch.prompts_per_step": 64}),
         (
@@ -156,6 +176,15 @@ OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset a.jsonl 
             "adamw_8bit --report_to none",
             "sft",
             {"batch.packed": True, "optimizer.states": "int8", "batch.rows_per_step": 8},
+        ),
+        # with one update per batch a ratio is 1, and what would change it is refused
+        ("trl rloo --dataset_name a.jsonl", "rloo", {"objective.ratio": None, "objective.clip.kind": None}),
+        ("trl rloo --dataset_name a.jsonl --num_iterations 2", "rloo", {"objective.ratio": "sequence_product"}),
+        ("trl grpo --dataset_name a.jsonl --importance_sampling_level sequence", "grpo", {"objective.ratio": None}),
+        (
+            "trl grpo --dataset_name a.jsonl --importance_sampling_level sequence --num_iterations 2 --loss_type grpo",
+            "grpo",
+            {"objective.ratio": "sequence"},
         ),
         ("trl reward --dataset_name a.jsonl --center_rewards_coefficient 0.01", "rm", {"reward_model.centre": 0.01}),
     ]
@@ -224,6 +253,31 @@ def test_what_cannot_be_read_is_refused():
         whet.from_trl({"beta": 1})
 
 
+SCRIPT = """# Tested successfully on an image of theirs
+set -x
+export HYDRA_FULL_ERROR=1
+responses=1024
+
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=train.parquet \\
+    data.max_response_length=${responses} \\
+    actor_rollout_ref.rollout.n=$N_RESPONSES_OF_NOBODY \\
+    actor_rollout_ref.actor.fsdp_config.param_offload=False $@
+"""
+
+
+def test_a_shell_script_is_read_with_its_variables(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT)
+    translation = translate(*from_command(str(script)))
+    assert translation.flat["sampling.max_new_tokens"] == 1024
+    assert translation.flat["data.source"] == "train.parquet"
+    unmapped = {name.partition("=")[0]: reason for name, reason in translation.unmapped.items()}
+    assert unmapped.keys() == {"actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.fsdp_config.param_offload"}
+    assert unmapped["actor_rollout_ref.rollout.n"] == "a variable of the shell; put its value in"
+
+
 def test_the_command_writes_toml_that_trains(tmp_path):
     source = tmp_path / "verl.yaml"
     source.write_text(
@@ -236,7 +290,7 @@ def test_the_command_writes_toml_that_trains(tmp_path):
     values = tomllib.loads(target.read_text())
     assert values["method"] == "rloo" and values["batch"] == {"prompts_per_step": 4, "group_size": 4}
     assert values["optimizer"]["learning_rate"] == 1e-5
-    assert "# without a counterpart:\n#   num_train_epochs=30: give --epochs 30" in target.read_text()
+    assert values["epochs"] == 30, "verl's own, where the file says nothing"
 
 
 @for_every(DEFAULTS)

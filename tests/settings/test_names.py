@@ -53,7 +53,7 @@ TYPED = [
     ),
     ("dpo", "epsilon=0.2", "which this kind of run does not have", "optimizer.epsilon"),
     ("sft", "clip_range=0.2", "objective.clip.high, which this kind of run does not have", ""),
-    ("ppo", "optimizer.eps=0.2", "did you mean 'optimizer.epsilon'?", ""),
+    ("ppo", "optimizer.eps=0.2", "in whet it is optimizer.epsilon", ""),
     *(
         (method, f"{name}=3", "in whet it is epochs", "")
         for name in ("num_train_epochs", "total_epochs", "trainer.total_epochs")
@@ -105,7 +105,39 @@ TYPED = [
     ("grpo", "algorithm.kl_ctrl.kl_coef=0.1", "only with use_kl_in_reward=true", ""),
     ("grpo", "trainer.logger=wandb", "in whet it is report.trackers", ""),
     ("grpo", "data.train_batch_size=64", "in whet it is batch.prompts_per_step", ""),
-    ("grpo", "actor_rollout_ref.rollout.val_kwargs.temperature=1", "whet has no counterpart", "sampling.temperature"),
+    ("grpo", "actor_rollout_ref.rollout.val_kwargs.temperature=1", "evaluations in a run are greedy", "sampling.temp"),
+    ("grpo", "eval.temperature=1", "evaluations in a run are greedy", "sampling.temperature"),
+    ("grpo", "eval.top_p=1", "known here: source, every", "sampling.top_p"),
+    ("ppo", "critic.optim.weight_decay=0.1", "the critic has the policy's batches", "in whet it is"),
+    ("ppo", "critic.strategy=fsdp", "torchrun, or give scale.workers", "critic.start"),
+    ("ppo", "critic.gamma=1", "known here: trunk, start", "objective.baseline"),
+    ("ppo", "trainer.critic_warmup=10", "in whet it is objective.value.warmup", ""),
+    # other words, however alike
+    *(
+        ("grpo", f"{name}=1", expected, "did you mean")
+        for name, expected in (
+            ("temp", "in whet it is sampling.temperature"),
+            ("wandb", "in whet it is report.trackers"),
+            ("use_cache", "whet needs no such setting"),
+            ("whiten_rewards", "in whet it is objective.scale"),
+            ("reward_model", "the run of a reward model"),
+            ("optim_args", "whet trains with AdamW"),
+            ("prompt_template", "in whet it is model.chat_template"),
+            ("steps_per_epoch", "known here: "),
+            ("verbose", "known here: "),
+            ("replay_buffer", "known here: "),
+        )
+    ),
+    ("grpo", "total_steps=3", "in whet it is steps", ""),
+    ("grpo", "total_episodes=3", "it counts completions", ""),
+    ("grpo", "name=x", "did you mean one of model.name, env.name, teacher.name?", ""),
+    ("grpo", "algorithm.kl_ctrl.target_kl=0.1", "in whet it is objective.control.target: of proportional", ""),
+    ("grpo", "reward_model.overlong_buffer.len=100", "in whet it is objective.shape: soft_overlong", ""),
+    ("grpo", "actor_rollout_ref.actor.fsdp_config.param_offload=true", "scale.offload keeps shards", ""),
+    ("grpo", "actor_rollout_ref.rollout.multi_turn.enable=true", "--env, --tool or --agent", ""),
+    ("grpo", "custom_reward_function.reward_kwargs.scale=2", "settings of the part", ""),
+    ("dpo", "simpo_gamma=0.5", "in whet it is objective.curve.gamma", ""),
+    ("grpo", "simpo_gamma=0.5", "which this kind of run does not have", ""),
     ("grpo", "trainer.device=cuda", "whet has no counterpart", "did you mean"),
 ]
 

@@ -237,7 +237,7 @@ def test_every_kind_of_run_has_a_budget_and_goes_on_with_more(method: str, tmp_p
     assert (first.status, first.steps, summary["ended_by"]) == ("finished", 2, "hours")
     assert first.evaluations.last.step == 2 and (first.folder / "final").is_dir() and (first.folder / "best").is_dir()
     assert "it ended early" in first.report.read_text()
-    with pytest.raises(WhetError, match=r"its 1 hours are spent; to train on, give a larger total: .*--hours 2"):
+    with pytest.raises(WhetError, match=r"its 1 hours are spent; .*`whet resume .*` with a larger total: hours=2"):
         whet.resume(first.folder, console=False)
     longer = whet.resume(first.folder, hours=2, console=False)
     assert (longer.status, longer.steps) == ("finished", 3) and "ended" not in read_summary(longer.folder)

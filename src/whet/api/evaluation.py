@@ -96,6 +96,10 @@ def evaluate(
 ) -> EvalResult | list[EvalResult]:
     """Measure a model or a run on held-out prompts: greedy, or `samples` drawn completions per prompt with pass@k.
 
+        result = whet.evaluate(run, samples=8)
+        print(result["pass@8"], result["pass@8"].interval)
+        whet.compare(whet.evaluate(["Qwen/Qwen3-0.6B", run], "test.jsonl", reward="math_answer"))
+
     `model`, `data` and `reward` are what `whet.train` takes. A run is measured on its own held-out prompts, by its own
     rewards, unless others are given. A list of models gives a list of results, which `whet.compare` compares prompt by
     prompt.

@@ -67,7 +67,7 @@ def from_trl(args: Any, **trainer: Any) -> MigratedRun:
         del arguments["callbacks"]
         unmapped["callbacks"] = "write them anew: whet.Callback has the methods that a run calls"
     try:
-        resolved(translation.method, translation.settings)
+        resolved(translation.method, translation.settings, rows=1)  # the data is not read for this
     except WhetError as error:
         unmapped["config"] = f"whet.train would refuse it: {error}"
     text = str(Translation(translation.method, translation.flat, unmapped))

@@ -263,7 +263,11 @@ class Run:
 
 
 def load(folder: str | Path) -> Run:
-    """The run in a folder: finished, interrupted, or still running in another process."""
+    """The run in a folder: finished, interrupted, or still running in another process.
+
+    run = whet.load("runs/mine")
+    print(run.status, run.after, run.best)
+    """
     path = Path(folder)
     if not (path / CONFIG).is_file():
         raise WhetError(f"{path}: not a run folder (no {CONFIG}); `whet train` makes one, `whet runs` lists yours")
@@ -272,6 +276,8 @@ def load(folder: str | Path) -> Run:
 
 def plot(runs: Run | Sequence[Run], *names: str, smooth: int = 0) -> RunFigure:
     """Metrics of several runs in one figure, a line per run; without names: what all of them train, or evaluate.
+
+        whet.plot([run, other], "reward", "eval/accuracy", smooth=5).save("both.svg")
 
     Names are as in `Run.plot`.
     """

@@ -150,7 +150,7 @@ def _checkpoint_to_resume(folder: Path, config: Config, name: str | None, is_lon
     if done >= config.steps and is_finished(folder):
         raise WhetError(
             f"{folder}: nothing to do, all {config.steps} steps are done; to train on, "
-            f"`whet resume {folder} --steps {2 * config.steps}`"
+            f"`whet resume {folder}` with a larger total: steps={2 * config.steps}"
         )
     _refuse_spent(folder, config.hours)
     return chosen
@@ -165,8 +165,8 @@ def _refuse_spent(folder: Path, hours: float) -> None:
     summary = read_summary(folder)
     if summary.get("ended_by") == "hours" and 0 < hours <= float(summary.get("hours") or 0):
         raise WhetError(
-            f"{folder}: nothing to do, its {hours:g} hours are spent; to train on, give a larger total: "
-            f"`whet resume {folder} --hours {2 * hours:g}`"
+            f"{folder}: nothing to do, its {hours:g} hours are spent; to train on, "
+            f"`whet resume {folder}` with a larger total: hours={2 * hours:g}"
         )
 
 

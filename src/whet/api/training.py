@@ -181,6 +181,9 @@ def resume(
 ) -> Run:
     """Go on with a run exactly where its newest complete checkpoint is; `steps` and `hours` extend its totals.
 
+        whet.resume("runs/grpo-001")  # after Ctrl-C or a crash
+        whet.resume(run, steps=400, checkpoint="step-000100", settings={"eval": {"every": 20}})
+
     `settings` are nested values over those of the run: how long it trains, what it saves and reports, how often it is
     evaluated. Data, model, reward or settings that decide what is trained and are no longer those of the run are
     refused, unless `accept_changes` is true; then the run notes what changed. `reward` is for a run whose reward was

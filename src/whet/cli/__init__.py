@@ -162,23 +162,44 @@ def _misused(error: Any) -> tuple[int, str]:
     command = context.command_path.replace("python -m ", "") if context is not None else "whet"
     said = " ".join(error.format_message().split()).rstrip(".")
     taken = {option for parameter in context.command.params for option in parameter.opts} if context else set()
-    hint = _option_hint(error.option_name) if hasattr(error, "option_name") and {"--set", "--steps"} <= taken else ""
-    if hint:
-        return int(error.exit_code), f"no such option: {error.option_name}; {hint}"
+    if hasattr(error, "option_name"):
+        return int(error.exit_code), _no_such_options(error.option_name, taken, command)
     return int(error.exit_code), f"{said[:1].lower()}{said[1:]}; `{command} -h` shows what it takes"
 
 
-FLAGS = {"model.name": "--model", "data.source": "--data", "steps": "--steps", "seed": "--seed", "folder": "--folder"}
+def _no_such_options(first: str, taken: set[str], command: str) -> str:
+    """Every option that the command does not take, not only the first, and what to give instead."""
+    typed = [word.partition("=")[0] for word in sys.argv if word.startswith("--") and len(word) > 2]
+    others = [option for option in typed if option not in taken] if first in typed else []
+    unknown = list(dict.fromkeys([first, *others]))
+    hints = {option: _near_option(option, taken) for option in unknown}
+    if {"--set", "--steps"} <= taken:  # a command that trains
+        hints = {option: _option_hint(option) or hint for option, hint in hints.items()}
+    said = ", ".join(f"{option} ({hint})" if hint else option for option, hint in hints.items())
+    if len(unknown) == 1 and hints[first]:
+        return f"no such option: {first}; {hints[first]}"
+    return f"no such option{'s' if len(unknown) > 1 else ''}: {said}; `{command} -h` shows what it takes"
+
+
+def _near_option(option: str, taken: set[str]) -> str:
+    from whet.types import nearest
+
+    close = nearest(option, taken, 0.75)
+    return f"did you mean {close}?" if close else ""
+
+
+FLAGS = {key: f"--{key}" for key in ("steps", "epochs", "hours", "seed", "folder")}
+FLAGS |= {"model.name": "--model", "data.source": "--data", "reward.parts": "--reward"}
 
 
 def _option_hint(option: str) -> str:
     """What to write for an option that is a key of whet's or a setting of another trainer's; else nothing."""
-    from whet.settings.foreign import FOREIGN
+    from whet.settings.foreign import foreign_entry
     from whet.settings.layers import has_key
     from whet.training.config import CONFIG_CLASSES
 
     name = option.lstrip("-").replace("-", "_")
-    entry = FOREIGN.get(name)
+    entry = foreign_entry(name)
     keys = [name] if any(has_key(kind, name) for kind in CONFIG_CLASSES.values()) else []
     if not keys and entry is not None:
         keys = entry.key_for("policy").split(" and ") if entry.key else []

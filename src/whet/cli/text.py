@@ -124,7 +124,12 @@ def advise(
 
 @commands.command()
 def migrate(
-    command: Annotated[str, typer.Argument(help="A command line of verl, OpenRLHF or TRL in quotes, or a YAML file.")],
+    command: Annotated[
+        str,
+        typer.Argument(
+            help="A command line of verl, OpenRLHF or TRL in quotes, a shell script with one, or a YAML file."
+        ),
+    ],
     out: Annotated[str | None, typer.Option("-o", "--out", help="File for the TOML (default: print it).")] = None,
 ) -> None:
     """Translate the command or config of another trainer into whet's TOML, and list what has no counterpart.
@@ -149,9 +154,10 @@ def migrate(
     else:
         Path(out).write_text(written, encoding="utf-8")
         count = len(translation.unmapped)
-        typer.echo(f"{out}: {count} settings without a counterpart are listed at its top" if count else out)
+        listed = f"{count} setting{'s' if count > 1 else ''} without a counterpart: listed at its top"
+        typer.echo(f"{out}: {listed}" if count else out)
         typer.echo(f"next  whet train {translation.method} --config {out}")
     try:
-        resolved(translation.method, translation.settings)
+        resolved(translation.method, translation.settings, rows=1)  # the data is not read for this
     except WhetError as error:
         typer.echo(f"note  whet train would refuse it: {error}", err=True)

@@ -7,9 +7,10 @@ completion share the difference. They see all scored samples of the step, before
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from whet.objective.component import Component, ComponentProtocol
 from whet.objective.lazy_torch import torch
@@ -90,6 +91,40 @@ class GroupBaseline(CompletionBaseline):
     @property
     def smallest_group(self) -> int:
         return 2
+
+
+def function_baseline(function: Callable[[Tensor], Any]) -> type[GroupBaseline]:
+    """A plain function as a component. It is called with the scored rewards of each group, [G], and returns what they
+    are compared with: one number, or one for each of them."""
+    said = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+
+    class FunctionBaseline(GroupBaseline):
+        name: ClassVar[str] = function.__name__
+
+        def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+            baseline, is_scored = batch.reward.clone(), ~batch.reward.isnan()
+            for number in batch.group[is_scored].unique():
+                members = is_scored & (batch.group == number)
+                rewards = batch.reward[members]
+                returned = function(rewards)
+                compared = torch.as_tensor(returned, dtype=rewards.dtype, device=rewards.device)
+                if compared.shape not in ((), rewards.shape):
+                    raise WhetError(
+                        f"the baseline {self.name!r} returned {tuple(compared.shape)} for the rewards of a group, "
+                        f"{tuple(rewards.shape)}; return one number, or one for each reward"
+                    )
+                baseline[members] = compared
+            return baseline
+
+        def words(self) -> str:
+            return said or f"compare each completion with what {self.name} makes of its group"
+
+        def symbols(self) -> str:
+            return f"R - {self.name}_g(R)"
+
+    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(FunctionBaseline, name, getattr(function, name))
+    return FunctionBaseline
 
 
 def on_actions(values: Tensor, batch: TokenBatch) -> Tensor:

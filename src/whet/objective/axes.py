@@ -366,6 +366,11 @@ def _preset_refusal(family: Family[Any], preset: Any) -> str:
     return f"it is {preset!r}; give whet.objective.Preset(Objective(...), ...) or Preset(PairObjective(...), ...)"
 
 
+def _baseline(thing: Any) -> Any:
+    """A plain function of a group's rewards as the component it stands for."""
+    return advantage.function_baseline(thing) if inspect.isfunction(thing) else thing
+
+
 def _register_builtins() -> None:
     registered: set[int] = set()
     for family in FAMILIES:
@@ -374,7 +379,8 @@ def _register_builtins() -> None:
             if id(axis) not in registered:  # both families have the axis of the reference
                 registered.add(id(axis))
                 refusal: Callable[[Any], str] = partial(component_refusal, name, axis.interface)
-                registry.register_builtins(name, axis.components, refusal)
+                adapted = _baseline if axis.interface is advantage.Baseline else registry.unchanged
+                registry.register_builtins(name, axis.components, refusal, adapted)
     # no component makes another kind of reward model: their names are only taken
     registry.register_builtins("preset", REWARD_MODELS, lambda preset: f"{preset!r} is no policy or preference method")
 

@@ -1,8 +1,8 @@
 """Plain functions as rewards.
 
-A function that takes `completions` is called once on all samples, in TRL's shapes, and may ask for `trainer_state`,
-`log_metric`, `log_extra` and `environments` as there. Any other is called sample by sample and its parameters are
-filled by name:
+A function that takes `completions` or `completion_ids` is called once on all samples, in TRL's shapes, and may ask for
+`trainer_state`, `log_metric`, `log_extra` and `environments` as there. Any other is called sample by sample and its
+parameters are filled by name:
 
     completion            the completion's text
     prompt                the question's text (`Prompt.question()`)
@@ -262,7 +262,7 @@ def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) ->
     name = name or _own_name(function)
     parameters = parameters_of(function, name)
     names = {parameter.name for parameter in parameters}
-    if "completions" in names:
+    if {"completions", "completion_ids"} & names:
         return Batched(name, function, parameters)
     if {"queries", "labels"} <= names:
         return RewardFunc(name, function, parameters)

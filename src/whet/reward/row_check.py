@@ -53,7 +53,7 @@ def _check(reward: Reward, prompt: Prompt) -> None:
     require_columns(reward, prompt)
     function = _unwrapped(reward.function)
     name = getattr(function, "__name__", "")
-    if not getattr(function, "__module__", "").startswith(f"{ROOM}.") or BUILTIN.get(name) is not function:
+    if not str(getattr(function, "__module__", "")).startswith(f"{ROOM}.") or BUILTIN.get(name) is not function:
         return
     if prompt.answer in ([], {}, ()) and name.endswith("_answer"):
         raise WhetError(

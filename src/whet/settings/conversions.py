@@ -134,7 +134,7 @@ def epochs(value: Any, run: ForeignRun) -> Settings:
     if run.number("max_steps", -1) > 0:
         return {}
     if run.rows is None:
-        raise Unmapped(f"give --epochs {number(value):g}: how many steps that is hangs on the rows")
+        return {"epochs": plain(f"{number(value):g}")}
     # RL leaves out the last prompts of an epoch that fill no batch
     batches = run.rows // _size(run) if run.kind == "policy" else math.ceil(run.rows / _size(run))
     return {"steps": max(1, math.ceil(number(value) * batches))}
@@ -239,11 +239,30 @@ def reward_file(value: Any, run: ForeignRun) -> Settings:
     return {"reward.parts": [{"reward": f"{value}:{function}"}]}
 
 
+def reuses_batches(run: ForeignRun) -> bool:
+    """Whether completions are learned from more than once; a single update has ratios of exactly 1."""
+    try:
+        return run.kind == "policy" and _updates(run) * run.number("num_iterations", 1) > 1
+    except Unmapped:  # the batch sizes do not fit, which is told of them
+        return True
+
+
+def ratio(value: Any, run: ForeignRun) -> Settings:
+    """TRL's level of the ratio: a token's, or that of the whole completion as in GSPO."""
+    if text(value) not in ("token", "sequence", "none"):
+        raise Unmapped("choose objective.ratio, or the methods gspo and gspo_token")
+    if text(value) != "sequence" or not reuses_batches(run):
+        return {}
+    if _COUNTED.get(text(run.values.get("loss_type"))) == "token_mean":
+        raise Unmapped("a ratio of whole completions wants objective.aggregate=sequence_mean; the method gspo has both")
+    return {"objective.ratio": "sequence"}
+
+
 def clip(*ends: str) -> Conversion:
-    """Ends of the clip; a single update has ratios of exactly 1, and nothing to clip."""
+    """Ends of the clip; a single update has nothing to clip."""
 
     def convert(value: Any, run: ForeignRun) -> Settings:
-        if run.kind != "policy" or _updates(run) * run.number("num_iterations", 1) == 1:
+        if not reuses_batches(run):
             return {}
         if text(run.values.get("loss_type")) == "cispo":  # TRL: epsilon_high is the cap itself
             return {"objective.clip.ceiling": number(value)} if ends == ("high",) else {}
@@ -295,6 +314,24 @@ def verl_kl(value: Any, run: ForeignRun) -> Settings:
     return {"objective.kl.kind": kind, "objective.kl.beta": beta}
 
 
+def kl_control(value: Any, run: ForeignRun) -> Settings:
+    """verl's adaptive controller is Ziegler's, as `proportional` is; it turns the KL of the reward."""
+    if text(value) != "adaptive" or not run.is_on("use_kl_in_reward"):
+        return {}
+    target, horizon = "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon"
+    numbers = {"target": run.number(target, 0.1), "horizon": run.number(horizon, 10000)}
+    return {
+        "objective.control.kind": "proportional",
+        **{f"objective.control.{name}": n for name, n in numbers.items()},
+    }
+
+
+def keep_rounds(value: Any, run: ForeignRun) -> Settings:
+    """Of the filter that is switched on; verl's 0 has no limit."""
+    is_used = run.is_on("dynamic_filtering") and number(value) > 0
+    return {"objective.keep.rounds": int(number(value))} if is_used else {}
+
+
 def openrlhf_kl(value: Any, run: ForeignRun) -> Settings:
     if number(value) == 0:
         return {"objective.kl": "none"}
@@ -314,7 +351,8 @@ OWN_METHODS = ("cispo", "sapo", "luspo", "vespo")  # losses of TRL's GRPO that a
 
 def loss_type(value: Any, run: ForeignRun) -> Settings:
     """In RL how tokens are counted, or a method; of preferences a method (`whet.settings.migrate`)."""
-    if run.kind != "policy" or text(value) in OWN_METHODS:
+    own_counting = text(run.values.get("loss_mode")) in ("gspo", "sapo")  # verl ignores loss_agg_mode there
+    if run.kind != "policy" or text(value) in OWN_METHODS or own_counting:
         return {}
     if text(value) not in _COUNTED:
         raise Unmapped(f"{value!r}: choose objective.aggregate, or a method that `whet algorithms` lists")

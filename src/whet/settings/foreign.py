@@ -34,6 +34,11 @@ class ForeignName:
         """The key in a run of this kind; where that has none, the key of another kind."""
         return self.key if isinstance(self.key, str) else self.key.get(kind) or next(iter(self.key.values()))
 
+    def is_below(self, section: str) -> bool:
+        """Whether one of its keys stands in this section."""
+        keys = (self.key,) if isinstance(self.key, str) else self.key.values()
+        return any(key.startswith(f"{section}.") for key in keys)
+
     def settings(self, value: Any, run: ForeignRun) -> Settings:
         """The value as whet's settings; raises `Unmapped` where they have no such thing."""
         if self.is_part or (value is None and self.choices is None):
@@ -70,17 +75,21 @@ _ROWS = _of("batch.prompts_per_step", "batch.rows_per_step")
 _DEVICES = "start several processes with torchrun, or give scale.workers; scale.offload keeps shards in CPU memory"
 _CONTEXT = "nothing is cut; data.unusable=drop leaves out rows that exceed the model's context"
 _CRITIC = "of a method with a critic, as ppo"
+_WITH_POLICY = "the critic has the policy's batches and optimizer settings, and critic.learning_rate"
+_GREEDY = "evaluations in a run are greedy; `whet eval RUN --samples 8` draws completions"
+_AGENTS = "--env, --tool or --agent, in docs/agents.md"
+_NAMED = "folder names the run; trackers take report.tracker_settings"
 _N = ForeignName
 
 # fmt: off
 _TABLE: Mapping[str, ForeignName] = {
     # batches
-    f"num_generations n_samples_per_prompt rollout_n num_samples {_ROLLOUT}n rollout.n_samples_per_prompt":
-        _N("batch.group_size"),
+    "num_generations n_samples_per_prompt rollout_n num_samples n_samples num_return_sequences "
+    f"{_ROLLOUT}n rollout.n_samples_per_prompt": _N("batch.group_size"),
     "per_device_train_batch_size":
         _N(_ROWS, "TRL counts per device, and in RL completions: per_device_train_batch_size x devices x "
            "gradient_accumulation_steps, in RL / num_generations", conversions.batch),
-    "gradient_accumulation_steps":
+    "gradient_accumulation_steps accumulate_grad_batches":
         _N("", "whet's batch is that of the whole optimizer step (batch.prompts_per_step, batch.rows_per_step); "
            "batch.micro_batch_tokens bounds memory, in tokens", is_part=True),
     "generation_batch_size":
@@ -100,6 +109,12 @@ _TABLE: Mapping[str, ForeignName] = {
     f"micro_batch_size micro_train_batch_size micro_rollout_batch_size ppo_micro_batch_size train.micro_batch_size "
     f"rollout.micro_batch_size {_ACTOR}ppo_micro_batch_size {_ACTOR}ppo_micro_batch_size_per_gpu "
     f"{_ROLLOUT}log_prob_micro_batch_size_per_gpu actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu "
+    f"{_ROLLOUT}log_prob_micro_batch_size actor_rollout_ref.ref.log_prob_micro_batch_size "
+    f"{_ACTOR}use_dynamic_bsz {_ROLLOUT}log_prob_use_dynamic_bsz actor_rollout_ref.ref.log_prob_use_dynamic_bsz "
+    f"{_ROLLOUT}log_prob_max_token_len_per_gpu actor_rollout_ref.ref.log_prob_max_token_len_per_gpu "
+    "critic.ppo_micro_batch_size critic.forward_micro_batch_size critic.forward_micro_batch_size_per_gpu "
+    "critic.ppo_max_token_len_per_gpu critic.forward_max_token_len_per_gpu critic.use_dynamic_bsz "
+    "reward_model.micro_batch_size_per_gpu auto_find_batch_size precompute_ref_batch_size eval_batch_size "
     "critic.ppo_micro_batch_size_per_gpu data.micro_batch_size_per_gpu per_device_eval_batch_size":
         _N("", "batch.micro_batch_tokens bounds memory, in tokens, and never changes the gradient"),
     f"ppo_max_token_len_per_gpu {_ACTOR}ppo_max_token_len_per_gpu train.max_tokens_per_gpu":
@@ -107,7 +122,10 @@ _TABLE: Mapping[str, ForeignName] = {
     # how long
     "max_steps total_training_steps trainer.total_training_steps":
         _N("steps", "TRL's are optimizer updates, whet's are batches", conversions.steps),
-    "num_train_epochs total_epochs num_epochs num_episodes trainer.total_epochs train.num_episodes":
+    "total_steps num_steps train_steps": _N("steps"),
+    "total_episodes total_timesteps":
+        _N("steps", "it counts completions: / (batch.prompts_per_step x batch.group_size)", by_hand=True),
+    "num_train_epochs total_epochs num_epochs train_epochs num_episodes trainer.total_epochs train.num_episodes":
         _N("epochs", convert=conversions.epochs),
     "max_epochs train.max_epochs":
         _N(_of("batch.epochs_per_batch", "epochs"), "in RL of one batch, else of the data",
@@ -122,32 +140,44 @@ _TABLE: Mapping[str, ForeignName] = {
             **{name: {"optimizer.schedule": name} for name in ("constant", "linear", "cosine")},
             "constant_with_warmup": {"optimizer.schedule": "constant"},
             "cosine_with_min_lr": {"optimizer.schedule": "cosine"}}),
-    f"warmup_steps lr_warmup_steps num_warmup_steps {_ACTOR}optim.lr_warmup_steps":
+    f"warmup_steps lr_warmup_steps num_warmup_steps warmup {_ACTOR}optim.lr_warmup_steps":
         _N("optimizer.warmup_steps", convert=conversions.in_steps("optimizer.warmup_steps")),
     "warmup_ratio lr_warmup_ratio actor.lr_warmup_ratio optim.lr_warmup_steps_ratio "
     f"{_ACTOR}optim.lr_warmup_steps_ratio":
         _N("optimizer.warmup_steps", "in steps: the ratio x steps", conversions.in_steps("optimizer.warmup_steps")),
     f"weight_decay l2 optim.weight_decay adam.weight_decay actor.adam.weight_decay {_ACTOR}optim.weight_decay":
         _N("optimizer.weight_decay"),
-    "max_grad_norm max_norm grad_clip clip_grad actor.max_norm optim.clip_grad "
+    "lr_scheduler_kwargs min_lr min_lr_ratio actor.min_lr_ratio "
+    f"{_ACTOR}optim.min_lr_ratio": _N("", "optimizer.schedule has no floor: linear and cosine end at 0", choices={
+        "0": {}, "0.0": {}, "none": {}}),
+    "max_grad_norm max_norm grad_clip clip_grad gradient_clipping gradient_clip gradient_clip_val actor.max_norm "
+    "optim.clip_grad "
     f"{_ACTOR}grad_clip {_ACTOR}optim.clip_grad":
         _N("optimizer.max_gradient_norm"),
     "adam_beta1": _N("optimizer.beta1"),
     "adam_beta2": _N("optimizer.beta2"),
     f"adam_betas optim.betas adam.betas actor.adam.betas {_ACTOR}optim.betas":
         _N("optimizer.beta1 and optimizer.beta2", convert=conversions.betas),
-    "adam_epsilon adam.eps actor.adam.eps": _N("optimizer.epsilon"),
+    "adam_epsilon adam_eps adam.eps actor.adam.eps optimizer.eps": _N("optimizer.epsilon"),
+    "optim_args optim_target_modules":
+        _N("", "whet trains with AdamW: optimizer.beta1, beta2, epsilon and weight_decay are its numbers"),
     f"optim optimizer.name optimizer.type actor.optim {_ACTOR}optim.optimizer":
         _N("", "whet trains with AdamW; optimizer.states=int8 keeps its moments in 8 bits", conversions.optimizer),
     "critic_lr critic_learning_rate critic.optim.lr critic.adam.lr":
         _N(_of("critic.learning_rate"), _CRITIC, conversions.of_critic("critic.learning_rate")),
+    "critic.ppo_mini_batch_size critic.ppo_epochs critic.grad_clip critic.optim.weight_decay critic.optim.betas "
+    "critic.optim.lr_warmup_steps critic.optim.lr_warmup_steps_ratio critic.shuffle critic.loss_agg_mode":
+        _N("", _WITH_POLICY),
+    "trainer.critic_warmup":
+        _N(_of("objective.value.warmup"), _CRITIC, conversions.of_critic("objective.value.warmup")),
     # the model
     f"model_name_or_path model_name model_path pretrain actor.model_name_or_path model.model_name_or_path "
     f"model.partial_pretrain {_MODEL}path": _N("model.name"),
     "critic.model.path critic_pretrain critic.model_name_or_path":
         _N("", "the critic starts from the policy; critic.start takes a reward model"),
-    "reward_pretrain reward.model_name_or_path reward_model.model.path reward_model_path":
+    "reward_pretrain reward.model_name_or_path reward_model.model.path reward_model_path reward_model":
         _N("", "reward.parts takes the run of a reward model that whet trained; wrap any other in a reward function"),
+    "teacher_model teacher_model_name_or_path": _N(_of("teacher.name")),
     "ref_model reference_model ref.model_name_or_path": _N("model.reference_model"),
     "bf16 mixed_precision torch_dtype dtype param_dtype ds.param_dtype":
         _N("model.precision", "bf16 or fp32; model.weights says how weights are kept", choices={
@@ -162,16 +192,22 @@ _TABLE: Mapping[str, ForeignName] = {
         _N("model.lora.rank", convert=conversions.positive("model.lora.rank")),
     f"lora_alpha ds.lora.alpha model.lora_alpha {_MODEL}lora_alpha":
         _N("model.lora.alpha", convert=conversions.lora_alpha),
-    f"target_modules lora_target_modules ds.lora.target_modules model.target_modules {_MODEL}target_modules":
+    "target_modules lora_target_modules lora_modules ds.lora.target_modules model.target_modules "
+    f"{_MODEL}target_modules":
         _N("model.lora.target_modules", "empty: all linear layers", conversions.target_modules),
     "peft_config use_peft": _N("model.lora.rank", convert=conversions.adapters),
     "load_in_4bit ds.load_in_4bit":
         _N("model.lora.base", "4bit, with model.lora.rank", choices=_switch("model.lora.base", "4bit")),
+    "load_in_8bit": _N("", "model.lora.base=4bit, with model.lora.rank, is what whet has", choices={"false": {}}),
     "lora_dropout ds.lora.dropout": _N("", "adapters have no dropout", choices={"0": {}, "0.0": {}}),
     # data
+    "dataset_config dataset_config_name dataset_train_split dataset_split train_split":
+        _N("data.source", "hub:owner/name/config:split", by_hand=True),
+    "dataset_test_split eval_split": _N("eval.source", "hub:owner/name/config:split", by_hand=True),
+    "val_split test_size eval_size": _N("eval.source", "`whet data split` makes held-out rows", by_hand=True),
     "train_dataset dataset dataset_name train_files prompt_data data.train_files data.prompt_dataset data.dataset":
         _N("data.source", "a file, or hub:owner/name", conversions.source("data.source")),
-    "eval_dataset val_files eval_data data.val_files eval.dataset":
+    "eval_dataset val_files eval_data validation_data val_dataset data.val_files eval.dataset":
         _N("eval.source", "a file, or hub:owner/name", conversions.source("eval.source")),
     "max_samples data.max_samples data.train_max_samples": _N("data.limit", convert=conversions.positive("data.limit")),
     "prompt_key input_key data.prompt_key data.input_key":
@@ -179,9 +215,17 @@ _TABLE: Mapping[str, ForeignName] = {
     "label_key data.label_key": _N("data.columns", "data.columns.YOURS=answer", conversions.column("answer")),
     "output_key response_key data.output_key data.response_key":
         _N("data.columns", "data.columns.YOURS=completion", conversions.column("completion")),
+    "data.reward_fn_key": _N("", "a reward takes any column of the rows by its name"),
+    "data.custom_cls.path data.custom_cls.name": _N("", "whet.train(data=rows) takes rows from Python"),
+    "data.gen_batch_size": _N("", "objective.keep draws as many prompts as it needs"),
+    "chat_template_path": _N("model.chat_template", "a Jinja file, or its text", by_hand=True),
+    "prompt_template input_template data.input_template template data.apply_chat_template_kwargs.*":
+        _N("model.chat_template", "a Jinja file, or its text; data.as_chat=false sends prompts as they are",
+           by_hand=True),
     "dataset_text_field": _N("data.columns", "data.columns.YOURS=text", conversions.column("text")),
     "apply_chat_template data.apply_chat_template": _N("data.as_chat", choices=_switch("data.as_chat")),
     "max_prompt_length prompt_max_len max_length max_seq_length max_len truncation_mode data.max_prompt_length "
+    f"{_ROLLOUT}prompt_length {_ROLLOUT}max_model_len "
     "data.max_length data.max_len data.truncation data.filter_overlong_prompts": _N("", _CONTEXT),
     "assistant_only_loss":
         _N(_of(sft="data.every_completion"), "prompts are never learned", choices=_switch("data.every_completion")),
@@ -192,9 +236,9 @@ _TABLE: Mapping[str, ForeignName] = {
     "padding_free packing_samples ds.packing_samples":
         _N(_of("", "batch.packed"), "nothing is padded in RL", choices=_switch("batch.packed")),
     # sampling
-    "max_completion_length response_length max_response_length generate_max_len max_tokens max_new_tokens "
+    "max_completion_length response_length max_response_length generate_max_len max_gen_len max_tokens max_new_tokens "
     f"data.max_response_length rollout.max_new_tokens {_ROLLOUT}response_length": _N("sampling.max_new_tokens"),
-    f"temperature rollout.temperature {_ROLLOUT}temperature": _N("sampling.temperature"),
+    f"temperature temp rollout.temperature {_ROLLOUT}temperature": _N("sampling.temperature"),
     f"top_p rollout.top_p {_ROLLOUT}top_p": _N("sampling.top_p"),
     f"top_k {_ROLLOUT}top_k": _N("sampling.top_k", "0 is off", conversions.positive("sampling.top_k")),
     "min_p": _N("sampling.min_p", convert=conversions.positive("sampling.min_p")),
@@ -203,14 +247,19 @@ _TABLE: Mapping[str, ForeignName] = {
            choices={"1.0": {}, "none": {}}),
     f"use_vllm vllm vllm_num_engines vllm.num_engines {_ROLLOUT}name":
         _N("sampling.engine", "vllm, or torch, which shares the trainer's weights", conversions.engine),
-    "vllm_mode": _N("sampling.engine", "vllm runs in the trainer's process, or behind scale.engines", by_hand=True),
+    "vllm_mode vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout":
+        _N("sampling.engine", "vllm runs in the trainer's process, or behind scale.engines", by_hand=True),
     f"gpu_memory_utilization {_ROLLOUT}gpu_memory_utilization vllm_gpu_memory_utilization vllm.gpu_memory_utilization "
-    f"vllm_max_model_length vllm_tensor_parallel_size vllm.tensor_parallel_size {_ROLLOUT}tensor_model_parallel_size":
+    f"vllm_max_model_length vllm_tensor_parallel_size vllm.tensor_parallel_size {_ROLLOUT}tensor_model_parallel_size "
+    f"vllm_enable_sleep_mode vllm.enable_sleep {_ROLLOUT}free_cache_engine {_ROLLOUT}enforce_eager "
+    f"{_ROLLOUT}max_num_batched_tokens {_ROLLOUT}max_num_seqs {_ROLLOUT}enable_chunked_prefill":
         _N("sampling.engine_settings", "by name, in docs/engines.md", by_hand=True),
+    f"{_ROLLOUT}multi_turn.max_assistant_turns": _N("env.max_turns", _AGENTS, by_hand=True),
+    f"{_ROLLOUT}multi_turn.* {_ROLLOUT}agent.*": _N("", _AGENTS),
     # the objective
     "beta model.beta":
         _N(_of("objective.kl.beta", preference="objective.curve.beta"), "0 in RL: objective.kl=none", conversions.beta),
-    "kl_coef kl_beta": _N(_of("objective.kl.beta")),
+    "kl_coef kl_beta kl_coeff kl_coefficient kl_weight": _N(_of("objective.kl.beta")),
     "init_kl_coef algo.kl.init_coef":
         _N(_of("objective.kl.beta"), "of objective.kl=k1_reward, or of k2 or k3 in the loss", conversions.openrlhf_kl),
     f"use_kl_loss algo.kl.use_loss {_ACTOR}use_kl_loss":
@@ -224,7 +273,13 @@ _TABLE: Mapping[str, ForeignName] = {
     f"kl_loss_type {_ACTOR}kl_loss_type": _N(_of("objective.kl"), "low_var_kl is k3, mse is k2", is_part=True),
     "kl_penalty algorithm.kl_penalty": _N(_of("objective.kl"), "kl is k1_reward, low_var_kl k3_reward", is_part=True),
     "kl_estimator algo.kl.estimator": _N(_of("objective.kl"), "in the reward: k1_reward and so on", is_part=True),
-    "epsilon cliprange clip_range eps_clip clip_eps actor.eps_clip":
+    "algorithm.kl_ctrl.type":
+        _N(_of("objective.control"), "proportional, for verl's adaptive; or fixed", conversions.kl_control),
+    "algorithm.kl_ctrl.target_kl": _N(_of("objective.control.target"), "of proportional", is_part=True),
+    "algorithm.kl_ctrl.horizon": _N(_of("objective.control.horizon"), "of proportional", is_part=True),
+    "kl_target target_kl adaptive_kl kl_horizon algo.kl.target algo.kl.horizon":
+        _N(_of("objective.control"), "proportional, with its target and horizon", by_hand=True),
+    "epsilon cliprange clip_range clip_epsilon epsilon_clip eps_clip clip_eps actor.eps_clip":
         _N(_of("objective.clip.low and objective.clip.high"), "AdamW's is optimizer.epsilon",
            conversions.clip("low", "high")),
     f"clip_ratio {_ACTOR}clip_ratio":
@@ -241,12 +296,13 @@ _TABLE: Mapping[str, ForeignName] = {
            "is sequence_mean, dr_grpo fixed_length; cispo, sapo and the losses of preferences are methods",
            conversions.loss_type),
     "importance_sampling_level":
-        _N(_of("objective.ratio"), "token or sequence, or the methods gspo and gspo_token",
-           choices={"token": {}, "sequence": {"objective.ratio": "sequence"}}),
+        _N(_of("objective.ratio"), "token or sequence, or the methods gspo and gspo_token", conversions.ratio),
     "scale_rewards norm_adv_by_std_in_grpo algorithm.norm_adv_by_std_in_grpo":
         _N(_of("objective.scale"), "group_std or none", choices={
             "group": {}, "true": {}, "none": {"objective.scale": "none"}, "false": {"objective.scale": "none"}}),
-    f"entropy_coef entropy_coeff ent_coef actor.entropy_coef {_ACTOR}entropy_coeff":
+    "normalize_advantage norm_adv whiten_advantages whiten_rewards norm_rewards normalize_rewards":
+        _N(_of("objective.scale"), "group_std, whiten_completions, whiten_tokens or none", by_hand=True),
+    f"entropy_coef entropy_coeff ent_coef entropy_bonus entropy_coefficient actor.entropy_coef {_ACTOR}entropy_coeff":
         _N(_of("objective.entropy.weight"), "with objective.entropy=bonus", conversions.entropy),
     "mask_truncated_completions":
         _N(_of("objective.select"), "finished", choices=_switch("objective.select", "finished")),
@@ -263,12 +319,16 @@ _TABLE: Mapping[str, ForeignName] = {
     "vllm_importance_sampling_mode": _N(_of("objective.mismatch"), "truncate or truncate_sequence", is_part=True),
     "vllm_importance_sampling_clip_max": _N(_of("objective.mismatch.ceiling"), is_part=True),
     "vllm_importance_sampling_clip_min": _N(_of("objective.mismatch.low"), "of mask and sequence_mask", is_part=True),
+    f"{_ACTOR}tis_imp_ratio_cap algorithm.rollout_is algorithm.rollout_is_threshold algorithm.rollout_correction.*":
+        _N(_of("objective.mismatch"), "truncate, truncate_sequence, mask or sequence_mask", by_hand=True),
     "use_bias_correction_kl": _N(_of("objective.kl"), "k3_corrected, or k3", is_part=True),
     "off_policy_mask_threshold":
         _N(_of("objective.mismatch.limit"), "with objective.mismatch=stale_mask", lambda value, run: {
             "objective.mismatch.kind": "stale_mask", "objective.mismatch.limit": number(value)}),
     "sapo_temperature_pos": _N(_of("objective.clip.tau_positive"), "of sapo", conversions.of_sapo("tau_positive")),
     "sapo_temperature_neg": _N(_of("objective.clip.tau_negative"), "of sapo", conversions.of_sapo("tau_negative")),
+    "rpo_alpha cpo_alpha": _N(_of(preference="objective.imitate.coefficient"), "of rpo and cpo"),
+    "simpo_gamma": _N(_of(preference="objective.curve.gamma"), "of simpo"),
     "loss_weights": _N(_of(preference="objective.imitate.coefficient"), "of the sft term", is_part=True),
     "adv_estimator advantage_estimator algorithm.adv_estimator algo.advantage.estimator":
         _N("", "it is the method: ppo for gae, grpo, rloo, remax, reinforce_pp, ...", is_part=True),
@@ -276,13 +336,19 @@ _TABLE: Mapping[str, ForeignName] = {
         _N("", "it is the method: gspo, clip_cov, kl_cov, cispo, sapo, gmpo for geo_mean", is_part=True),
     "lam lambd gae_lambda algorithm.lam algo.advantage.lambd":
         _N(_of("objective.baseline.lam"), _CRITIC, conversions.of_critic("objective.baseline.lam")),
-    "gamma algorithm.gamma algo.advantage.gamma":
+    "gamma gae_gamma discount discount_factor algorithm.gamma algo.advantage.gamma":
         _N(_of("objective.baseline.gamma"), _CRITIC, conversions.of_critic("objective.baseline.gamma")),
     "vf_coef": _N(_of("objective.value.coefficient"), _CRITIC),
-    "cliprange_value value_clip critic.cliprange_value critic.value_clip":
+    "cliprange_value value_clip vf_clip critic.cliprange_value critic.value_clip":
         _N(_of("objective.value"), "clipped_error with its width", by_hand=True),
     "dynamic_filtering algo.dynamic_filtering_enable algorithm.filter_groups.enable":
         _N(_of("objective.keep"), "mixed_outcome, as in dapo", choices=_switch("objective.keep", "mixed_outcome")),
+    "algorithm.filter_groups.max_num_gen_batches":
+        _N(_of("objective.keep.rounds"), "of mixed_outcome", conversions.keep_rounds),
+    "algorithm.filter_groups.metric": _N(_of("objective.keep"), "mixed_outcome looks at outcomes", is_part=True),
+    "reward_model.overlong_buffer.* reward.reward_kwargs.overlong_buffer_cfg.* "
+    "reward_model.reward_kwargs.overlong_buffer_cfg.*":
+        _N(_of("objective.shape"), "soft_overlong; its tail is a share of sampling.max_new_tokens", by_hand=True),
     "label_smoothing model.label_smoothing":
         _N(_of(preference="objective.curve.smoothing"), "as in cdpo",
            conversions.positive("objective.curve.smoothing")),
@@ -301,43 +367,72 @@ _TABLE: Mapping[str, ForeignName] = {
     "reward.remote_url": _N("reward.parts", "file.py:compute_score or file.py:reward_func", conversions.reward_file),
     "custom_reward_function.name reward.custom_reward_function.name":
         _N("reward.parts", "file.py:NAME", is_part=True),
-    "reward_manager reward_model.reward_manager reward_model.enable": _N("", "rewards are reward.parts"),
+    "custom_reward_function.reward_kwargs.* reward.custom_reward_function.reward_kwargs.*":
+        _N("reward.parts", "settings of the part, by name", by_hand=True),
+    "reward_manager reward_model.launch_reward_fn_async reward_model.strategy reward_model.reward_manager "
+    "reward_model.enable": _N("", "rewards are reward.parts"),
     # evaluation, saving, reports
     "eval_steps test_freq trainer.test_freq eval.steps": _N("eval.every", convert=conversions.in_steps("eval.every")),
     "eval_strategy": _N("eval.every", "in steps", choices={"no": {}, "steps": {}}),
-    "early_stopping_patience": _N("eval.stop_after"),
+    "early_stopping_patience patience": _N("eval.stop_after"),
+    "early_stopping": _N("eval.stop_after", "how many evaluations without a new best", by_hand=True),
+    f"{_ROLLOUT}val_kwargs.* eval.temperature eval.n_samples_per_prompt eval_temperature num_generations_eval "
+    "eval_n_samples_per_prompt": _N("", _GREEDY),
+    "eval_on_start": _N("", "a run is evaluated before its first step"),
+    "val_only trainer.val_only": _N("", "`whet eval RUN` evaluates without training"),
     "save_steps save_freq trainer.save_freq ckpt.save_steps":
         _N("report.save_every", convert=conversions.in_steps("report.save_every")),
     "save_strategy":
         _N("report.save_every", "in steps; 0: as often as 2% of the time pays for", choices={"steps": {}, "best": {}}),
+    "trainer.max_critic_ckpt_to_keep trainer.remove_previous_ckpt_in_save":
+        _N("report.keep_checkpoints", "a checkpoint holds the critic too", by_hand=True),
+    "ckpt.save_hf": _N("", "RUN/final and RUN/best are folders that transformers loads"),
     "save_total_limit max_ckpt_num ckpt.max_num trainer.max_actor_ckpt_to_keep trainer.max_ckpt_to_keep":
         _N("report.keep_checkpoints", convert=conversions.positive("report.keep_checkpoints")),
     "save_only_model": _N("report.save", "weights", choices=_switch("report.save", "weights")),
     "load_best_model_at_end metric_for_best_model greater_is_better ckpt.best_metric_key":
         _N("", "the best model by evaluation is always kept: run.best, RUN/best"),
-    "resume_from_checkpoint resume load_checkpoint": _N("", "`whet resume RUN` or whet.resume(folder) continues a run"),
-    "output_dir save_path default_local_dir trainer.default_local_dir ckpt.output_dir": _N("folder"),
-    "push_to_hub hub_model_id hub_strategy hub_token":
+    "resume_from_checkpoint resume load_checkpoint trainer.resume_mode trainer.resume_from_path":
+        _N("", "`whet resume RUN` or whet.resume(folder) continues a run"),
+    "output_dir save_path save_dir out_dir checkpoint_dir default_local_dir trainer.default_local_dir "
+    "ckpt.output_dir": _N("folder"),
+    "push_to_hub hub_private_repo hub_model_id hub_strategy hub_token":
         _N("", "whet uploads nothing; run.model is a folder that the hub's own tools upload"),
     "report_to logger trainer.logger":
         _N("report.trackers", "trackio, tensorboard, wandb, mlflow, or a registered one", conversions.trackers),
-    "use_wandb logger.wandb.key":
+    "wandb use_wandb logger.wandb.key":
         _N("report.trackers", "wandb", lambda value, run: {"report.trackers": ["wandb"]}),
     "logging_steps logging_strategy logging_first_step logger.logging_steps":
         _N("", "every step is recorded in the run folder"),
-    "log_completions num_completions_to_print trainer.log_val_generations":
+    "log_completions num_completions_to_print trainer.log_val_generations trainer.rollout_data_dir "
+    "trainer.validation_data_dir":
         _N("report.samples_per_step", "groups of a step whose completions are recorded", by_hand=True),
-    "run_name project trainer.project_name trainer.experiment_name logger.wandb.project logger.wandb.run_name":
-        _N("", "folder names the run; trackers take report.tracker_settings"),
+    "run_name experiment_name project wandb_project trainer.project_name trainer.experiment_name logger.wandb.project "
+    "logger.wandb.run_name logger.tensorboard_dir logging_dir": _N("", _NAMED),
     "seed random_seed trainer.seed train.seed": _N("seed"),
     # devices, and what whet does by itself
     "n_gpus_per_node trainer.n_gpus_per_node actor_num_gpus_per_node actor.num_gpus_per_node":
         _N("scale.workers", "of all machines; or start with torchrun", conversions.workers),
     "trainer.nnodes actor_num_nodes actor.num_nodes": _N("scale.workers", "x GPUs of each", is_part=True),
+    "gpus num_gpus devices world_size num_processes nproc nproc_per_node":
+        _N("scale.workers", "of all machines; or start with torchrun", by_hand=True),
+    "ddp_timeout": _N("scale.timeout", "in seconds"),
     "use_cpu": _N("model.device", "cpu", choices=_switch("model.device", "cpu")),
-    "deepspeed fsdp fsdp_config zero_stage ds.zero_stage tensor_parallel_size parallelism_config": _N("", _DEVICES),
+    "deepspeed fsdp fsdp_config zero_stage ds.zero_stage ds.adam_offload tensor_parallel_size sequence_parallel_size "
+    f"parallelism_config ds3_gather_for_generation {_ACTOR}strategy {_ACTOR}fsdp_config.* {_ACTOR}megatron.* "
+    f"{_ACTOR}ulysses_sequence_parallel_size actor_rollout_ref.ref.fsdp_config.* actor_rollout_ref.ref.megatron.* "
+    "critic.strategy critic.model.fsdp_config.* critic.ulysses_sequence_parallel_size ref.num_nodes "
+    "critic.num_nodes reward.num_nodes": _N("", _DEVICES),
     "remove_unused_columns disable_dropout dataloader_num_workers dataset_num_proc use_liger_kernel tf32 torch_compile "
     "attn_implementation use_remove_padding trust_remote_code shuffle_dataset data.shuffle trainer.val_before_train "
+    "use_cache use_liger_loss save_safetensors dataloader_drop_last group_by_length length_column_name shuffle "
+    "ignore_data_skip padding_side pad_token eos_token cache_implementation log_unique_prompts eval_accumulation_steps "
+    "data.val_batch_size data.dataloader_num_workers data.return_raw_chat data.filter_overlong_prompts_workers "
+    f"data.tokenizer actor_rollout_ref.hybrid_engine {_ROLLOUT}load_format {_ROLLOUT}layered_summon "
+    f"{_ROLLOUT}do_sample {_ROLLOUT}mode "
+    f"{_MODEL}use_shm {_ACTOR}use_torch_compile {_ACTOR}shuffle critic.enable "
+    f"{_MODEL}use_fused_kernels {_ROLLOUT}calculate_log_probs critic.model.use_remove_padding "
+    "critic.model.enable_gradient_checkpointing actor_rollout_ref.ref.use_torch_compile data.trust_remote_code "
     f"trainer.balance_batch {_MODEL}use_remove_padding {_MODEL}trust_remote_code": _N("", "whet needs no such setting"),
 }
 # fmt: on
@@ -349,10 +444,23 @@ FOREIGN: Mapping[str, ForeignName] = {
 # Sections of verl and OpenRLHF that whet has none of: below them only whole paths count.
 ROOTS = frozenset(("actor_rollout_ref", "algorithm", "trainer", "custom_reward_function", "reward_manager"))
 ROOTS |= {"global_profiler", "ray_kwargs", "actor", "algo", "ckpt", "ds", "logger", "vllm", "train", "rollout", "ref"}
+# Sections of whet's that say what a key is about: `eval.temperature` is not the temperature of the training.
+OWN_MEANING = frozenset(("eval", "critic", "reward", "reward_model", "teacher", "env", "health", "preference"))
+
+
+def foreign_entry(path: str) -> ForeignName | None:
+    """The line of the table that has this path, or a star instead of its last parts."""
+    parts = path.split(".")
+    stars = (".".join([*parts[:count], "*"]) for count in range(len(parts) - 1, 0, -1))
+    return next((FOREIGN[name] for name in (path, *stars) if name in FOREIGN), None)
 
 
 def foreign_name(path: str) -> ForeignName | None:
     """What a key of another trainer is: found by its whole path, else, below a section of whet's, by its last part."""
-    if path in FOREIGN or path.partition(".")[0] in ROOTS:
-        return FOREIGN.get(path)
-    return FOREIGN.get(path.rpartition(".")[2])
+    section, _, name = path.rpartition(".")
+    entry = foreign_entry(path)
+    if entry is not None or section.partition(".")[0] in ROOTS or path in ROOTS:
+        return entry
+    entry = FOREIGN.get(name)
+    is_other = section in OWN_MEANING and entry is not None and not entry.is_below(section)
+    return None if is_other else entry

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from whet.settings.files import readable_file, reading
-from whet.settings.foreign import ROOTS, foreign_name
+from whet.settings.foreign import OWN_MEANING, ROOTS, foreign_name
 from whet.settings.hostile import DEEPEST, refuse_hostile, shown, shown_path
 from whet.settings.names import SINCE, old_name
 from whet.types import WhetError, nearest
@@ -97,16 +97,20 @@ def _near_key(kind: type[BaseModel], path: str, alone: bool) -> str:
     is_axis = sections[:1] == ["objective"]
     section = None if is_axis else _section_at(kind, tuple(sections))
     known = list(_axes(kind)) if is_axis else list((section or kind).model_fields)
-    close = nearest(name, known) if is_axis or section is not None else None
+    close = nearest(name, known, SLIP) if is_axis or section is not None else None
     here = [".".join([*sections, close])] if close else []
     elsewhere = [f"{other}.{name}" for other, inner in _sections(kind) if name in inner.model_fields]
-    if is_axis or (sections and name in IN_MANY_SECTIONS):  # `optimizer.name` is not `model.name`
+    if is_axis or (sections and (name in IN_MANY_SECTIONS or sections[0] in OWN_MEANING)):
+        # `optimizer.name` is not `model.name`, and `eval.top_p` not `sampling.top_p`
         elsewhere = []
+    if not sections and len(elsewhere) > 1:
+        return f"did you mean one of {', '.join(elsewhere)}?"
     if best := [*here, *elsewhere] if sections else [*elsewhere, *here]:
         return f"did you mean {best[0]!r}?"
     return f"known here: {', '.join(known)}" if alone else ""
 
 
+SLIP = 0.75  # likeness of a slip of the hand; below it lie other words, `temp` and `steps`
 IN_MANY_SECTIONS = frozenset(("name", "settings", "source", "start", "timeout", "device", "model", "seconds"))
 
 

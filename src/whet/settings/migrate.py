@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
-from whet.settings.conversions import OWN_METHODS, ForeignRun, Settings, Unmapped, text
+from whet.settings.conversions import OWN_METHODS, ForeignRun, Settings, Unmapped, reuses_batches, text
 from whet.settings.files import readable_file
-from whet.settings.foreign import FOREIGN, ForeignName
+from whet.settings.foreign import FOREIGN, ForeignName, foreign_entry
 from whet.settings.layers import flattened
 from whet.types import WhetError
 
@@ -134,12 +136,14 @@ def translate(
     known = {FOREIGN[name].name: value for name, value in given.items() if name in FOREIGN}
     values = {**DEFAULTS[trainer], **known}
     unmapped: dict[str, str] = {}
-    method, flat = _method(trainer, values, unmapped)
     run = ForeignRun(KINDS.get(trainer.partition(" ")[2], "policy"), values, rows, devices)
+    method, flat = _method(trainer, run, unmapped)
     left = {name: value for name, value in DEFAULTS[trainer].items() if name not in known}
     for name, value in {**left, **given}.items():
-        entry = FOREIGN.get(name, NO_ENTRY)
+        entry = foreign_entry(name) or NO_ENTRY
         try:
+            if isinstance(value, str) and "$" in os.path.expandvars(value):
+                raise Unmapped("a variable of the shell; put its value in")
             settings = entry.settings(value, run)
         except Unmapped as reason:
             if name in chosen or name in left or entry.key == "steps":
@@ -167,14 +171,16 @@ def _without_doubles(flat: Settings) -> Settings:
     return flat
 
 
-def _method(trainer: str, values: Mapping[str, Any], unmapped: dict[str, str]) -> tuple[str, Settings]:
+def _method(trainer: str, run: ForeignRun, unmapped: dict[str, str]) -> tuple[str, Settings]:
     """whet's method, and what of it the other trainer does otherwise."""
+    values = run.values
     program, _, name = trainer.partition(" ")
     if program == "trl" and name == "grpo":
         loss = text(values.get("loss_type"))
         return (loss if loss in OWN_METHODS else "grpo"), {}
     if name == "rloo":  # TRL's clips the ratio of the whole completion
-        return "rloo", {"objective.ratio": "sequence_product", "objective.clip.kind": "ppo_clip"}
+        own: Settings = {"objective.ratio": "sequence_product", "objective.clip.kind": "ppo_clip"}
+        return "rloo", own if reuses_batches(run) else {}
     if name == "dpo":
         return _preference_method(values, unmapped)
     if name != "rl":
@@ -238,7 +244,10 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def from_command(command: str) -> tuple[str, dict[str, Any]]:
-    """(trainer, its values) of a command line of verl, OpenRLHF or TRL, or of a YAML file."""
+    """(trainer, its values) of a command line of verl, OpenRLHF or TRL, a shell script with one, or a YAML file."""
+    if command.strip().endswith(".sh") and len(command.split()) == 1:
+        file = readable_file(command.strip(), "a shell script", "give the path of a script, or a command in quotes")
+        command = file.read_text(encoding="utf-8")
     if command.strip().endswith((".yaml", ".yml")) and len(command.split()) == 1:
         values = _read_yaml(command.strip())
         if "actor_rollout_ref.actor" not in ".".join(values):
@@ -248,9 +257,11 @@ def from_command(command: str) -> tuple[str, dict[str, Any]]:
         words = shlex.split(command.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise WhetError(f"the command cannot be read ({error}); give it in one pair of quotes") from None
-    ends = [number for number, word in enumerate(words) if word in ("|", ">", ">>", "2>&1", "&", "&&", ";")]
-    words = words[: min(ends, default=len(words))]
     trainer, start = _program(words)
+    ends = [number for number, word in enumerate(words) if word in ("|", ">", ">>", "2>&1", "&", "&&", ";")]
+    words = words[: min((number for number in ends if number > start), default=len(words))]
+    variables = {name: value for name, equals, value in (word.partition("=") for word in words[:start]) if equals}
+    words = [Template(word).safe_substitute(variables) for word in words]
     values = _overrides(words[start:]) if trainer.startswith("verl") else _flags(words[start:])
     file = values.pop("config", None)
     return trainer, {**(_read_yaml(file) if isinstance(file, str) else {}), **values}

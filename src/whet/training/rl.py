@@ -72,6 +72,7 @@ from whet.training.update import (
 from whet.types import Group, Prompt, RunFailed, Sample, Sampling, StepReport, TokenBatch
 
 logger = logging.getLogger(__name__)
+MOST_UNSCORED = 10  # steps in a row without a single score
 
 SHOWN_FAILURES = 3  # of a step's episodes, in words
 # what `RLTrainer._annotate` adds to a batch; none of it depends on a reward
@@ -138,6 +139,7 @@ class RLTrainer:
         self._memory: Memory = {}
         self._version = 0
         self._has_skipped = False
+        self._has_unscored, self._unscored_steps = False, 0  # ever; in a row
         self.rate_factor = 1.0  # what is left of the scheduled learning rate
         self.prompt_scores: PromptScores = {}
         self._train_state = TrainState(
@@ -253,11 +255,30 @@ class RLTrainer:
             )
         if not groups:
             raise RunFailed(f"step {number}: every group is older than objective.keep.max_staleness allows; raise it")
-        if all(sample.reward is None for group in groups for sample in group.samples):
-            failures = rollout.played.failures
-            cause = f"fix the environment ({failures[0]})" if failures else "fix the reward"
-            raise RunFailed(f"step {number}: not one of its samples could be scored; {cause}, then resume")
+        self._count_unscored(groups, rollout, number)
         return groups
+
+    def _count_unscored(self, groups: Sequence[Group], rollout: RolloutBatch, number: int) -> None:
+        """Refuse steps without a score: at once where the environment failed, else many in a row.
+
+        In a mixture of tasks a step may hold only rows that no reward is for; nothing is learned from it.
+        """
+        if any(sample.reward is not None for group in groups for sample in group.samples):
+            self._unscored_steps = 0
+            return
+        self._unscored_steps += 1
+        failures = rollout.played.failures
+        if failures or self._unscored_steps >= MOST_UNSCORED:
+            cause = f"fix the environment ({failures[0]})" if failures else "fix the reward"
+            several = f" and of the {MOST_UNSCORED - 1} before" if not failures else ""
+            raise RunFailed(f"step {number}: not one of its samples{several} could be scored; {cause}, then resume")
+        if not self._has_unscored:
+            self._has_unscored = True
+            logger.warning(
+                "step %d: no reward scored any of its samples, and nothing is learned from it; later ones are counted "
+                "in unscorable",
+                number,
+            )
 
     def _pack(self, groups: Sequence[Group], part_weights: Mapping[str, float]) -> TokenBatch:
         batch = token_batch(groups, part_weights or None, self._most_actions, self._objective.needs())

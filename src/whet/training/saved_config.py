@@ -141,11 +141,10 @@ def _refuse_run(config: Config) -> Callable[[Path], None]:
         if (folder / CONFIG).exists():
             there = read_config(folder)
             differing = differing_keys(config, there)
-            verb = "differs" if len(differing) == 1 else "differ"
-            about = f"with another config ({', '.join(differing[:3])} {verb})" if differing else "with this very config"
+            others = f"another config: {', '.join(differing[:3])}" if differing else "this very config"
             raise WhetError(
-                f"{folder} already holds a run {about}; `whet resume {folder}`, replace it with --exist replace "
-                '(exist="replace" in Python), or give another folder'
+                f"{folder} already holds a run ({others}); `whet resume {folder}`, or give exist=replace or another "
+                "folder"
             )
         if any(path.name != LOCK for path in folder.iterdir()):
             raise WhetError(f"{folder} is not empty and not a run; give an empty or new folder")

@@ -113,7 +113,7 @@ def test_a_new_stage_is_timed_and_not_called_done_before(counting, tmp_path, cap
         (Pipeline("mine", "", dict, counting_stages), None, "derive them from that class"),
         (Pipeline("mine", "", COUNTING, counting_stages), None, "derive them from that class"),
         (Pipeline("spin", "", CountingSettings, counting_stages), None, "called 'spin' exists already; give yours"),
-        (COUNTING, "other", "'counting' in its class and 'other' here"),
+        (COUNTING, "other", "'counting' where it is defined and 'other' here"),
     ]
 )
 def test_what_is_no_pipeline_is_refused_in_one_line(thing, name, fix):

@@ -98,6 +98,8 @@ def compare(
 ) -> RunComparison | EvalComparison:
     """Finished runs side by side: metrics before and after, intervals, and which differences are beyond noise.
 
+        print(whet.compare(["runs/grpo-001", "runs/rloo-001"]))
+
     Runs that differ in nothing but their seed count as one entry with several seeds. Results of `whet.evaluate` are
     compared prompt by prompt instead, as `whet eval MODEL MODEL` does.
     """
