@@ -266,7 +266,7 @@ def with_changes(objective: AnyObjective, changes: Mapping[str, Any]) -> AnyObje
                 else _component_named(axis, axes[axis].components, changes[path])
             )
         except ValueError as error:
-            raise WhetError(f"objective.{error}") from error
+            raise WhetError(f"objective.{axis}.{error}") from error
         objective = replace(objective, **{axis: changed})
     objective.refuse_idle()
     return objective

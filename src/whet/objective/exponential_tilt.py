@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import GroupBaseline, Memory, on_actions
+from whet.objective.component import number
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import episode_mean, episode_weight, group_index, group_moments, sums_by
 from whet.types import TokenBatch
@@ -28,7 +29,7 @@ class EntropicGroup(GroupBaseline):
     number of the other: it has no advantage.
     """
 
-    nats: float = math.log(2)
+    nats: float = number(math.log(2), above=0)
     name: ClassVar[str] = "entropic_group"
     in_words: ClassVar[str] = (
         "weigh each completion by exp(beta R) against the others of its group: the best count most"
@@ -36,10 +37,6 @@ class EntropicGroup(GroupBaseline):
     in_symbols: ClassVar[str] = (
         "e^(beta R) / mean_{{g, not i}}(e^(beta R)) - 1, KL(softmax(beta R), uniform) = {0.nats:.3g}"
     )
-
-    def __post_init__(self) -> None:
-        if not self.nats > 0:
-            raise ValueError(f"baseline.nats is {self.nats}; give a number above 0")
 
     @property
     def smallest_group(self) -> int:

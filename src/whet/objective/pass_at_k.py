@@ -42,7 +42,7 @@ class _RightAmongK(GroupBaseline):
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.k != int(self.k):
-            raise ValueError(f"baseline.k is {self.k:g}; give a whole number from 1")
+            raise ValueError(f"k is {self.k:g}; give a whole number from 1")
 
     @property
     def smallest_group(self) -> int:

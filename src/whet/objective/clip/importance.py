@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.clip.rule import ClipRule
+from whet.objective.component import number
 from whet.objective.lazy_torch import torch
 
 if TYPE_CHECKING:
@@ -42,14 +43,10 @@ class Cap(ClipRule):
     Every token keeps learning, so there is no trust region: drift is slowed by nothing but the cap.
     """
 
-    ceiling: float = 5.0
+    ceiling: float = number(5.0, least=1)
     name: ClassVar[str] = "cap"
     in_words: ClassVar[str] = "weigh a token with its ratio, at most {0.ceiling:g}; none is ever dropped"
     in_symbols: ClassVar[str] = "sg[min(r, {0.ceiling:g})] A log pi"
-
-    def __post_init__(self) -> None:
-        if self.ceiling < 1:
-            raise ValueError(f"clip.ceiling is {self.ceiling}: it would scale every token down; give 1 or more")
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return ratio.clamp(max=self.ceiling)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.clip.rule import ClipRule, pushed_out
+from whet.objective.component import number
 from whet.objective.lazy_torch import torch
 
 if TYPE_CHECKING:
@@ -19,17 +20,13 @@ class SoftGate(ClipRule):
     The derivative of (4 / tau) sigmoid(tau (r - 1)) A; it never reaches zero: drift is slowed, not stopped.
     """
 
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
+    tau_positive: float = number(1.0, above=0)
+    tau_negative: float = number(1.05, above=0)
     name: ClassVar[str] = "soft_gate"
     in_words: ClassVar[str] = "fade a token out smoothly as its ratio leaves 1"
     in_symbols: ClassVar[str] = (
         "4/tau sigmoid(tau (r - 1)) A, tau = {0.tau_positive:g} if A > 0 else {0.tau_negative:g}"
     )
-
-    def __post_init__(self) -> None:
-        if self.tau_positive <= 0 or self.tau_negative <= 0:
-            raise ValueError(f"clip.tau is {self.tau_positive} / {self.tau_negative}; give numbers above 0")
 
     def _gate(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         tau = torch.full_like(ratio, self.tau_negative).masked_fill(advantage > 0, self.tau_positive)
@@ -51,16 +48,12 @@ class GeometricMean(ClipRule):
     c_t = min(log r, width) where A > 0, max(log r, -width) where A < 0. Clipped in log space: 0.4 is e^0.4 = 1.49.
     """
 
-    width: float = 0.4
+    width: float = number(0.4, above=0)
     name: ClassVar[str] = "geometric_mean"
     in_words: ClassVar[str] = (
         "weigh a completion with the geometric mean of its ratios, log-ratios beyond {0.width:g} held"
     )
     in_symbols: ClassVar[str] = "A prod_t clip(r, e^-{0.width:g}, e^{0.width:g})^(1/n_i)"
-
-    def __post_init__(self) -> None:
-        if self.width <= 0:
-            raise ValueError(f"clip.width is {self.width}; give a log-ratio above 0")
 
     def _clipped(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         log_ratio = ratio.log()
@@ -88,16 +81,12 @@ class GammaGate(ClipRule):
     1 at ratio 1, 0 at 0 and at infinity: completions far from the sampler's policy vanish on both sides.
     """
 
-    k_positive: float = 2.0
-    lam_positive: float = 3.0
-    k_negative: float = 3.0
-    lam_negative: float = 2.0
+    k_positive: float = number(2.0, above=0)
+    lam_positive: float = number(3.0, above=0)
+    k_negative: float = number(3.0, above=0)
+    lam_negative: float = number(2.0, above=0)
     name: ClassVar[str] = "gamma_gate"
     in_words: ClassVar[str] = "fade a completion out as its probability leaves the sampler's, on both sides"
-
-    def __post_init__(self) -> None:
-        if min(self.k_positive, self.lam_positive, self.k_negative, self.lam_negative) <= 0:
-            raise ValueError("clip.k and clip.lam must be numbers above 0")
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         good = advantage >= 0
