@@ -48,7 +48,6 @@ from whet.objective.clip import (
 )
 from whet.objective.clip.band import fading_sum
 from whet.objective.credit import discounted_sum
-from whet.objective.exponential_tilt import EntropicGroup
 from whet.objective.kl import (
     K2,
     K3,
@@ -68,6 +67,7 @@ from whet.objective.kl import (
     K3Reward,
     NoKL,
 )
+from whet.objective.pass_at_k import EntropicGroup
 from whet.objective.ratio import (
     SamplerProduct,
     SamplerTokenRatio,
