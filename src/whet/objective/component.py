@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cache
 from typing import Any, ClassVar, Protocol
 
 from whet.types import WhetError, did_you_mean
@@ -58,7 +57,6 @@ def number(
     return field(default=default, metadata={"range": limits})
 
 
-@cache
 def _ranges(kind: type) -> dict[str, NumberRange]:
     declared = [vars(base).get("__dataclass_fields__", {}) for base in reversed(kind.__mro__)]
     return {name: known.metadata["range"] for each in declared for name, known in each.items() if known.metadata}
