@@ -45,12 +45,12 @@ def test_differences_and_the_star():
         ({"kl": "none", "kl.beta": 0.1}, "objective.kl.beta: none has no such number; it has nothing"),
         ({"clip.high": "wide"}, "objective.clip.high is 'wide'; give a number"),
         ({"clip.high": True}, "objective.clip.high is True; give a number"),
-        ({"kl.beta": 0}, "objective.kl.beta is 0.0: it would have no effect"),
-        ({"clip.low": -1}, "objective.clip.low = -1.0"),
+        ({"kl.beta": 0}, "objective.kl.beta is 0; give a number above 0, or objective.kl=none"),
+        ({"clip.low": -1}, "objective.clip.low is -1; give 0 or more"),
         ({"kl": ["k2"]}, "objective.kl is ['k2']; give one of none, k2, k3"),
         ({"kl": "k1"}, "its expected gradient is 0, it ties to nothing; give k1_reward, k2 or k3"),
-        ({"keep": "mixed_outcome", "keep.rounds": 0}, "objective.keep.rounds is 0; give at least 1"),
-        ({"baseline": "gae", "baseline.lam": 2}, "objective.baseline.lam is 2.0; give a share in [0, 1]"),
+        ({"keep": "mixed_outcome", "keep.rounds": 0}, "objective.keep.rounds is 0; give 1 or more"),
+        ({"baseline": "gae", "baseline.lam": 2}, "objective.baseline.lam is 2; give a share in [0, 1]"),
     ]
 )
 def test_changes_that_cannot_be(changes, message):

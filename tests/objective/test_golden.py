@@ -48,7 +48,6 @@ from whet.objective.clip import (
 )
 from whet.objective.clip.band import fading_sum
 from whet.objective.credit import discounted_sum
-from whet.objective.exponential_tilt import EntropicGroup
 from whet.objective.kl import (
     K2,
     K3,
@@ -68,6 +67,7 @@ from whet.objective.kl import (
     K3Reward,
     NoKL,
 )
+from whet.objective.pass_at_k import EntropicGroup
 from whet.objective.ratio import (
     SamplerProduct,
     SamplerTokenRatio,
@@ -688,7 +688,7 @@ def test_a_cost_goes_into_the_reward_or_straight_into_the_advantage():
         (GeometricMean, {"width": 0.0}, "above 0"),
         (GammaGate, {"k_negative": 0.0}, "above 0"),
         (VariationMask, {"low": 0.0}, r"\(0, 1\]"),
-        (VariationMask, {"ceiling": 0.5}, "ceiling >= 1"),
+        (VariationMask, {"ceiling": 0.5}, "1 or more"),
         (DivergenceMask, {"limit": 0.0}, "above 0"),
         (BatchRunningMean, {"decay": 1.0}, r"\[0, 1\)"),
         (MixedMean, {"share": 0.0}, r"\(0, 1\]"),

@@ -27,7 +27,7 @@ from whet.objective.preference import (
 )
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
 from whet.pages.methods import axes_table, component_table, explanation, markdown_page, overview
-from whet.record.metrics.preference import length_correlation
+from whet.record.metrics.correlation import length_correlation
 from whet.types import WhetError
 
 METHODS = {name: preset.objective for name, preset in PAIR_PRESETS.items()}
@@ -177,12 +177,12 @@ def test_totals_are_added_before_the_anchor_is_taken():
         ("dpo", {"anchor": "mismatched"}, "has no effect: logistic compares two completions"),
         ("kto", {"contrast": "shifted"}, "has no effect: prospect judges completions one by one"),
         ("simpo", {"reference": "reset"}, "has no effect: mean_logp does not look at a reference"),
-        ("dpo_shift", {"contrast.factor": 1.2}, "give a factor in"),
+        ("dpo_shift", {"contrast.factor": 1.2}, "give a share in"),
         ("rpo", {"imitate.coefficient": 0}, "imitate=none"),
         ("ld_dpo", {"score.tail": 2}, "give a share in"),
         ("dpop", {"contrast.penalty": 0}, "contrast=difference"),
-        ("discopop", {"curve.temperature": 1}, "cost without bound"),
-        ("bco", {"anchor.decay": 2}, "share of the past"),
+        ("discopop", {"curve.temperature": 1}, "give a share in"),
+        ("bco", {"anchor.decay": 2}, "give a share in"),
         ("pairwise_cringe", {"weigh.temperature": 0}, "above 0"),
         ("robust_dpo", {"curve.flipped": 0.5}, "give a share in"),
     ]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from whet.data.bootstrap import bootstrap_counts
 from whet.data.families import ClassifierRow
 from whet.data.prompts import LabelledCompletion
 from whet.data.tasks import TASKS
@@ -24,6 +23,7 @@ from whet.training.reward_model import (
     RewardModelDataset,
     RewardModelRow,
     RewardModelTrainer,
+    bootstrap_counts,
     bootstrap_rows,
     build_reward_model,
     members_metrics,

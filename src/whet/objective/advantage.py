@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import (
     STD_FLOOR,
@@ -161,7 +161,7 @@ class ShiftedMean(GroupBaseline):
 
     def __post_init__(self) -> None:
         if self.shift == 0:
-            raise ValueError("baseline.shift is 0: it would have no effect; give a number, or baseline=group_mean")
+            raise ValueError("shift is 0; give another number, or objective.baseline=group_mean")
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return GroupMean()(batch, memory) + self.shift
@@ -181,14 +181,10 @@ class BatchRunningMean(CompletionBaseline):
     Updated after use, so that no sample is part of its own baseline; 0 before the first step.
     """
 
-    decay: float = 0.9
+    decay: float = number(0.9, least=0, below=1)
     name: ClassVar[str] = "running_mean"
     in_words: ClassVar[str] = "compare each completion with a running mean of past rewards"
     in_symbols: ClassVar[str] = "R - ema_{0.decay:g}(R)"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"baseline.decay is {self.decay}; give a share in [0, 1)")
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         mass = memory.get("running_mass", 0.0)
@@ -233,15 +229,11 @@ class RunningRoleMean(CompletionBaseline):
     far as its n updates would.
     """
 
-    decay: float = 0.95
+    decay: float = number(0.95, least=0, below=1)
     name: ClassVar[str] = "running_role_mean"
     needs: ClassVar[frozenset[str]] = frozenset({"role"})
     in_words: ClassVar[str] = "compare each completion with a running mean of what its role earned before"
     in_symbols: ClassVar[str] = "R - ema_{0.decay:g}(R of this role)"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"baseline.decay is {self.decay}; give a share in [0, 1)")
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return batch.reward.new_tensor([memory.get(key, 0.0) for key in self._keys(batch)])
@@ -289,17 +281,12 @@ class MixedMean(GroupBaseline):
     Before the first step there is no running mean, and the group stands alone.
     """
 
-    share: float = 0.2
-    decay: float = 0.9
+    share: float = number(0.2, above=0, most=1)
+    decay: float = number(0.9, least=0, below=1)
     name: ClassVar[str] = "mixed_mean"
     in_words: ClassVar[str] = (
         "compare each completion with the others in its group and, {0.share:g} of it, with past steps"
     )
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"baseline.share is {self.share}; give a share in (0, 1]")
-        BatchRunningMean(self.decay)
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         group = LeaveOneOut()(batch, memory)
@@ -383,15 +370,11 @@ class PromptTracker(CompletionBaseline):
     prompt have trackers of their own.
     """
 
-    keep: float = 0.9
+    keep: float = number(0.9, above=0, most=1)
     name: ClassVar[str] = "prompt_tracker"
     needs: ClassVar[frozenset[str]] = frozenset({"prompt"})
     in_words: ClassVar[str] = "compare each completion with what its prompt earned on earlier visits"
     in_symbols: ClassVar[str] = "R - tracked(R of this prompt)"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"baseline.keep is {self.keep}; give a share in (0, 1]")
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         known = [self._counts(key, memory) for key in self._keys(batch)]
@@ -433,17 +416,13 @@ class PromptValue(CompletionBaseline):
     large beta, its best for a small one. Known before the run, so one completion a prompt is enough.
     """
 
-    beta: float = 0.5
+    beta: float = number(0.5, above=0)
     name: ClassVar[str] = "prompt_value"
     needs: ClassVar[frozenset[str]] = frozenset({"reference_rewards"})
     in_words: ClassVar[str] = (
         "compare each completion with the best that can be had near the reference, from its own rewards"
     )
     in_symbols: ClassVar[str] = "R - V,  V = {0.beta:g} log mean_ref exp(R/{0.beta:g})"
-
-    def __post_init__(self) -> None:
-        if not self.beta > 0:
-            raise ValueError(f"baseline.beta is {self.beta}; give a number above 0")
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.reference_rewards is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_index, sums_by
 from whet.types import TokenBatch, Totals
@@ -155,16 +155,12 @@ class InverseLength(_FixedShare):
     grows with its length. Below 1 long completions count for more.
     """
 
-    power: float = 1.0
+    power: float = number(1.0, above=0, most=1, instead="objective.aggregate=fixed_length")
     name: ClassVar[str] = "inverse_length"
     in_words: ClassVar[str] = (
         "every completion counts by its length to the power of -{0.power:g}, tokens within it alike"
     )
     in_symbols: ClassVar[str] = "1/(N L) SUM_i n_i^-{0.power:g}/mean(n^-{0.power:g}) SUM_t"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.power <= 1:
-            raise ValueError(f"aggregate.power is {self.power}; give a number in (0, 1], or aggregate=fixed_length")
 
     def importance(self, batch: TokenBatch, memory: Memory) -> Tensor:
         length = batch.lengths.double()
@@ -190,17 +186,13 @@ class LearnedLength(Component):
     below 0 short completions count more. h is held above 0.01. The constants were read in a third-party implementation.
     """
 
-    spread: float = 1 / 9
+    spread: float = number(1 / 9, above=0)
     start: float = 0.0
-    rate: float = 0.1
+    rate: float = number(0.1, least=0)
     name: ClassVar[str] = "learned_length"
     counts_tokens: ClassVar[bool] = True
     in_words: ClassVar[str] = "every token counts the same, times a factor of its completion's length that is learned"
     in_symbols: ClassVar[str] = "1/M SUM_i f_i(lambda) SUM_t"
-
-    def __post_init__(self) -> None:
-        if self.spread <= 0 or self.rate < 0:
-            raise ValueError(f"aggregate.spread is {self.spread}, rate {self.rate}; give numbers above 0")
 
     def importance(self, batch: TokenBatch, memory: Memory) -> Tensor:
         power = memory.get("length_power", self.start)

@@ -19,7 +19,6 @@ from whet.objective import (
     clip,
     control,
     credit,
-    exponential_tilt,
     keep,
     kl,
     mismatch,
@@ -90,7 +89,7 @@ POLICY = Family(
             advantage.RunningRoleMean,
             *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker),
             advantage.PromptValue,
-            *(advantage.RevisitedGroup, exponential_tilt.EntropicGroup, advantage.GroupLabels),
+            *(advantage.RevisitedGroup, pass_at_k.EntropicGroup, advantage.GroupLabels),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
@@ -266,7 +265,7 @@ def with_changes(objective: AnyObjective, changes: Mapping[str, Any]) -> AnyObje
                 else _component_named(axis, axes[axis].components, changes[path])
             )
         except ValueError as error:
-            raise WhetError(f"objective.{error}") from error
+            raise WhetError(f"objective.{axis}.{error}") from error
         objective = replace(objective, **{axis: changed})
     objective.refuse_idle()
     return objective

@@ -11,8 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from whet import registry
 from whet.objective.axes import FAMILIES, family_of
-from whet.objective.presets.left_out import LEFT_OUT
-from whet.objective.presets.preset import Preset
+from whet.objective.presets.preset import LEFT_OUT, Preset
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.types import WhetError, did_you_mean
 

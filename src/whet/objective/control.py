@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 
 
 class Control(ComponentProtocol, Protocol):
@@ -48,12 +48,6 @@ class FixedCoefficient(Component):
         return None
 
 
-def _above_zero(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not number > 0:
-            raise ValueError(f"control.{name} is {number}; give a number above 0")
-
-
 @dataclass(frozen=True)
 class Proportional(FixedCoefficient):
     """beta *= 1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon, for n completions per step.
@@ -63,15 +57,12 @@ class Proportional(FixedCoefficient):
     KL is that of a whole completion to the reference, in nats.
     """
 
-    target: float = 6.0
-    horizon: float = 10000.0
+    target: float = number(6.0, above=0)
+    horizon: float = number(10_000.0, above=0)
     name: ClassVar[str] = "proportional"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
     turns_beta: ClassVar[bool] = True
     in_words: ClassVar[str] = "turn the KL's coefficient so that a completion strays {0.target:g} nats"
-
-    def __post_init__(self) -> None:
-        _above_zero(target=self.target, horizon=self.horizon)
 
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
         error = min(max(metrics["kl_completion"] / self.target - 1, -0.2), 0.2)
@@ -85,16 +76,13 @@ class Doubling(FixedCoefficient):
     Section 4. The constants are quoted from memory of the paper, not read in it.
     """
 
-    target: float = 0.01
+    target: float = number(0.01, above=0)
     name: ClassVar[str] = "doubling"
     needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
     turns_beta: ClassVar[bool] = True
     in_words: ClassVar[str] = (
         "halve or double the KL's coefficient so that a batch moves the policy {0.target:g} nats a token"
     )
-
-    def __post_init__(self) -> None:
-        _above_zero(target=self.target)
 
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
         now, moved = memory.get("beta", beta), metrics["kl_old"]
@@ -112,16 +100,11 @@ class KLBudget(FixedCoefficient):
     Gao 2022 (2210.10760): a penalty walks along the same frontier of gold reward against KL, so it acts like stopping.
     """
 
-    nats: float = 20.0
-    decay: float = 0.5
+    nats: float = number(20.0, above=0)
+    decay: float = number(0.5, least=0, below=1)
     name: ClassVar[str] = "budget"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
     in_words: ClassVar[str] = "stop when completions stray {0.nats:g} nats from the reference"
-
-    def __post_init__(self) -> None:
-        _above_zero(nats=self.nats)
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"control.decay is {self.decay}; give a share in [0, 1)")
 
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
         mass = self.decay * memory.get("kl_mass", 0.0) + 1 - self.decay
@@ -146,13 +129,10 @@ class EndUpdates(FixedCoefficient):
     A check, not an update rule: with one update per batch it is 0 by construction.
     """
 
-    limit: float = 0.015
+    limit: float = number(0.015, above=0)
     name: ClassVar[str] = "end_updates"
     needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
     in_words: ClassVar[str] = "leave a batch once it has moved the policy by {0.limit:g} nats a token"
-
-    def __post_init__(self) -> None:
-        _above_zero(limit=self.limit)
 
     def ends_updates(self, metrics: Mapping[str, float]) -> bool:
         return metrics["kl_old"] > self.limit

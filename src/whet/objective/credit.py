@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import BaselineRule, GroupMean, Memory
-from whet.objective.component import Component
+from whet.objective.component import Component, number
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -63,11 +63,6 @@ def next_value(values: Tensor, action: Tensor) -> Tensor:
     return total
 
 
-def _share(name: str, number: float) -> None:
-    if not 0 <= number <= 1:
-        raise ValueError(f"baseline.{name} is {number}; give a share in [0, 1]")
-
-
 class TokenCredit(BaselineRule):
     """A baseline that credits tokens one by one, from the rewards that each of them earned."""
 
@@ -81,13 +76,10 @@ class ReturnToGo(TokenCredit):
     With k1 in the reward its expected gradient is that of the KL of the whole completion.
     """
 
-    gamma: float = 1.0
+    gamma: float = number(1.0, least=0, most=1)
     name: ClassVar[str] = "return_to_go"
     in_words: ClassVar[str] = "credit each token with what was earned from it on"
     in_symbols: ClassVar[str] = "SUM_{{s >= t}} r_s"
-
-    def __post_init__(self) -> None:
-        _share("gamma", self.gamma)
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return discounted_sum(paid(batch), self.gamma, batch.action)
@@ -137,17 +129,13 @@ class GAE(CriticBaseline, TokenCredit):
     V behind the last action is 0, for a truncated completion too. The critic's target is A + V.
     """
 
-    gamma: float = 1.0
-    lam: float = 0.95
+    gamma: float = number(1.0, least=0, most=1)
+    lam: float = number(0.95, least=0, most=1)
     name: ClassVar[str] = "gae"
     in_words: ClassVar[str] = (
         "compare each token with the critic's expectation; a truncated completion is worth 0 behind its end"
     )
     in_symbols: ClassVar[str] = "SUM_k ({0.gamma:g} * {0.lam:g})^k d_(t+k), d = r_t + {0.gamma:g} V_(t+1) - V_t"
-
-    def __post_init__(self) -> None:
-        _share("gamma", self.gamma)
-        _share("lam", self.lam)
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return discounted_sum(self.surprise(batch, self.gamma), self.gamma * self.lam, batch.action)
@@ -163,20 +151,14 @@ class DecoupledGAE(CriticBaseline, TokenCredit):
     A completion of fewer than 1 / alpha tokens would get a negative lam: held at 0.
     """
 
-    alpha: float = 0.05
-    critic_lam: float = 1.0
-    gamma: float = 1.0
+    alpha: float = number(0.05, above=0)
+    critic_lam: float = number(1.0, least=0, most=1)
+    gamma: float = number(1.0, least=0, most=1)
     name: ClassVar[str] = "gae_decoupled"
     in_words: ClassVar[str] = (
         "compare each token with the critic's expectation, looking further ahead in longer completions"
     )
     in_symbols: ClassVar[str] = "GAE with lam_i = 1 - 1/({0.alpha:g} n_i), critic lam {0.critic_lam:g}"
-
-    def __post_init__(self) -> None:
-        _share("gamma", self.gamma)
-        _share("critic_lam", self.critic_lam)
-        if self.alpha <= 0:
-            raise ValueError(f"baseline.alpha is {self.alpha}; give a number above 0")
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         length = batch.lengths.clamp(min=1).to(batch.reward.dtype)
@@ -197,19 +179,18 @@ class VTrace(CriticBaseline, TokenCredit):
     """
 
     rho_bar: float = 1.0
-    c_bar: float = 1.0
-    lam: float = 1.0
-    gamma: float = 1.0
+    c_bar: float = number(1.0, above=0)
+    lam: float = number(1.0, least=0, most=1)
+    gamma: float = number(1.0, least=0, most=1)
     name: ClassVar[str] = "vtrace"
     needs: ClassVar[frozenset[str]] = frozenset({"value", "behavior_logp", "old_logp"})
     in_words: ClassVar[str] = "compare each token with the critic's expectation, corrected for the policy that sampled"
     in_symbols: ClassVar[str] = "rho_t (r_t + {0.gamma:g} v_(t+1) - V_t), rho = min({0.rho_bar:g}, pi/mu)"
 
     def __post_init__(self) -> None:
-        _share("gamma", self.gamma)
-        _share("lam", self.lam)
-        if self.c_bar > self.rho_bar or self.c_bar <= 0:
-            raise ValueError(f"baseline.c_bar is {self.c_bar}; give more than 0 and at most rho_bar = {self.rho_bar:g}")
+        super().__post_init__()
+        if self.c_bar > self.rho_bar:
+            raise ValueError(f"c_bar is {self.c_bar:g}; give at most rho_bar = {self.rho_bar:g}")
 
     def _ratio(self, batch: TokenBatch) -> Tensor:
         if batch.behavior_logp is None:

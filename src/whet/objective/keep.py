@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 
 
 class Keep(ComponentProtocol, Protocol):
@@ -57,16 +57,12 @@ class MixedOutcome(_Once):
     penalty would make uniform groups look mixed. At most `rounds` draws a step.
     """
 
-    rounds: float = 10
+    rounds: float = number(10, least=1)
     name: ClassVar[str] = "mixed_outcome"
     refills: ClassVar[bool] = True
     in_words: ClassVar[str] = (
         "train on groups with both outcomes, drawing new prompts for the others up to {0.rounds:g} times"
     )
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"keep.rounds is {self.rounds:g}; give at least 1")
 
     @property
     def most_rounds(self) -> int:
@@ -98,13 +94,9 @@ class Balanced(MixedOutcome):
 class Fresh(_Once):
     """Leave out groups whose oldest policy is more than `max_staleness` versions behind."""
 
-    max_staleness: float = 1
+    max_staleness: float = number(1, least=0)
     name: ClassVar[str] = "fresh"
     in_words: ClassVar[str] = "train on completions at most {0.max_staleness:g} policy versions old"
-
-    def __post_init__(self) -> None:
-        if self.max_staleness < 0:
-            raise ValueError(f"keep.max_staleness is {self.max_staleness:g}; give 0 or more versions")
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
         return staleness <= self.max_staleness

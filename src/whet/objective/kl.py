@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
 from whet.objective.ratio import held_log
 from whet.types import TokenBatch
@@ -65,17 +65,12 @@ class NoKL(Component):
         return u
 
 
+@dataclass(frozen=True)
 class _Tied(NoKL):
     """A tie with a coefficient."""
 
-    beta: float
+    beta: float = number(above=0, instead="objective.kl=none")
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
-
-    def __post_init__(self) -> None:
-        if not self.beta > 0:
-            raise ValueError(
-                f"kl.beta is {self.beta}: it would have no effect; give a number above 0, or set objective.kl=none"
-            )
 
     def log_move(self, u: Tensor, ratio: Tensor) -> Tensor:
         """What the estimate is a function of: u, or log r where the tie is to the policy before the updates."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
 from whet.objective.ratio import token_ratio
 
@@ -30,11 +30,6 @@ class Mismatch(ComponentProtocol, Protocol):
 
 class _FromSampler(Component):
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp", "old_logp"})
-
-
-def _band(low: float, high: float) -> None:
-    if not 0 <= low <= 1 <= high:
-        raise ValueError(f"mismatch.low, high are {low}, {high}; give a band that contains 1")
 
 
 def _completion_mean(values: Tensor, action: Tensor) -> Tensor:
@@ -59,14 +54,10 @@ class Truncate(_FromSampler):
     Biased by O(T^2) with small variance.
     """
 
-    ceiling: float = 2.0
+    ceiling: float = number(2.0, least=1)
     name: ClassVar[str] = "truncate"
     in_words: ClassVar[str] = "correct each token for the sampler's probability, by at most {0.ceiling:g}"
     in_symbols: ClassVar[str] = "min(rho, {0.ceiling:g}) "
-
-    def __post_init__(self) -> None:
-        if self.ceiling < 1:
-            raise ValueError(f"mismatch.ceiling is {self.ceiling}; give 1 or more")
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         return log_mismatch.masked_fill(~action, 0.0).exp().clamp(max=self.ceiling)
@@ -77,13 +68,10 @@ class TruncateSequence(_FromSampler):
     """factor = min(PROD_t rho_t, ceiling) on all tokens of a completion: unbiased below the ceiling, of huge
     variance."""
 
-    ceiling: float = 2.0
+    ceiling: float = number(2.0, least=1)
     name: ClassVar[str] = "truncate_sequence"
     in_words: ClassVar[str] = "correct each completion for the sampler's probability of it, by at most {0.ceiling:g}"
     in_symbols: ClassVar[str] = "min(prod rho, {0.ceiling:g}) "
-
-    def __post_init__(self) -> None:
-        Truncate(self.ceiling)
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         product = log_mismatch.masked_fill(~action, 0.0).sum(-1, keepdim=True)
@@ -94,16 +82,13 @@ class TruncateSequence(_FromSampler):
 class MaskTokens(_FromSampler):
     """factor = rho where low <= rho <= high, else 0. IcePop: Ring 2025 (2510.18855); 0.5 and 5 as read in NeMo-RL."""
 
-    low: float = 0.5
-    high: float = 5.0
+    low: float = number(0.5, least=0, most=1)
+    high: float = number(5.0, least=1)
     name: ClassVar[str] = "mask"
     in_words: ClassVar[str] = (
         "correct each token for the sampler's probability; drop those beyond {0.low:g} to {0.high:g}"
     )
     in_symbols: ClassVar[str] = "rho [{0.low:g} <= rho <= {0.high:g}] "
-
-    def __post_init__(self) -> None:
-        _band(self.low, self.high)
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         rho = token_ratio(log_mismatch.masked_fill(~action, 0.0))
@@ -118,14 +103,11 @@ class MaskSequences(_FromSampler):
     The bounds are for a mean over the completion: they are close to 1.
     """
 
-    low: float = 0.99
-    high: float = 1.01
+    low: float = number(0.99, least=0, most=1)
+    high: float = number(1.01, least=1)
     name: ClassVar[str] = "sequence_mask"
     in_words: ClassVar[str] = "drop completions whose mean ratio to the sampler left {0.low:g} to {0.high:g}"
     in_symbols: ClassVar[str] = "rho [{0.low:g} <= geomean rho <= {0.high:g}] "
-
-    def __post_init__(self) -> None:
-        _band(self.low, self.high)
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         mean = _completion_mean(log_mismatch, action).exp()
@@ -141,14 +123,10 @@ class MaskStale(_FromSampler):
     The paper gives no limit and the code bases differ by 5000 times: set it. Looked at anew in every update.
     """
 
-    limit: float = 0.0
+    limit: float = number(0.0, least=0)
     name: ClassVar[str] = "stale_mask"
     in_words: ClassVar[str] = "drop bad completions that the policy has left by more than {0.limit:g} nats a token"
     in_symbols: ClassVar[str] = "[not (A < 0 and mean log(mu/pi) > {0.limit:g})] "
-
-    def __post_init__(self) -> None:
-        if self.limit < 0:
-            raise ValueError(f"mismatch.limit is {self.limit}; give nats a token above 0, such as 0.5")
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         strayed = -_completion_mean(log_staleness, action) > self.limit

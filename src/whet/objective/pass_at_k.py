@@ -1,5 +1,5 @@
 """Baselines for the chance that one of k completions is right. Three estimators with three meanings, each under its
-name.
+name; and one of exponentially tilted rewards, for when only the best counts.
 
 n scored completions of a group, c of them right. Right means: the reward's first part is 1 (or the reward itself, where
 the batch has no parts).
@@ -7,14 +7,16 @@ the batch has no parts).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import GroupBaseline, Memory, on_actions
+from whet.objective.component import number
 from whet.objective.lazy_torch import torch
-from whet.objective.statistics import episode_index, episode_mean, group_index
+from whet.objective.statistics import episode_index, episode_mean, episode_weight, group_index, group_moments, sums_by
 from whet.types import TokenBatch, WhetError
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class _RightAmongK(GroupBaseline):
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.k != int(self.k):
-            raise ValueError(f"baseline.k is {self.k:g}; give a whole number from 1")
+            raise ValueError(f"k is {self.k:g}; give a whole number from 1")
 
     @property
     def smallest_group(self) -> int:
@@ -56,8 +58,8 @@ class _RightAmongK(GroupBaseline):
         right = right_completions(batch)
         index, count = group_index(batch.group)
         advantage = torch.zeros_like(batch.reward)
-        for number in range(count):
-            rows, first = _attempts((index == number) & ~right.isnan(), batch)
+        for place in range(count):
+            rows, first = _attempts((index == place) & ~right.isnan(), batch)
             if len(first) >= self.smallest_group:
                 members = torch.tensor(
                     self.members(right[first].tolist()), dtype=advantage.dtype, device=advantage.device
@@ -139,10 +141,76 @@ class BestMinusSecond(GroupBaseline):
         index, count = group_index(batch.group)
         advantage = torch.zeros_like(batch.reward)
         reward = episode_mean(batch.reward, batch)
-        for number in range(count):
-            rows, first = _attempts((index == number) & ~batch.reward.isnan(), batch)
+        for place in range(count):
+            rows, first = _attempts((index == place) & ~batch.reward.isnan(), batch)
             if len(first) >= 2:
                 best = reward[first].topk(2)
                 wins = _place(rows, first, batch) == best.indices[0]
                 advantage[rows[wins]] = best.values[0] - best.values[1]
         return on_actions(advantage, batch)
+
+
+STEEPEST = 2.0**20  # beta of a group in which no finite one spends its nats: the best alone
+
+
+@dataclass(frozen=True)
+class EntropicGroup(GroupBaseline):
+    """A_i = exp(beta R_i) / mean_{j not i} exp(beta R_j) - 1, beta by group: KL(softmax(beta R), uniform) = `nats`.
+    Yuksekgonul 2026 (2601.16175), section 3.2.
+
+    The gradient of log E exp(beta R), which tends to the best reward: for finding one good completion, not many. Where
+    the best are so many that no beta spends the nats, they alone count. In a group of two one of them is worth any
+    number of the other: it has no advantage.
+    """
+
+    nats: float = number(math.log(2), above=0)
+    name: ClassVar[str] = "entropic_group"
+    in_words: ClassVar[str] = (
+        "weigh each completion by exp(beta R) against the others of its group: the best count most"
+    )
+    in_symbols: ClassVar[str] = (
+        "e^(beta R) / mean_{{g, not i}}(e^(beta R)) - 1, KL(softmax(beta R), uniform) = {0.nats:.3g}"
+    )
+
+    @property
+    def smallest_group(self) -> int:
+        return 3
+
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        index, count = group_index(batch.group)
+        scored = ~batch.reward.isnan()
+        weight = episode_weight(batch)
+        counts = scored.double() if weight is None else weight.double()
+        reward = torch.where(scored, batch.reward.double(), 0.0)
+        least = torch.full((count,), -math.inf, dtype=torch.float64, device=reward.device)
+        best = least.scatter_reduce(0, index, torch.where(scored, reward, -math.inf), "amax")
+        below = torch.where(scored, reward - best[index], 0.0)  # at most 0: no power overflows
+        size = sums_by(index, count, counts).clamp(min=1)
+
+        def spent(beta: Tensor) -> Tensor:
+            """KL(softmax(beta R), uniform) of each group."""
+            logit = beta[index] * below
+            total = sums_by(index, count, counts * logit.exp()).clamp(min=1e-300)
+            share = counts * logit.exp() / total[index]
+            return sums_by(index, count, share * (logit - total.log()[index])) + size.log()
+
+        beta = _solved(spent, torch.zeros(count, dtype=torch.float64, device=reward.device), self.nats)
+        tilted = torch.where(scored, (beta[index] * below).exp(), 0.0)
+        moments = group_moments(batch.reward, batch.group, weight)
+        others = sums_by(index, count, counts * tilted)[index] - episode_mean(tilted, batch)
+        others = others / (size[index] - 1).clamp(min=1)
+        enough = scored & ~moments.constant & (size[index] > 2)
+        advantage = torch.where(enough, tilted / torch.where(enough, others, 1.0) - 1, 0.0)
+        return on_actions(advantage.to(batch.reward.dtype), batch)
+
+
+def _solved(spent: Callable[[Tensor], Tensor], zero: Tensor, nats: float) -> Tensor:
+    """The beta of each group at which `spent` reaches the nats, by halving; STEEPEST where none does."""
+    low, high = zero, torch.ones_like(zero)
+    while ((spent(high) < nats) & (high < STEEPEST)).any():
+        high = torch.where((spent(high) < nats) & (high < STEEPEST), 2 * high, high)
+    for _ in range(60):
+        middle = (low + high) / 2
+        short = spent(middle) < nats
+        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+    return high

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 
 
 class ReferencePolicy(ComponentProtocol, Protocol):
@@ -29,13 +29,9 @@ class Frozen(Component):
 class Reset(Component):
     """The policy itself, every `every` steps. DeepSeek-R1 (2501.12948): 400. beta then limits speed only."""
 
-    every: float = 400
+    every: float = number(400, least=1)
     name: ClassVar[str] = "reset"
     in_words: ClassVar[str] = "the reference becomes the policy every {0.every:g} steps"
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"reference.every is {self.every:g}; give at least 1 step")
 
     def kept_after(self, step: int) -> float:
         return 0.0 if step % int(self.every) == 0 else 1.0
@@ -45,15 +41,10 @@ class Reset(Component):
 class MovingAverage(Component):
     """ref <- decay ref + (1 - decay) policy, every `every` steps. `decay` is the weight kept."""
 
-    decay: float = 0.99
-    every: float = 1
+    decay: float = number(0.99, above=0, below=1)
+    every: float = number(1, least=1)
     name: ClassVar[str] = "ema"
     in_words: ClassVar[str] = "the reference follows the policy, keeping {0.decay:g} of itself"
-
-    def __post_init__(self) -> None:
-        Reset(self.every)
-        if not 0 < self.decay < 1:
-            raise ValueError(f"reference.decay is {self.decay}; give the share that is kept, in (0, 1)")
 
     def kept_after(self, step: int) -> float:
         return self.decay if step % int(self.every) == 0 else 1.0

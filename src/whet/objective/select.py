@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -21,11 +21,6 @@ class Select(ComponentProtocol, Protocol):
     """Which tokens of the collected batch carry gradient, or are tied."""
 
     def __call__(self, batch: TokenBatch) -> TokenBatch: ...
-
-
-def _share(name: str, number: float) -> None:
-    if not 0 < number <= 1:
-        raise ValueError(f"select.{name} is {number}; give a share in (0, 1]")
 
 
 class AllTokens(Component):
@@ -76,13 +71,10 @@ class TopEntropy(Component):
     Tokens at the threshold are in.
     """
 
-    share: float = 0.2
+    share: float = number(0.2, above=0, most=1)
     name: ClassVar[str] = "top_entropy"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
     in_words: ClassVar[str] = "learn from the {0.share:.0%} of tokens where the policy was least sure"
-
-    def __post_init__(self) -> None:
-        _share("share", self.share)
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         if batch.entropy is None:
@@ -119,7 +111,7 @@ class ClipCovariance(Component):
     The lottery is a hash of the completion's tokens and the position, so that no cutting, order or rank changes it.
     """
 
-    share: float = 2e-4
+    share: float = number(2e-4, above=0, most=1)
     low: float = 1.0
     high: float = 5.0
     name: ClassVar[str] = "clip_covariance"
@@ -127,9 +119,9 @@ class ClipCovariance(Component):
     in_words: ClassVar[str] = "a random {0.share:g} of the tokens, those that cost most entropy, do not learn"
 
     def __post_init__(self) -> None:
-        _share("share", self.share)
+        super().__post_init__()
         if self.low >= self.high:
-            raise ValueError(f"select.low is {self.low}; give less than select.high = {self.high}")
+            raise ValueError(f"low is {self.low:g}; give less than high = {self.high:g}")
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         cov = covariance(batch)
@@ -162,13 +154,10 @@ def _scrambled(numbers: Tensor) -> Tensor:
 class TieCovariance(Component):
     """The KL term acts on the `share` of tokens with the largest covariance only. Cui 2025 (2505.22617)."""
 
-    share: float = 2e-3
+    share: float = number(2e-3, above=0, most=1)
     name: ClassVar[str] = "tie_covariance"
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
     in_words: ClassVar[str] = "hold back only the {0.share:g} of tokens that cost most entropy"
-
-    def __post_init__(self) -> None:
-        _share("share", self.share)
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         return replace(batch, tied=_top(covariance(batch), batch.action, self.share))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.types import TokenBatch
 
 if TYPE_CHECKING:
@@ -39,17 +39,11 @@ class SoftOverlong(Component):
     L is the generation budget, tail the last share of it: 4096 of 20480 in the paper, so 0.2.
     """
 
-    tail: float = 0.2
-    penalty: float = 1.0
+    tail: float = number(0.2, above=0, most=1)
+    penalty: float = number(1.0, above=0)
     name: ClassVar[str] = "soft_overlong"
     needs: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
     in_words: ClassVar[str] = "a completion in the last {0.tail:.0%} of the budget pays, up to {0.penalty:g} at its end"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.tail <= 1 or self.penalty <= 0:
-            raise ValueError(
-                f"shape.tail is {self.tail}, penalty {self.penalty}; give a share in (0, 1] and a number > 0"
-            )
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         if batch.max_new_tokens is None:
@@ -66,15 +60,11 @@ class SoftOverlong(Component):
 class LengthCost(Component):
     """R -= cost * n / L: every token costs the same share of the budget."""
 
-    cost: float = 0.1
+    cost: float = number(0.1, above=0)
     name: ClassVar[str] = "length_cost"
     needs: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
     in_words: ClassVar[str] = "a completion pays {0.cost:g} times its share of the budget"
     in_symbols: ClassVar[str] = "R -= {0.cost:g} n / L"
-
-    def __post_init__(self) -> None:
-        if self.cost <= 0:
-            raise ValueError(f"shape.cost is {self.cost}; give a number above 0")
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         if batch.max_new_tokens is None:
@@ -94,7 +84,7 @@ class ClipReward(Component):
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
-            raise ValueError(f"shape.low is {self.low}; give less than shape.high = {self.high}")
+            raise ValueError(f"low is {self.low:g}; give less than high = {self.high:g}")
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         return batch.reward.clamp(self.low, self.high)

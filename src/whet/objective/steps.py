@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import GroupMean, Memory, on_actions
+from whet.objective.component import number
 from whet.objective.credit import TokenCredit, discounted_sum, paid
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import (
@@ -181,10 +182,6 @@ class _TurnCredit(TokenCredit):
     gamma: float
     needs: ClassVar[frozenset[str]] = frozenset({"segment"})
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"baseline.gamma is {self.gamma}; give a share in [0, 1]")
-
     @property
     def smallest_group(self) -> int:
         return 2
@@ -199,7 +196,7 @@ class TurnReturn(_TurnCredit):
     end is rewarded this is leave_one_out, whatever the numbers of turns. See docs/bias.md.
     """
 
-    gamma: float = 1.0
+    gamma: float = number(1.0, least=0, most=1)
     name: ClassVar[str] = "turn_return"
     in_words: ClassVar[str] = (
         "compare what each turn earned from it on with the other trajectories from that turn on, or from their last"
@@ -232,7 +229,7 @@ class TurnIndexRewards(_TurnCredit):
     it earns at the end. Here to be compared with turn_return, which is unbiased. See docs/bias.md.
     """
 
-    gamma: float = 1.0
+    gamma: float = number(1.0, least=0, most=1)
     name: ClassVar[str] = "turn_index_rewards"
     in_words: ClassVar[str] = (
         "compare each turn's reward with the same turn of the others, then add up the turns from it on (biased: "
@@ -259,7 +256,7 @@ class AnchoredSteps(_TurnCredit):
     """
 
     weight: float = 1.0
-    gamma: float = 0.95
+    gamma: float = number(0.95, least=0, most=1)
     name: ClassVar[str] = "anchored_steps"
     needs: ClassVar[frozenset[str]] = frozenset({"segment", "anchor"})
     in_words: ClassVar[str] = "compare each completion with its group, and each step with steps from the same state"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import BaselineRule, Memory
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -58,16 +58,9 @@ class EarlyTeacherGap(_OfTeacher):
     disagreement counts once. A completion on which both agree has d = 0, whatever its weights.
     """
 
-    gain: float = 0.5
+    gain: float = number(0.5, above=0, instead="objective.baseline=teacher_gap")
     name: ClassVar[str] = "early_teacher_gap"
     in_symbols: ClassVar[str] = "(1 + {0.gain:g} (1 - SUM_(s<t) |d_s| / SUM |d|)) d_t, d = log(teacher/pi_old)"
-
-    def __post_init__(self) -> None:
-        if not self.gain > 0:
-            raise ValueError(
-                f"baseline.gain is {self.gain:g}: it would have no effect; give a number above 0, or "
-                "objective.baseline=teacher_gap"
-            )
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         gap = teacher_gap(batch)
@@ -129,16 +122,10 @@ class NoTeacher(Component):
         return torch.ones_like(ratio)
 
 
+@dataclass(frozen=True)
 class _Taught(NoTeacher):
-    strength: float
+    strength: float = number(above=0, instead="objective.teacher=none")
     needs: ClassVar[frozenset[str]] = frozenset({"teacher_divergence"})
-
-    def __post_init__(self) -> None:
-        if not self.strength > 0:
-            raise ValueError(
-                f"teacher.strength is {self.strength}: it would have no effect; give a number above 0, or "
-                "objective.teacher=none"
-            )
 
     @property
     def weight(self) -> float:
@@ -196,20 +183,12 @@ class JensenShannonToTeacher(_Taught):
     """
 
     strength: float = 1.0
-    beta: float = 0.5
+    beta: float = number(0.5, above=0, below=1)
     name: ClassVar[str] = "jsd"
     in_words: ClassVar[str] = (
         "pull towards the teacher with {0.strength:g} times the Jensen-Shannon divergence, beta {0.beta:g}"
     )
     in_symbols: ClassVar[str] = " - {0.strength:g} JSD_{0.beta:g}(pi, teacher)"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.beta < 1:
-            raise ValueError(
-                f"teacher.beta is {self.beta:g}; give a share in (0, 1): for 0 there is objective.teacher=forward_kl, "
-                "for 1 reverse_kl"
-            )
 
     def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
         teacher_logp, logp = teacher_logp.clamp(min=LEAST_LOGP), logp.clamp(min=LEAST_LOGP)
@@ -221,15 +200,10 @@ class JensenShannonToTeacher(_Taught):
 class CappedJensenShannon(JensenShannonToTeacher):
     """The same times min(r, ceiling), r without gradient. Huebotter 2026 (2601.20802), as its code has it."""
 
-    ceiling: float = 2.0
+    ceiling: float = number(2.0, above=0)
     name: ClassVar[str] = "jsd_capped"
     needs: ClassVar[frozenset[str]] = frozenset({"teacher_divergence", "old_logp"})
     in_symbols: ClassVar[str] = " - {0.strength:g} min(r, {0.ceiling:g}) JSD_{0.beta:g}(pi, teacher)"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.ceiling > 0:
-            raise ValueError(f"teacher.ceiling is {self.ceiling:g}; give a number above 0")
 
     def factor(self, ratio: Tensor) -> Tensor:
         return ratio.clamp(max=self.ceiling)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
 from whet.types import Extras, TokenBatch, Totals
 
@@ -50,15 +50,11 @@ class NoBonus(Component):
 class Bonus(NoBonus):
     """J += weight * H(pi) at each action, with the policy's shares. Schulman 2017 (1707.06347), eq. 9."""
 
-    weight: float = 0.01
+    weight: float = number(0.01, above=0, instead="objective.entropy=none")
     name: ClassVar[str] = "bonus"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy_gradient"})
     in_words: ClassVar[str] = "reward the policy's entropy with {0.weight:g}"
     in_symbols: ClassVar[str] = " + {0.weight:g} H"
-
-    def __post_init__(self) -> None:
-        if not self.weight > 0:
-            raise ValueError(f"entropy.weight is {self.weight}; give a number above 0, or objective.entropy=none")
 
     def coefficient(self, memory: Memory) -> float:
         return self.weight
@@ -71,19 +67,15 @@ class BonusToTarget(NoBonus):
     The controller of Skywork-OR1 (2505.22312) as whet reads it; its constants depend on the model.
     """
 
-    target: float = 0.2
-    step: float = 0.005
-    most: float = 0.1
+    target: float = number(0.2, above=0)
+    step: float = number(0.005, above=0)
+    most: float = number(0.1, above=0)
     name: ClassVar[str] = "bonus_to_target"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy_gradient"})
     in_words: ClassVar[str] = (
         "hold the policy's entropy at {0.target:g} nats or more by a bonus that is turned up as needed"
     )
     in_symbols: ClassVar[str] = " + c H"
-
-    def __post_init__(self) -> None:
-        if min(self.target, self.step, self.most) <= 0:
-            raise ValueError("entropy.target, step and most must be numbers above 0")
 
     def coefficient(self, memory: Memory) -> float:
         return memory.get("entropy_weight", 0.0) if memory.get("entropy_low", 0.0) else 0.0
@@ -132,14 +124,10 @@ class SquaredError(Component):
     For the first `warmup` steps only the critic learns.
     """
 
-    coefficient: float = 0.1
-    warmup: float = 0.0
+    coefficient: float = number(0.1, above=0)
+    warmup: float = number(0.0, least=0)
     name: ClassVar[str] = "squared_error"
     needs: ClassVar[frozenset[str]] = frozenset({"value"})
-
-    def __post_init__(self) -> None:
-        if not self.coefficient > 0 or self.warmup < 0:
-            raise ValueError(f"value.coefficient is {self.coefficient}, warmup {self.warmup}; give > 0 and >= 0")
 
     def error(self, value: Tensor, batch: TokenBatch) -> Tensor:
         if batch.target is None:
@@ -155,13 +143,8 @@ class SquaredError(Component):
 class ClippedError(SquaredError):
     """max((V - T)^2, (clip(V, V_old - width, V_old + width) - T)^2) / 2. Folklore: not in a paper."""
 
-    width: float = 0.2
+    width: float = number(0.2, above=0)
     name: ClassVar[str] = "clipped_error"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.width > 0:
-            raise ValueError(f"value.width is {self.width}; give a number above 0")
 
     def error(self, value: Tensor, batch: TokenBatch) -> Tensor:
         if batch.value is None or batch.target is None:
@@ -237,15 +220,11 @@ class ImitateRight(_BesideTheRest):
     Yue 2025 (2504.05118), the positive-example loss. Right means that the reward's first part is 1.
     """
 
-    weight: float = 0.1
+    weight: float = number(0.1, above=0, instead="objective.imitate=none")
     name: ClassVar[str] = "right_completions"
     needs: ClassVar[frozenset[str]] = frozenset({"parts"})
     in_words: ClassVar[str] = "imitate right completions with {0.weight:g}"
     in_symbols: ClassVar[str] = " + {0.weight:g}/M_right SUM_right log pi"
-
-    def __post_init__(self) -> None:
-        if not self.weight > 0:
-            raise ValueError(f"imitate.weight is {self.weight}; give a number above 0, or objective.imitate=none")
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         if batch.correct is None:
@@ -262,15 +241,11 @@ class ImitateObserved(_BesideTheRest):
     no reward. Tokens of an unscorable sample are left out: its environment failed.
     """
 
-    weight: float = 0.05
+    weight: float = number(0.05, above=0, instead="objective.imitate=none")
     name: ClassVar[str] = "observed"
     needs: ClassVar[frozenset[str]] = frozenset({"observed"})
     in_words: ClassVar[str] = "imitate what the environment wrote with {0.weight:g}"
     in_symbols: ClassVar[str] = " + {0.weight:g}/M_observed SUM_observed log pi"
-
-    def __post_init__(self) -> None:
-        if not self.weight > 0:
-            raise ValueError(f"imitate.weight is {self.weight}; give a number above 0, or objective.imitate=none")
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         if batch.observed is None:
@@ -287,22 +262,13 @@ class ImitateDemonstrations(_BesideTheRest):
     `last` over `decay` further ones along a cosine; with decay 0 it stays.
     """
 
-    weight: float = 0.1
-    last: float = 0.05
-    warmup: float = 0
-    decay: float = 0
+    weight: float = number(0.1, above=0, below=1, instead="objective.imitate=none")
+    last: float = number(0.05, above=0, below=1, instead="objective.imitate=none")
+    warmup: float = number(0, least=0)
+    decay: float = number(0, least=0)
     name: ClassVar[str] = "demonstrations"
     needs: ClassVar[frozenset[str]] = frozenset({"demonstrated"})
     in_symbols: ClassVar[str] = " + {0.weight:g}/M_shown SUM_shown log pi"
-
-    def __post_init__(self) -> None:
-        if not (0 < self.weight < 1 and 0 < self.last < 1):
-            raise ValueError(
-                f"imitate.weight is {self.weight}, last {self.last}; give numbers between 0 and 1, or "
-                "objective.imitate=none"
-            )
-        if min(self.warmup, self.decay) < 0:
-            raise ValueError(f"imitate.warmup is {self.warmup}, decay {self.decay}; give numbers of steps, 0 or more")
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         if batch.demonstrated is None:
@@ -393,17 +359,13 @@ class TopK(Component):
     likeliest: A *= push. Not an entropy bonus: the pull is spread, its sum stays.
     """
 
-    share: float = 0.01
-    top: float = 3
-    quantile: float = 0.8
-    push: float = 1.1
+    share: float = number(0.01, above=0, below=1)
+    top: float = number(3, least=1)
+    quantile: float = number(0.8, least=0, below=1)
+    push: float = number(1.1, above=0)
     name: ClassVar[str] = "top_k"
     needs: ClassVar[frozenset[str]] = frozenset({"top_logp", "parts"})
     in_words: ClassVar[str] = "where the policy was unsure, right completions lift its {0.top:g} likeliest tokens too"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share < 1 or self.top < 1 or not 0 <= self.quantile < 1 or self.push <= 0:
-            raise ValueError("smooth: give 0 < share < 1, top >= 1, 0 <= quantile < 1 and push > 0")
 
     @property
     def num_top(self) -> int:

@@ -9,11 +9,9 @@ answer with a low reward, or a hacked or wrong one with a high reward, is a rewa
 from __future__ import annotations
 
 import codecs
-import contextlib
 import hashlib
 import json
 import logging
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +34,7 @@ from whet.record.marks import (
     read_sample_marks,
 )
 from whet.record.metrics.distribution import is_flat
+from whet.record.run_folder import write_atomically
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 logger = logging.getLogger(__name__)
@@ -67,9 +66,6 @@ class Review:
         self.folder = Path(folder)
         self._last_step, self._plan, self._reward_hash = last_step, plan, reward_hash
 
-    def started(self, summary: Mapping[str, Any]) -> None:
-        pass
-
     def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
         """Set answers aside where a review is due."""
         if is_review_due(report.step, self._last_step, self._plan.every):
@@ -82,12 +78,6 @@ class Review:
                 logger.warning("the review of step %d is not written: %s", report.step, error)
                 return
             write_review(self.folder, rows)
-
-    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        pass
-
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        pass
 
 
 def is_review_due(step: int, last_step: int, every: int = EVERY) -> bool:
@@ -279,15 +269,7 @@ def _identity(step: int, prompt_id: str, completion: str, place: int) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        write_atomically(path, text, durable=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise WhetError(f"{path} cannot be written ({error.strerror}) and stays as it was; make room for it") from None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from whet.record.rows import eval_row, step_row
+from whet.record.run_folder import write_atomically
 from whet.record.tokens import TokenSettings, token_lines
 from whet.types import Prompt, Sample, StepReport, Turn, WhetError
 
@@ -336,13 +337,8 @@ def recorded_places(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: 
 
 def replace_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write run.json so that a reader finds the old one or the new one, never half of one."""
-    temporary = folder / (SUMMARY + ".temporary")
     text = json.dumps(_plain(summary), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with temporary.open("wb") as file:
-        file.write(text.encode("utf-8", "backslashreplace"))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, folder / SUMMARY)
+    write_atomically(folder / SUMMARY, text, durable=True)
 
 
 def is_finished(folder: Path | str) -> bool:
@@ -596,11 +592,11 @@ def _open_log(path: Path) -> BinaryIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         with path.open("r+b") as log:
-            log.truncate(_complete_bytes(log))
+            log.truncate(complete_bytes(log))
     return path.open("ab")
 
 
-def _complete_bytes(log: BinaryIO, block: int = 1 << 16) -> int:
+def complete_bytes(log: BinaryIO, block: int = 1 << 16) -> int:
     """The length up to and with the last newline."""
     end = log.seek(0, os.SEEK_END)
     while end > 0:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.record.log import json_object
-from whet.record.metrics.agreement import kappa
+from whet.record.log import complete_bytes, json_object
+from whet.record.metrics.correlation import kappa
 from whet.record.metrics.intervals import share_interval
 from whet.types import WhetError
 
@@ -83,7 +83,8 @@ def append_marks(folder: Path | str, marks: Sequence[SampleMark]) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = os.fstat(file).st_size
-            whole = _whole_size(file, size)
+            with os.fdopen(file, "r+b", closefd=False) as log:
+                whole = complete_bytes(log)
             if whole < size:
                 os.ftruncate(file, whole)
             content = "".join(lines).encode()
@@ -98,18 +99,6 @@ def append_marks(folder: Path | str, marks: Sequence[SampleMark]) -> None:
             os.close(file)
     except OSError as error:
         raise WhetError(f"{path} cannot be written ({error.strerror}) and stays as it was; make it writable") from None
-
-
-def _whole_size(file: int, size: int, block: int = 1 << 16) -> int:
-    """The length up to and with the last newline."""
-    end = size
-    while end > 0:
-        start = max(0, end - block)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
 
 
 def read_sample_marks(folder: Path | str) -> dict[str, SampleMark]:

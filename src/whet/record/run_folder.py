@@ -249,11 +249,20 @@ def next_free_folder(name: str, under: Path | str = "runs") -> Path:
     return folder
 
 
-def write_atomically(path: Path | str, text: str) -> Path:
-    """Write a file so that a reader finds the old one or the new one, never half of one."""
+def write_atomically(path: Path | str, text: str, durable: bool = False) -> Path:
+    """Write a file so that a reader finds the old one or the new one; `durable`: also after the power went."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}")
-    partial.write_text(text, encoding="utf-8", errors="replace")
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
     return path

@@ -7,6 +7,7 @@ are left out until the frame fits the height.
 from __future__ import annotations
 
 import math
+import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -184,12 +185,7 @@ def _named(name: str, values: Sequence[str], width: int) -> list[Text]:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _speed(run: RunRecord, width: int) -> list[Text]:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from whet.data.bootstrap import bootstrap_counts
 from whet.data.chat import prompt_tokens
 from whet.data.families import (
     ClassifierRow,
@@ -41,6 +42,20 @@ from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.rows import RowTrainer, rank_batches, sum_micro_batches
 from whet.training.sections import OptimizerSection, RowsSection
 from whet.types import Prompt, Sample, StepReport, WhetError
+
+
+def bootstrap_counts(num_rows: int, num_members: int, seed: int) -> NDArray[np.int64]:
+    """[num_rows, num_members]: each column counts `num_rows` draws of that member alone. Efron 1979.
+
+    A pass over all rows, each weighed by its count, is a pass over the member's own sample of them.
+    """
+    if num_rows < 1 or num_members < 1:
+        raise WhetError(f"a bootstrap of {num_rows} rows for {num_members} members; give at least one of each")
+    # the raw stream is the same in every version of numpy; the bias of the remainder is below 2**-30 here
+    raw = np.random.Philox(key=np.array([seed, 0x626F6F74], dtype=np.uint64)).random_raw(num_rows * num_members)
+    drawn = (raw.reshape(num_members, num_rows) % np.uint64(num_rows)).astype(np.int64)
+    return np.stack([np.bincount(row, minlength=num_rows) for row in drawn], axis=1)
+
 
 # tokens, which of them is scored, how many are shared: for a pass that counts for nothing
 IDLE_SCORED = (torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[False, True]]), torch.tensor([1]))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from whet.record.run_folder import write_atomically
 from whet.settings.layers import flattened
 from whet.training.config import Config, config_values
 from whet.types import WhetError
@@ -149,9 +149,7 @@ def read_inputs(folder: Path) -> RunInputs | None:
 
 def write_inputs(folder: Path, inputs: RunInputs) -> None:
     """Write the inputs into a run folder, replacing the file in one move."""
-    partial = folder / f".{INPUTS}"
-    partial.write_text(json.dumps(asdict(inputs), indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(partial, folder / INPUTS)
+    write_atomically(folder / INPUTS, json.dumps(asdict(inputs), indent=1, sort_keys=True) + "\n")
 
 
 def started_in(folder: Path) -> Path | None:

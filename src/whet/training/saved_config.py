@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from whet.data.benchmarks import BENCHMARKS
 from whet.data.choices import CHOICES
 from whet.data.source import MIX
-from whet.record.run_folder import CONFIG, LOCK, claimed_place, was_cut_off
+from whet.record.run_folder import CONFIG, LOCK, claimed_place, was_cut_off, write_atomically
 from whet.settings.layers import read_toml
 from whet.settings.names import translated
 from whet.training.config import Config, differing_keys, resolved, toml_text
@@ -105,9 +104,7 @@ def _find_paths(values: dict[str, Any], start: Path) -> None:
 
 def write_config(folder: Path, config: Config) -> None:
     """Write the config into a run folder, replacing the file in one move."""
-    partial = folder / f".{CONFIG}"
-    partial.write_text(toml_text(config), encoding="utf-8")
-    os.replace(partial, folder / CONFIG)
+    write_atomically(folder / CONFIG, toml_text(config))
 
 
 @contextlib.contextmanager

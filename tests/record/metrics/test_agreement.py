@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.support.for_every import for_every
-from whet.record.metrics.agreement import kappa
+from whet.record.metrics.correlation import kappa
 
 
 @for_every(

@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from whet.record.metrics.correlation import correlations, pearson, pearson_from_moments, ranks, spearman
+from whet.record.metrics.correlation import (
+    correlations,
+    length_correlation,
+    pearson,
+    pearson_from_moments,
+    ranks,
+    spearman,
+)
 from whet.record.metrics.distribution import distribution, flat_shares, histogram, is_flat, quantile, reward_spread
 from whet.record.metrics.ensemble import (
     disagreement,
@@ -15,7 +22,6 @@ from whet.record.metrics.ensemble import (
     standardized,
 )
 from whet.record.metrics.intervals import share_interval
-from whet.record.metrics.preference import length_correlation
 from whet.record.metrics.reward_model import area_under_curve, calibration, outcome_metrics, pair_metrics, step_metrics
 from whet.record.metrics.significance import corrected, incomplete_beta, more_right_p, two_sided_p, welch_p
 

@@ -14,7 +14,7 @@ from whet.data.choices import CHOICES, choice_questions
 from whet.model.load import load_model
 from whet.tools.evaluation.likelihood import evenly, right_choice
 from whet.training.assembly.runtime import load_runtime
-from whet.training.choice_logp import choice_logp
+from whet.training.completion_logp import choice_logp
 from whet.types import Prompt, WhetError
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from whet.tools.pipelines.library.evaluation import recheck_study, rechecks, set_measures
-from whet.tools.pipelines.library.rechecking import recheck_result
-from whet.tools.pipelines.library.voting import voted_labels
+from whet.tools.pipelines.library.evaluation import recheck_result, recheck_study, rechecks, set_measures
+from whet.tools.pipelines.library.sampling import voted_labels
 
 
 def test_the_majority_becomes_the_label_and_is_checked_where_gold_exists():

@@ -9,8 +9,8 @@ import whet
 from whet.model.block import NotDescribed
 from whet.training.assembly import runtime
 from whet.training.assembly.assembly import assemble
+from whet.training.assembly.engines import thread_choice
 from whet.training.assembly.runtime import load_runtime
-from whet.training.assembly.threads import thread_choice
 from whet.training.config import resolved, resolved_evaluation
 from whet.types import WhetError
 

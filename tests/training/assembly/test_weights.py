@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from whet.training.assembly.weights import weights_choice
+from whet.training.assembly.runtime import weights_choice
 from whet.training.config import resolved
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.types import WhetError

@@ -10,8 +10,7 @@ import torch
 from tests.support.for_every import for_every
 from tests.support.local_pool import LocalPool
 from whet.training.distributed.engine_host import WrittenPiece
-from whet.training.distributed.remote_engine import MOST_RESTARTS, RemoteEngine, pieces
-from whet.training.distributed.remote_session import wrong_with
+from whet.training.distributed.remote_engine import MOST_RESTARTS, RemoteEngine, pieces, wrong_with
 from whet.training.distributed.wire import load_weights, packed_samples, packed_weights, unpacked_samples
 from whet.training.distributed.workers import WorkerLost
 from whet.types import Request, RunFailed, Sample, Sampling, StopReason, Support, WhetError

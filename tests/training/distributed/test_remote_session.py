@@ -15,8 +15,7 @@ from tests.training.distributed.test_remote_engine import SAMPLING, VOCABULARY, 
 from whet.model.causal_lm import causal_lm
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.distributed.engine_host import AsyncProgress, EngineHost
-from whet.training.distributed.remote_engine import RemoteEngine
-from whet.training.distributed.remote_session import RemoteSession, RequestShares
+from whet.training.distributed.remote_engine import RemoteEngine, RemoteSession, RequestShares
 from whet.training.distributed.wire import packed_weights
 from whet.training.distributed.workers import WorkerLost
 from whet.types import Request, RunFailed, Sampling, SessionShape

@@ -8,10 +8,9 @@ whole_batch   rules that look at all tokens of an optimizer step, or all complet
 """
 
 from whet.objective.clip.band import DualClip, FutureDrift, InverseRatio, KeptEdges, PPOClip
-from whet.objective.clip.importance import Cap, OnPolicy, Tapered, Unclipped
 from whet.objective.clip.probability import DivergenceMask, ProbabilityBand, VariationMask
 from whet.objective.clip.rule import Clip, ClipRule
-from whet.objective.clip.soft import GammaGate, GeometricMean, SoftGate
+from whet.objective.clip.soft import Cap, GammaGate, GeometricMean, OnPolicy, SoftGate, Tapered, Unclipped
 from whet.objective.clip.whole_batch import BalancedBand, GroupSoftmax, MomentMask, StepClip
 
 __all__ = [

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.clip.rule import ClipRule, pushed_out
+from whet.objective.component import number
 from whet.objective.lazy_torch import torch
 
 if TYPE_CHECKING:
@@ -19,13 +20,9 @@ class PPOClip(ClipRule):
     Strict inequalities: exactly on the edge the token still learns. The clip stops only moves away from 1.
     """
 
-    low: float = 0.2
-    high: float = 0.2
+    low: float = number(0.2, least=0)
+    high: float = number(0.2, least=0)
     name: ClassVar[str] = "ppo_clip"
-
-    def __post_init__(self) -> None:
-        if not (self.low >= 0 and self.high >= 0):
-            raise ValueError(f"clip.low = {self.low}, clip.high = {self.high}; give half-widths of 0 or more")
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return ratio.masked_fill(pushed_out(ratio, advantage, 1 - self.low, 1 + self.high), 0.0)
@@ -55,7 +52,7 @@ class DualClip(PPOClip):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ceiling <= 1 + self.high:
-            raise ValueError(f"clip.ceiling is {self.ceiling}; give more than 1 + high = {1 + self.high:g}")
+            raise ValueError(f"ceiling is {self.ceiling:g}; give more than 1 + high = {1 + self.high:g}")
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         weight = super().__call__(ratio, advantage, action, logp)
@@ -81,16 +78,16 @@ class KeptEdges(ClipRule):
     exploration, and the two shares set the balance.
     """
 
-    low: float = 0.2
-    high: float = 0.2
-    share_low: float = 0.75
-    share_high: float = 1.0
+    low: float = number(0.2, least=0)
+    high: float = number(0.2, least=0)
+    share_low: float = number(0.75, least=0)
+    share_high: float = number(1.0, least=0)
     name: ClassVar[str] = "kept_edges"
 
     def __post_init__(self) -> None:
-        PPOClip(self.low, self.high)
-        if not (self.share_low >= 0 and self.share_high >= 0 and self.share_low + self.share_high > 0):
-            raise ValueError("clip.share_low, share_high must be 0 or more, and not both 0; or give clip=ppo_clip")
+        super().__post_init__()
+        if not self.share_low + self.share_high > 0:
+            raise ValueError("share_low and share_high are 0; give one above 0, or objective.clip=ppo_clip")
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         above = (advantage > 0) & (ratio > 1 + self.high)
@@ -118,8 +115,8 @@ class InverseRatio(ClipRule):
     The ceiling holds the weight and keeps the gradient.
     """
 
-    low: float = 0.2
-    high: float = 0.2
+    low: float = number(0.2, least=0)
+    high: float = number(0.2, least=0)
     ceiling: float = 3.0
     name: ClassVar[str] = "inverse_ratio"
 
@@ -154,15 +151,10 @@ class FutureDrift(DualClip):
 
     high: float = 0.28
     ceiling: float = 10.0
-    half_life: float = 32.0
-    reach: float = 0.2
-    safe: float = 10.0
+    half_life: float = number(32.0, above=0)
+    reach: float = number(0.2, above=0)
+    safe: float = number(10.0, least=1)
     name: ClassVar[str] = "future_drift"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.half_life > 0 and self.reach > 0 and self.safe >= 1):
-            raise ValueError("clip.half_life and reach must be above 0 and clip.safe at least 1")
 
     def _influence(self, ratio: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         counted = action & (ratio <= self.ceiling)

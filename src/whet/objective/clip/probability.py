@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.clip.rule import ClipRule, pushed_out
+from whet.objective.component import number
 from whet.objective.lazy_torch import torch
 
 if TYPE_CHECKING:
@@ -21,20 +22,13 @@ class ProbabilityBand(ClipRule):
     The edges solve |r - 1| r q = width: a rare token may move by a large ratio. Below q = 4 low the lower edge is 1/2.
     """
 
-    low: float = 0.2
-    high: float = 0.28
-    ceiling: float = 10.0
+    low: float = number(0.2, above=0)
+    high: float = number(0.28, above=0)
+    ceiling: float = number(10.0, above=1)
     name: ClassVar[str] = "probability_band"
     in_words: ClassVar[str] = (
         "stop learning from a token once its ratio left a band that is wider the rarer the token was"
     )
-
-    def __post_init__(self) -> None:
-        if not (self.low > 0 and self.high > 0 and self.ceiling > 1):
-            raise ValueError(
-                f"clip.low, high, ceiling are {self.low}, {self.high}, {self.ceiling}; give widths above 0 and a "
-                "ceiling above 1"
-            )
 
     def _edges(self, ratio: Tensor, logp: Tensor) -> tuple[Tensor, Tensor]:
         inverse = (ratio.log() - logp).exp()  # 1 / q
@@ -67,16 +61,12 @@ class VariationMask(ClipRule):
     Qi 2026 (2602.04879), binary total variation: a rare token may move by a large ratio, a frequent one may not.
     """
 
-    low: float = 0.15
-    high: float = 0.15
-    ceiling: float = 10000.0
+    low: float = number(0.15, above=0, most=1)
+    high: float = number(0.15, above=0, most=1)
+    ceiling: float = number(10_000.0, least=1)
     name: ClassVar[str] = "variation_mask"
     in_words: ClassVar[str] = "stop learning from a token once its probability moved by {0.high:g} the way A pushes it"
     in_symbols: ClassVar[str] = "[not (A > 0 and pi - mu > {0.high:g})] [not (A < 0 and mu - pi > {0.low:g})] r A"
-
-    def __post_init__(self) -> None:
-        if not (0 < self.low <= 1 and 0 < self.high <= 1 and self.ceiling >= 1):
-            raise ValueError(f"clip.low, high are {self.low}, {self.high}; give probabilities in (0, 1], ceiling >= 1")
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         policy, sampler = _probabilities(ratio, logp)
@@ -92,15 +82,11 @@ class DivergenceMask(ClipRule):
     log1p(-p): rounding near p = 1 would decide the mask otherwise.
     """
 
-    limit: float = 0.05
-    ceiling: float = 10000.0
+    limit: float = number(0.05, above=0)
+    ceiling: float = number(10_000.0, least=1)
     name: ClassVar[str] = "divergence_mask"
     in_words: ClassVar[str] = "stop learning from a token once it diverged by {0.limit:g} nats the way A pushes it"
     in_symbols: ClassVar[str] = "[not (KL(mu, pi) > {0.limit:g} nats, moved with A)] r A"
-
-    def __post_init__(self) -> None:
-        if self.limit <= 0 or self.ceiling < 1:
-            raise ValueError(f"clip.limit is {self.limit}; give nats above 0, and a ceiling of 1 or more")
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         policy, sampler = _probabilities(ratio, logp)

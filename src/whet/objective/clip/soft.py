@@ -1,4 +1,4 @@
-"""Clip rules that fade a token or a completion out, or average its ratios, instead of stopping at an edge."""
+"""Clip rules without an edge: the ratio as it is or capped, faded out, or averaged over the completion."""
 
 from __future__ import annotations
 
@@ -6,10 +6,65 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.clip.rule import ClipRule, pushed_out
+from whet.objective.component import number
 from whet.objective.lazy_torch import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class OnPolicy(ClipRule):
+    """weight = 1. Williams 1992, eq. 4. Right only while the policy that learns is the one that sampled."""
+
+    name: ClassVar[str] = "on_policy"
+    uses_ratio: ClassVar[bool] = False
+    in_words: ClassVar[str] = "weigh every token with 1: one update per batch, on the policy that wrote it"
+    in_symbols: ClassVar[str] = "A log pi"
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        return torch.ones_like(ratio)
+
+
+class Unclipped(ClipRule):
+    """weight = r. The importance-sampled policy gradient itself; something else has to bound the move."""
+
+    name: ClassVar[str] = "unclipped"
+    in_words: ClassVar[str] = "weigh a token with its ratio, whatever it is"
+    in_symbols: ClassVar[str] = "r A"
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        return ratio
+
+
+@dataclass(frozen=True)
+class Cap(ClipRule):
+    """weight = min(r, ceiling). MiniMax-M1 2025 (2506.13585), eq. 4 and 5, upper bound only.
+
+    Every token keeps learning, so there is no trust region: drift is slowed by nothing but the cap.
+    """
+
+    ceiling: float = number(5.0, least=1)
+    name: ClassVar[str] = "cap"
+    in_words: ClassVar[str] = "weigh a token with its ratio, at most {0.ceiling:g}; none is ever dropped"
+    in_symbols: ClassVar[str] = "sg[min(r, {0.ceiling:g})] A log pi"
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        return ratio.clamp(max=self.ceiling)
+
+
+class Tapered(ClipRule):
+    """weight = 1 where A >= 0, min(r, 1) where A < 0. Le Roux 2025 (2503.14286), eq. 8.
+
+    Good completions are imitated whatever their ratio; a bad one is let go as the policy leaves it, so that nothing is
+    pushed down without end.
+    """
+
+    name: ClassVar[str] = "tapered"
+    in_words: ClassVar[str] = "imitate what was better; let go of what was worse as its probability falls"
+    in_symbols: ClassVar[str] = "sg[1 if A >= 0 else min(r, 1)] A log pi"
+
+    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
+        return torch.where(advantage < 0, ratio.clamp(max=1.0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -19,17 +74,13 @@ class SoftGate(ClipRule):
     The derivative of (4 / tau) sigmoid(tau (r - 1)) A; it never reaches zero: drift is slowed, not stopped.
     """
 
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
+    tau_positive: float = number(1.0, above=0)
+    tau_negative: float = number(1.05, above=0)
     name: ClassVar[str] = "soft_gate"
     in_words: ClassVar[str] = "fade a token out smoothly as its ratio leaves 1"
     in_symbols: ClassVar[str] = (
         "4/tau sigmoid(tau (r - 1)) A, tau = {0.tau_positive:g} if A > 0 else {0.tau_negative:g}"
     )
-
-    def __post_init__(self) -> None:
-        if self.tau_positive <= 0 or self.tau_negative <= 0:
-            raise ValueError(f"clip.tau is {self.tau_positive} / {self.tau_negative}; give numbers above 0")
 
     def _gate(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         tau = torch.full_like(ratio, self.tau_negative).masked_fill(advantage > 0, self.tau_positive)
@@ -51,16 +102,12 @@ class GeometricMean(ClipRule):
     c_t = min(log r, width) where A > 0, max(log r, -width) where A < 0. Clipped in log space: 0.4 is e^0.4 = 1.49.
     """
 
-    width: float = 0.4
+    width: float = number(0.4, above=0)
     name: ClassVar[str] = "geometric_mean"
     in_words: ClassVar[str] = (
         "weigh a completion with the geometric mean of its ratios, log-ratios beyond {0.width:g} held"
     )
     in_symbols: ClassVar[str] = "A prod_t clip(r, e^-{0.width:g}, e^{0.width:g})^(1/n_i)"
-
-    def __post_init__(self) -> None:
-        if self.width <= 0:
-            raise ValueError(f"clip.width is {self.width}; give a log-ratio above 0")
 
     def _clipped(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         log_ratio = ratio.log()
@@ -88,16 +135,12 @@ class GammaGate(ClipRule):
     1 at ratio 1, 0 at 0 and at infinity: completions far from the sampler's policy vanish on both sides.
     """
 
-    k_positive: float = 2.0
-    lam_positive: float = 3.0
-    k_negative: float = 3.0
-    lam_negative: float = 2.0
+    k_positive: float = number(2.0, above=0)
+    lam_positive: float = number(3.0, above=0)
+    k_negative: float = number(3.0, above=0)
+    lam_negative: float = number(2.0, above=0)
     name: ClassVar[str] = "gamma_gate"
     in_words: ClassVar[str] = "fade a completion out as its probability leaves the sampler's, on both sides"
-
-    def __post_init__(self) -> None:
-        if min(self.k_positive, self.lam_positive, self.k_negative, self.lam_negative) <= 0:
-            raise ValueError("clip.k and clip.lam must be numbers above 0")
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         good = advantage >= 0

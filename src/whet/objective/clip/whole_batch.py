@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.clip.band import PPOClip
 from whet.objective.clip.rule import ClipRule, pushed_out
+from whet.objective.component import number
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import compared_apart, group_index, sums_by
 from whet.types import TokenBatch
@@ -49,16 +50,12 @@ class MomentMask(StepClip):
     Only tokens that moved the way A pushes them are in that mean and can be dropped. Equal ones go together.
     """
 
-    limit: float = 0.04
+    limit: float = number(0.04, above=0)
     name: ClassVar[str] = "moment_mask"
     in_words: ClassVar[str] = (
         "leave out the tokens that moved furthest until the rest have a mean squared log r of {0.limit:g}"
     )
     in_symbols: ClassVar[str] = "[kept: mean (log r)^2 <= {0.limit:g}] r A"
-
-    def __post_init__(self) -> None:
-        if not self.limit > 0:
-            raise ValueError(f"clip.limit is {self.limit}; give a squared log-ratio above 0")
 
     def weight(self, ratio: Tensor, advantage: Tensor, action: Tensor, counts: Tensor) -> Tensor:
         away = action & pushed_out(ratio, advantage, 1, 1)
@@ -96,8 +93,8 @@ class BalancedBand(StepClip):
     def __post_init__(self) -> None:
         if not (0 <= self.low < self.low_most <= 1 <= self.high < self.high_most and self.step > 0 < self.target):
             raise ValueError(
-                "clip: give 0 <= low < low_most <= 1 <= high < high_most, and a step and a target above 0, or "
-                "clip=ppo_clip"
+                "low or another number is out of order; give 0 <= low < low_most <= 1 <= high < high_most, and a step "
+                "and a target above 0, or objective.clip=ppo_clip"
             )
 
     def edges(self, ratio: Tensor, advantage: Tensor, counts: Tensor) -> tuple[float, float]:
@@ -128,17 +125,13 @@ class GroupSoftmax(StepClip):
     The slope of log(1 + SUM_j e_j), scaled to 1 at ratio 1: the completions that lag behind learn most.
     """
 
-    tau: float = 0.5
+    tau: float = number(0.5, above=0)
     name: ClassVar[str] = "group_softmax"
     whole_groups: ClassVar[bool] = True
     in_words: ClassVar[str] = (
         "weigh a completion by how far it lags behind the others of its group that were right, or wrong, too"
     )
     in_symbols: ClassVar[str] = "sg[(1 + n) e_i / (1 + SUM_j e_j)] A log pi, e = r^(-+1/{0.tau:g})"
-
-    def __post_init__(self) -> None:
-        if not self.tau > 0:
-            raise ValueError(f"clip.tau is {self.tau}; give a number above 0")
 
     def over_step(self, ratio: Tensor, batch: TokenBatch) -> Tensor:
         action = batch.action

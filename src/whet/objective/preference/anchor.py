@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairBatch
 
@@ -83,14 +83,10 @@ class AnchorRunningMean(Component):
     Jung 2024 (2404.04656). decay 1 weighs all steps alike; below 1 old ones fade.
     """
 
-    decay: float = 1.0
+    decay: float = number(1.0, least=0, most=1)
     name: ClassVar[str] = "running_mean"
     in_words: ClassVar[str] = "completions are compared with the running mean of what completions are worth"
     in_symbols: ClassVar[str] = "running mean of s"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"anchor.decay is {self.decay:g}; give the share of the past that is kept, in [0, 1]")
 
     def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
         return _sums(score, batch)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,15 +46,10 @@ class Shifted(Component):
     With s = log pi / ref the factor applies to the reference too.
     """
 
-    factor: float = 0.95
-    final: float = 0.95
+    factor: float = number(0.95, above=0, most=1)
+    final: float = number(0.95, above=0, most=1)
     name: ClassVar[str] = "shifted"
     in_symbols: ClassVar[str] = "s_w - {0.factor:g} s_l"
-
-    def __post_init__(self) -> None:
-        for name in ("factor", "final"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"contrast.{name} is {getattr(self, name):g}; give a factor in (0, 1]")
 
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return chosen - self.factor * rejected
@@ -71,16 +66,12 @@ class Shifted(Component):
 class Protected(Component):
     """m = s_w - s_l - penalty max(0, -s_w). Pal 2024 (2402.13228)."""
 
-    penalty: float = 50.0
+    penalty: float = number(50.0, above=0, instead="objective.contrast=difference")
     name: ClassVar[str] = "protected"
     in_words: ClassVar[str] = (
         "a chosen completion that is worth less than nothing costs {0.penalty:g} times what it lacks"
     )
     in_symbols: ClassVar[str] = "s_w - s_l - {0.penalty:g} max(0, -s_w)"
-
-    def __post_init__(self) -> None:
-        if not self.penalty > 0:
-            raise ValueError(f"contrast.penalty is {self.penalty:g}; give a number above 0, or contrast=difference")
 
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return chosen - rejected - self.penalty * (-chosen).clamp(min=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairCompletions, PairTotals
 
@@ -33,11 +33,6 @@ class NoPairImitation(Component):
         return None
 
 
-def _refused(coefficient: float) -> None:
-    if not coefficient > 0:
-        raise ValueError(f"imitate.coefficient is {coefficient:g}; give a number above 0, or imitate=none")
-
-
 def _good(completions: PairCompletions, values: Tensor) -> Tensor:
     return torch.where(completions.batch.good, values, 0.0).sum(-1)
 
@@ -47,13 +42,10 @@ class Summed(Component):
     """-coefficient log pi(y_w), mean over the good completions of the step: a long completion counts with its
     length."""
 
-    coefficient: float = 1.0
+    coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
     name: ClassVar[str] = "summed"
     in_words: ClassVar[str] = "imitate the chosen completion with {0.coefficient:g}, all of its tokens added"
     in_symbols: ClassVar[str] = " - {0.coefficient:g} log pi(y_w)"
-
-    def __post_init__(self) -> None:
-        _refused(self.coefficient)
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable, 1) * _good(completions, completions.logp)
@@ -63,13 +55,10 @@ class Summed(Component):
 class PerCompletion(Component):
     """-coefficient / n_w log pi(y_w), mean over the good completions of the step: all completions count alike."""
 
-    coefficient: float = 1.0
+    coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
     name: ClassVar[str] = "per_completion"
     in_words: ClassVar[str] = "imitate the chosen completion with {0.coefficient:g}, a token of it on average"
     in_symbols: ClassVar[str] = " - {0.coefficient:g}/n_w log pi(y_w)"
-
-    def __post_init__(self) -> None:
-        _refused(self.coefficient)
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable, 1) * _good(completions, completions.mean_logp)
@@ -79,13 +68,10 @@ class PerCompletion(Component):
 class PerToken(Component):
     """-coefficient / M log pi(y_w), M the tokens of all good completions of the step: all tokens count alike."""
 
-    coefficient: float = 1.0
+    coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
     name: ClassVar[str] = "per_token"
     in_words: ClassVar[str] = "imitate the chosen completions with {0.coefficient:g}, each token alike"
     in_symbols: ClassVar[str] = " - {0.coefficient:g} (mean over the step's tokens of log pi(y_w))"
-
-    def __post_init__(self) -> None:
-        _refused(self.coefficient)
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable_tokens, 1) * _good(completions, completions.logp)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairCompletions, PairTotals, summed
 
@@ -69,13 +69,6 @@ class CostCurve(ComponentProtocol, Protocol):
         ...
 
 
-def positive(component: str, **numbers: float) -> None:
-    """Refuse numbers that are not above 0."""
-    for name, number in numbers.items():
-        if not number > 0:
-            raise ValueError(f"{component}.{name} is {number:g}; give a number above 0")
-
-
 class PairCurve(Component):
     """A curve on pairs; each counts one over the pairs of the step."""
 
@@ -101,17 +94,12 @@ class Logistic(PairCurve):
     (2405.14734), equation 6. Where the batch states preferences p, P = p (1 - smoothing) + (1 - p) smoothing.
     """
 
-    beta: float = 0.1
-    smoothing: float = 0.0
+    beta: float = number(0.1, above=0)
+    smoothing: float = number(0.0, least=0, below=0.5)
     gamma: float = 0.0
-    coefficient: float = 1.0
+    coefficient: float = number(1.0, above=0)
     name: ClassVar[str] = "logistic"
     takes: ClassVar[frozenset[str]] = frozenset({"margin", "preference"})
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta, coefficient=self.coefficient)
-        if not 0 <= self.smoothing < 0.5:
-            raise ValueError(f"curve.smoothing is {self.smoothing:g}; give a share in [0, 0.5)")
 
     def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart - self.gamma - scores.margin
@@ -140,16 +128,11 @@ class Unflipped(PairCurve):
     Its expectation over labels flipped with probability e is the cost of the clean ones. May be negative.
     """
 
-    beta: float = 0.1
-    flipped: float = 0.1
+    beta: float = number(0.1, above=0)
+    flipped: float = number(0.1, least=0, below=0.5)
     name: ClassVar[str] = "unflipped"
     takes: ClassVar[frozenset[str]] = frozenset({"margin"})
     in_words: ClassVar[str] = "beta {0.beta:g}; unbiased when {0.flipped:.0%} of the labels are flipped"
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta)
-        if not 0 <= self.flipped < 0.5:
-            raise ValueError(f"curve.flipped is {self.flipped:g}; give a share in [0, 0.5)")
 
     def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart - scores.margin
@@ -165,11 +148,8 @@ class Unflipped(PairCurve):
 class Squared(PairCurve):
     """(m - 1/(2 beta))^2. Azar 2023 (2310.12036), equation 17; beta is its tau."""
 
-    beta: float = 0.1
+    beta: float = number(0.1, above=0)
     name: ClassVar[str] = "squared"
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
         return (scores.apart - 1 / (2 * self.beta)).square()
@@ -185,14 +165,11 @@ class Squared(PairCurve):
 class Hinge(PairCurve):
     """max(0, delta - (x - margin)). Zhao 2023 (2305.10425), there with beta 1 and without a reference."""
 
-    beta: float = 0.1
-    delta: float = 1.0
+    beta: float = number(0.1, above=0)
+    delta: float = number(1.0, above=0)
     name: ClassVar[str] = "hinge"
     takes: ClassVar[frozenset[str]] = frozenset({"margin"})
     in_symbols: ClassVar[str] = "max(0, {0.delta:g} - {0.beta:g} ({2}))"
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta, delta=self.delta)
 
     def __call__(self, scores: PairScores) -> Tensor:
         return (self.delta + scores.margin - self.beta * scores.apart).clamp(min=0)
@@ -205,16 +182,11 @@ class Hinge(PairCurve):
 class Blend(PairCurve):
     """(1 - k)(-log sigma(x)) + k exp(-x), k = sigma(x / temperature). Lu 2024 (2406.08414), equation 5."""
 
-    beta: float = 0.05
-    temperature: float = 0.05
+    beta: float = number(0.05, above=0)
+    temperature: float = number(0.05, above=0, below=1)
     name: ClassVar[str] = "blend"
     in_words: ClassVar[str] = "beta {0.beta:g}: logistic for wrong pairs, exponential for right ones"
     in_symbols: ClassVar[str] = "(1-k)(-log sigma(x)) + k exp(-x), k = sigma(x/{0.temperature:g}), x = {0.beta:g} ({2})"
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta, temperature=self.temperature)
-        if self.temperature >= 1:
-            raise ValueError(f"curve.temperature is {self.temperature:g}; from 1 on wrong pairs cost without bound")
 
     def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart
@@ -227,15 +199,12 @@ class Blend(PairCurve):
 class Lowered(PairCurve):
     """sigma(beta s_w) + 1 - sigma(x). D'Oosterlinck 2024 (2408.06266), equation 8: both completions sink."""
 
-    beta: float = 0.1
+    beta: float = number(0.1, above=0)
     name: ClassVar[str] = "lowered"
     in_words: ClassVar[str] = (
         "beta {0.beta:g}; for chosen completions worse than the policy's own: both sink, the rejected faster"
     )
     in_symbols: ClassVar[str] = "sigma({0.beta:g} s_w) + 1 - sigma({0.beta:g} ({2}))"
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
         return torch.sigmoid(self.beta * scores.score[:, 0]) + torch.sigmoid(-self.beta * scores.apart)
@@ -248,15 +217,12 @@ class Rivals(PairCurve):
     Each rejected token against one other, drawn by the caller from the likeliest at its place; both carry gradient.
     """
 
-    coefficient: float = 1.0
+    coefficient: float = number(1.0, above=0)
     name: ClassVar[str] = "rivals"
     needs: ClassVar[frozenset[str]] = frozenset({"pairs", "token_logp", "rival_logp"})
     contrasts: ClassVar[bool] = False
     in_words: ClassVar[str] = "each rejected token is pushed below a likely rival ({0.coefficient:g})"
     in_symbols: ClassVar[str] = "{0.coefficient:g}/n_l SUM_t -log sigma(log pi(rival_t) - log pi(y_l,t))"
-
-    def __post_init__(self) -> None:
-        positive("curve", coefficient=self.coefficient)
 
     @property
     def reward_unit(self) -> float:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairCompletions
 
@@ -181,15 +181,11 @@ class SharedLength(Component):
     Liu 2024 (2409.06411). The tail is discounted under the policy and under the reference alike.
     """
 
-    tail: float = 0.5
+    tail: float = number(0.5, least=0, most=1)
     name: ClassVar[str] = "shared_length"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "token_logp", "pairs"})
     in_words: ClassVar[str] = "tokens past the length of the shorter completion count {0.tail:g}"
     in_symbols: ClassVar[str] = "SUM_t w_t log pi/ref, w = 1 up to min(n_w, n_l), {0.tail:g} after"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tail <= 1:
-            raise ValueError(f"score.tail is {self.tail:g}; give a share in [0, 1]")
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         action, reference = completions.batch.action, completions.batch.ref_logp

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component
+from whet.objective.component import Component, number
 from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairTotals
-from whet.objective.preference.pair_losses import PairScores, positive
+from whet.objective.preference.pair_losses import PairScores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,13 +52,10 @@ class Prospect(CompletionCurve):
     Ethayarajh 2024 (2402.01306). `desirable` and `undesirable` are its lambda_D and lambda_U.
     """
 
-    beta: float = 0.1
-    desirable: float = 1.0
-    undesirable: float = 1.0
+    beta: float = number(0.1, above=0)
+    desirable: float = number(1.0, above=0)
+    undesirable: float = number(1.0, above=0)
     name: ClassVar[str] = "prospect"
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta, desirable=self.desirable, undesirable=self.undesirable)
 
     def __call__(self, scores: PairScores) -> Tensor:
         lost = torch.sigmoid(-self.beta * signed(scores.score, scores.completions.batch.good))
@@ -81,13 +78,10 @@ class Prospect(CompletionCurve):
 class Classified(CompletionCurve):
     """-log sigma(beta s) for good completions, -log sigma(-beta s) for bad ones. Jung 2024 (2404.04656)."""
 
-    beta: float = 0.1
+    beta: float = number(0.1, above=0)
     name: ClassVar[str] = "classified"
     in_words: ClassVar[str] = "beta {0.beta:g}: tell good completions from bad ones, each by itself"
     in_symbols: ClassVar[str] = "-log sigma({0.beta:g} s_w) - log sigma(-{0.beta:g} s_l)"
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
         return -functional.logsigmoid(self.beta * signed(scores.score, scores.completions.batch.good))
@@ -98,15 +92,12 @@ class Saturating(CompletionCurve):
     """1 - sigma(beta s) for good completions, sigma(beta s) for bad ones. D'Oosterlinck 2024 (2408.06266), equation
     7."""
 
-    beta: float = 0.1
+    beta: float = number(0.1, above=0)
     name: ClassVar[str] = "saturating"
     in_words: ClassVar[str] = (
         "beta {0.beta:g}; for chosen completions better than the policy's own: they rise, the rejected sink"
     )
     in_symbols: ClassVar[str] = "1 - sigma({0.beta:g} s_w) + sigma({0.beta:g} s_l)"
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
         return torch.sigmoid(-self.beta * signed(scores.score, scores.completions.batch.good))
@@ -119,12 +110,9 @@ class Targets(CompletionCurve):
     Wu 2024 (2405.00675), equation 4.7. beta is the inverse of its eta.
     """
 
-    beta: float = 1e-3
+    beta: float = number(0.001, above=0)
     name: ClassVar[str] = "targets"
     takes: ClassVar[frozenset[str]] = frozenset({"preference"})
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
         wins = torch.as_tensor(scores.preference, dtype=scores.score.dtype, device=scores.score.device)
@@ -147,14 +135,11 @@ class NoiseContrast(CompletionCurve):
     Good completions are drawn to where the two pulls balance, sigma(beta s) = 2/3, instead of on and on.
     """
 
-    beta: float = 0.01
+    beta: float = number(0.01, above=0)
     name: ClassVar[str] = "noise_contrast"
     in_words: ClassVar[str] = (
         "beta {0.beta:g}: the worth of each completion by itself, so that the chosen one does not sink"
     )
-
-    def __post_init__(self) -> None:
-        positive("curve", beta=self.beta)
 
     def __call__(self, scores: PairScores) -> Tensor:
         reward = self.beta * scores.score

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairCompletions, summed
 
@@ -60,15 +60,11 @@ class MarginGate(Component):
     """sigma((bias - (log pi(y_w) - log pi(y_l))) / temperature). Xu 2023 (2312.16682)."""
 
     bias: float = 0.0
-    temperature: float = 1.0
+    temperature: float = number(1.0, above=0)
     name: ClassVar[str] = "margin_gate"
     needs: ClassVar[frozenset[str]] = frozenset({"pairs"})
     in_words: ClassVar[str] = "pairs that are far enough apart stop counting"
     in_symbols: ClassVar[str] = "sigma(({0.bias:g} - log pi(y_w)/pi(y_l))/{0.temperature:g}) "
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"weigh.temperature is {self.temperature:g}; give a number above 0")
 
     def __call__(self, completions: PairCompletions) -> Tensor | None:
         logp = completions.logp.detach()

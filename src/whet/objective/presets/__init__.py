@@ -4,7 +4,7 @@ The only room of the package where methods have names. Adding a method made of k
 """
 
 from whet.objective.policy import Objective
-from whet.objective.presets import agents, clip_variants, critic, group, off_policy, step_credit, teacher, variants
+from whet.objective.presets import agents, clip_variants, critic, group, off_policy, teacher, variants
 from whet.objective.presets.preset import Preset
 
 EVERY = (
@@ -14,7 +14,7 @@ EVERY = (
     *(variants.GRPO_SEGMENT, variants.LAMBDA_GRPO, variants.OPO, variants.MAXRL, variants.PASS_AT_K, variants.SIMKO),
     *(clip_variants.DPPO_TV, clip_variants.DPPO_KL, clip_variants.VESPO, clip_variants.CLIP_COV, clip_variants.KL_COV),
     *(critic.PPO, critic.PPO_DUAL, critic.PPO_PENALTY, critic.VAPO, critic.VTRACE),
-    *(variants.GDPO, variants.SPO, step_credit.GRPO_PROCESS, step_credit.GIGPO),
+    *(variants.GDPO, variants.SPO, agents.GRPO_PROCESS, agents.GIGPO),
     *(off_policy.PMD_MEAN, off_policy.DRO, off_policy.PRIME_RL, off_policy.TOPR, off_policy.ASYM_RE),
     *(off_policy.M2PO, off_policy.A_STAR_PO, off_policy.CHORD, clip_variants.BAPO, variants.REWARDS_AS_LABELS),
     *(

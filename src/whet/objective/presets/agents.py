@@ -1,16 +1,16 @@
-"""Methods for episodes of several turns: tools, games, self-play."""
+"""Methods for episodes of several turns: tools, games, self-play; and those that credit steps."""
 
 from __future__ import annotations
 
 from whet.objective.advantage import GroupMean, RunningRoleMean
-from whet.objective.aggregate import FixedLength, SequenceSum, TokenMean
+from whet.objective.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean
 from whet.objective.clip import OnPolicy, PPOClip
-from whet.objective.kl import NoKL
+from whet.objective.kl import K3, NoKL
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import TokenRatio
 from whet.objective.scale import GroupStd, NoScale
-from whet.objective.steps import TurnReturn
+from whet.objective.steps import AnchoredSteps, StepSum, TurnReturn
 from whet.objective.terms import ImitateObserved
 
 RLOO_TURNS = Preset(
@@ -67,4 +67,30 @@ RAE = Preset(
         "the authors keep a baseline per game and role; here a role's name is the key: name the game in it",
     ),
     episodes=True,
+)
+
+
+GRPO_PROCESS = Preset(
+    Objective("grpo_process", StepSum(), NoScale(), TokenRatio(), PPOClip(0.2, 0.2), SequenceMean(), K3(0.04)),
+    title="GRPO with process rewards",
+    paper="Shao et al. 2024, DeepSeekMath section 4.1.3, arXiv 2402.03300",
+    formula="A_t = SUM over steps ending at or after t of (r - mean) / std of the group's steps",
+    fixes="one credit for all tokens: each step is judged",
+    breaks="|A| grows with the steps that remain; many steps own the statistics",
+    deviations=("epsilon 0.2 is PPO's; step_mean and step_delta are whet's variants",),
+    run={"reward": {"parts": [{"reward": "exact_answer"}, {"reward": "working_steps", "weight": 0.0}]}},
+)
+
+GIGPO = Preset(
+    Objective("gigpo", AnchoredSteps(1.0, 0.95), NoScale(), TokenRatio(), PPOClip(0.2, 0.2), TokenMean(), NoKL()),
+    title="GiGPO",
+    paper="Feng et al. 2025, GiGPO, arXiv 2505.10978",
+    formula="A = (R - mean_g) + w (step return - mean over steps from the same state)",
+    fixes="long completions and agents: steps taken from the same state are compared with each other",
+    breaks="a state seen once adds nothing; a state's mean contains the step itself, which shrinks rarely seen states",
+    deviations=(
+        "gamma 0.95 and the aggregate were not read in the paper",
+        "a step is a turn, its state the one the environment names, else the text before it",
+        "in a single completion a step is a sentence and its state the text before it",
+    ),
 )

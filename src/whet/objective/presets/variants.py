@@ -21,9 +21,8 @@ from whet.objective.clip import (
     SoftGate,
     Unclipped,
 )
-from whet.objective.exponential_tilt import EntropicGroup
 from whet.objective.kl import K1Immediate, NoKL
-from whet.objective.pass_at_k import PassAtK
+from whet.objective.pass_at_k import EntropicGroup, PassAtK
 from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import SamplerTokenRatio, SegmentRatio, SequenceRatio, TokenRatio

@@ -1,4 +1,5 @@
-"""How two columns of numbers go together: Pearson, Spearman and ranks, from values or from moments. Pure."""
+"""How two columns of numbers go together: Pearson, Spearman and ranks, from values or from moments;
+and how far two judges of the same things agree. Pure."""
 
 from __future__ import annotations
 
@@ -68,3 +69,32 @@ def correlations(columns: Mapping[str, Sequence[float | None]]) -> list[tuple[st
 
 def _bounded(value: float) -> float:
     return max(-1.0, min(1.0, value))
+
+
+def kappa(table: Sequence[Sequence[int]]) -> float:
+    """Cohen's kappa (1960) of a square table of counts, one judge's verdicts by the other's.
+
+        (p_o - p_e) / (1 - p_e)
+
+    p_o is the share on the diagonal, p_e what it would be by chance with the same margins. 1: they always agree, 0: as
+    by chance. NaN where chance alone agrees always: both judges said one thing only.
+    """
+    total = sum(sum(row) for row in table)
+    rows = [sum(row) for row in table]
+    columns = [sum(row[column] for row in table) for column in range(len(table))]
+    by_chance = sum(row * column for row, column in zip(rows, columns, strict=True))
+    if total == 0 or by_chance == total * total:
+        return math.nan
+    observed = sum(row[index] for index, row in enumerate(table)) / total
+    expected = by_chance / (total * total)
+    return (observed - expected) / (1 - expected)
+
+
+MOMENTS = ("margin", "longer", "margin_square", "longer_square", "longer_margin")
+
+
+def length_correlation(metrics: Mapping[str, float]) -> float | None:
+    """The correlation of (n_w - n_l) with the margin over the pairs of a step; None without a spread."""
+    if any(name not in metrics for name in MOMENTS):
+        return None
+    return pearson_from_moments(*(metrics[name] for name in MOMENTS))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from whet.record.log import (
     sample_line,
     step_line,
 )
+from whet.record.run_folder import write_atomically
 from whet.record.trackers.tracker import TrackedRun, Tracker, eval_scalars, flat_settings, summary_texts, tracked_step
 from whet.types import Prompt, Sample, StepReport
 
@@ -150,8 +150,20 @@ class Trackers:
                         service.tracker.step(step)
                     service.lines = number
 
-    def _guarded(self, service: _Service, during: str) -> _Guard:
-        return _Guard(service, during)
+    @contextmanager
+    def _guarded(self, service: _Service, during: str) -> Iterator[None]:
+        """Whatever a service raises ends that service, with one line of warning."""
+        try:
+            yield
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+            service.failure = f"off since {during}: {reason}"
+            logger.warning(
+                "tracker %s failed at %s (%s); training goes on without it, and `whet resume` sends it what it missed",
+                service.name,
+                during,
+                reason,
+            )
 
     def _keep(self) -> None:
         """Note how much each service has; a service that was left out keeps what it had, and catches up on a resume."""
@@ -161,32 +173,7 @@ class Trackers:
             if service.saved:
                 values[service.name] = {CLOSED: False, **service.saved, LINES: service.lines}
         with suppress(OSError):
-            temporary = path.with_name(TRACKERS + ".temporary")
-            temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-            os.replace(temporary, path)
-
-
-class _Guard:
-    """Whatever a service raises ends that service, with one line of warning."""
-
-    def __init__(self, service: _Service, during: str) -> None:
-        self._service, self._during = service, during
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
-        self._service.failure = f"off since {self._during}: {reason}"
-        logger.warning(
-            "tracker %s failed at %s (%s); training goes on without it, and `whet resume` sends it what it missed",
-            self._service.name,
-            self._during,
-            reason,
-        )
-        return True
+            write_atomically(path, json.dumps(values, indent=1) + "\n")
 
 
 def _read_saved(path: Path) -> dict[str, Any]:

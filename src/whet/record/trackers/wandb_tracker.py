@@ -48,7 +48,7 @@ class WandbTracker:
 
         identity = str(saved.get("id") or secrets.token_hex(4))
         folder = run.folder.resolve()
-        older = _offline_folders(folder, identity)
+        older = sorted((folder / "wandb").glob(f"offline-run-*-{identity}"))
         self._run = wandb.init(
             project=self._project,
             entity=self._entity or None,
@@ -99,7 +99,3 @@ class WandbTracker:
     def close(self, status: str, summary: Mapping[str, str]) -> None:
         self._run.summary.update(dict(summary))
         self._run.finish(exit_code=0 if status == "finished" else 1)
-
-
-def _offline_folders(folder: Path, identity: str) -> list[Path]:
-    return sorted((folder / "wandb").glob(f"offline-run-*-{identity}"))

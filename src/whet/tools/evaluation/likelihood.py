@@ -18,7 +18,7 @@ from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel
 from whet.training.assembly.forms import is_served
 from whet.training.assembly.prompts import require_column
 from whet.training.assembly.runtime import Runtime, load_runtime
-from whet.training.choice_logp import choice_logp
+from whet.training.completion_logp import choice_logp
 from whet.training.config import EvaluationConfig
 from whet.types import Group, Prompt, WhetError
 

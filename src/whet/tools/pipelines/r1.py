@@ -11,8 +11,7 @@ from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.bounds import MOST_ROWS
 from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
 from whet.tools.pipelines.library.entry import StageEntry
-from whet.tools.pipelines.library.evaluation import with_evals
-from whet.tools.pipelines.library.rechecking import RecheckEntry
+from whet.tools.pipelines.library.evaluation import RecheckEntry, with_evals
 from whet.tools.pipelines.library.sampling import MixEntry, MixSource
 from whet.tools.pipelines.library.trainings import RewardModelEntry, RLEntry, SFTEntry
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings, is_scored

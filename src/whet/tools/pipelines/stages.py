@@ -290,12 +290,6 @@ class ProgressLine:
         reward = number_text(report.reward.get("total"))
         self._show(f"step {report.step}/{self._total}  reward {reward}  {duration(left)} left")
 
-    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        pass
-
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        pass
-
     def clear(self) -> None:
         """Erase the line, if the stream is a terminal."""
         if self._is_live:

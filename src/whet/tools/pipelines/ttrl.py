@@ -12,9 +12,8 @@ from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 from whet.tools.pipelines.library.choices import RLChoice
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import with_evals
-from whet.tools.pipelines.library.sampling import SampleEntry
+from whet.tools.pipelines.library.sampling import SampleEntry, VoteEntry
 from whet.tools.pipelines.library.trainings import RLEntry
-from whet.tools.pipelines.library.voting import VoteEntry
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings, task_reward
 
 MAJORITY = "majority_answer"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from whet.protocols import Reward
 from whet.reward.combine import RewardPart
-from whet.reward.score import Failures
+from whet.reward.score import Failures, skips_none
+from whet.reward.steps import steps_of
 from whet.training.assembly.forms import form_facts
 from whet.training.assembly.health import health_settings
 from whet.training.assembly.prompts import load_prompts
-from whet.training.assembly.reward_workers import scored_elsewhere
 from whet.training.assembly.rewards import (
     bind_judges,
     build_reward_parts,
@@ -31,10 +33,62 @@ from whet.training.assembly.runtime import (
 )
 from whet.training.config import Config, PolicyConfig, PreferenceConfig, RewardModelConfig, SFTConfig
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.reward_workers import RewardWorkers
+from whet.training.distributed.reward_workers import GIB, RemoteReward, RewardHost, RewardWorkers, stays_here, wants_all
+from whet.training.distributed.workers import WorkerPool
 from whet.training.evaluate import Evaluator
 from whet.training.run import Stateful, Trainer
 from whet.types import Prompt
+
+
+def reward_host(rewards: Mapping[str, Reward], isolation: str | None) -> RewardHost:
+    """Runs in the worker's process."""
+    if isolation is not None:
+        from whet.reward.sandbox import require_isolation
+
+        require_isolation(isolation)
+    return RewardHost(rewards)
+
+
+def scored_elsewhere(
+    config: Config, pool: WorkerPool | None, parts: Sequence[RewardPart]
+) -> tuple[list[RewardPart], RewardWorkers | None, dict[str, str]]:
+    """The parts with rewards that workers score, the workers, and what the run's facts say of them.
+
+    Of several ranks the first one speaks to the workers, and all get the scores; `pool` is None on the others.
+    """
+    count = config.scale.reward_workers
+    if not count or not parts:
+        return list(parts), None, {}
+    rewards = {part.name: part.resolved_reward for part in parts}
+    sent = {name: reward for name, reward in rewards.items() if not stays_here(reward) and steps_of(reward) is None}
+    here = [name for name in rewards if name not in sent]
+    fact = f"{count} processes for {', '.join(sent)}" if sent else "none"
+    if here:
+        fact += f"; in the trainer, since they ask the policy or keep notes: {', '.join(here)}"
+    if not sent:
+        return list(parts), None, {"reward workers": fact}
+    memory = int(config.scale.reward_memory * GIB)
+    make = partial(reward_host, sent, config.sandbox.require)
+
+    def start(number: int) -> Any:
+        assert pool is not None
+        return pool.start(f"reward worker {number}", make, memory=memory)
+
+    workers = None
+    if pool is not None:
+        workers = RewardWorkers(pool, start, count, memory=memory, timeout=config.scale.timeout)
+
+    def elsewhere(part: RewardPart) -> RewardPart:
+        reward = part.resolved_reward
+        if part.name not in sent:
+            return part
+        deterministic = bool(getattr(reward, "deterministic", True))
+        remote = RemoteReward(
+            part.name, workers, config.reward.timeout, wants_all(reward), deterministic, skips_none(reward)
+        )
+        return replace(part, reward=remote)
+
+    return [elsewhere(part) for part in parts], workers, {"reward workers": fact}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from whet.rollout.engines import build_engine
 from whet.rollout.episode_writer import EpisodeWriter
 from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
-from whet.training.assembly.threads import thread_choice
 from whet.training.config import Config, EvaluationConfig, PolicyConfig
 from whet.training.distributed.ranks import Ranks
 from whet.training.distributed.rollout import WholeCopyEngine, whole_copy
@@ -33,6 +33,23 @@ if TYPE_CHECKING:
     from whet.training.distributed.engine_host import EngineHost
     from whet.training.distributed.remote_engine import RemoteEngine
     from whet.training.distributed.workers import WorkerPool
+
+
+SMALL_MODEL = 2_000_000  # weights
+
+
+def thread_choice(requested: int, num_weights: int) -> tuple[int, str]:
+    """CPU threads and why. Every usable core, but one for a small model: waiting for the others would cost more."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if requested:
+        return requested, f"model.threads={requested}; {cores} usable cores"
+    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        return int(os.environ["OMP_NUM_THREADS"]), f"OMP_NUM_THREADS; {cores} usable cores"
+    if num_weights < SMALL_MODEL:
+        return 1, f"a model this small gains little from more; {cores} usable cores"
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    busy = f"; other jobs keep {load:.1f} busy, model.threads=1 may be faster" if load > 0.5 * cores > 0.5 else ""
+    return cores, f"every usable core{busy}"
 
 
 def config_engine(

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from whet.data import demonstration_tokens
+from whet.data.distillation_target import COLUMNS, column_text
 from whet.data.reference_rewards import reference_rewards
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import critic_on
@@ -21,7 +23,6 @@ from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.weight_sync_check import PolicyWatch, shares_weights
 from whet.rollout.window import GroupWindow
 from whet.settings.layers import flattened
-from whet.training.assembly.demonstrations import build_demonstrations, check_demonstrations
 from whet.training.assembly.engines import async_writer
 from whet.training.assembly.episode_runner import most_actions
 from whet.training.assembly.prompts import data_summary
@@ -50,15 +51,53 @@ from whet.training.assembly.teacher import (
     check_teacher,
     distillation_settings,
     needs_verdicts,
+    task_demonstrations,
     with_reading,
 )
 from whet.training.config import OF_TEACHER, PolicyConfig
+from whet.training.demonstrations import DemonstrationSource
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference
 from whet.training.evaluate import Evaluator
 from whet.training.rl import RLModels, RLTrainer
 from whet.training.teacher import ModelTeacher
-from whet.types import Prompt, Sample, StopReason, WhetError
+from whet.types import Demonstration, Prompt, Sample, StopReason, WhetError
+
+CONTEXT = "demonstration"
+
+
+def check_demonstrations(config: PolicyConfig, objective: Objective) -> None:
+    """Refuse a run whose completions cannot stand beside demonstrations, before anything is read."""
+    if "demonstrated" in objective.needs() and not config.env.is_single:
+        raise WhetError(
+            f"objective.imitate={objective.imitate.name} is for single completions: a demonstration has no turns; give "
+            "objective.imitate=none, or drop the environment"
+        )
+
+
+def build_demonstrations(
+    config: PolicyConfig, objective: Objective, runtime: Runtime, prompts: Sequence[Prompt]
+) -> DemonstrationSource | None:
+    """Where the method imitates demonstrations: those of the built-in task, or of a column."""
+    if "demonstrated" not in objective.needs():
+        return None
+    known = task_demonstrations(config)
+
+    def text(prompt: Prompt) -> str | None:
+        return known.get(prompt.id) or column_text(prompt, CONTEXT)
+
+    having = [prompt for prompt in prompts if text(prompt)]
+    if not having:
+        raise WhetError(
+            f"objective.imitate={objective.imitate.name}: no row of {config.data.source} has a column "
+            f"{' or '.join(COLUMNS[CONTEXT])}; add one, rename yours with data.columns, or give objective.imitate=none"
+        )
+    encode = partial(demonstration_tokens, runtime.tokenizer)
+    first = having[0]
+    encode(Demonstration(first, text(first) or ""))  # a template that cannot write one is refused now
+    count = "every prompt has one" if len(having) == len(prompts) else f"{len(having)} of {len(prompts)} prompts"
+    said = f"{count}; imitated beside the policy's own completions, unless too long for the context"
+    return DemonstrationSource(text, encode, runtime.loaded.context, said)
 
 
 def build_plain_objective(config: PolicyConfig) -> Objective:

@@ -18,8 +18,9 @@ from whet.model.fast_path import fast_path
 from whet.model.finite import non_finite_weight
 from whet.model.fused_trunk import fused_works
 from whet.model.load import UNKNOWN_CONTEXT, LoadedModel, device_choice, dtype_choice, load_model
-from whet.model.lora import adapted_layers
+from whet.model.lora import LowRank, adapted_layers, adapter_factors, add_adapters, unadapted_experts, uncalled_layers
 from whet.model.low_precision import widen_vectors
+from whet.model.quantized import pack_four_bits, require_library
 from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
 from whet.registry import lookup
@@ -27,12 +28,9 @@ from whet.rollout.collect import Score
 from whet.rollout.episode_runner import EpisodeRunner
 from whet.rollout.openai_engine import TextTokenizer
 from whet.rollout.sections import SamplingSection
-from whet.training.assembly.adapters import add_configured_adapters
-from whet.training.assembly.engines import config_engine, is_server, rank_engine, remote_engine
+from whet.training.assembly.engines import config_engine, is_server, rank_engine, remote_engine, thread_choice
 from whet.training.assembly.episode_runner import build_episode_runner, check_environment
 from whet.training.assembly.rows import encodable
-from whet.training.assembly.threads import thread_choice
-from whet.training.assembly.weights import weights_choice
 from whet.training.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.training.distributed.agreement import agree_on_weights
 from whet.training.distributed.ranks import ALONE, Ranks
@@ -43,6 +41,76 @@ from whet.types import Prompt, Sampling, WhetError
 
 if TYPE_CHECKING:
     from whet.training.distributed.ray_cluster import RayCluster
+
+
+def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torch.float32) -> dict[str, str]:
+    """Put adapters on the model where the config asks for them; the line about them for the run's facts.
+
+    `kept` is how the weights were read: below float32 adapters are kept apart from them.
+    """
+    lora = config.model.lora
+    if not lora.rank:
+        return {}
+    if config.model.reference == "reload" and not config.model.reference_model:
+        raise WhetError(
+            "model.reference=reload has no effect with model.lora: the adapters are switched off for it; drop it"
+        )
+    layers = add_adapters(
+        model,
+        LowRank(lora.rank, lora.alpha, lora.target_modules, config.seed),
+        merged=kept == torch.float32,
+        pack=pack_four_bits if lora.base == "4bit" else None,
+    )
+    learned = sum(factor.numel() for factor in adapter_factors(model).values())
+    experts = unadapted_experts(model)
+    left = (
+        f"; {experts / 1e6:.2g}M weights in tensors of all experts or of convolutions stay as they are"
+        if experts
+        else ""
+    )
+    if uncalled := sorted(uncalled_layers(model)):
+        left += f"; {', '.join(uncalled)} would get no gradient and stays as it is"
+    return {"lora": f"rank {lora.rank} on {len(layers)} matrices ({learned / 1e6:.2g}M weights learn{left})"}
+
+
+def weights_choice(
+    config: Config | EvaluationConfig, device: torch.device, dtype: torch.dtype, ranks: Ranks = ALONE
+) -> tuple[torch.dtype, str]:
+    """How weights are kept, and what to say about it; `dtype` is that of the products."""
+    adapted = not isinstance(config, EvaluationConfig) and config.model.lora.rank > 0
+    key, asked = ("model.lora.base", config.model.lora.base) if adapted else ("model.weights", config.model.weights)
+    states = "float32" if isinstance(config, EvaluationConfig) else config.optimizer.states
+    sharded = ranks.size > 1
+    copied = adapted and _engine_has_copy(config)
+    if asked == "auto":
+        narrow = device.type == "cuda" and dtype == torch.bfloat16 and not sharded and not copied
+        asked = "bfloat16" if narrow else "float32"
+    if states == "int8":
+        require_library()
+    if sharded:
+        for name, value in ((key, asked), ("optimizer.states", states)):
+            if value != "float32":
+                raise WhetError(f"{name}={value} is for one device; leave it away, or train in one process")
+    if copied and asked != "float32":
+        raise WhetError(
+            f"{key}={asked} keeps adapters apart from the weights, and an engine that is sent weights would lack them; "
+            f"leave {key} away, or let the trainer's own process write (scale.engines=0, scale.max_staleness=0, "
+            "sampling.engine=torch)"
+        )
+    if asked == "float32":
+        return torch.float32, ""
+    if dtype != torch.bfloat16:
+        raise WhetError(f"{key}={asked} needs products in bf16; give model.precision=bf16, or leave {key} away")
+    if asked == "4bit":
+        require_library()
+        return torch.bfloat16, "base in 4 bits, unpacked for every product"
+    return torch.bfloat16, "base in bfloat16, one copy" if adapted else "bfloat16, steps rounded at random"
+
+
+def _engine_has_copy(config: Config | EvaluationConfig) -> bool:
+    """Whether completions are written from weights that are handed over, not from the trainer's own."""
+    elsewhere = not isinstance(config, EvaluationConfig) and bool(config.scale.engines or config.scale.max_staleness)
+    return elsewhere or config.sampling.engine != "torch"
 
 
 # of results/gpu_step_135m.json and a machine where nothing was compiled before

@@ -7,7 +7,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -118,16 +119,6 @@ class EngineHost:
         return engine.generate(requests, sampling)
 
 
-@dataclass
-class _Errand:
-    """Something that is done between two moments of writing."""
-
-    function: Callable[[], Any]
-    done: threading.Event = field(default_factory=threading.Event)
-    result: Any = None
-    error: BaseException | None = None
-
-
 class _SessionThread:
     """A session that a thread of this process advances: the loop of `whet.training.distributed.background`."""
 
@@ -150,13 +141,11 @@ class _SessionThread:
 
     def run(self, function: Callable[[], Any]) -> Any:
         """What the function returns, called between two moments of writing."""
-        errand = _Errand(function)
-        self.tell("do", errand)
-        while not errand.done.wait(0.5):
+        errand: Future[Any] = Future()
+        self.tell("do", function, errand)
+        while not wait([errand], timeout=0.5).done:
             self._check()
-        if errand.error is not None:
-            raise errand.error
-        return errand.result
+        return errand.result()
 
     def take(self) -> AsyncProgress:
         self._check()
@@ -220,10 +209,9 @@ class _SessionThread:
             self._seconds += time.monotonic() - began
         return finished
 
-    def do(self, errand: _Errand) -> None:
+    def do(self, function: Callable[[], Any], errand: Future[Any]) -> None:
         try:
-            errand.result = errand.function()
+            errand.set_result(function())
         except BaseException as error:
-            errand.error = error
+            errand.set_exception(error)
         self._seen = time.monotonic()
-        errand.done.set()

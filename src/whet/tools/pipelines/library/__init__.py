@@ -8,13 +8,12 @@ from whet.tools.pipelines.library.constitution import (
 )
 from whet.tools.pipelines.library.distilling import CompareEntry, MatchedEntry, StudentEntry
 from whet.tools.pipelines.library.entry import StageEntry
-from whet.tools.pipelines.library.evaluation import EvalEntry
+from whet.tools.pipelines.library.evaluation import EvalEntry, RecheckEntry
 from whet.tools.pipelines.library.judged import BestOfEntry, JudgedEntry, WaysEntry
 from whet.tools.pipelines.library.judging import JudgedPairsEntry, JudgeEvalEntry, JudgeExamplesEntry
 from whet.tools.pipelines.library.pairs import PairsEntry, SplitPairsEntry
 from whet.tools.pipelines.library.phases import MeasuredEntry, PhaseCheckEntry
-from whet.tools.pipelines.library.rechecking import RecheckEntry
-from whet.tools.pipelines.library.sampling import MixEntry, RejectionEntry, SampleEntry
+from whet.tools.pipelines.library.sampling import MixEntry, RejectionEntry, SampleEntry, VoteEntry
 from whet.tools.pipelines.library.self_judging import (
     CollapseEntry,
     SelfExamplesEntry,
@@ -22,7 +21,6 @@ from whet.tools.pipelines.library.self_judging import (
     SelfScoredPairsEntry,
 )
 from whet.tools.pipelines.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
-from whet.tools.pipelines.library.voting import VoteEntry
 
 # every kind of stage by the name that a pipeline file takes
 STAGE_KINDS: dict[str, type[StageEntry]] = {

@@ -159,12 +159,6 @@ class ScoreRecorder:
         for follower in self._beside:
             follower.stepped(report, samples)
 
-    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        pass
-
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        pass
-
 
 def read_scores(file: Path) -> list[dict[str, float]]:
     """The recorded rows by step; a step that was done again after a break counts once."""
