@@ -39,7 +39,8 @@ def test_every_page_of_docs_is_in_the_navigation():
 
 
 def test_navigation_of_a_table():
-    contents = "## A: x\n| [R](../README.md) | q? |\n| [b.md](b.md) | q |\n## A: y\n| [c](c.md) | q |\n## B\n| [d](../d.md) | q |\n"
+    first = "## A: x\n| [R](../README.md) | q? |\n| [b.md](b.md) | q |\n"
+    contents = f"{first}## A: y\n| [c](c.md) | q |\n## B\n| [d](../d.md) | q |\n"
     assert HOOKS.navigation(contents) == [
         {"Home": "index.md"},
         {"A": [{"X": ["index.md", "b.md"]}, {"Y": ["c.md"]}]},
