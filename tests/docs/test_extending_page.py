@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import finished
+from whet.objective.axes import POLICY, PREFERENCE
 from whet.registry import KINDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -22,7 +23,7 @@ def test_the_file_of_the_page_registers_one_of_each_kind():
     compile(FILE, "mine.py", "exec")
     registered = set(re.findall(r'register\(\s*"(\w+)"', FILE))
     assert registered == {"reward", "environment", "baseline", "clip", "preset", "curve", "engine", "tracker"}
-    assert registered < set(KINDS)
+    assert registered | set(POLICY.axes) | set(PREFERENCE.axes) | {"pipeline"} == set(KINDS)
     assert all("--import mine.py" in command or "mine.py:" in command for command in COMMANDS)
 
 

@@ -160,7 +160,7 @@ def _require_tool_support(tokenizer: PreTrainedTokenizerBase, messages: Sequence
         if is_used and write(messages, tools=prompt.tools) == without():
             raise BadRow(
                 f"prompt {prompt.id!r}: the chat template does not write {name}; expected one with tool support; "
-                "use a model that was trained with tools, or set tokenizer.chat_template",
+                "use a model that was trained with tools, or give one with model.chat_template=FILE",
                 f"the chat template does not write {name}",
             )
 
