@@ -225,7 +225,7 @@ def templated(
     if not tokenizer.chat_template:
         raise WhetError(
             f"prompt {prompt_id!r}: is a conversation but the tokenizer has no chat template; "
-            "use plain text prompts, or set tokenizer.chat_template"
+            "use plain text prompts, or give one with model.chat_template=FILE"
         )
     try:
         return tokenizer.apply_chat_template(
