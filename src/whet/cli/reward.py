@@ -33,7 +33,7 @@ Settings = Annotated[
 ]
 Page = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page as well.")]
 Ledger = Annotated[
-    str | None, typer.Option("--ledger", metavar="FILE", help="The ledger; default: rewards.jsonl beside the runs.")
+    str | None, typer.Option("--ledger", metavar="FILE", help="Ledger file (default: rewards.jsonl next to the runs).")
 ]
 DEFAULT_RUNS = "runs"
 
@@ -264,7 +264,7 @@ def review(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how people marked a run's best and worst answers: is the reward right? Reads downloaded marks with --marks."""
+    """Show how people marked a run's best and worst answers. Reads downloaded marks with --marks."""
     from dataclasses import asdict
 
     from whet.pages.review import REVIEW, draw_review, read_review, take_marks

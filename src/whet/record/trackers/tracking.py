@@ -181,7 +181,7 @@ class _Guard:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
         self._service.failure = f"off since {self._during}: {reason}"
         logger.warning(
-            "tracker %s failed at %s (%s); training goes on without it, and `whet resume` sends it what it missed",
+            "tracker %s failed at %s (%s); training continues without it, and `whet resume` sends it what it missed",
             self._service.name,
             self._during,
             reason,

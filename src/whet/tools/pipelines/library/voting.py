@@ -19,7 +19,9 @@ class VoteEntry(StageEntry, kind="vote", gives=("rows",)):
     """Prompts labelled by the majority of the completions to them."""
 
     completions: str = Field("", description="the stage of kind sample whose completions vote")
-    least_share: float = Field(0.0, ge=0, le=1, description="of the votes that a label must have; others are left out")
+    least_share: float = Field(
+        0.0, ge=0, le=1, description="share of the votes that a label must have; others are left out"
+    )
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         return {"completions": composition.rows(self, "completions", self.completions, ("completions",))}
