@@ -42,7 +42,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "docs/real-model.md": ("95% interval | limit |",),
     "docs/training.md": ("gets 4096 / 576 times as much",),
     "docs/checkpoints.md": (
-        "its 95% interval: Wilson's of an accuracy",
+        "its 95% interval: Wilson's for an accuracy",
         "accuracy best at step 50: 34.5% (28.3-41.3)",
         "one-sided at 5%. Gains too small",
     ),
