@@ -1,11 +1,11 @@
-# make demo: a first run, from nothing.   make test: everything that must stay green.
+# make demo: a first run, from nothing.   make test: everything that must stay green.   make site: the manual, in site/.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PYTHONDONTWRITEBYTECODE :=  # the tests start many interpreters: let them share compiled files
 
 # make cluster-demo: ranks, engines and reward workers on a Ray cluster of two nodes.
-.PHONY: demo cluster-demo test pytest lint install clean
+.PHONY: demo cluster-demo site test pytest lint install clean
 
 demo: .venv/installed
 	$(BIN)/whet train grpo
@@ -13,6 +13,10 @@ demo: .venv/installed
 cluster-demo: .venv/installed
 	$(PIP) install -q -c constraints.txt -e '.[ray]'
 	$(BIN)/whet cluster-demo
+
+site: .venv/installed
+	$(PIP) install -q -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # open site/index.html
 
 test: .venv/developing
 	@$(MAKE) --no-print-directory -j2 lint pytest  # beside each other: mypy runs on one core
@@ -42,5 +46,5 @@ install: .venv/installed
 	@touch .venv/installed $@
 
 clean:
-	rm -rf .venv *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv site *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

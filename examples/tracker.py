@@ -1,5 +1,5 @@
-"""A tracker as a callback: any of the five methods, called beside the console. Here it writes one JSON line per event;
-put the calls of your tracker (TensorBoard, a database) in the same places."""
+"""A tracker as a callback: any methods of `whet.Callback`, called in addition to the console. Here it writes one JSON
+line per event; put the calls of your tracker (TensorBoard, a database) in the same places."""
 
 import json
 from pathlib import Path

@@ -51,6 +51,7 @@ Kind = Literal[
     "value",
     "control",
     "reference",
+    "teacher",
     "score",
     "curve",
     "contrast",

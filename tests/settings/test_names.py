@@ -75,7 +75,7 @@ TYPED = [
     ("grpo", "ref_model=other", "in whet it is model.reference_model", ""),
     ("dpo", "ref_model=other", "in whet it is model.reference_model", ""),
     ("grpo", "loss_type=dapo", "objective.aggregate: dapo, bnpo and token-mean are token_mean", ""),
-    ("grpo", "lam=0.95", "in whet it is objective.baseline.lam: of a method with a critic", ""),
+    ("grpo", "lam=0.95", "in whet it is objective.baseline.lam: for methods with a critic", ""),
     ("grpo", "deepspeed=zero3.json", "torchrun, or give scale.workers", "did you mean"),
     ("grpo", "optimizer.name=adamw", "whet trains with AdamW; optimizer.states=int8", "model.name"),
     ("grpo", "optim=paged_adamw_8bit", "optimizer.states=int8", "did you mean"),

@@ -128,7 +128,7 @@ def test_a_full_disk_behind_a_step_is_told_and_the_run_goes_on(tmp_path, monkeyp
     told = [event for event in listener.events if str(event).startswith("failed")]
     assert len(told) == 2 and "\n" not in "".join(told)
     assert told[0].startswith("failed 2: not saved (OSError: [Errno 28] No space left on device")
-    assert told[0].endswith("the run goes on and tries again; no checkpoint is whole yet")
+    assert told[0].endswith("the run continues and tries again; no checkpoint is whole yet")
     assert (outcome.status, outcome.saving["failed"], saved_steps(tmp_path)) == ("finished", 2, [6, 7])
     assert outcome.saving["most_lost"] >= 6
     assert [line[:7] for line in read_summary(tmp_path)["save_failures"]] == ["step 2:", "step 4:"]

@@ -80,7 +80,7 @@ def going_on(folder: Path) -> str:
         return f"its last weights are in {folder / FINAL} (report.save=weights: there is nothing to resume)"
     if not checkpoints:
         return f"`whet resume {folder}` begins again: no checkpoint was saved yet"
-    return f"`whet resume {folder}` goes on from {checkpoints[-1].name}"
+    return f"`whet resume {folder}` continues from {checkpoints[-1].name}"
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ if not said:
         saved = sorted((int(n[5:]), n) for n in os.listdir(folder + "/checkpoints") if re.fullmatch(r"step-\d{6,}", n))
     except OSError:
         saved = []
-    on = "goes on from " + saved[-1][1] if saved else "begins again: no checkpoint was saved yet"
+    on = "continues from " + saved[-1][1] if saved else "begins again: no checkpoint was saved yet"
     if not saved and os.path.exists(folder + "/final/manifest.json"):
         on = "cannot go on (report.save=weights); its last weights are in " + folder + "/final"
     why = "killed, crashed in C code, or out of memory"

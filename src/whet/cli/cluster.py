@@ -19,7 +19,7 @@ def cluster_demo(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the head node (0: a free one).")] = 0,
     folder: Annotated[str, typer.Option("--folder", help="Run folder (default: a temporary one).")] = "",
 ) -> None:
-    """A short run on a Ray cluster of two nodes on this machine: two engines, two reward workers, two trainer ranks.
+    """Train briefly on a Ray cluster of two nodes on this machine: two engines, two reward workers, two trainer ranks.
 
     Ends with a table of who did what. `whet train ... --set scale.address=auto` does the same on a cluster of your own.
     """

@@ -52,7 +52,7 @@ def dedup(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Leave out duplicates, exact and near; the first of each group stays.
+    """Remove duplicates, exact and near; the first of each group stays.
 
     Near duplicates are found by MinHash: texts whose runs of three words agree to --near of all that either has.
     """
@@ -72,15 +72,15 @@ def contamination(
         str, typer.Option("--kinds", help="What counts: exact, copy, near, template, passage.")
     ] = "exact,copy,near",
     run: Annotated[int, typer.Option("--run", min=1, max=1000, help="Words of a run in long texts.")] = 13,
-    share: Annotated[float, number("--share", "Of the shorter text that must be common.", 0.01, 1)] = 0.5,
+    share: Annotated[float, number("--share", "Share of the shorter text that must be common.", 0.01, 1)] = 0.5,
     by: By = "prompt",
     examples: Annotated[int, typer.Option("--examples", min=0, max=1000, help="Pairs to show.")] = 5,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 where a row is contaminated.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a row is contaminated.")] = False,
     unusable: Unusable = "stop",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Which training rows give test prompts away; with --out the others are written.
+    """Find training rows that give test prompts away; --out writes the others.
 
     exact: the same words. copy: half of it in runs of 13 words. near: a short text with the same numbers. template:
     with other numbers. passage: one run in common.
@@ -191,7 +191,7 @@ def mix(
     ] = None,
     seed: Seed = 0,
     repeat: Annotated[bool, typer.Option("--repeat", help="Rows may be used more than once.")] = False,
-    mark: Annotated[str, typer.Option("--mark", help="A column that says which file a row is from.")] = "",
+    mark: Annotated[str, typer.Option("--mark", help="Column that says which file a row is from.")] = "",
     unusable: Unusable = "stop",
     force: Force = False,
     as_json: AsJson = False,
@@ -252,7 +252,7 @@ def convert(
     out: Out,
     to: Annotated[str, typer.Option("--to", help="prompts, sft, pairs, labels or steps.")],
     right_from: Annotated[float, number("--right-from", "Score that is good.")] = 1.0,
-    separator: Annotated[str, typer.Option("--separator", help="Ends a step of a completion.")] = "\n\n",
+    separator: Annotated[str, typer.Option("--separator", help="Text that ends a step of a completion.")] = "\n\n",
     unusable: Unusable = "stop",
     force: Force = False,
     as_json: AsJson = False,
@@ -282,7 +282,7 @@ def stats(
     unusable: Unusable = "drop",
     as_json: AsJson = False,
 ) -> None:
-    """What a file holds: rows, columns, what they are read as, lengths, duplicates, scripts, answers."""
+    """Describe a file: rows, columns, what they are read as, lengths, duplicates, scripts, answers."""
     from whet.data.statistics import statistics
 
     encode = None

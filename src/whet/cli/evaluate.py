@@ -58,7 +58,7 @@ def evaluate(
     shots_from: Annotated[
         str | None, typer.Option("--shots-from", help="File of training rows; default: the task's own.")
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain text, without the chat template.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Send plain text, without the chat template.")] = False,
     budget: Annotated[str | None, typer.Option("--budget", help="Accuracy at token budgets: 64,128,256.")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Budget forcing: ask for the answer where the --budget ends a thought.")
@@ -73,9 +73,11 @@ def evaluate(
         int, typer.Option("--answer-tokens", min=1, max=100_000, help="With --force: room for the answer.")
     ] = 32,
     confidence: Annotated[
-        str | None, typer.Option("--confidence", help="Calibration by votes or tokens must be there; else an error.")
+        str | None, typer.Option("--confidence", help="Require calibration by votes or tokens; fail without it.")
     ] = None,
-    refusals: Annotated[bool, typer.Option("--refusals", help="How often the model refuses, also by eval.by.")] = False,
+    refusals: Annotated[
+        bool, typer.Option("--refusals", help="Report how often the model refuses, also by eval.by.")
+    ] = False,
     server: Annotated[
         str | None, typer.Option("--server", help="OpenAI-compatible server: http://localhost:8000/v1.")
     ] = None,
@@ -83,7 +85,7 @@ def evaluate(
         int, typer.Option("--chunk", min=0, max=MOST_ROWS, help="Prompts between two saves; 0: 256 completions.")
     ] = 0,
     rerank: Annotated[list[str] | None, typer.Option(help="A reward model's run, or a reward. Repeatable.")] = None,
-    search: Annotated[str | None, typer.Option(help="steps: search step by step, by the --rerank.")] = None,
+    search: Annotated[str | None, typer.Option(help="steps: search step by step, scored by --rerank.")] = None,
     page: Annotated[str | None, typer.Option("--html", help="Write the curves as a page.")] = None,
     out: Annotated[
         str | None,

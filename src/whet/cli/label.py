@@ -24,13 +24,14 @@ label_app = typer.Typer(
 )
 PATIENCE = 5.0  # seconds between two lines of progress where there is no terminal
 
-Labeller = Annotated[str, typer.Argument(help="Writes the completions: a model or a run folder.")]
+Labeller = Annotated[str, typer.Argument(help="Model or run folder that writes the completions.")]
 Prompts = Annotated[
     str | None, typer.Option("--data", help="Prompts that the model solves: task:NAME, a file or hub:owner/name.")
 ]
-Out = Annotated[str, typer.Option("--out", help="The file; one that was started is continued.")]
+Out = Annotated[str, typer.Option("--out", help="Output file; one that was started is continued.")]
 Rewards = Annotated[
-    list[str] | None, typer.Option("--reward", help="Judges a completion; default: the task's own. Repeatable.")
+    list[str] | None,
+    typer.Option("--reward", help="Reward that judges a completion (default: the task's own). Repeatable."),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
 Settings = Annotated[
@@ -50,7 +51,7 @@ def steps(
     model: Labeller = "whetstone",
     data: Prompts = None,
     solutions: Annotated[
-        str | None, typer.Option("--solutions", help="Given solutions instead: a file with `steps`, or task:NAME.")
+        str | None, typer.Option("--solutions", help="Solutions to label instead: a file with `steps`, or task:NAME.")
     ] = None,
     rollouts: Annotated[
         int, typer.Option("--rollouts", min=1, max=MOST_SAMPLES, help="Completions from the end of each step.")
@@ -63,7 +64,7 @@ def steps(
     reward: Rewards = None,
     right_from: Annotated[float, number("--right-from", "A completion with at least this score is right.")] = 1.0,
     separator: Annotated[
-        str, typer.Option("--separator", help="Ends a step; default: the data's own, else an empty line.")
+        str, typer.Option("--separator", help="Text that ends a step (default: the data's own, else an empty line).")
     ] = "",
     truth: Annotated[
         str, typer.Option("--truth", help="A reward that judges steps, to compare with: working_steps.")

@@ -54,7 +54,7 @@ Agent = Annotated[
 ]
 Imports = Annotated[
     list[str] | None,
-    typer.Option("--import", help="Python file or module that registers components of yours. Repeatable."),
+    typer.Option("--import", help="Python file or module that registers your components. Repeatable."),
 ]
 Config = Annotated[str | None, typer.Option("--config", help="TOML file; --set and other options override it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -15,10 +15,10 @@ pipeline_app = typer.Typer(**{**APP_SETTINGS, "no_args_is_help": False})
 @pipeline_app.command()
 def pipeline(
     name: Annotated[
-        str | None, typer.Argument(help="Which one, or a TOML file with stages; without a name they are listed.")
+        str | None, typer.Argument(help="Pipeline, or a TOML file with stages; without it, pipelines are listed.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", min=1, max=MOST_REPEATS, help="How many rounds.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The policy to start from, as in `whet train`.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, max=MOST_REPEATS, help="Number of rounds.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Policy to start from, as in `whet train`.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="task:NAME, a file, or hub:owner/name.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")] = None,
     folder: Annotated[

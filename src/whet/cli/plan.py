@@ -23,7 +23,7 @@ def bench(
     completion_tokens: Annotated[
         int, typer.Option("--completion-tokens", min=1, max=MOST_TOKENS, help="Length of a completion.")
     ] = 64,
-    seconds: Annotated[float, number("--seconds", "For each measurement, about.", 0.001, LONGEST_BENCH)] = 3.0,
+    seconds: Annotated[float, number("--seconds", "Approximate seconds per measurement.", 0.001, LONGEST_BENCH)] = 3.0,
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
@@ -55,12 +55,16 @@ def plan(
         bool,
         typer.Option("--simulate", help="Events of a cluster in time: throughput, idle shares, staleness, limits."),
     ] = False,
-    mean_length: Annotated[float | None, number("--mean-length", "Of a simulated completion.", 1, MOST_TOKENS)] = None,
-    reward_seconds: Annotated[float, number("--reward-seconds", "Of a simulated reward.", 0, 86400)] = 0.0,
+    mean_length: Annotated[
+        float | None, number("--mean-length", "Mean tokens of a simulated completion.", 1, MOST_TOKENS)
+    ] = None,
+    reward_seconds: Annotated[
+        float, number("--reward-seconds", "Seconds that a simulated reward takes.", 0, 86400)
+    ] = 0.0,
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """What a run takes before it starts: memory of every copy with its arithmetic, what fits, what to change, seconds.
+    """Plan a run before it starts: memory of every copy with its arithmetic, what fits, what to change, seconds.
 
     Example:
 

@@ -13,7 +13,7 @@ from whet.settings.bounds import MOST_ROWS
 
 reward_app = typer.Typer(
     name="reward",
-    help="Try a reward before it trains, keep its history, and look at what it likes.",
+    help="Try a reward before training with it, keep its history, and see what it prefers.",
     **APP_SETTINGS,
 )
 
@@ -33,7 +33,7 @@ Settings = Annotated[
 ]
 Page = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page as well.")]
 Ledger = Annotated[
-    str | None, typer.Option("--ledger", metavar="FILE", help="The ledger; default: rewards.jsonl beside the runs.")
+    str | None, typer.Option("--ledger", metavar="FILE", help="Ledger file (default: rewards.jsonl next to the runs).")
 ]
 DEFAULT_RUNS = "runs"
 
@@ -54,12 +54,12 @@ def attack(
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """Red team: which wrong completions does the reward pay, and by which trick?
+    """Red team: search for wrong completions that the reward still pays for.
 
     Rewrites honest wrong completions by some fifty strategies (several answers, empty marks, orders to the grader,
     hidden text, filler, ...) and scores them. For rows with tests, programs that cheat are tried instead.
 
-    Exit code 1 where a wrong completion is paid more than the best honest wrong completion to the same prompt.
+    Exits with 1 if a wrong completion scores higher than the best honest wrong completion to the same prompt.
 
     Examples:
 
@@ -97,11 +97,11 @@ def test(
         str | None, typer.Option("--data", help="Prompts: a file, task:NAME or hub:owner/name. Alone: gold answers.")
     ] = None,
     completions: Annotated[
-        str | None, typer.Option("--completions", help="A file of answers: `completion` and their prompts.")
+        str | None, typer.Option("--completions", help="File of answers: `completion` and their prompts.")
     ] = None,
     run: Annotated[str | None, typer.Option("--run", help="A run folder: the answers it saved.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Whose tokenizer counts tokens; default: an estimate.")
+        str | None, typer.Option("--model", help="Model whose tokenizer counts tokens (default: an estimate).")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, max=MOST_ROWS, help="Only the first rows; 0 is all.")] = 0,
     once: Annotated[bool, typer.Option("--once", help="Score once: no check that scores stay the same.")] = False,
@@ -117,7 +117,7 @@ def test(
     With --run and no REWARD, the run's own. Wrong on purpose are an empty completion, one without an answer, and for
     code functions of the right names that do nothing (`pass`, `return None`).
 
-    Exit code 1 where a gold answer is missed, one kind of wrong completion scores 1 on every prompt, every sample is
+    Exits with 1 if a gold answer is missed, one kind of wrong completion scores 1 on every prompt, every sample is
     unscorable, a reward fails, or one that calls itself deterministic is not.
 
     Examples:
@@ -146,7 +146,7 @@ def test(
 
 @reward_app.command()
 def version(reward: Names = None, parts: Parts = None, as_json: AsJson = False, settings: Settings = None) -> None:
-    """The content hash of a reward, and what it is made of: code, settings, data files, package versions."""
+    """Print the content hash of a reward and its ingredients: code, settings, data files, package versions."""
     from whet.reward.run_record import title_of
     from whet.reward.version import parts_version
 
@@ -164,7 +164,7 @@ def version(reward: Names = None, parts: Parts = None, as_json: AsJson = False, 
 def list_rewards(
     name: Annotated[str | None, typer.Argument(help="One reward, with its settings.")] = None, as_json: AsJson = False
 ) -> None:
-    """The built-in rewards and what each is for; with a name, all about one."""
+    """List the built-in rewards and what each is for; with a name, show all about one."""
     import inspect
 
     from whet.pages.reward_dry_run import shortened
@@ -217,7 +217,7 @@ def note(
 
 @reward_app.command()
 def history(ledger: Ledger = None, as_json: AsJson = False) -> None:
-    """The ledger as a table: each change with its reason, what was expected and what came of it."""
+    """Print the ledger: each change with its reason, what was expected and what came of it."""
     from dataclasses import asdict
 
     from whet.pages.reward_history import history_text
@@ -264,7 +264,7 @@ def review(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How people marked a run's best and worst answers: is the reward right? Reads downloaded marks with --marks."""
+    """Show how people marked a run's best and worst answers. Reads downloaded marks with --marks."""
     from dataclasses import asdict
 
     from whet.pages.review import REVIEW, draw_review, read_review, take_marks

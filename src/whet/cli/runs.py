@@ -162,10 +162,10 @@ def export(
         typer.Option("--output", "-o", help="File, or a new folder for a model. Without a file, CSV is printed."),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Of a model: float32, bfloat16 or float16 (default: as trained).")
+        str | None, typer.Option("--dtype", help="With a model: float32, bfloat16 or float16 (default: as trained).")
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--from", help="Of a model: best, final or step-000020 (default: the newest).")
+        str | None, typer.Option("--from", help="With a model: best, final or step-000020 (default: the newest).")
     ] = None,
 ) -> None:
     """Write a run's numbers or completions as CSV or Parquet, or its model as a folder to publish.
@@ -228,8 +228,10 @@ def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
 @commands.command()
 def watch(
     run: Annotated[str, typer.Argument(help="A run folder, or that of a pipeline.")],
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end, as without a terminal.")] = False,
-    every: Annotated[float, number("--every", "Seconds between two looks.", LEAST_PAUSE, MOST_PAUSE)] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one frame and exit (the default without a terminal).")
+    ] = False,
+    every: Annotated[float, number("--every", "Seconds between updates.", LEAST_PAUSE, MOST_PAUSE)] = 1.0,
 ) -> None:
     """Follow a run in the terminal: progress, curves, evaluation, health with remedies, speed, best and worst sample.
 

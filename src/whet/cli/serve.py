@@ -15,18 +15,18 @@ commands = typer.Typer(**APP_SETTINGS)
 @commands.command()
 def serve(
     model: Annotated[str, typer.Argument(help="Model or run folder.")] = "whetstone",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port (0: a free one).")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option(envvar="WHET_TOKEN", help="What clients send as API key; default: a new one, printed.")
+        str | None, typer.Option(envvar="WHET_TOKEN", help="API key that clients send (default: a new one, printed).")
     ] = None,
     rows: Annotated[int, typer.Option(min=1, max=1024, help="Conversations at once.")] = 16,
     settings: Settings = None,
 ) -> None:
     """Serve a model: POST /v1/chat/completions and /inference/v1/generate, GET /v1/models.
 
-    Completions come with their exact tokens where a client asks for `return_token_ids`. Only this machine is listened
-    to unless --host says otherwise, and every request needs the token.
+    Completions come with their exact tokens where a client asks for `return_token_ids`. Listens on
+    this machine only unless --host says otherwise. Every request needs the token.
     """
     from whet import api
     from whet.settings.layers import from_settings
@@ -56,7 +56,7 @@ def board(
 ) -> None:
     """Watch runs in a browser: curves, health, samples, comparisons, pipelines, evaluations and the lab.
 
-    Only this machine is listened to unless --host says otherwise. Reading is free on this machine; writing (marks of a
+    Listens on this machine only unless --host says otherwise. Any local user can read; writing (marks of a
     review) needs the token that is printed.
     """
     from pathlib import Path

@@ -9,7 +9,9 @@ import typer
 from whet.cli.options import APP_SETTINGS, Config, command_line, exit_if_interrupted
 from whet.settings.bounds import MOST_REPEATS
 
-study_app = typer.Typer(name="study", help="Experiments that show a known effect on your own machine.", **APP_SETTINGS)
+study_app = typer.Typer(
+    name="study", help="Run experiments that show a known effect on your own machine.", **APP_SETTINGS
+)
 
 
 @study_app.callback()
@@ -25,7 +27,7 @@ def overoptimization(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less of everything: about two minutes.")] = False,
     folder: Annotated[
-        str | None, typer.Option("--folder", help="Of the study; what is finished there is not done again.")
+        str | None, typer.Option("--folder", help="Study folder; what is finished there is not done again.")
     ] = None,
     config: Config = None,
     settings: Annotated[
@@ -33,7 +35,7 @@ def overoptimization(
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="List every setting with its value, and do nothing.")] = False,
 ) -> None:
-    """What becomes of the true score while a reward model is optimised: best of n, learning, KL, ensembles.
+    """Measure the true score while a reward model is optimised: best of n, learning, KL, ensembles.
 
     Leaves a table, overoptimization.html with the figure, and overoptimization.json. Ctrl-C loses nothing: the same
     command with its --folder continues.

@@ -22,7 +22,7 @@ def algorithms(
     as_json: AsJson = False,
     rows: Annotated[bool, typer.Option("--rows", hidden=True)] = False,
 ) -> None:
-    """The methods, and what each is for; with --components what it is made of."""
+    """List the methods and what each is for; --components shows what they are made of."""
     from whet.objective.catalogue import methods
     from whet.pages.methods import algorithms_text, record
     from whet.types import WhetError
@@ -38,7 +38,7 @@ def algorithms(
 
 @commands.command()
 def explain(method: Annotated[str, typer.Argument(help="A method of `whet algorithms`, or sft.")]) -> None:
-    """A method's formula, components, paper, what it fixes and what it breaks."""
+    """Explain a method: its formula, components, paper, what it fixes and what it breaks."""
     from whet.pages.methods import explanation_with_plot
 
     typer.echo(explanation_with_plot(method))
@@ -51,7 +51,7 @@ def show_config(
     data: Data = None,
     settings: Settings = None,
 ) -> None:
-    """The whole config of a run as TOML, defaults included: look at it, or save it, edit it and train with --config."""
+    """Print the whole config of a run as TOML, defaults included. Save it, edit it, and train with --config."""
     from whet.settings.layers import from_settings, merged
     from whet.training.annotated_config import annotated_toml
     from whet.training.config import resolved
@@ -80,18 +80,20 @@ def advise(
     completion_tokens: Annotated[
         int | None, typer.Option("--completion-tokens", min=1, max=MOST_TOKENS, help="Budget of a completion.")
     ] = None,
-    several_updates: Annotated[bool, typer.Option("--several-updates", help="Each batch is reused.")] = False,
+    several_updates: Annotated[
+        bool, typer.Option("--several-updates", help="Each batch is used for several updates.")
+    ] = False,
     one_completion: Annotated[
         bool, typer.Option("--one-completion", help="Only one completion per prompt is affordable.")
     ] = False,
-    agent: Annotated[bool, typer.Option("--agent", help="It acts over several turns.")] = False,
+    agent: Annotated[bool, typer.Option("--agent", help="The model acts over several turns.")] = False,
     goal: Annotated[
         str | None, typer.Option("--goal", help="pass@1, or pass@k: one of k completions is right.")
     ] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=0, max=10**12, help="Rows of data.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which method to use: the reasons, the alternatives, the memory and the command. Asks when no flag is given.
+    """Recommend a method, with reasons, alternatives, memory and the command. Asks questions if no flag is given.
 
     Example:
 

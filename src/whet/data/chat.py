@@ -160,7 +160,7 @@ def _require_tool_support(tokenizer: PreTrainedTokenizerBase, messages: Sequence
         if is_used and write(messages, tools=prompt.tools) == without():
             raise BadRow(
                 f"prompt {prompt.id!r}: the chat template does not write {name}; expected one with tool support; "
-                "use a model that was trained with tools, or set tokenizer.chat_template",
+                "use a model that was trained with tools, or give one with model.chat_template=FILE",
                 f"the chat template does not write {name}",
             )
 
@@ -225,7 +225,7 @@ def templated(
     if not tokenizer.chat_template:
         raise WhetError(
             f"prompt {prompt_id!r}: is a conversation but the tokenizer has no chat template; "
-            "use plain text prompts, or set tokenizer.chat_template"
+            "use plain text prompts, or give one with model.chat_template=FILE"
         )
     try:
         return tokenizer.apply_chat_template(

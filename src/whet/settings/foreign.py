@@ -74,7 +74,7 @@ _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollou
 _ROWS = _of("batch.prompts_per_step", "batch.rows_per_step")
 _DEVICES = "start several processes with torchrun, or give scale.workers; scale.offload keeps shards in CPU memory"
 _CONTEXT = "nothing is cut; data.unusable=drop leaves out rows that exceed the model's context"
-_CRITIC = "of a method with a critic, as ppo"
+_CRITIC = "for methods with a critic, such as ppo"
 _WITH_POLICY = "the critic has the policy's batches and optimizer settings, and critic.learning_rate"
 _GREEDY = "evaluations in a run are greedy; `whet eval RUN --samples 8` draws completions"
 _AGENTS = "--env, --tool or --agent, in docs/agents.md"
@@ -103,7 +103,7 @@ _TABLE: Mapping[str, ForeignName] = {
         _N(_ROWS, "verl's train_batch_size counts prompts; OpenRLHF's counts the completions of an update: there "
            "batch.updates_per_step = rollout_batch_size x n_samples_per_prompt / train_batch_size",
            conversions.update_size),
-    "batch_size": _N(_ROWS, "of the whole optimizer step"),
+    "batch_size": _N(_ROWS, "counts the whole optimizer step"),
     f"num_iterations ppo_epochs num_ppo_epochs {_ACTOR}ppo_epochs":
         _N(_of("batch.epochs_per_batch"), convert=conversions.positive("batch.epochs_per_batch")),
     f"micro_batch_size micro_train_batch_size micro_rollout_batch_size ppo_micro_batch_size train.micro_batch_size "
@@ -261,7 +261,7 @@ _TABLE: Mapping[str, ForeignName] = {
         _N(_of("objective.kl.beta", preference="objective.curve.beta"), "0 in RL: objective.kl=none", conversions.beta),
     "kl_coef kl_beta kl_coeff kl_coefficient kl_weight": _N(_of("objective.kl.beta")),
     "init_kl_coef algo.kl.init_coef":
-        _N(_of("objective.kl.beta"), "of objective.kl=k1_reward, or of k2 or k3 in the loss", conversions.openrlhf_kl),
+        _N(_of("objective.kl.beta"), "for objective.kl=k1_reward, or k2 or k3 in the loss", conversions.openrlhf_kl),
     f"use_kl_loss algo.kl.use_loss {_ACTOR}use_kl_loss":
         _N(_of("objective.kl"), "k3, k2 or abs in the loss; none", conversions.verl_kl),
     "use_kl_in_reward algorithm.use_kl_in_reward":
@@ -313,23 +313,23 @@ _TABLE: Mapping[str, ForeignName] = {
     "ref_model_mixup_alpha":
         _N(_of("objective.reference.decay", preference="objective.reference.decay"), "1 - alpha, of ema", is_part=True),
     "ref_model_sync_steps":
-        _N(_of("objective.reference.every", preference="objective.reference.every"), "of ema or reset", is_part=True),
+        _N(_of("objective.reference.every", preference="objective.reference.every"), "for ema or reset", is_part=True),
     "vllm_importance_sampling_correction":
         _N(_of("objective.mismatch"), "truncate or truncate_sequence", conversions.mismatch),
     "vllm_importance_sampling_mode": _N(_of("objective.mismatch"), "truncate or truncate_sequence", is_part=True),
     "vllm_importance_sampling_clip_max": _N(_of("objective.mismatch.ceiling"), is_part=True),
-    "vllm_importance_sampling_clip_min": _N(_of("objective.mismatch.low"), "of mask and sequence_mask", is_part=True),
+    "vllm_importance_sampling_clip_min": _N(_of("objective.mismatch.low"), "for mask and sequence_mask", is_part=True),
     f"{_ACTOR}tis_imp_ratio_cap algorithm.rollout_is algorithm.rollout_is_threshold algorithm.rollout_correction.*":
         _N(_of("objective.mismatch"), "truncate, truncate_sequence, mask or sequence_mask", by_hand=True),
     "use_bias_correction_kl": _N(_of("objective.kl"), "k3_corrected, or k3", is_part=True),
     "off_policy_mask_threshold":
         _N(_of("objective.mismatch.limit"), "with objective.mismatch=stale_mask", lambda value, run: {
             "objective.mismatch.kind": "stale_mask", "objective.mismatch.limit": number(value)}),
-    "sapo_temperature_pos": _N(_of("objective.clip.tau_positive"), "of sapo", conversions.of_sapo("tau_positive")),
-    "sapo_temperature_neg": _N(_of("objective.clip.tau_negative"), "of sapo", conversions.of_sapo("tau_negative")),
-    "rpo_alpha cpo_alpha": _N(_of(preference="objective.imitate.coefficient"), "of rpo and cpo"),
-    "simpo_gamma": _N(_of(preference="objective.curve.gamma"), "of simpo"),
-    "loss_weights": _N(_of(preference="objective.imitate.coefficient"), "of the sft term", is_part=True),
+    "sapo_temperature_pos": _N(_of("objective.clip.tau_positive"), "for sapo", conversions.of_sapo("tau_positive")),
+    "sapo_temperature_neg": _N(_of("objective.clip.tau_negative"), "for sapo", conversions.of_sapo("tau_negative")),
+    "rpo_alpha cpo_alpha": _N(_of(preference="objective.imitate.coefficient"), "for rpo and cpo"),
+    "simpo_gamma": _N(_of(preference="objective.curve.gamma"), "for simpo"),
+    "loss_weights": _N(_of(preference="objective.imitate.coefficient"), "weight of the SFT term", is_part=True),
     "adv_estimator advantage_estimator algorithm.adv_estimator algo.advantage.estimator":
         _N("", "it is the method: ppo for gae, grpo, rloo, remax, reinforce_pp, ...", is_part=True),
     f"loss_mode {_ACTOR}policy_loss.loss_mode actor.policy_loss_type":
@@ -344,7 +344,7 @@ _TABLE: Mapping[str, ForeignName] = {
     "dynamic_filtering algo.dynamic_filtering_enable algorithm.filter_groups.enable":
         _N(_of("objective.keep"), "mixed_outcome, as in dapo", choices=_switch("objective.keep", "mixed_outcome")),
     "algorithm.filter_groups.max_num_gen_batches":
-        _N(_of("objective.keep.rounds"), "of mixed_outcome", conversions.keep_rounds),
+        _N(_of("objective.keep.rounds"), "for mixed_outcome", conversions.keep_rounds),
     "algorithm.filter_groups.metric": _N(_of("objective.keep"), "mixed_outcome looks at outcomes", is_part=True),
     "reward_model.overlong_buffer.* reward.reward_kwargs.overlong_buffer_cfg.* "
     "reward_model.reward_kwargs.overlong_buffer_cfg.*":
@@ -352,8 +352,8 @@ _TABLE: Mapping[str, ForeignName] = {
     "label_smoothing model.label_smoothing":
         _N(_of(preference="objective.curve.smoothing"), "as in cdpo",
            conversions.positive("objective.curve.smoothing")),
-    "desirable_weight": _N(_of(preference="objective.curve.desirable"), "of kto"),
-    "undesirable_weight": _N(_of(preference="objective.curve.undesirable"), "of kto"),
+    "desirable_weight": _N(_of(preference="objective.curve.desirable"), "for kto"),
+    "undesirable_weight": _N(_of(preference="objective.curve.undesirable"), "for kto"),
     "precompute_ref_log_probs":
         _N(_of(preference="preference.reference_logp"), "stored",
            choices=_switch("preference.reference_logp", "stored")),
@@ -412,10 +412,10 @@ _TABLE: Mapping[str, ForeignName] = {
     "seed random_seed trainer.seed train.seed": _N("seed"),
     # devices, and what whet does by itself
     "n_gpus_per_node trainer.n_gpus_per_node actor_num_gpus_per_node actor.num_gpus_per_node":
-        _N("scale.workers", "of all machines; or start with torchrun", conversions.workers),
+        _N("scale.workers", "counts all machines; or start with torchrun", conversions.workers),
     "trainer.nnodes actor_num_nodes actor.num_nodes": _N("scale.workers", "x GPUs of each", is_part=True),
     "gpus num_gpus devices world_size num_processes nproc nproc_per_node":
-        _N("scale.workers", "of all machines; or start with torchrun", by_hand=True),
+        _N("scale.workers", "counts all machines; or start with torchrun", by_hand=True),
     "ddp_timeout": _N("scale.timeout", "in seconds"),
     "use_cpu": _N("model.device", "cpu", choices=_switch("model.device", "cpu")),
     "deepspeed fsdp fsdp_config zero_stage ds.zero_stage ds.adam_offload tensor_parallel_size sequence_parallel_size "

@@ -73,7 +73,7 @@ class RunConfig(Section):
     kind: ClassVar[MethodKind]
 
     method: str = Field(description="a method that `whet algorithms` lists")
-    seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything random in the run")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="random seed")
     imports: Imports = Field((), description="Python files or modules imported first: what they register has a name")
     steps: int = Field(100, ge=1, le=MOST_STEPS, description="training steps")
     epochs: float = Field(
@@ -348,7 +348,7 @@ class RewardModelConfig(RunConfig):
 class EvaluationConfig(Section):
     """Completions of a model to eval prompts, and their scores."""
 
-    seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything random")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="random seed")
     imports: Imports = Field((), description="Python files or modules imported first: what they register has a name")
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()

@@ -280,7 +280,7 @@ class Saver:
     def _failure(self, error: SaveFailed) -> str:
         whole = complete_checkpoints(self._checkpoints)
         last = f"the last whole checkpoint is {whole[-1].name}" if whole else "no checkpoint is whole yet"
-        return f"not saved ({error.reason}): the run goes on and tries again; {last}"
+        return f"not saved ({error.reason}): the run continues and tries again; {last}"
 
     def account(self) -> dict[str, float]:
         """What saving came to: counts, seconds, and the wall time they are a share of."""

@@ -225,7 +225,7 @@ def test_the_newest_are_shown_and_opened_before_all_is_read(tmp_path, monkeypatc
     monkeypatch.setattr("whet.pages.board.samples_page.INDEX_SECONDS", 0.0)
     with board_over(tmp_path) as board:
         page = board.get(f"{address}/samples")
-        assert "were read so far" in page and "step 2999" in page and "data-unread" in page
+        assert "has been read so far" in page and "step 2999" in page and "data-unread" in page
         newest = page.split('class="row" href="')[1].split('"')[0]
         assert "Step 2999, prompt p2999" in board.get(newest)
 

@@ -71,4 +71,4 @@ def test_a_server_that_is_not_there_costs_one_warning(tmp_path: Path, caplog: py
     trackers = Followed(tmp_path, ["mlflow"], {"mlflow": {"uri": "http://127.0.0.1:9"}}).session(1, 3)
     assert "off since opening it" in trackers.failures["mlflow"]
     said = [each.getMessage() for each in caplog.records if each.name.startswith("whet")]
-    assert len(said) == 1 and "training goes on without it" in said[0]
+    assert len(said) == 1 and "training continues without it" in said[0]

@@ -68,7 +68,7 @@ def test_a_killed_rank_ends_the_run_and_a_signal_to_one_rank_stops_all_at_one_st
     line = said(tmp_path, 0).splitlines()[-1]
     assert codes == [1, -signal.SIGKILL], said(tmp_path, 0)
     assert line.startswith("whet: rank 1: it is gone without a word (killed, "), said(tmp_path, 0)
-    assert f"`whet resume run` goes on from {last_checkpoint(tmp_path)}" in line
+    assert f"`whet resume run` continues from {last_checkpoint(tmp_path)}" in line
     assert run_of(tmp_path)["status"] == "failed"
     assert "rank 1: it is gone" in run_of(tmp_path)["error"]
 
@@ -107,7 +107,7 @@ def test_a_stopped_rank_ends_the_run_after_the_timeout_and_is_ended_itself(tmp_p
     line = said(tmp_path, 0).splitlines()[-1]
     if stopped == 1:
         assert line.startswith(f"whet: rank 1: no sign of life for {TIMEOUT} s"), said(tmp_path, 0)
-        assert f"`whet resume run` goes on from {last_checkpoint(tmp_path)}" in line
+        assert f"`whet resume run` continues from {last_checkpoint(tmp_path)}" in line
     else:
         assert "the process is gone without a word" in line, said(tmp_path, 0)
         assert f"for {TIMEOUT} s: rank 0 hangs" in (tmp_path / "run" / "rank-1.log").read_text()
@@ -153,7 +153,7 @@ def test_a_rank_whose_reward_never_answers_is_named_and_no_process_is_left(tmp_p
         assert line.startswith(start) and "/rewards.py:" in line, said(tmp_path, 0)
     else:
         assert line.startswith(f"whet: rank 1: no sign of life for {TIMEOUT} s"), said(tmp_path, 0)
-    assert "`whet resume run` goes on from step-" in line
+    assert "`whet resume run` continues from step-" in line
     assert run_of(tmp_path)["status"] == "failed"
 
 

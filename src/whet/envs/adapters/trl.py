@@ -112,7 +112,7 @@ def trl_environment(
         if not schemas:
             raise WhetError(
                 f"{type(sources[-1].foreign).__name__} has reset and no other public method; give it methods with "  # type: ignore[attr-defined]
-                "type hints and a docstring, or name tools beside it"
+                "type hints and a docstring, or name tools with it"
             )
         formats[route] = call_format_of(
             calling.call_format, schemas, calling.tokenizer, calling.history, calling.instructions

@@ -97,7 +97,7 @@ class KeptEdges(ClipRule):
 
     def words(self) -> str:
         return (
-            f"beyond [{1 - self.low:g}, {1 + self.high:g}] a token goes on learning with {self.share_low:g} of the "
+            f"beyond [{1 - self.low:g}, {1 + self.high:g}] a token keeps learning with {self.share_low:g} of the "
             f"lower and {self.share_high:g} of the upper edge"
         )
 

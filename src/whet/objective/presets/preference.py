@@ -83,7 +83,7 @@ HINGE = Preset(
     title="Hinge",
     paper="Zhao et al. 2023, SLiC-HF, arXiv 2305.10425",
     formula="L = max(0, 1 - b m)",
-    fixes="pairs that are learnt stop counting",
+    fixes="pairs that are learned stop counting",
     breaks="no pull at all past the margin",
     deviations=("with a reference, as trainers have it; the paper's own form without one is slic",),
     run={"optimizer": {"learning_rate": 1e-6}, "batch": {"rows_per_step": 64}},

@@ -203,9 +203,11 @@ def _said(index: SampleIndex, found: FoundSamples, num_prompts: int) -> str:
     said = f"{count:,} of {total:,} samples" if count != total else f"{total:,} samples"
     said += f" of {num_prompts:,} prompts." if num_prompts else "."
     if not found.is_complete:
-        said += f" {found.looked_through:,} of {found.to_look_through:,} were searched so far; the page goes on."
+        said += (
+            f" {found.looked_through:,} of {found.to_look_through:,} have been searched so far; the search continues."
+        )
     if not index.is_complete:
-        said += f" {index.share_read:.0%} of the file were read so far; the page goes on."
+        said += f" {index.share_read:.0%} of the file has been read so far; reading continues."
     if index.num_damaged:
         said += f" {index.num_damaged:,} lines of the file are damaged and left out."
     return said

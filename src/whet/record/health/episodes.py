@@ -100,7 +100,7 @@ def _slow(history: History) -> HealthFinding | None:
         return None
     return note(
         "Answers of the environment take too long to be waited for while others can write",
-        "the engine goes on writing for whoever is ready; two runs of the same seed may now differ in rounding",
+        "the engine keeps writing for whoever is ready; two runs of the same seed may now differ in rounding",
     )
 
 

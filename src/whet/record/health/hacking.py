@@ -168,7 +168,7 @@ def _members_part(history: History) -> HealthFinding | None:
         return None
     return problem(
         evidence,
-        "the policy writes what they have not learnt to judge",
+        "the policy writes what they have not learned to judge",
         "take a cautious ensemble (worst, mean_minus_variance)",
         history.tie(),
         "train the reward model on new completions",

@@ -204,7 +204,7 @@ def _skipped_updates(history: History) -> HealthFinding | None:
         return None
     return note(
         f"{skipped:.0f} updates of the last {RECENT} steps had a gradient of 0 and were skipped",
-        "there was nothing to learn, so weights and moments stay as they are; the learning rate's schedule goes on",
+        "there was nothing to learn, so weights and moments stay as they are; the learning rate's schedule advances",
     )
 
 

@@ -69,7 +69,9 @@ def evaluate_cells(
     except KeyboardInterrupt as stopped:
         unfinished = [cell for cell in cells if cell.out.with_name(cell.out.name + PARTIAL).exists()]
         if unfinished:
-            stopped.add_note(f"the completions so far are kept beside {unfinished[-1].out}: the same command goes on")
+            stopped.add_note(
+                f"the completions so far are kept next to {unfinished[-1].out}; run the same command to continue"
+            )
         raise
     for cell, result, _ in results:
         _write(cell.out, result)

@@ -36,13 +36,13 @@ class ConstitutionalSettings(FeedbackSettings, Revising):
     """A constitution and what is done with it."""
 
     prompts: int = Field(1024, ge=1, le=MOST_ROWS, description="whose completions are criticised and revised")
-    helpful: str = Field("", description="a file of demonstrations that are learnt together with the revisions")
+    helpful: str = Field("", description="a file of demonstrations that are learned together with the revisions")
     examples: int = Field(
         512, ge=1, le=MOST_ROWS, description="prompts of a task that teach criticising, revising and comparing"
     )
-    teach: Table = Field({}, description=f"of that first training, on a task: {TRAIN_KEYS}")
+    teach: Table = Field({}, description=f"settings of that first training, on a task: {TRAIN_KEYS}")
     revise_epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the revisions")
-    revise: Table = Field({}, description=f"of the training on revisions: {TRAIN_KEYS}")
+    revise: Table = Field({}, description=f"settings of the training on revisions: {TRAIN_KEYS}")
     preference_prompts: int = Field(1024, ge=8, le=MOST_ROWS, description="new ones, whose completions are compared")
     feedback: FeedbackSection = Field(FeedbackSection(), description="who compares, and how")
 
@@ -118,7 +118,7 @@ def constitutional_entries(settings: ConstitutionalSettings) -> list[StageEntry]
 
 CONSTITUTIONAL = Pipeline(
     "constitutional",
-    "completions are criticised and revised under written principles and learnt; then a model's preferences under them",
+    "completions are criticised and revised under principles and learned; then a model's preferences under them",
     ConstitutionalSettings,
     constitutional_entries,
 )

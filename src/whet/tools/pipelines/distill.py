@@ -64,7 +64,7 @@ class DistillSettings(PipelineSettings):
         0,
         ge=0,
         le=MOST_ROWS,
-        description="demonstrations of the warm-up that stand beside their prompt too, as the student reads them where "
+        description="demonstrations of the warm-up that stand next to their prompt too, as a student reads them where "
         "it teaches itself; 0: it can use what it reads, as models that follow instructions can",
     )
     warm: SFTChoice = Field(SFTChoice(epochs=1.0), description="the warm-up of the student")

@@ -23,7 +23,7 @@ class RoundSettings(PipelineSettings):
     rounds: int = Field(2, ge=1, le=MOST_REPEATS, description="how often pairs are written and trained on")
     method: str = Field("dpo", description="a preference method of `whet algorithms`")
     epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over a round's pairs: few pairs get few updates")
-    train: Table = Field({}, description=f"of each round's training: {TRAIN_KEYS}")
+    train: Table = Field({}, description=f"settings of each round's training: {TRAIN_KEYS}")
 
     def training(self, number: int, start: str) -> PreferenceEntry:
         """Training on a round's pairs."""

@@ -30,20 +30,23 @@ class PhasedSettings(PairSettings):
     """Preferences and verifiable rewards, one after the other."""
 
     order: Literal["preference_first", "rl_first"] = Field("preference_first", description="which phase comes first")
-    method: str = Field("dpo", description="of the phase on pairs: a preference method")
+    method: str = Field("dpo", description="method of the phase on pairs: a preference method")
     epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the pairs of its half")
-    preference: Table = Field({}, description=f"of the phase on pairs: {TRAIN_KEYS}")
-    rl_method: str = Field("grpo", description="of the phase on rewards: a policy method with a KL term")
-    steps: int = Field(100, ge=1, le=MOST_STEPS, description="of the phase on rewards")
-    train: Table = Field({}, description=f"of the phase on rewards: {TRAIN_KEYS}")
+    preference: Table = Field({}, description=f"settings of the phase on pairs: {TRAIN_KEYS}")
+    rl_method: str = Field("grpo", description="method of the phase on rewards: a policy method with a KL term")
+    steps: int = Field(100, ge=1, le=MOST_STEPS, description="steps of the phase on rewards")
+    train: Table = Field({}, description=f"settings of the phase on rewards: {TRAIN_KEYS}")
     guard_kl: float = Field(
-        0.04, ge=0, le=1000, description="KL penalty to the policy of the first phase while rewards are learnt; 0: none"
+        0.04,
+        ge=0,
+        le=1000,
+        description="KL penalty to the policy of the first phase while rewards are learned; 0: none",
     )
     compare_unguarded: bool = Field(True, description="learn rewards also without the guard, to see what it does")
     replay_epochs: float = Field(
         0.0, ge=0, le=1000, description="passes over the pairs again after the phase on rewards; 0: none"
     )
-    tolerance: float = Field(0.05, ge=0, lt=1, description="of the first phase's metric that may be lost")
+    tolerance: float = Field(0.05, ge=0, lt=1, description="share of the first phase's metric that may be lost")
 
     small_run: ClassVar[Mapping[str, Any]] = {
         "pairs": "task:lists",

@@ -23,7 +23,9 @@ RECORDED = 65_536  # groups per step: all of them
 class R1Settings(PipelineSettings):
     """Cold start, reasoning RL, rejection sampling and SFT, RL over all prompts."""
 
-    demonstrations: str = Field("", description="of the cold start: a file with completions; empty: the task's own")
+    demonstrations: str = Field(
+        "", description="demonstrations of the cold start: a file with completions; empty: the task's own"
+    )
     cold_rows: int = Field(0, ge=0, le=MOST_ROWS, description="demonstrations of the cold start; 0: all of a file")
     general: str = Field("", description="demonstrations of other kinds, mixed into the second SFT; empty: none")
     general_prompts: str = Field("", description="prompts of other kinds for the last RL; empty: none")

@@ -44,15 +44,20 @@ class FeedbackSettings(PipelineSettings):
     learn: Literal["reward_model", "pairs"] = Field(
         "reward_model", description="train a reward model and then against it, or the policy on the pairs themselves"
     )
-    method: str = Field("", description="of the policy's training; empty: rloo against a reward model, dpo on pairs")
+    method: str = Field(
+        "", description="method of the policy's training; empty: rloo against a reward model, dpo on pairs"
+    )
     steps: int = Field(
-        100, ge=1, le=MOST_STEPS, description="of the training against the reward model, which is soon over-optimised"
+        100,
+        ge=1,
+        le=MOST_STEPS,
+        description="steps of the training against the reward model, which is soon over-optimised",
     )
     epochs: float = Field(
         2.0, ge=1e-6, le=1000, description="passes over the pairs, of the reward model or of the policy"
     )
-    reward_model: Table = Field({}, description=f"of the reward model: {TRAIN_KEYS}")
-    train: Table = Field({}, description=f"of the policy: {TRAIN_KEYS}")
+    reward_model: Table = Field({}, description=f"settings of the reward model: {TRAIN_KEYS}")
+    train: Table = Field({}, description=f"settings of the policy: {TRAIN_KEYS}")
 
     def idle(self) -> dict[str, str]:
         idle = {**super().idle(), **without_reward(self)}
@@ -106,7 +111,7 @@ class JudgeSection(JudgeForm):
         "", description="the model that judges; empty, and no base_url: the policy is trained to judge, on a task"
     )
     examples: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts that a trained judge learns from")
-    train: Table = Field({}, description=f"of the judge's training: {TRAIN_KEYS}")
+    train: Table = Field({}, description=f"settings of the judge's training: {TRAIN_KEYS}")
 
     @property
     def is_trained(self) -> bool:

@@ -61,7 +61,7 @@ class PairSettings(PipelineSettings, PairSplit):
         8, ge=2, le=MOST_SAMPLES, description="that the first policy writes to each, where pairs is empty"
     )
     judged_completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="that each policy writes to each of them")
-    reward_model: Table = Field({}, description=f"of the reward models: {TRAIN_KEYS}")
+    reward_model: Table = Field({}, description=f"settings of the reward models: {TRAIN_KEYS}")
     reward_model_epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the pairs of a reward model")
 
     def idle(self) -> dict[str, str]:
@@ -127,7 +127,10 @@ class RLHFSettings(PairSettings):
         f"and {SELECT}, which trains nothing",
     )
     steps: int = Field(
-        100, ge=1, le=MOST_STEPS, description="of the first method in compare; the others get as many as cost the same"
+        100,
+        ge=1,
+        le=MOST_STEPS,
+        description="steps of the first method in compare; the others get as many as cost the same",
     )
     most_kl: float = Field(
         MOST_KL,
@@ -149,7 +152,7 @@ class RLHFSettings(PairSettings):
         description="passes over the pairs that a method which learns from pairs makes at most, though it then spends "
         "less than the budget; 0: as many as the budget pays",
     )
-    sft: Table = Field({}, description=f"of the imitation of chosen completions: {TRAIN_KEYS}")
+    sft: Table = Field({}, description=f"settings of the imitation of chosen completions: {TRAIN_KEYS}")
     sft_epochs: float = Field(
         1.0, ge=0, le=1000, description="passes over the chosen completions; 0: the policy is a good one already"
     )

@@ -26,9 +26,12 @@ class SelfPlaySettings(RoundSettings):
 
     data: DemonstrationSection = DemonstrationSection()
     compare: bool = Field(True, description="imitate the same demonstrations for as many updates, to see which wins")
-    imitate: Table = Field({}, description=f"of that imitation: {TRAIN_KEYS}")
+    imitate: Table = Field({}, description=f"settings of that imitation: {TRAIN_KEYS}")
     stop_share: float = Field(
-        1.0, gt=0, le=1, description="of own completions that equal the demonstrations: from there on nothing is learnt"
+        1.0,
+        gt=0,
+        le=1,
+        description="share of own completions that equal the demonstrations: from there on nothing is learned",
     )
 
     small_run: ClassVar[Mapping[str, Any]] = {

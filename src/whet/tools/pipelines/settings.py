@@ -53,7 +53,7 @@ class PipelineEval(Section):
     samples: int = Field(
         1, ge=1, le=MOST_SAMPLES, description="completions drawn per prompt for pass@k and the majority vote; 1: none"
     )
-    temperature: Temperature = Field(1.0, description="of those samples")
+    temperature: Temperature = Field(1.0, description="sampling temperature of those samples")
     sampled_prompts: int = Field(
         0, ge=0, le=MOST_ROWS, description="prompts of each eval set that samples are drawn for; 0: all"
     )
@@ -63,13 +63,13 @@ class PipelineSettings(Section):
     """What every pipeline has."""
 
     pipeline: str = Field(description="its name, as `whet pipeline` lists it")
-    seed: int = Field(0, ge=0, le=MOST_SEED, description="of everything random in the pipeline")
-    folder: str = Field("", description="of the pipeline; empty: the next free one under runs/")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="random seed of the pipeline")
+    folder: str = Field("", description="folder of the pipeline; empty: the next free one under runs/")
     model: ModelSection = Field(ModelSection(), description="the policy to begin with")
     data: DataSection = DataSection()
     sampling: SamplingSection = Field(SamplingSection(), description="how completions are drawn")
     eval: PipelineEval = PipelineEval()
-    sandbox: SandboxSection = Field(SandboxSection(), description="of every stage whose reward runs code")
+    sandbox: SandboxSection = Field(SandboxSection(), description="sandbox of every stage whose reward runs code")
     report: PipelineReport = PipelineReport()
     reward: RewardSection = Field(
         RewardSection(), description="what scores completions, as in `whet train`; empty: the task's own"

@@ -22,7 +22,9 @@ MAJORITY = "majority_answer"
 class LabelFreeSettings(PipelineSettings):
     """RL on prompts without labels."""
 
-    least_share: float = Field(0.0, ge=0, le=1, description="of a group's votes below which its majority pays nothing")
+    least_share: float = Field(
+        0.0, ge=0, le=1, description="share of a group's votes below which its majority is not rewarded"
+    )
     votes: int = Field(16, ge=2, le=MOST_SAMPLES, description="completions per prompt of the votes that are counted")
     vote_prompts: int = Field(256, ge=0, le=MOST_ROWS, description="training prompts that they are counted on; 0: none")
     rl: RLChoice = Field(RLChoice(), description="the training")

@@ -192,7 +192,7 @@ def check_folder(folder: Path, entries: Sequence[PlannedRun]) -> None:
             differing = differing_keys(entry.config, read_config(entry.folder))
             if differing:
                 raise WhetError(
-                    f"{entry.folder} was run with other settings ({', '.join(differing[:3])} differ); give the same "
+                    f"{entry.folder} was run with other settings ({', '.join(differing[:3])}); give the same "
                     "settings again, or another --folder"
                 )
         elif entry.folder.exists() and (

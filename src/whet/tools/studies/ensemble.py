@@ -112,7 +112,7 @@ def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> R
     if (run / CONFIG).exists():
         differing = differing_keys(config, read_config(run))
         if differing:
-            raise WhetError(f"{run} was trained otherwise ({', '.join(differing[:3])} differ); give another --folder")
+            raise WhetError(f"{run} was trained otherwise ({', '.join(differing[:3])}); give another --folder")
     return config
 
 

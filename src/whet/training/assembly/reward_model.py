@@ -68,7 +68,7 @@ def _scored_at(config: RewardModelConfig) -> str:
     if REWARD_MODELS[config.method].objective.learns == "steps":
         return "scored at the last token of each step"
     if config.reward_model.outcome_at == "every_token":
-        return "learnt at every token of a completion, scored at the last token of the conversation"
+        return "learned at every token of a completion, scored at the last token of the conversation"
     return "scored at the last token of the conversation"
 
 

@@ -96,7 +96,7 @@ def build_demonstrations(
     first = having[0]
     encode(Demonstration(first, text(first) or ""))  # a template that cannot write one is refused now
     count = "every prompt has one" if len(having) == len(prompts) else f"{len(having)} of {len(prompts)} prompts"
-    said = f"{count}; imitated beside the policy's own completions, unless too long for the context"
+    said = f"{count}; imitated together with the policy's own completions, unless too long for the context"
     return DemonstrationSource(text, encode, runtime.loaded.context, said)
 
 

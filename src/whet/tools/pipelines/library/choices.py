@@ -18,7 +18,7 @@ class TrainingChoice(Section):
     """How a stage trains. Keys that are not its own are the training's: `sft.batch.rows_per_step=64`."""
 
     epochs: float = Field(1.0, ge=1e-6, le=1000, description="passes over its rows or prompts")
-    train: Table = Field({}, description=f"of the training: {TRAIN_KEYS}")
+    train: Table = Field({}, description=f"settings of the training: {TRAIN_KEYS}")
 
     @model_validator(mode="before")
     @classmethod
@@ -54,7 +54,7 @@ class RejectionChoice(RejectionRule):
 
     prompts: int = Field(0, ge=0, le=MOST_ROWS, description="only the first of the training prompts; 0: all")
     completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="drawn per prompt")
-    temperature: Temperature = Field(1.0, description="of the samples")
+    temperature: Temperature = Field(1.0, description="sampling temperature")
 
     def entries(
         self, model: str, names: tuple[str, str] = ("completions", "kept"), hint: bool = False

@@ -274,7 +274,7 @@ class Revising(Section):
 
     constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
     critiques: int = Field(4, ge=1, le=MOST_REPEATS, description="times that a completion is criticised and revised")
-    critique_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of a critique")
+    critique_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="tokens of a critique")
     forbidden: str = FORBIDDEN
 
 
@@ -448,7 +448,7 @@ class Reasoning(PairLabels):
     """Whether a model says why it prefers a completion."""
 
     reason: bool = Field(False, description="it writes its reasons first; then labels are held between 0.4 and 0.6")
-    reason_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of those reasons")
+    reason_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="tokens of those reasons")
 
 
 class PrincipledPairsEntry(JudgedPairsEntry, Reasoning, kind="principled_pairs"):

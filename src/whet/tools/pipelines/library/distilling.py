@@ -35,9 +35,11 @@ class StudentEntry(StageEntry, kind="student", gives=("model",)):
 
     teacher: str = Field(description="the stage or model that the student learns from later")
     source: str = Field("", description="the student, where it is a model already; empty: made out of the teacher")
-    layers: int = Field(0, ge=0, le=MOST_LAYERS, description="of the teacher that the student keeps; 0: all of them")
+    layers: int = Field(
+        0, ge=0, le=MOST_LAYERS, description="layers of the teacher that the student keeps; 0: all of them"
+    )
     from_scratch: bool = Field(False, description="draw its weights anew instead of copying the teacher's")
-    seed: int = Field(0, ge=0, le=MOST_SEED, description="of new weights")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="random seed of new weights")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         inputs = {"teacher": composition.model(self, "teacher", self.teacher)}

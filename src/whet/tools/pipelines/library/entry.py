@@ -130,7 +130,7 @@ class StageEntry(Section):
     unplanned: ClassVar[frozenset[str]] = frozenset()  # inputs that the plan does not name
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name"})  # fields that its outcome does not depend on
 
-    name: str = Field(pattern=NAMES, max_length=60, description="of the stage; others refer to it")
+    name: str = Field(pattern=NAMES, max_length=60, description="name of the stage; others refer to it")
 
     def __init_subclass__(
         cls, kind: str = "", gives: tuple[Output, ...] = (), uses: tuple[str, ...] = (), **more: Any

@@ -115,7 +115,7 @@ class EvalEntry(StageEntry, kind="eval", gives=("metrics",), uses=("seed", "mode
     against: str = Field(
         "", description="the eval that it is compared with, where stages branch; empty: the one before; none: nobody"
     )
-    who: str = Field(POLICY, description="whose metrics these are, where two are trained beside one another")
+    who: str = Field(POLICY, description="whose metrics these are, where two are trained side by side")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         settings = composition.settings

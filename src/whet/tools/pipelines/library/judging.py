@@ -216,7 +216,7 @@ class JudgeForm(Section):
         "text", description="read from its answer, or soft: the log-probabilities of naming either; no server has them"
     )
     settings: Table = Field(
-        {}, description="of the reward `judge`: base_url, model, key_variable, rubric, cache, max_calls, ..."
+        {}, description="settings of the reward `judge`: base_url, model, key_variable, rubric, cache, max_calls, ..."
     )
 
 

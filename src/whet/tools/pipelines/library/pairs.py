@@ -188,7 +188,10 @@ class PairsEntry(StageEntry, kind="pairs", gives=("pairs",)):
         "", description="the stage whose demonstrations were asked again: they are chosen, own completions rejected"
     )
     stop_share: float = Field(
-        1.0, gt=0, le=1, description="of own completions that equal the demonstrations: from there on nothing is learnt"
+        1.0,
+        gt=0,
+        le=1,
+        description="share of own completions that equal the demonstrations: from there on nothing is learned",
     )
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
@@ -232,11 +235,11 @@ class PairSplit(Section):
     """How pairs are read, and which of them nobody learns from."""
 
     held_out: str = Field("", description="file of pairs to measure on; empty: held_out_share of the prompts of pairs")
-    held_out_share: float = Field(0.2, gt=0, lt=1, description="of the prompts of pairs, to measure on")
+    held_out_share: float = Field(0.2, gt=0, lt=1, description="share of the prompts of pairs, to measure on")
     allow_overlap: bool = Field(False, description="measure on held_out though prompts of it are in pairs too")
     judged_prompts: int = Field(200, ge=2, le=MOST_ROWS, description="held-out prompts that policies are judged on")
     as_chat: bool = Field(False, description="a plain text prompt of the pairs is a user message")
-    columns: dict[str, str] = Field({}, description="of the pairs: your name = whet's name")
+    columns: dict[str, str] = Field({}, description="columns of the pairs: your name = whet's name")
     unusable: Literal["stop", "drop"] = Field(
         "stop", description="rows of the pairs that cannot be used: an error, or left out"
     )

@@ -120,7 +120,7 @@ class PhaseCheckEntry(StageEntry, kind="phase_check", gives=("metrics",)):
     start: str = Field(description="the stage of kind measured of the first policy")
     phases: dict[str, str] = Field(min_length=2, description="phase = its stage of kind measured, in order")
     taught: Literal["preference", "rl"] = Field(description="what the first phase teaches")
-    tolerance: float = Field(0.05, ge=0, lt=1, description="of the first phase's metric that may be lost")
+    tolerance: float = Field(0.05, ge=0, lt=1, description="share of the first phase's metric that may be lost")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         names = (self.start, *self.phases.values())

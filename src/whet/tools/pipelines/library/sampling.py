@@ -139,7 +139,7 @@ class SampleEntry(StageEntry, kind="sample", gives=("completions",), uses=("seed
     first: int = Field(0, ge=0, le=MOST_ROWS, description="prompts at the beginning that are left out")
     count: int = Field(0, ge=0, le=MOST_ROWS, description="prompts that are asked; 0: all")
     completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="drawn per prompt")
-    temperature: Temperature = Field(1.0, description="of the samples")
+    temperature: Temperature = Field(1.0, description="sampling temperature")
     reward: RewardSection = Field(RewardSection(), description="what scores them; empty: what says that one is right")
     hint: bool = Field(False, description="where no completion is right, tell the model the answer and draw once more")
 
@@ -277,7 +277,7 @@ class RejectionEntry(StageEntry, RejectionRule, kind="rejection", gives=("rows",
     """Demonstrations from completions: the right ones, each once, of fitting length and language."""
 
     completions: str = Field("", description="the stage of kind sample whose completions are sorted")
-    least_score: float = Field(1.0, ge=-1e6, le=1e6, description="of a completion that is kept")
+    least_score: float = Field(1.0, ge=-1e6, le=1e6, description="score of a completion that is kept")
     least_tokens: int = Field(1, ge=1, le=MOST_TOKENS, description="shortest completion that is kept")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
@@ -302,7 +302,8 @@ class MixSource(Section):
     rows: int = Field(0, ge=0, le=MOST_ROWS, description="how many a task writes, or of others only the first; 0: all")
     drop_answers: bool = Field(False, description="prompts only: leave the gold answers out")
     template: str = Field(
-        "", description="demonstrations only: puts the completion, {text}, beside its {prompt}, as teacher.context does"
+        "",
+        description="demonstrations only: puts the completion, {text}, next to its {prompt}, as teacher.context does",
     )
 
 
@@ -374,7 +375,7 @@ class VoteEntry(StageEntry, kind="vote", gives=("rows",)):
     """Prompts labelled by the majority of the completions to them."""
 
     completions: str = Field("", description="the stage of kind sample whose completions vote")
-    least_share: float = Field(0.0, ge=0, le=1, description="of the votes that a label must have; others are left out")
+    least_share: float = Field(0.0, ge=0, le=1, description="share of the votes a label needs; others are left out")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         return {"completions": composition.rows(self, "completions", self.completions, ("completions",))}

@@ -251,9 +251,9 @@ class TeachSection(Section):
     """The first training: to answer."""
 
     count: int = Field(1024, ge=0, le=MOST_ROWS, description="demonstrations of a task that keep it answering; 0: none")
-    share_worked: float = Field(0.35, ge=0, le=1, description="of those, the share that shows its working")
+    share_worked: float = Field(0.35, ge=0, le=1, description="share of those that show their working")
     file: str = Field("", description="demonstrations of your own, with prompt and completion")
-    train: Table = Field({}, description=f"of this first training: {TRAIN_KEYS}")
+    train: Table = Field({}, description=f"settings of this first training: {TRAIN_KEYS}")
 
 
 class SelfJudgeSection(Section):
@@ -263,8 +263,8 @@ class SelfJudgeSection(Section):
         "rubric", description="how the policy is asked for a score: by a rubric of 0 to 5, or as the task teaches it"
     )
     times: int = Field(3, ge=1, le=MOST_REPEATS, description="that each completion is judged; the mean counts")
-    temperature: Temperature = Field(0.7, description="of judging")
-    max_new_tokens: int = Field(200, ge=1, le=MOST_TOKENS, description="of a judgment: a reason, then the score")
+    temperature: Temperature = Field(0.7, description="sampling temperature of judging")
+    max_new_tokens: int = Field(200, ge=1, le=MOST_TOKENS, description="tokens of a judgment: a reason, then the score")
     examples: int = Field(
         512, ge=0, le=MOST_ROWS, description="prompts of a task whose completions teach judging; 0: it is not taught"
     )
@@ -279,8 +279,8 @@ class SelfExamplesEntry(StageEntry, kind="self_judging_examples", gives=("rows",
 
     learns: ClassVar[bool] = True
 
-    teach: TeachSection = Field(description="of answering")
-    judge: SelfJudgeSection = Field(description="of judging")
+    teach: TeachSection = Field(description="settings of answering")
+    judge: SelfJudgeSection = Field(description="settings of judging")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         files = {"teach": self.teach.file, "judge": self.judge.file}
@@ -384,13 +384,15 @@ class SelfScoring(Section):
     anchor: RewardSection = Field(
         RewardSection(), description="a reward that is mixed into the policy's own scores; empty: none"
     )
-    anchor_weight: float = Field(0.5, gt=0, le=1, description="of the anchor; the policy's own scores get the rest")
+    anchor_weight: float = Field(
+        0.5, gt=0, le=1, description="weight of the anchor; the policy's own scores get the rest"
+    )
 
 
 class SelfScoredPairsEntry(SelfJudgingEntry, SelfScoring, kind="self_scored_pairs", gives=("pairs",)):
     """A policy writes completions and scores each itself: the best against the worst, mixed with an anchor's scores."""
 
-    number: int = Field(1, ge=1, le=MOST_REPEATS, description="of the round")
+    number: int = Field(1, ge=1, le=MOST_REPEATS, description="number of the round")
     count: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts of each round, never those of another")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:

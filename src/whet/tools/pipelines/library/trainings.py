@@ -132,7 +132,7 @@ class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
     lengths: str = Field("", description="a stage of kind judged, whose completions say what a step of this costs")
     cost_of: str = Field("", description="an earlier training with lengths: as many steps as cost what that one does")
     most_epochs: float = Field(0.0, ge=0, le=1000, description="with cost_of: passes over its rows at most; 0: any")
-    train: Table = Field({}, description=f"of the training: {TRAIN_KEYS}")
+    train: Table = Field({}, description=f"settings of the training: {TRAIN_KEYS}")
 
     def method_name(self) -> str:
         """The method of `whet algorithms` that it trains by."""

@@ -21,10 +21,13 @@ class StudySettings(Section):
 
     model: str = Field("whetstone", description="the start policy, also the trunk of gold and proxies")
     task: str = Field("countdown", description="built-in task whose questions are asked")
-    difficulty: int = Field(3, ge=1, le=MOST_REPEATS, description="of the task")
+    difficulty: int = Field(3, ge=1, le=MOST_REPEATS, description="difficulty of the task")
     max_new_tokens: int = Field(48, ge=1, le=MOST_TOKENS, description="the generation budget of a completion")
     temperature: float = Field(
-        1.0, ge=COLDEST, le=1000, description="of all completions; the KL is between policies at it"
+        1.0,
+        ge=COLDEST,
+        le=1000,
+        description="sampling temperature of all completions; the KL is between policies at it",
     )
     seeds: int = Field(1, ge=1, le=MOST_REPEATS, description="each has its own comparisons, proxies and runs")
     restrained_seeds: int = Field(
@@ -37,17 +40,19 @@ class StudySettings(Section):
         "hard", description="the better completion by gold, or drawn with probability sigmoid(gold difference)"
     )
     gold_steps: int = Field(60, ge=1, le=MOST_STEPS, description="training steps of gold's model")
-    proxy_steps: int = Field(128, ge=1, le=MOST_STEPS, description="of every proxy, so that only the data differ")
+    proxy_steps: int = Field(128, ge=1, le=MOST_STEPS, description="steps of every proxy, so that only the data differ")
     pool_prompts: int = Field(48, ge=2, le=MOST_SAMPLES, description="questions of best-of-n")
     pool_completions: int = Field(128, ge=4, le=MOST_SAMPLES, description="completions to each: the largest n")
     # the cheapest method whose reward is what it is given, unscaled
     method: str = Field("rloo", description="a method of `whet algorithms` that learns from the proxy")
-    steps: int = Field(80, ge=8, le=MOST_STEPS, description="of every learning run")
-    learning_rate: float = Field(8e-5, gt=0, le=1000, description="of every learning run")
+    steps: int = Field(80, ge=8, le=MOST_STEPS, description="steps of every learning run")
+    learning_rate: float = Field(8e-5, gt=0, le=1000, description="learning rate of every learning run")
     prompts_per_step: int = Field(16, ge=1, le=MOST_SAMPLES, description="questions per step")
     group_size: int = Field(8, ge=2, le=MOST_SAMPLES, description="completions to each")
     eval_every: int = Field(5, ge=1, le=MOST_STEPS, description="steps whose completions make one point of a curve")
-    studied_size: int = Field(0, ge=0, le=MOST_ROWS, description="of `sizes`, for KL and ensembles; 0 is the smallest")
+    studied_size: int = Field(
+        0, ge=0, le=MOST_ROWS, description="one of `sizes`, for KL and ensembles; 0 is the smallest"
+    )
     betas: tuple[Annotated[float, Field(ge=0, le=MOST_WEIGHT)], ...] = Field(
         (0.02, 0.1), max_length=3, description="KL penalties to try"
     )
@@ -57,9 +62,11 @@ class StudySettings(Section):
     ensembles: tuple[Literal["mean", "worst", "mean_minus_variance"], ...] = Field(
         ("mean", "worst", "mean_minus_variance"), description="ways of agreeing to try"
     )
-    variance_penalty: float = Field(0.1, ge=1e-6, le=MOST_WEIGHT, description="of mean_minus_variance when learning")
+    variance_penalty: float = Field(
+        0.1, ge=1e-6, le=MOST_WEIGHT, description="weight of mean_minus_variance when learning"
+    )
     variance_penalty_best_of: float = Field(
-        0.5, ge=1e-6, le=MOST_WEIGHT, description="of mean_minus_variance in best-of-n"
+        0.5, ge=1e-6, le=MOST_WEIGHT, description="weight of mean_minus_variance in best-of-n"
     )
     least_d_best_of: float = Field(
         0.3, ge=0, le=MOST_WEIGHT, description="the law of best-of-n is fitted beyond this distance"

@@ -408,7 +408,7 @@ def _settled(given: StudySettings, layers: tuple[Mapping[str, Any], ...], place:
     differing = [name for name in type(given).model_fields if getattr(given, name) != getattr(before, name)]
     if differing and differing != ["seeds"]:
         raise WhetError(
-            f"{place} holds a study with other settings ({', '.join(differing[:3])} differ); drop the settings "
+            f"{place} holds a study with other settings ({', '.join(differing[:3])}); drop the settings "
             "to continue it, or give another --folder"
         )
     return given
