@@ -103,8 +103,8 @@ def function_baseline(function: Callable[[Tensor], Any]) -> type[GroupBaseline]:
 
         def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
             baseline, is_scored = batch.reward.clone(), ~batch.reward.isnan()
-            for number in batch.group[is_scored].unique():
-                members = is_scored & (batch.group == number)
+            for group in batch.group[is_scored].unique():
+                members = is_scored & (batch.group == group)
                 rewards = batch.reward[members]
                 returned = function(rewards)
                 compared = torch.as_tensor(returned, dtype=rewards.dtype, device=rewards.device)

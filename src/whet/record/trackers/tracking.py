@@ -159,7 +159,7 @@ class Trackers:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
             service.failure = f"off since {during}: {reason}"
             logger.warning(
-                "tracker %s failed at %s (%s); training continues without it, and `whet resume` sends it what it missed",
+                "tracker %s failed at %s (%s); training continues. `whet resume` sends it what it missed",
                 service.name,
                 during,
                 reason,
