@@ -926,10 +926,11 @@ def main() -> None:
     began = time.monotonic()
     done = {line["number"] for line in read_lines(chosen.lines)}
     numbers = chosen.fault or [number for number in range(1, chosen.faults + 1) if number not in done]
-    lab = Laboratory() if numbers else None
+    lab: Laboratory | None = None
     for number in numbers:
         if time.monotonic() - began > chosen.seconds:
             break
+        lab = lab or Laboratory()
         fault = numbered_fault(number)
         started = time.monotonic()
         outcome = met(lab, fault)
