@@ -12,6 +12,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ ROW = re.compile(r"^\| \[[^\]]+\]\(([^)]+)\) \| (.*) \|$")
 
 def on_config(config: Any) -> Any:
     """The navigation, from the tables of docs/README.md."""
+    linked_sources.cache_clear()
     config.nav = navigation((ROOT / CONTENTS).read_text("utf-8"))
     return config
 
@@ -92,6 +94,7 @@ def entries(contents: str) -> Iterator[tuple[str, str]]:
             yield posixpath.normpath(posixpath.join("docs", row[1])), re.sub(r"[`\[\]]|\(.*?\)", "", row[2])
 
 
+@cache
 def linked_sources() -> set[str]:
     """Files outside docs/ that a page links to, and what those link to."""
     found: set[str] = set()
