@@ -29,9 +29,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from catalogue import PlannedRun, faulty
-from kinds import evals_of, series
 from make_corpus import Job, file_name, train, write_data
 from measure import HERE, ReplayedRun, replayed, share
+from readings import evals_of, series
 from results_file import add_results_flag, write_results
 from split_corpus import read_runs
 

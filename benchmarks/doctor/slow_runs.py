@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kinds import evals_of
+from readings import evals_of
 from run_archive import ARCHIVES, read_archive
 from split_corpus import HALVES
 from streams import MOVING, SETTINGS, Points, Stream, row_reports, through
