@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from catalogue import PlannedRun, faulty
 from make_corpus import Job, file_name, train, write_data
 from measure import HERE, ReplayedRun, replayed, share
+from outside import outside_faulty
 from readings import evals_of, series
 from results_file import add_results_flag, write_results
 from split_corpus import read_runs
@@ -49,14 +50,16 @@ Run = Mapping[str, Any]
 def advised(only: str) -> list[tuple[PlannedRun, Run, ReplayedRun]]:
     """Runs of the tuned half that are advised a setting: as planned, as they went, and what was said of them.
 
-    One of each kind after the other, so that a part is of all.
+    One of each kind after the other, short ones first, so that a part is of all.
     """
-    planned = {run.name: run for run in faulty() if run.model == "whetstone"}
+    planned = {run.name: run for run in (*faulty(), *outside_faulty()) if run.model == "whetstone"}
     kinds: dict[str, list[tuple[PlannedRun, Run, ReplayedRun]]] = defaultdict(list)
     for run in read_runs(HERE / "corpus-tune.jsonl.xz"):
         is_asked = run["name"] in planned and only in run["name"] and run["seconds"] <= MOST_SECONDS
         if is_asked and truth(run)[0] and (said := replayed(run)).change:
             kinds[run["kind"]].append((planned[run["name"]], run, said))
+    for members in kinds.values():
+        members.sort(key=lambda member: member[1]["seconds"])
     most = max(map(len, kinds.values()), default=0)
     return [members[turn] for turn in range(most) for members in kinds.values() if turn < len(members)]
 
@@ -124,7 +127,7 @@ def compared(work: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def withdrawn(pairs: Mapping[str, Any], work: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Runs in the work folder that followed what today's rules do not advise any more."""
-    planned = {run.name: run for run in faulty()}
+    planned = {run.name: run for run in (*faulty(), *outside_faulty())}
     runs = {run["name"]: run for run in read_runs(HERE / "corpus-tune.jsonl.xz")}
     found: dict[str, Any] = {}
     for file in sorted((work / "runs").glob("*=*.json.xz")):

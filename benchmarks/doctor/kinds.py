@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from outside import FAULTS
 from readings import Run, died, evals_of, first, last, no_gain, series, since, steps_of
 
 PREFERENCE_METRIC = "chosen_logp"
@@ -386,6 +387,9 @@ KINDS: dict[str, FaultKind] = {
         "overfitting", "", "the loss of the training falls, that of held-out rows rises by half", always
     ),
 }
+
+
+KINDS |= {name: kind(fault.names, fault.follows, fault.criterion, fault.held) for name, fault in FAULTS.items()}
 
 
 def took_hold(run: Run) -> bool:
