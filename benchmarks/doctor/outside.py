@@ -164,7 +164,8 @@ FAULTS: dict[str, Fault] = {
         lambda run: last(series(run, "seen/right")) < 0.3,
         names="",
         follows="falling reward, flat reward, KL runaway, entropy explosion, entropy collapse, length collapse,"
-        " length blow-up, truncated completions, no reward signal, repetition, not a number, huge gradient, gradient spike",
+        " length blow-up, truncated completions, no reward signal, repetition, not a number, huge gradient,"
+        " gradient spike",
     ),
     "sampled too hot": Fault(
         "the temperature is so high that completions are garbled",
@@ -542,7 +543,7 @@ def outside_healthy() -> Iterator[PlannedRun]:
     yield run("large-group", "grpo", task("grpo", 4006, 40, (1,), batch={"prompts_per_step": 1, "group_size": 32}))
     tie = {"objective": {"kl": {"kind": "k3", "beta": 0.3}}}
     yield run("held-close", "grpo", slow("grpo", 4007, 200, (1,), RATE / 2, **tie))
-    yield run("mixed-sizes", "grpo", on_file("grpo", 4008, "mixed-sizes", 60))
+    yield run("mixed-sizes", "grpo", on_file("grpo", 4008, "mixed-sizes", 60, sampling={"max_new_tokens": 44}))
     warm = {"optimizer": {"warmup_steps": 80}}
     yield run("long-warm-up", "dr_grpo", slow("dr_grpo", 4009, 200, (1,), RATE / 3, **warm))
     three = {"env": {"settings": {"highest": 5, "guesses": 3}}, "batch": {"prompts_per_step": 6, "group_size": 6}}
