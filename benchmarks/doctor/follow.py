@@ -48,20 +48,14 @@ Run = Mapping[str, Any]
 
 
 def advised(only: str) -> list[tuple[PlannedRun, Run, ReplayedRun]]:
-    """Runs of the tuned half that are advised a setting: as planned, as they went, and what was said of them.
-
-    One of each kind after the other, short ones first, so that a part is of all.
-    """
+    """Runs of the tuned half that are advised a setting, short ones first: as planned, as they went, what was said."""
     planned = {run.name: run for run in (*faulty(), *outside_faulty()) if run.model == "whetstone"}
-    kinds: dict[str, list[tuple[PlannedRun, Run, ReplayedRun]]] = defaultdict(list)
+    members: list[tuple[PlannedRun, Run, ReplayedRun]] = []
     for run in read_runs(HERE / "corpus-tune.jsonl.xz"):
         is_asked = run["name"] in planned and only in run["name"] and run["seconds"] <= MOST_SECONDS
         if is_asked and truth(run)[0] and (said := replayed(run)).change:
-            kinds[run["kind"]].append((planned[run["name"]], run, said))
-    for members in kinds.values():
-        members.sort(key=lambda member: member[1]["seconds"])
-    most = max(map(len, kinds.values()), default=0)
-    return [members[turn] for turn in range(most) for members in kinds.values() if turn < len(members)]
+            members.append((planned[run["name"]], run, said))
+    return sorted(members, key=lambda member: member[1]["seconds"])
 
 
 def made(plan: PlannedRun, work: Path, options: argparse.Namespace) -> Run | None:
@@ -110,7 +104,8 @@ def judged(plan: PlannedRun, before: Run, after: Run, work: Path, options: argpa
 
 def compared(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     pairs: dict[str, Any] = {}
-    for plan, before, said in advised(options.only):
+    turn, turns = map(int, options.turn.split("/"))
+    for plan, before, said in advised(options.only)[turn::turns]:
         settings = merged(plan.settings, from_settings([said.change]))
         if series(before, "seen/right"):  # what is judged is in the steps
             settings = merged(settings, {"eval": {"prompts": 0}})
@@ -149,6 +144,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("followed"), help="folder of the runs")
     parser.add_argument("--only", default="", help="runs whose name holds this")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no run after so long; 0: no limit")
+    parser.add_argument(
+        "--turn", default="0/1", help="1/3: every third run, from the second on, beside other processes"
+    )
     parser.add_argument("--timeout", type=float, default=240.0, help="seconds of one run at most")
     add_results_flag(parser, "doctor_advice")
     options = parser.parse_args()

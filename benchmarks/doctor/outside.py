@@ -55,9 +55,9 @@ def flat(run: Run) -> bool:
     return finished(run) and no_gain(run)
 
 
-def evaluation_fell(run: Run) -> bool:
-    found = evals_of(run, "accuracy")
-    return len(found) > 1 and found[-1] < max(found[0], 0.2) - 0.05
+def held_out_rose(run: Run) -> bool:
+    losses = evals_of(run, "loss")
+    return len(losses) > 1 and losses[-1] > 1.1 * losses[0]
 
 
 def by_heart(run: Run) -> bool:
@@ -275,16 +275,16 @@ FAULTS: dict[str, Fault] = {
     "demonstrations cut": Fault(
         "demonstrations are cut at a maximum length, before their answer",
         "the loss falls and the evaluation falls: the model learns to stop, or to go on, without an answer",
-        "the evaluation ends below where it began",
-        evaluation_fell,
+        "the loss of whole demonstrations that are held out ends a tenth above where it began",
+        held_out_rose,
         names="",
-        follows="",
+        follows="loss rises, overfitting",
     ),
     "demonstrations shuffled": Fault(
         "demonstrations stand beside other questions than their own",
         "the loss stops falling early, the evaluation falls or stays at chance",
-        "the evaluation ends below 0.3",
-        lambda run: evals_of(run, "accuracy")[-1] < 0.3,
+        "the loss of right demonstrations that are held out ends a tenth above where it began",
+        held_out_rose,
         names="",
         follows="loss rises, overfitting",
     ),
@@ -316,8 +316,8 @@ FAULTS: dict[str, Fault] = {
 
 
 def _eval_share(run: Run) -> float:
-    """What evaluations take of the time, where lines of evaluations say it."""
-    spent = sum(float(line.get("seconds", 0.0) or 0.0) for line in run["lines"] if "eval" in line)
+    """What evaluations take of the time."""
+    spent = sum(sum(line["seconds"].values()) for line in run["lines"] if "eval" in line)
     steps = sum(series(run, "seconds"))
     return spent / (spent + steps) if steps else 0.0
 
@@ -353,7 +353,8 @@ def write_outside_data(folder: Path) -> None:
         write(folder / f"shown-cut-{size}.jsonl", ({**row, "completion": row["completion"][:size]} for row in shown))
     others = [shown[index - 1]["completion"] for index in range(len(shown))]
     write(folder / "shown-shuffled.jsonl", ({**r, "completion": o} for r, o in zip(shown, others, strict=True)))
-    write(folder / "shown-eval.jsonl", questions("eval", 80))
+    held_out = ({"prompt": row["prompt"], "completion": row["worked"]} for row in questions("eval", 80))
+    write(folder / "shown-eval.jsonl", held_out)
     by_size = [row for size in (1, 2, 3) for row in questions("train", 256, size)]
     write(folder / "mixed-sizes.jsonl", by_size)
     (folder / "outside-done").touch()

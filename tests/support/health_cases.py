@@ -70,6 +70,12 @@ def two(right: Number, easy: Number) -> dict[str, Number]:
     return {"right": right, "easy": easy, "total": lambda step: value(right, step) + value(easy, step)}
 
 
+USUAL = {
+    **{"steps": 200, "optimizer.warmup_steps": 80, "optimizer.epsilon": 1e-8, "optimizer.max_gradient_norm": 0.1},
+    **{"optimizer.learning_rate": 1e-4, "optimizer.weight_decay": 0.1, "sampling.temperature": 1.2},
+    **{"model.lora.rank": 64, "model.lora.alpha": 16.0, "objective.kl": "k3", "objective.kl.beta": 0.5},
+    **{"objective.baseline": "gae", "objective.baseline.gamma": 0.99},
+}
 RISING = {"total": line(0.3, 0.02), "accuracy": line(0.3, 0.02)}
 SOLVED = {"total": 1.0, "accuracy": 1.0}
 FLAT = {"total": 0.4, "accuracy": 0.4}
@@ -147,6 +153,17 @@ CASES: dict[str, Case] = {
         {
             "many": Course(settings={"run.data": "task:arithmetic difficulty 3 (1024 prompts, 200 held out)"}),
             "nobody knows": Course(settings={"run.data": "rows.jsonl (demonstrations)"}),
+            "some twice": Course(settings={"run.data": "rows.jsonl (512 prompts, 400 different, 200 held out)"}),
+        },
+    ),
+    "setting out of range": Case(
+        Course(FLAT, settings={"optimizer.warmup_steps": 5000, "steps": 60}),
+        {
+            "it learns all the same": Course(RISING, settings={"optimizer.warmup_steps": 5000, "steps": 60}),
+            "usual values": Course(FLAT, settings=USUAL),
+            "a discount by turns": Course(
+                FLAT, settings={"objective.baseline": "turn_return", "objective.baseline.gamma": 0.5}
+            ),
         },
     ),
     "not a number": Case(

@@ -15,7 +15,7 @@ VOTING_STEPS = 60
 FEWEST_AGREED = 15  # groups whose completions agree on an answer
 MOST_REFUSED = 0.2  # of them: a model that is sure is mostly right
 FEWEST_PROMPTS = 4
-NUM_PROMPTS = re.compile(r"[(,] ?(\d[\d,]*) prompts?\b")
+NUM_PROMPTS = re.compile(r"[(,] ?(\d[\d,]*) prompts?\b(?:, (\d[\d,]*) different)?")
 
 
 def _overlap(history: History) -> HealthFinding | None:
@@ -31,12 +31,15 @@ def _overlap(history: History) -> HealthFinding | None:
 
 def _few_prompts(history: History) -> HealthFinding | None:
     stated = NUM_PROMPTS.search(str(history.settings.get(DATA) or ""))
-    if stated is None or (count := int(stated[1].replace(",", ""))) >= FEWEST_PROMPTS:
+    if stated is None or (count := int((stated[2] or stated[1]).replace(",", ""))) >= FEWEST_PROMPTS:
         return None
+    repeated = f", in {stated[1]} rows that read alike" if stated[2] else ""
     return problem(
-        f"The run trains on {count} prompt{'s' if count != 1 else ''}",
+        f"The run trains on {count} prompt{'s' if count != 1 else ''}{repeated}",
         "every step asks the same, and what is learned is its answer",
-        "give more prompts",
+        "see what the rows hold (`whet data stats`) and what the template makes of them"
+        if repeated
+        else "give more prompts",
     )
 
 
@@ -83,7 +86,7 @@ DATA_RULES = (
     HealthRule(
         "few prompts",
         _few_prompts,
-        f"the run has fewer than {FEWEST_PROMPTS} prompts, by its facts",
+        f"the run has fewer than {FEWEST_PROMPTS} different prompts, by its facts",
         "a test of the machinery",
         depth=0,
         is_stated=True,
