@@ -266,7 +266,7 @@ def summary(runs: Sequence[ReplayedRun]) -> dict[str, Any]:
 
 def beside_rivals(runs: Sequence[ReplayedRun], rivals: Mapping[str, Any]) -> dict[str, Any]:
     """whet in the counts of rivals.py: RL runs alone, any alarm at all."""
-    same = [run for run in runs if run.is_rl and run.part in ("corpus", "outside")]
+    same = [run for run in runs if run.is_rl and run.part == "corpus"]
     healthy = [run for run in same if run.is_healthy]
     faulty = [run for run in same if not run.is_healthy]
     ours = {
@@ -333,17 +333,20 @@ def main() -> None:
     add_results_flag(parser, "doctor")
     options = parser.parse_args()
     values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     for half in options.half or HALVES:
         path = options.corpus / f"corpus-{half}.jsonl.xz"
         runs = [run for run in (*read_runs(path), *slow_runs(half)) if options.only in run["name"]]
         done = replay_all(runs, options.workers)
         values[half] = summary(done)
+        origins |= {run.kind: run.part for run in done if not run.is_healthy}
         if options.rivals:
             found = json.loads(options.rivals.read_text())
             values[half]["rivals"] = beside_rivals(done, found.get(half, {}))
         print(told(half, values[half]), flush=True)
         if options.details:
             print(details(done), flush=True)
+    values["outside"] = {"kinds": list(origins.values()).count("outside"), "all kinds": len(origins)}
     if options.results:
         write_results(options.results, values)
 

@@ -4,7 +4,8 @@ What was known when they were written: the issue that asked for them, the settin
 faults that the corpus had, and what users of TRL, verl and OpenRLHF report. Not read: the rules, their tests, their
 docs, the scripts that measure them. `FAULTS` says of every kind, in words, what the cause is and which other true
 statements there are about such a run. `names` and `follows` translate that into rules; they were added after the runs
-were committed and before any was measured.
+were committed and before any was measured, but for the two rules that came of it, "setting out of range" and "identical
+completions".
 
 `held` asks, as in kinds.py, whether the fault did what it does, by numbers of the run and never by a rule. The halves
 are those of split_corpus.py: in turn, in the order of a hash of the names.
@@ -122,7 +123,7 @@ FAULTS: dict[str, Fault] = {
         "nothing is learned; the reward is flat, the KL all but 0",
         "right completions rise by less than 0.1",
         flat,
-        names="",
+        names="setting out of range",
         follows="flat reward",
     ),
     "warm-up too long": Fault(
@@ -130,7 +131,7 @@ FAULTS: dict[str, Fault] = {
         "the learning rate is too low, the reward is flat, nothing is learned, the KL is all but 0",
         "right completions rise by less than 0.1",
         flat,
-        names="",
+        names="setting out of range",
         follows="flat reward",
     ),
     "epsilon too large": Fault(
@@ -138,7 +139,7 @@ FAULTS: dict[str, Fault] = {
         "the learning rate is too low for it, the reward is flat, nothing is learned, the KL is all but 0",
         "right completions rise by less than 0.1",
         flat,
-        names="",
+        names="setting out of range",
         follows="flat reward",
     ),
     "gradient limit too small": Fault(
@@ -146,7 +147,7 @@ FAULTS: dict[str, Fault] = {
         "every step is clipped; the reward is flat, nothing is learned, the learning rate is too low for it",
         "right completions rise by less than 0.1",
         flat,
-        names="",
+        names="setting out of range",
         follows="flat reward",
     ),
     "adapter too weak": Fault(
@@ -154,7 +155,7 @@ FAULTS: dict[str, Fault] = {
         "the reward is flat, nothing is learned, the KL is all but 0, the learning rate is too low for it",
         "right completions rise by less than 0.1",
         flat,
-        names="",
+        names="setting out of range",
         follows="flat reward",
     ),
     "weight decay too large": Fault(
@@ -162,7 +163,7 @@ FAULTS: dict[str, Fault] = {
         "the reward falls or never rises, the KL grows, the entropy grows, the updates do harm",
         "right completions end below 0.3",
         lambda run: last(series(run, "seen/right")) < 0.3,
-        names="",
+        names="setting out of range",
         follows="falling reward, flat reward, KL runaway, entropy explosion, entropy collapse, length collapse,"
         " length blow-up, truncated completions, no reward signal, repetition, not a number, huge gradient,"
         " gradient spike",
@@ -172,7 +173,7 @@ FAULTS: dict[str, Fault] = {
         "entropy is high, completions are cut at the limit, the reward is flat and near 0, nothing is learned",
         "right completions end below 0.3",
         lambda run: last(series(run, "seen/right")) < 0.3,
-        names="",
+        names="setting out of range",
         follows="truncated completions, flat reward, no reward signal, entropy explosion, length blow-up, KL runaway",
     ),
     "one seed for all": Fault(
@@ -180,7 +181,7 @@ FAULTS: dict[str, Fault] = {
         "all groups agree: no signal, no exploration; nothing is learned",
         "at most one completion of a group differs",
         lambda run: finished(run) and last(series(run, "seen/distinct")) < 0.25,
-        names="",
+        names="identical completions",
         follows="no reward signal, flat reward, entropy collapse",
     ),
     "completions misrouted": Fault(
@@ -197,7 +198,7 @@ FAULTS: dict[str, Fault] = {
         "the reward is flat, nothing is learned; the critic has little to explain",
         "right completions rise by less than 0.1",
         flat,
-        names="",
+        names="setting out of range",
         follows="flat reward, critic misfit, length collapse, entropy collapse, no reward signal",
     ),
     "filter leaves nothing": Fault(

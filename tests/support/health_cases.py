@@ -148,6 +148,14 @@ CASES: dict[str, Case] = {
             "few agree": Course(FLAT, {"agreed_groups": 0.02, "refused_majorities": 1.0}, {"prompts": 10}),
         },
     ),
+    "identical completions": Case(
+        Course({"total": 0.2}, {"agreed_groups": 1.0, "entropy": 0.7}),
+        {
+            "they are right": Course(SOLVED, {"agreed_groups": 1.0, "entropy": 0.7}),
+            "the policy is sure": Course({"total": 0.2}, {"agreed_groups": 1.0, "entropy": 0.001}),
+            "some differ": Course({"total": 0.2}, {"agreed_groups": 0.9, "entropy": 0.7}),
+        },
+    ),
     "few prompts": Case(
         Course(settings={"run.data": "rows.jsonl (1 prompts, 200 held out)"}),
         {

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, problem
-from whet.record.health.history import FLAT_STEPS, History
+from whet.record.health.history import FLAT_STEPS, TREND_STEPS, History
 from whet.record.health.rule import ALL_KINDS, HealthRule
 from whet.record.health.settings import DATA, OVERLAP
 from whet.record.metrics.intervals import share_interval
-from whet.record.text import percent
+from whet.record.text import number, percent
 
 VOTING_STEPS = 60
 FEWEST_AGREED = 15  # groups whose completions agree on an answer
 MOST_REFUSED = 0.2  # of them: a model that is sure is mostly right
 FEWEST_PROMPTS = 4
+SURE_OF_IT = 0.5  # mean score: a policy that is right more often may agree with itself
+LEAST_ENTROPY = 0.05  # nats per token
 NUM_PROMPTS = re.compile(r"[(,] ?(\d[\d,]*) prompts?\b(?:, (\d[\d,]*) different)?")
 
 
@@ -64,7 +67,33 @@ def _refused(history: History) -> HealthFinding | None:
     )
 
 
+def _identical(history: History) -> HealthFinding | None:
+    """A policy that could say several things, and a group that says one: it was drawn once."""
+    agreed, entropies = (history.metric(name, len(history.steps)) for name in ("agreed_groups", "entropy"))
+    if len(agreed) < TREND_STEPS or min(agreed) < 1 or history.score >= SURE_OF_IT:
+        return None
+    if len(entropies) < TREND_STEPS or fmean(entropies) < LEAST_ENTROPY:
+        return None
+    return problem(
+        f"The completions of every group since step {history.steps[0].step} give one answer, though the policy has "
+        f"{number(fmean(entropies))} nats of entropy per token",
+        "the sampler draws a prompt's completions with the same seed, or hands one out several times",
+        "read a group in samples.jsonl, and check the seed of the engine",
+    )
+
+
 DATA_RULES = (
+    HealthRule(
+        "identical completions",
+        _identical,
+        "all groups of a run agree on an answer, most are wrong, and the policy's entropy is above "
+        f"{LEAST_ENTROPY:g} nats per token",
+        "the policy is sure, or right",
+        ("metrics.agreed_groups",),
+        earliest=TREND_STEPS,
+        hides=("gold refused", "no reward signal"),
+        depth=0,
+    ),
     HealthRule(
         "gold refused",
         _refused,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, SettingAdvice, problem
-from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History
+from whet.record.health.history import FLAT_STEPS, LASTING, History
 from whet.record.health.rule import HealthRule
 from whet.record.text import number, percent
 
@@ -106,13 +105,14 @@ def _decay(history: History) -> Cause | None:
 
 def _discount(history: History) -> Cause | None:
     gamma = history.setting("objective.baseline.gamma")
-    tokens = [step.counts.get("tokens", 0) / max(1, step.counts.get("samples", 0)) for step in history.steps[-RECENT:]]
+    lengths = [step.counts.get("tokens", 0) / max(1, step.counts.get("samples", 0)) for step in history.steps]
     if history.setting("objective.baseline") not in BY_TOKEN or not isinstance(gamma, int | float):
         return None
-    if (left := float(gamma) ** fmean(tokens)) >= LEAST_LEFT:
+    longest = max(lengths)  # completions that learn nothing get shorter
+    if (left := float(gamma) ** longest) >= LEAST_LEFT:
         return None
     return (
-        f"the discount of {gamma:g} leaves {number(left)} of the reward at the first of {fmean(tokens):.0f} tokens",
+        f"the discount of {gamma:g} leaves {number(left)} of the reward at the first of {longest:.0f} tokens",
         "what a completion begins with learns nothing of how it ends",
         history.give("objective.baseline.gamma", "1.0"),
     )
