@@ -9,7 +9,8 @@ what is right and not by what the run pays for: right completions of the last st
 evaluation, for games the reward. Advice did harm where that is lower by `LEAST` or more, beyond noise (one-sided,
 `LEVEL`): Welch's test over the last steps, Fisher's for an evaluation. Where it seems so, the run before is made again
 by the code that is here, and harm is what is below both. Every run that was made is a file in the work folder; after a
-change of the rules, only runs whose advice is another one are made.
+change of the rules, only runs whose advice is another one are made. What results/doctor_advice.json has of the same
+advice stands, with the commit that it was measured on.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from make_corpus import Job, file_name, train, write_data
 from measure import HERE, ReplayedRun, replayed, share
 from outside import outside_faulty
 from readings import evals_of, series
-from results_file import add_results_flag, write_results
+from results_file import RESULTS, add_results_flag, write_results
 from split_corpus import read_runs
 
 from whet.record.metrics.significance import more_right_p, welch_p
@@ -58,9 +59,25 @@ def advised(only: str) -> list[tuple[PlannedRun, Run, ReplayedRun]]:
     return sorted(members, key=lambda member: member[1]["seconds"])
 
 
+def published() -> dict[str, dict[str, Any]]:
+    """What results/doctor_advice.json says of runs, each with the commit that it was measured on."""
+    path = RESULTS / "doctor_advice.json"
+    record = json.loads(path.read_text()) if path.exists() else {"values": {"runs": {}}}
+    return {name: {"commit": record.get("commit"), **pair} for name, pair in record["values"]["runs"].items()}
+
+
+def with_name(plan: PlannedRun, change: str) -> PlannedRun:
+    """The run that follows advice, as it is called."""
+    return replace(plan, name=f"{plan.name} {change}")
+
+
+def run_file(plan: PlannedRun, work: Path) -> Path:
+    return work / "runs" / f"{file_name(plan.name)}.json.xz"
+
+
 def made(plan: PlannedRun, work: Path, options: argparse.Namespace) -> Run | None:
     """The run, trained now or before; None where it failed or may not begin any more."""
-    file = work / "runs" / f"{file_name(plan.name)}.json.xz"
+    file = run_file(plan, work)
     if not file.exists() and time.monotonic() < options.until:
         log = work / "logs" / f"{file_name(plan.name)}.log"
         job = Job(plan.name, log, options.timeout, train, plan, work, {}, False)
@@ -104,12 +121,20 @@ def judged(plan: PlannedRun, before: Run, after: Run, work: Path, options: argpa
 
 def compared(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     pairs: dict[str, Any] = {}
+    known = published()
+    waiting = []
+    for plan, before, said in advised(options.only):
+        stands = known.get(plan.name, {}).get("change") == said.change
+        if stands and not run_file(with_name(plan, said.change), work).exists():
+            pairs[plan.name] = known[plan.name]
+        else:
+            waiting.append((plan, before, said))
     turn, turns = map(int, options.turn.split("/"))
-    for plan, before, said in advised(options.only)[turn::turns]:
+    for plan, before, said in waiting[turn::turns]:
         settings = merged(plan.settings, from_settings([said.change]))
         if series(before, "seen/right"):  # what is judged is in the steps
             settings = merged(settings, {"eval": {"prompts": 0}})
-        after = made(replace(plan, name=f"{plan.name} {said.change}", settings=settings), work, options)
+        after = made(replace(with_name(plan, said.change), settings=settings), work, options)
         if after is None or not truth(after)[0]:
             continue
         outcome = judged(plan, before, after, work, options)
