@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -154,6 +155,7 @@ CASES: dict[str, Case] = {
             "they are right": Course(SOLVED, {"agreed_groups": 1.0, "entropy": 0.7}),
             "the policy is sure": Course({"total": 0.2}, {"agreed_groups": 1.0, "entropy": 0.001}),
             "some differ": Course({"total": 0.2}, {"agreed_groups": 0.9, "entropy": 0.7}),
+            "none agrees at times": Course({"total": 0.2}, {"agreed_groups": after(9, math.nan, 1.0), "entropy": 0.7}),
         },
     ),
     "few prompts": Case(

@@ -70,8 +70,8 @@ def _refused(history: History) -> HealthFinding | None:
 def _identical(history: History) -> HealthFinding | None:
     """A policy that could say several things, and a group that says one: it was drawn once."""
     agreed, entropies = (history.metric(name, len(history.steps)) for name in ("agreed_groups", "entropy"))
-    if len(agreed) < TREND_STEPS or min(agreed) < 1 or history.score >= SURE_OF_IT:
-        return None
+    if len(agreed) < max(TREND_STEPS, len(history.steps)) or min(agreed) < 1 or history.score >= SURE_OF_IT:
+        return None  # a step without it had no group that agrees
     if len(entropies) < TREND_STEPS or fmean(entropies) < LEAST_ENTROPY:
         return None
     return problem(
