@@ -9,7 +9,8 @@ what is right and not by what the run pays for: right completions of the last st
 evaluation, for games the reward. Advice did harm where that is lower by `LEAST` or more, beyond noise (one-sided,
 `LEVEL`): Welch's test over the last steps, Fisher's for an evaluation. Where it seems so, the run before is made again
 by the code that is here, and harm is what is below both. Every run that was made is a file in the work folder; after a
-change of the rules, only runs whose advice is another one are made.
+change of the rules, only runs whose advice is another one are made. What results/doctor_advice.json has of the same
+advice stands, with the commit that it was measured on.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from catalogue import PlannedRun, faulty
-from kinds import evals_of, series
 from make_corpus import Job, file_name, train, write_data
-from measure import HERE, ReplayedRun, replayed, share
-from results_file import add_results_flag, write_results
+from measure import HERE, ReplayedRun, part_of, replayed, share
+from outside import outside_faulty
+from readings import evals_of, series
+from results_file import RESULTS, add_results_flag, write_results
 from split_corpus import read_runs
 
 from whet.record.metrics.significance import more_right_p, welch_p
@@ -47,23 +49,36 @@ Run = Mapping[str, Any]
 
 
 def advised(only: str) -> list[tuple[PlannedRun, Run, ReplayedRun]]:
-    """Runs of the tuned half that are advised a setting: as planned, as they went, and what was said of them.
-
-    One of each kind after the other, so that a part is of all.
-    """
-    planned = {run.name: run for run in faulty() if run.model == "whetstone"}
-    kinds: dict[str, list[tuple[PlannedRun, Run, ReplayedRun]]] = defaultdict(list)
+    """Runs of the tuned half that are advised a setting, short ones first: as planned, as they went, what was said."""
+    planned = {run.name: run for run in (*faulty(), *outside_faulty()) if run.model == "whetstone"}
+    members: list[tuple[PlannedRun, Run, ReplayedRun]] = []
     for run in read_runs(HERE / "corpus-tune.jsonl.xz"):
-        is_asked = run["name"] in planned and only in run["name"] and run["seconds"] <= MOST_SECONDS
+        is_short = run["seconds"] <= MOST_SECONDS or part_of(run) == "outside"  # those shared their machine
+        is_asked = run["name"] in planned and only in run["name"] and is_short
         if is_asked and truth(run)[0] and (said := replayed(run)).change:
-            kinds[run["kind"]].append((planned[run["name"]], run, said))
-    most = max(map(len, kinds.values()), default=0)
-    return [members[turn] for turn in range(most) for members in kinds.values() if turn < len(members)]
+            members.append((planned[run["name"]], run, said))
+    return sorted(members, key=lambda member: member[1]["seconds"])
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """What results/doctor_advice.json says of runs, each with the commit that it was measured on."""
+    path = RESULTS / "doctor_advice.json"
+    record = json.loads(path.read_text()) if path.exists() else {"values": {"runs": {}}}
+    return {name: {"commit": record.get("commit"), **pair} for name, pair in record["values"]["runs"].items()}
+
+
+def with_name(plan: PlannedRun, change: str) -> PlannedRun:
+    """The run that follows advice, as it is called."""
+    return replace(plan, name=f"{plan.name} {change}")
+
+
+def run_file(plan: PlannedRun, work: Path) -> Path:
+    return work / "runs" / f"{file_name(plan.name)}.json.xz"
 
 
 def made(plan: PlannedRun, work: Path, options: argparse.Namespace) -> Run | None:
     """The run, trained now or before; None where it failed or may not begin any more."""
-    file = work / "runs" / f"{file_name(plan.name)}.json.xz"
+    file = run_file(plan, work)
     if not file.exists() and time.monotonic() < options.until:
         log = work / "logs" / f"{file_name(plan.name)}.log"
         job = Job(plan.name, log, options.timeout, train, plan, work, {}, False)
@@ -107,11 +122,20 @@ def judged(plan: PlannedRun, before: Run, after: Run, work: Path, options: argpa
 
 def compared(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     pairs: dict[str, Any] = {}
+    known = published()
+    waiting = []
     for plan, before, said in advised(options.only):
+        stands = known.get(plan.name, {}).get("change") == said.change
+        if stands and not run_file(with_name(plan, said.change), work).exists():
+            pairs[plan.name] = known[plan.name]
+        else:
+            waiting.append((plan, before, said))
+    turn, turns = map(int, options.turn.split("/"))
+    for plan, before, said in waiting[turn::turns]:
         settings = merged(plan.settings, from_settings([said.change]))
         if series(before, "seen/right"):  # what is judged is in the steps
             settings = merged(settings, {"eval": {"prompts": 0}})
-        after = made(replace(plan, name=f"{plan.name} {said.change}", settings=settings), work, options)
+        after = made(replace(with_name(plan, said.change), settings=settings), work, options)
         if after is None or not truth(after)[0]:
             continue
         outcome = judged(plan, before, after, work, options)
@@ -124,7 +148,7 @@ def compared(work: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def withdrawn(pairs: Mapping[str, Any], work: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Runs in the work folder that followed what today's rules do not advise any more."""
-    planned = {run.name: run for run in faulty()}
+    planned = {run.name: run for run in (*faulty(), *outside_faulty())}
     runs = {run["name"]: run for run in read_runs(HERE / "corpus-tune.jsonl.xz")}
     found: dict[str, Any] = {}
     for file in sorted((work / "runs").glob("*=*.json.xz")):
@@ -146,6 +170,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("followed"), help="folder of the runs")
     parser.add_argument("--only", default="", help="runs whose name holds this")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no run after so long; 0: no limit")
+    parser.add_argument(
+        "--turn", default="0/1", help="1/3: every third run, from the second on, beside other processes"
+    )
     parser.add_argument("--timeout", type=float, default=240.0, help="seconds of one run at most")
     add_results_flag(parser, "doctor_advice")
     options = parser.parse_args()

@@ -32,6 +32,8 @@ import torch
 import transformers.models.llama.modeling_llama
 import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401  once here, not in every process
 from catalogue import HEALTHY, PlannedRun, faulty, healthy, real
+from outside import OUT, outside_faulty, outside_healthy, write_outside_data
+from outside_plants import ENGINES as OUTSIDE_ENGINES
 from plants import ENGINES, STEP, is_right, repeated_share
 from split_corpus import rounded
 
@@ -78,7 +80,7 @@ def train(planned: PlannedRun, out: Path, models: Mapping[str, str], quick: bool
     """Train one run and write what is kept of it."""
     folder = out / "work" / file_name(planned.name)
     shutil.rmtree(folder, ignore_errors=True)
-    settings: dict[str, Any] = json.loads(json.dumps(planned.settings))
+    settings: dict[str, Any] = json.loads(json.dumps(planned.settings).replace(f"{OUT}/", f"{out}/"))
     if quick:
         settings["steps"] = QUICK_STEPS
         for size, most in (("prompts_per_step", 3), ("group_size", 4), ("rows_per_step", 8)):
@@ -94,7 +96,7 @@ def train(planned: PlannedRun, out: Path, models: Mapping[str, str], quick: bool
             settings["eval"]["source"] = str(out / "data" / "pairs-eval.jsonl")
     os.environ.update(planned.environment)
     torch.set_num_threads(1)
-    for name, engine in ENGINES.items():
+    for name, engine in {**ENGINES, **OUTSIDE_ENGINES}.items():
         whet.register("engine", engine, name=name)
     if planned.patch:
         patched(planned.patch)
@@ -200,6 +202,7 @@ def pair_rows(split: str, count: int) -> list[dict[str, Any]]:
 
 
 def write_data(folder: Path) -> None:
+    write_outside_data(folder)
     if (folder / "done").exists():
         return
     sys.path.insert(0, str(ROOT / "recipes"))
@@ -398,7 +401,8 @@ def gather(out: Path, part: str) -> None:
 
 
 def planned_runs(options: argparse.Namespace) -> list[PlannedRun]:
-    runs = interleaved([*healthy(), *faulty()] if options.model == "builtin" else list(real()))
+    inside = [*healthy(), *faulty(), *outside_healthy(), *outside_faulty()]
+    runs = interleaved(inside if options.model == "builtin" else list(real()))
     if options.shift:
         runs = [again(run, options.shift) for run in runs]
     names = [run.name for run in runs]

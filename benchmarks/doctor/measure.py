@@ -50,7 +50,7 @@ class ReplayedRun:
     start: int
     num_steps: int
     is_rl: bool
-    part: str  # corpus: trained for it; archive, stream: slow_runs.py
+    part: str  # corpus: trained for it; outside: outside.py; archive, stream: slow_runs.py
     spoke: Mapping[str, Sequence[int]]
     cause: str  # that the story of the finished run tells; empty: it tells none
     change: str  # of a setting, that it advises first; empty: none
@@ -136,13 +136,20 @@ def replayed(run: Mapping[str, Any]) -> ReplayedRun:
         start=run["start"],
         num_steps=len(steps),
         is_rl=is_rl(run),
-        part="corpus" if str(run.get("part", "")).endswith("xz") else run.get("part", "corpus"),
+        part=part_of(run),
         spoke=spoke,
         cause=cause.finding.name if cause else "",
         change=next(iter(cause.finding.changes), "") if cause else "",
         advised=frozenset(advised),
         opposed=opposed,
     )
+
+
+def part_of(run: Mapping[str, Any]) -> str:
+    """Where a run comes from: trained for the corpus, by its authors or an outsider's plan, archived, or drawn."""
+    if str(run["name"]).startswith("outside-"):
+        return "outside"
+    return "corpus" if str(run.get("part", "")).endswith("xz") else str(run.get("part", "corpus"))
 
 
 def replay_all(runs: Sequence[Mapping[str, Any]], workers: int) -> list[ReplayedRun]:
@@ -248,6 +255,7 @@ def summary(runs: Sequence[ReplayedRun]) -> dict[str, Any]:
                     sum(run.verdict() in ("named", "consequence") for run in faulty if run.part == part),
                     sum(run.part == part for run in faulty),
                 ),
+                "kinds of faults": len({run.kind for run in faulty if run.part == part}),
             }
             for part, count in sorted(Counter(run.part for run in healthy).items())
         },
@@ -325,17 +333,20 @@ def main() -> None:
     add_results_flag(parser, "doctor")
     options = parser.parse_args()
     values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     for half in options.half or HALVES:
         path = options.corpus / f"corpus-{half}.jsonl.xz"
         runs = [run for run in (*read_runs(path), *slow_runs(half)) if options.only in run["name"]]
         done = replay_all(runs, options.workers)
         values[half] = summary(done)
+        origins |= {run.kind: run.part for run in done if not run.is_healthy}
         if options.rivals:
             found = json.loads(options.rivals.read_text())
             values[half]["rivals"] = beside_rivals(done, found.get(half, {}))
         print(told(half, values[half]), flush=True)
         if options.details:
             print(details(done), flush=True)
+    values["outside"] = {"kinds": list(origins.values()).count("outside"), "all kinds": len(origins)}
     if options.results:
         write_results(options.results, values)
 

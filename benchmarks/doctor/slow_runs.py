@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kinds import evals_of
+from readings import evals_of
 from run_archive import ARCHIVES, read_archive
 from split_corpus import HALVES
 from streams import MOVING, SETTINGS, Points, Stream, row_reports, through
@@ -64,10 +64,11 @@ def judged(run: Mapping[str, Any], size: int) -> str:
 
 
 def archived() -> Iterator[dict[str, Any]]:
-    for name in ("defaults", "claims"):
+    for name in ("defaults", "claims", "real_run"):
         for record in read_archive(ARCHIVES / f"{name}.jsonl.xz"):
             settings = record["settings"]
-            size = int(settings.get("eval", {}).get("prompts") or 0)
+            stated = next((line.get("size") for line in record["lines"] if "eval" in line), None)
+            size = int(settings.get("eval", {}).get("prompts") or stated or 0)
             if not (kind := judged(record, size)) or record["status"] != "finished":
                 continue
             known = {key: value for key, value in settings.items() if key != "model"}

@@ -21,6 +21,8 @@ from typing import Any
 
 from kinds import KINDS, took_hold
 
+from whet.record.health.settings import known_settings
+
 HALVES = ("tune", "sealed")
 DIGITS = 4
 
@@ -57,6 +59,8 @@ def halves(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any
 def light(run: Mapping[str, Any], with_samples: bool) -> dict[str, Any]:
     """What rules and criteria read: no spread over the samples, and no value per sample unless asked for."""
     kept = {key: run[key] for key in run if key not in ("lines", "objective", "facts", "environment", "patch")}
+    stated = known_settings({"facts": run.get("facts", {})})  # a rule may look at them beside the settings
+    kept["health_settings"] = {**run.get("health_settings", {}), **stated}
     kept["dtype"] = str(run["dtype"]).split(" ")[0]
     kept["lines"] = [_light_line(line, with_samples) for line in run["lines"]]
     return kept

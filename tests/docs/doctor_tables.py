@@ -11,7 +11,12 @@ from typing import Any
 RESULTS = Path(__file__).parents[2] / "results" / "doctor.json"
 TUNED, SEALED = "tune", "sealed"
 ADVICE = RESULTS.with_name("doctor_advice.json")
-PARTS = {"corpus": "trained for the corpus", "archive": "real, archived", "stream": "drawn"}
+PARTS = {
+    "corpus": "trained for the corpus",
+    "outside": "planned by an outsider",
+    "archive": "real, archived",
+    "stream": "drawn",
+}
 VERDICTS = {
     "named": "the cause is named",
     "consequence": "a true consequence is named",

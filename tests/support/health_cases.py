@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -70,6 +71,12 @@ def two(right: Number, easy: Number) -> dict[str, Number]:
     return {"right": right, "easy": easy, "total": lambda step: value(right, step) + value(easy, step)}
 
 
+USUAL = {
+    **{"steps": 200, "optimizer.warmup_steps": 80, "optimizer.epsilon": 1e-8, "optimizer.max_gradient_norm": 0.1},
+    **{"optimizer.learning_rate": 1e-4, "optimizer.weight_decay": 0.1, "sampling.temperature": 1.2},
+    **{"model.lora.rank": 64, "model.lora.alpha": 16.0, "objective.kl": "k3", "objective.kl.beta": 0.5},
+    **{"objective.baseline": "gae", "objective.baseline.gamma": 0.99},
+}
 RISING = {"total": line(0.3, 0.02), "accuracy": line(0.3, 0.02)}
 SOLVED = {"total": 1.0, "accuracy": 1.0}
 FLAT = {"total": 0.4, "accuracy": 0.4}
@@ -142,11 +149,31 @@ CASES: dict[str, Case] = {
             "few agree": Course(FLAT, {"agreed_groups": 0.02, "refused_majorities": 1.0}, {"prompts": 10}),
         },
     ),
+    "identical completions": Case(
+        Course({"total": 0.2}, {"agreed_groups": 1.0, "entropy": 0.7}),
+        {
+            "they are right": Course(SOLVED, {"agreed_groups": 1.0, "entropy": 0.7}),
+            "the policy is sure": Course({"total": 0.2}, {"agreed_groups": 1.0, "entropy": 0.001}),
+            "some differ": Course({"total": 0.2}, {"agreed_groups": 0.9, "entropy": 0.7}),
+            "none agrees at times": Course({"total": 0.2}, {"agreed_groups": after(9, math.nan, 1.0), "entropy": 0.7}),
+        },
+    ),
     "few prompts": Case(
         Course(settings={"run.data": "rows.jsonl (1 prompts, 200 held out)"}),
         {
             "many": Course(settings={"run.data": "task:arithmetic difficulty 3 (1024 prompts, 200 held out)"}),
             "nobody knows": Course(settings={"run.data": "rows.jsonl (demonstrations)"}),
+            "some twice": Course(settings={"run.data": "rows.jsonl (512 prompts, 400 different, 200 held out)"}),
+        },
+    ),
+    "setting out of range": Case(
+        Course(FLAT, settings={"optimizer.warmup_steps": 5000, "steps": 60}),
+        {
+            "it learns all the same": Course(RISING, settings={"optimizer.warmup_steps": 5000, "steps": 60}),
+            "usual values": Course(FLAT, settings=USUAL),
+            "a discount by turns": Course(
+                FLAT, settings={"objective.baseline": "turn_return", "objective.baseline.gamma": 0.5}
+            ),
         },
     ),
     "not a number": Case(

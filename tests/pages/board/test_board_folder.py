@@ -69,6 +69,12 @@ def test_the_error_comes_first_and_of_a_long_log_the_end(tmp_path, monkeypatch):
     assert "It failed: unexpected boom at a.py:3" in page and "&lt;b&gt;boom" in page and "<b>boom" not in page
 
 
+def test_the_sample_that_was_being_scored_is_shown_without_the_room_its_file_keeps(tmp_path):
+    run = MadeRun(tmp_path / "run").step(1)
+    (run.folder / "scoring.txt").write_bytes(b"reward 'mine' was judging prompt 'p7'" + b"\0" * 100)
+    assert [log["text"] for log in logs(run.folder)] == ["reward 'mine' was judging prompt 'p7'"]
+
+
 def test_tags_and_a_note_are_kept_in_the_folder_and_found_in_the_list(tmp_path):
     for name in ("one", "two"):
         MadeRun(tmp_path / name).step(1)

@@ -115,3 +115,11 @@ def test_a_long_list_has_pages_and_an_odd_time_is_none(tmp_path, monkeypatch):
     listed = [[name for name in ("run-0", "run-1", "run-2", "run-3", "odd") if f">{name}<" in page] for page in pages]
     assert listed == [["run-2", "run-3"], ["run-0", "run-1"], ["odd"], ["odd"]]
     assert 'href="/?page=2"' in pages[0] and folder_id("run", "odd") in pages[2]
+
+
+def test_a_run_that_failed_or_was_killed_is_not_listed_without_a_problem(tmp_path):
+    MadeRun(tmp_path / "failed", status="failed", error="unexpected boom").step(2)
+    MadeRun(tmp_path / "killed", status="running").step(2)
+    MadeRun(tmp_path / "done").step(2).finish()
+    problems = {run.name: run.problems for run in Board(tmp_path).runs()[0]}
+    assert problems == {"failed": ("failed",), "killed": ("killed",), "done": ()}

@@ -6,6 +6,7 @@ import ast
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,15 @@ SETTING = re.compile(r"\b(?:batch|critic|env|objective|optimizer|reward|sampling
 
 def config_names() -> set[str]:
     """Every setting of every kind of config, and every component's numbers."""
-    names = set()
+    names: set[str] = set()
+
+    def collect(fields_of: Any, prefix: str) -> None:
+        for name, field in fields_of.items():
+            names.add(f"{prefix}{name}")
+            collect(getattr(field.annotation, "model_fields", {}), f"{prefix}{name}.")
+
     for kind in CONFIG_CLASSES.values():
-        for section, field in kind.model_fields.items():
-            inner = getattr(field.annotation, "model_fields", {})
-            names |= {f"{section}.{name}" for name in inner}
+        collect(kind.model_fields, "")
     for family in (POLICY, PREFERENCE):
         for axis, of in family.axes.items():
             names.add(f"objective.{axis}")

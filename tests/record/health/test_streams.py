@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.doctor.streams import MOVING, SETTINGS, Stream, row_reports
+from benchmarks.run_archive import ARCHIVES, read_archive
 from whet.record.evaluations import evaluations_of
 from whet.record.health import FindingSpan, Story, findings, story_of
+from whet.record.log import eval_records, step_reports
 
 
 class LookedAtStream(Stream):
@@ -46,6 +48,17 @@ LOOKED_AT = LookedAtStream(((1, 0.18), (25, 0.30), (50, 0.21)), 50, ((0, 0.284),
 SLOW = LookedAtStream(
     ((1, 0.2), (200, 0.5)), 200, [(step, 0.2 + 0.3 * step / 200) for step in range(0, 201, 25)], metrics=MOVING
 )
+
+
+def test_real_runs_are_told_by_their_own_metrics() -> None:
+    """The runs that README shows, MBPP and GSM8K on 0.5B: what they logged, not a stream of their shape."""
+    for record in read_archive(ARCHIVES / "real_run.jsonl.xz"):
+        reports = step_reports([{**line, "health": []} for line in record["lines"] if "eval" not in line])
+        evals = eval_records([line for line in record["lines"] if "eval" in line])
+        found = [each for each in findings(reports, record["facts"]["dtype"], evals=evals) if each.is_problem]
+        assert not found, (record["name"], found)
+        story = story_of((), evaluations_of(evals, ("accuracy",)))
+        assert story.state == "well" and story.headline.startswith("Accuracy rose"), story.headline
 
 
 def test_a_real_run_that_rises_is_told_as_one() -> None:

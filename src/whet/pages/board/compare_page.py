@@ -17,6 +17,7 @@ from whet.pages.chart_specs import NUM_TONES, chart, reaches
 from whet.pages.render import Figure
 from whet.pages.run_charts import STEP_METRICS, TALL, evaluation_line
 from whet.pages.run_report import setting_text
+from whet.record.run import ending_of
 from whet.record.text import ABSENT, duration, metric_text, number, quantity, words
 from whet.settings.layers import flattened
 
@@ -253,6 +254,8 @@ def outcomes(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
         gain = record.gain()
         main = record.kind.main[0]
         last = run.reader.last_values(main.name, 8)
+        ending = ending_of(record.folder, record.summary, record.num_steps).problem
+        held = [span.finding.name for span in view.spans if span.finding.is_problem and span.holds]
         texts = {
             "status": view.status,
             "steps": f"{record.num_steps:,}",
@@ -262,8 +265,7 @@ def outcomes(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
             "last reward": number(sum(last) / len(last)) if last else ABSENT,
             "tokens": quantity(record.tokens()) if view.is_complete and record.tokens() else ABSENT,
             "time": duration(record.wall_seconds()) if view.is_complete else ABSENT,
-            "health": ", ".join(span.finding.name for span in view.spans if span.finding.is_problem and span.holds)
-            or "no problem",
+            "health": ", ".join(filter(None, (ending, *held))) or "no problem",
         }
         for name, values in rows:
             values.append(texts[name])

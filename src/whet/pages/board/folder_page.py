@@ -89,7 +89,7 @@ def tail(path: Path) -> str | None:
         content = os.pread(file.fileno(), MOST_TAIL, max(0, size - MOST_TAIL))
     if size > MOST_TAIL:
         content = content.partition(b"\n")[2] or content
-    return content.decode("utf-8", "replace")
+    return content.rstrip(b"\0").decode("utf-8", "replace")  # a journal keeps its size
 
 
 def models(folder: Path, evaluations: Evaluations, status: str) -> list[dict[str, Any]]:

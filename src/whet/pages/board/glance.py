@@ -20,7 +20,7 @@ from whet.record.evaluations import best_remark
 from whet.record.health import recorded_finding
 from whet.record.log import METRICS, SAMPLES, SUMMARY, EvalRecord
 from whet.record.notes import NOTES, notes_from
-from whet.record.run import RunRecord
+from whet.record.run import RunRecord, ending_of
 from whet.record.run_folder import is_locked
 from whet.record.run_kinds import kind_of
 from whet.record.text import metric_text, words
@@ -50,7 +50,7 @@ class RunGlance:
     measure: str  # what the curve shows
     value: str  # its last value
     spark: tuple[float, ...]
-    problems: tuple[str, ...]  # names, as of the last step
+    problems: tuple[str, ...]  # names, as of the last step; failed or killed first
     remark: str
     size: int  # bytes of its logs
     seed: str = ""
@@ -143,6 +143,7 @@ def run_glance(found: FoundFolder) -> RunGlance:
     gain = RunRecord(found.path, summary, "", steps, evals, (), ()).gain()
     started, finished = (float(summary.get(name) or 0) for name in ("started", "finished"))
     states = [file_state(found.path / name) for name in (METRICS, SAMPLES)]
+    ending = ending_of(found.path, summary, last.step if last else 0)
     return RunGlance(
         id=found.id,
         name=found.name,
@@ -158,7 +159,10 @@ def run_glance(found: FoundFolder) -> RunGlance:
         measure=main.label,
         value=metric_text(main.name, values[-1]) if values else "",
         spark=tuple(values),
-        problems=tuple(recorded_finding(text).name for text in last.health) if last else (),
+        problems=(
+            *filter(None, [ending.problem]),
+            *(recorded_finding(text).name for text in (last.health if last else ())),
+        ),
         remark=remark,
         size=sum(each.size for each in states if each is not None),
         seed=str(settings.get("seed", ""))[:40],

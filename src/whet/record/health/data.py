@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, problem
-from whet.record.health.history import FLAT_STEPS, History
+from whet.record.health.history import FLAT_STEPS, TREND_STEPS, History
 from whet.record.health.rule import ALL_KINDS, HealthRule
 from whet.record.health.settings import DATA, OVERLAP
 from whet.record.metrics.intervals import share_interval
-from whet.record.text import percent
+from whet.record.text import number, percent
 
 VOTING_STEPS = 60
 FEWEST_AGREED = 15  # groups whose completions agree on an answer
 MOST_REFUSED = 0.2  # of them: a model that is sure is mostly right
 FEWEST_PROMPTS = 4
-NUM_PROMPTS = re.compile(r"[(,] ?(\d[\d,]*) prompts?\b")
+SURE_OF_IT = 0.5  # mean score: a policy that is right more often may agree with itself
+LEAST_ENTROPY = 0.05  # nats per token
+NUM_PROMPTS = re.compile(r"[(,] ?(\d[\d,]*) prompts?\b(?:, (\d[\d,]*) different)?")
 
 
 def _overlap(history: History) -> HealthFinding | None:
@@ -31,12 +34,15 @@ def _overlap(history: History) -> HealthFinding | None:
 
 def _few_prompts(history: History) -> HealthFinding | None:
     stated = NUM_PROMPTS.search(str(history.settings.get(DATA) or ""))
-    if stated is None or (count := int(stated[1].replace(",", ""))) >= FEWEST_PROMPTS:
+    if stated is None or (count := int((stated[2] or stated[1]).replace(",", ""))) >= FEWEST_PROMPTS:
         return None
+    repeated = f", in {stated[1]} rows that read alike" if stated[2] else ""
     return problem(
-        f"The run trains on {count} prompt{'s' if count != 1 else ''}",
+        f"The run trains on {count} prompt{'s' if count != 1 else ''}{repeated}",
         "every step asks the same, and what is learned is its answer",
-        "give more prompts",
+        "see what the rows hold (`whet data stats`) and what the template makes of them"
+        if repeated
+        else "give more prompts",
     )
 
 
@@ -61,7 +67,33 @@ def _refused(history: History) -> HealthFinding | None:
     )
 
 
+def _identical(history: History) -> HealthFinding | None:
+    """A policy that could say several things, and a group that says one: it was drawn once."""
+    agreed, entropies = (history.metric(name, len(history.steps)) for name in ("agreed_groups", "entropy"))
+    if len(agreed) < max(TREND_STEPS, len(history.steps)) or min(agreed) < 1 or history.score >= SURE_OF_IT:
+        return None  # a step without it had no group that agrees
+    if len(entropies) < TREND_STEPS or fmean(entropies) < LEAST_ENTROPY:
+        return None
+    return problem(
+        f"The completions of every group since step {history.steps[0].step} give one answer, though the policy has "
+        f"{number(fmean(entropies))} nats of entropy per token",
+        "the sampler draws a prompt's completions with the same seed, or hands one out several times",
+        "read a group in samples.jsonl, and check the seed of the engine",
+    )
+
+
 DATA_RULES = (
+    HealthRule(
+        "identical completions",
+        _identical,
+        "all groups of a run agree on an answer, most are wrong, and the policy's entropy is above "
+        f"{LEAST_ENTROPY:g} nats per token",
+        "the policy is sure, or right",
+        ("metrics.agreed_groups",),
+        earliest=TREND_STEPS,
+        hides=("gold refused", "no reward signal"),
+        depth=0,
+    ),
     HealthRule(
         "gold refused",
         _refused,
@@ -83,7 +115,7 @@ DATA_RULES = (
     HealthRule(
         "few prompts",
         _few_prompts,
-        f"the run has fewer than {FEWEST_PROMPTS} prompts, by its facts",
+        f"the run has fewer than {FEWEST_PROMPTS} different prompts, by its facts",
         "a test of the machinery",
         depth=0,
         is_stated=True,

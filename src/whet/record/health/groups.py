@@ -11,6 +11,7 @@ from whet.record.text import number, percent
 
 FEWEST_IN_GROUP, FEWEST_IN_STEP = 4, 16  # completions
 LOST = 0.05  # of the score, at least
+MOSTLY = 0.8  # of the groups: where all are right, so many agree at least
 
 
 def _no_signal(history: History) -> HealthFinding | None:
@@ -23,6 +24,11 @@ def _no_signal(history: History) -> HealthFinding | None:
     last = history.evaluations.last
     is_solved = history.solved and not (last is not None and last.estimate is not None and last.estimate.high < SOLVED)
     is_constant = len(set(history.scores)) == 1 and history.steps[0].step == 1
+    differing = history.metric("agreed_groups", len(history.steps))
+    if is_solved and is_constant and differing and fmean(differing) < MOSTLY:
+        evidence = f"Every completion since step 1 was rewarded with {number(history.scores[0])}"
+        agree = f"completions agree on an answer in {percent(fmean(differing))} of the groups only"
+        return problem(f"{evidence}, and {agree}", "the reward pays for answers that contradict each other", try_it)
     if is_solved:
         idle = sorted(part for part, mean in history.steps[-1].reward.items() if mean == 0)
         doubt = f"; look at {', '.join(idle)}, though, which stays at 0" if idle else ""

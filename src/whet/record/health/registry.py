@@ -20,6 +20,7 @@ from whet.record.health.groups import GROUP_RULES
 from whet.record.health.hacking import HACKING_RULES
 from whet.record.health.history import RECENT, TREND_STEPS, History, history_of
 from whet.record.health.length import LENGTH_RULES
+from whet.record.health.out_of_range import RANGE_RULES
 from whet.record.health.policy import POLICY_RULES
 from whet.record.health.preference import PREFERENCE_RULES
 from whet.record.health.reward import REWARD_RULES
@@ -35,6 +36,7 @@ RULES: Mapping[str, HealthRule] = {
     for rule in (
         *EVALUATION_RULES,
         *DATA_RULES,
+        *RANGE_RULES,
         *POLICY_RULES,
         *GROUP_RULES,
         *REWARD_RULES,

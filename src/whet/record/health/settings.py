@@ -20,7 +20,11 @@ SETTINGS = (
     "env.tool_seconds",
     "eval.every",
     "eval.prompts",
+    "model.lora.alpha",
+    "model.lora.rank",
     "objective.aggregate",
+    "objective.baseline",
+    "objective.baseline.gamma",
     "objective.clip",
     "objective.clip.high",
     "objective.clip.low",
@@ -35,9 +39,11 @@ SETTINGS = (
     "objective.scale",
     "objective.score",
     "objective.value.warmup",
+    "optimizer.epsilon",
     "optimizer.learning_rate",
     "optimizer.max_gradient_norm",
     "optimizer.warmup_steps",
+    "optimizer.weight_decay",
     "report.save_every",
     "reward.parts",
     "reward.timeout",
@@ -45,6 +51,7 @@ SETTINGS = (
     "sampling.temperature",
     "scale.max_staleness",
     "scale.reward_workers",
+    "steps",
 )
 
 # what a summary says besides the settings, and rules look at: they stand beside them under these names

@@ -29,6 +29,11 @@ class RunEnding:
     error: str = ""
     details: tuple[str, ...] = ()  # where the traceback is, which sample was being scored
 
+    @property
+    def problem(self) -> str:
+        """failed or killed, where a list names problems; empty: it goes on, or ended as it was meant to."""
+        return "failed" if self.status == "failed" else "killed" if self.was_killed else ""
+
 
 @dataclass(frozen=True)
 class Story:
@@ -82,7 +87,7 @@ def story_of(
     """The findings of a run, and how it stands, as one story."""
     telling = [span for span in spans if span.finding.is_problem and (span.holds or span.lingers)]
     holding = sorted(telling, key=_nearness)
-    if ending is not None and (ending.status == "failed" or ending.was_killed):
+    if ending is not None and ending.problem:
         return _failure(ending, holding)
     if holding:
         return _problem(holding)

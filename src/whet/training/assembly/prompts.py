@@ -8,8 +8,8 @@ from whet.data import prompts_from
 from whet.data.prompts import with_system_prompt
 from whet.data.source import EVAL, TRAIN
 from whet.training.assembly.forms import prompt_form
-from whet.training.assembly.rows import left_out_phrases, read_usable
-from whet.training.config import Config, EvaluationConfig
+from whet.training.assembly.rows import left_out_phrases, prompt_words, read_usable
+from whet.training.config import Config, EvaluationConfig, PolicyConfig
 from whet.types import Prompt, WhetError
 
 
@@ -49,6 +49,9 @@ def data_summary(config: Config, prompts: Sequence[Prompt], eval_prompts: Sequen
     data = config.data
     about = f" difficulty {', '.join(map(str, data.difficulty))}" if data.parsed_source.is_task else ""
     numbers = [f"{len(prompts)} prompts"] if prompts else []
+    different = len({prompt_words(prompt) for prompt in prompts})
+    is_game = isinstance(config, PolicyConfig) and bool(config.env.name or config.env.agent)
+    numbers += [f"{different} different"] if different < len(prompts) and not is_game else []
     numbers += [f"{len(eval_prompts)} held out"] if eval_prompts else []
     numbers += left_out_phrases(prompts, eval_prompts)
     if any(prompt.text is not None and prompt.meta.get("tools") for prompt in (*prompts, *eval_prompts)):

@@ -83,8 +83,8 @@ def column_facts(*values: Sequence[Any]) -> dict[str, str]:
 
 def overlap_facts(train: Sequence[Any], evaluation: Sequence[Any]) -> dict[str, str]:
     """How many eval prompts are also trained on, for the run's facts; white space does not count. Empty for none."""
-    known = {_prompt_key(value) for value in train} if evaluation else set()
-    both = sum(_prompt_key(value) in known for value in evaluation)
+    known = {prompt_words(value) for value in train} if evaluation else set()
+    both = sum(prompt_words(value) in known for value in evaluation)
     if not both:
         return {}
     are = "is" if both == 1 else "are"
@@ -94,7 +94,7 @@ def overlap_facts(train: Sequence[Any], evaluation: Sequence[Any]) -> dict[str, 
     }
 
 
-def _prompt_key(value: Any) -> tuple[str, ...]:
+def prompt_words(value: Any) -> tuple[str, ...]:
     """The words of a prompt, or of a row's; two that differ in white space alone are the same."""
     prompt: Prompt = getattr(value, "prompt", value)
     texts = (prompt.text or "", *(f"{message['role']} {message['content']}" for message in prompt.messages))
