@@ -120,7 +120,7 @@ def main() -> None:
             continue
         kept = chosen.folder / f"{hashlib.sha256(repr(job).encode()).hexdigest()[:16]}.json"
         try:
-            if only or not kept.is_file():
+            if not kept.is_file():
                 seconds, printed = measure(files, job)
                 kept.write_text(json.dumps(seconds))
                 print(printed if only else "", end="")

@@ -81,7 +81,7 @@ def test_the_documented_command_is_translated_and_trains_from_the_cache(answers,
     )
     whet(home, tmp_path, "migrate", quickstart, "-o", "trl.toml")
     printed = whet(home, tmp_path, "train", "dpo", "--config", "trl.toml", "--folder", "run")
-    assert "hub:trl-lib/ultrafeedback_binarized" in printed and "step 3/3" in printed and "finished" in printed
+    assert "hub:trl-lib/ultrafeedback_binarized" in printed and "step 2/2" in printed and "finished" in printed
 
 
 def test_a_missing_name_says_what_is_missing(answers, home, tmp_path):
