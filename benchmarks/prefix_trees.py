@@ -88,6 +88,7 @@ def measured(chosen: argparse.Namespace) -> dict[str, float]:
         return scores
 
     updates.token_logp = watched
+    token_logp.DEEP_DEVICES = (chosen.device,)
     torch.manual_seed(0)
     family, settings = SHAPES[chosen.model]
     context = chosen.turn * (chosen.depth + 1)
