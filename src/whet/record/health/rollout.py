@@ -38,7 +38,6 @@ def _sampler_gap(history: History) -> HealthFinding | None:
         f"Sampler and trainer disagree by {number(gap)} per token (at most {history.tolerance:g} is expected)",
         "the completions are not quite from the policy that is trained",
         "run sampler and trainer in the same precision (model.precision) and with the same weights",
-        history.give("objective.mismatch", "truncate"),
     )
 
 
