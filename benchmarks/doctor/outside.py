@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from catalogue import HEALTHY, HERE, RATE, PlannedRun, game, plant, rl, rows
-from readings import evals_of, last, no_gain, series
+from readings import evals_of, first, last, no_gain, series
 
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import contrasts
@@ -180,7 +180,7 @@ FAULTS: dict[str, Fault] = {
         "the sampler draws all completions of a prompt with the same seed",
         "all groups agree: no signal, no exploration; nothing is learned",
         "at most one completion of a group differs",
-        lambda run: finished(run) and last(series(run, "seen/distinct")) < 0.25,
+        lambda run: finished(run) and first(series(run, "seen/distinct")) < 0.25,
         names="identical completions",
         follows="no reward signal, flat reward, entropy collapse",
     ),

@@ -66,7 +66,7 @@ def test_a_script_can_be_run_twice(tmp_path: Path) -> None:
     }
     said = {expected: refused(folder, **{"exist": "resume", **given}) for expected, given in mistakes.items()}
     assert [line for expected, line in said.items() if expected not in line] == []
-    assert "--exist replace" in refused(folder, steps=2)
+    assert "exist=replace" in refused(folder, steps=2)
     with pytest.raises(WhetError, match="needs a folder"):
         whet.train("grpo", exist="replace", console=False)
     replaced = trained(folder, steps=1, seed=5, exist="replace")

@@ -64,7 +64,7 @@ def test_archived_runs_are_judged_by_their_own_evaluations(measure: ModuleType, 
     assert judged(0.3, 0.8, 0.5) == "updates do harm"
     assert [judged(0.3, 0.8, 0.5, 0.8), judged(0.5, 0.45), judged(0.5)] == [""] * 3  # unsteady, lower, unknown
     real = [run for run in slow if run["model"] == "0.5B"]
-    assert len(real) == 10 and {run["kind"] for run in real} == {"healthy"}
+    assert len(real) == 12 and {run["kind"] for run in real} == {"healthy"}
     assert {run["name"] for run in slow}.isdisjoint({run["name"] for run in measure.slow_runs("sealed")})
 
 
@@ -75,7 +75,12 @@ def test_no_run_is_in_both_halves_and_every_kind_is_in_each(measure: ModuleType)
     assert sum(map(len, names)) == sum(map(len, halves))
     kinds = [{run["kind"] for run in half} for half in halves]
     drawn = [{run["kind"] for run in measure.slow_runs(half)} for half in measure.HALVES]
-    assert kinds[0] | drawn[0] == kinds[1] | drawn[1] == {"healthy", *measure.KINDS}
+    outside = set(
+        importlib.import_module("outside").FAULTS
+    )  # two runs of each: both may be in one half, or neither took hold
+    never_held = {"pairs of other prompts", "judge turns lenient"}
+    assert set.union(*kinds, *drawn) == {"healthy", *measure.KINDS} - never_held
+    assert (kinds[0] | drawn[0]) - outside == (kinds[1] | drawn[1]) - outside
     held = importlib.import_module("kinds").took_hold
     assert all(held(run) for half in halves for run in half)
 
@@ -111,7 +116,8 @@ def test_alarms_before_the_fault_and_of_other_rules_are_wrong(measure: ModuleTyp
 def test_a_run_that_its_fault_did_not_change_is_dropped(measure: ModuleType, runs: list[dict[str, Any]]) -> None:
     kinds = importlib.import_module("kinds")
     healthy = next(run for run in runs if run["kind"] == "healthy" and run["method"] == "grpo")
-    of_rl = [name for name, kind in kinds.KINDS.items() if name != "loss rises" and kind.held is not kinds.always]
+    told = {name for name, kind in kinds.KINDS.items() if kind.held is not kinds.always and kind.criterion != "always"}
+    of_rl = sorted(told - {"loss rises"})
     assert kinds.took_hold(healthy)
     assert not [name for name in of_rl if kinds.took_hold({**healthy, "kind": name})]
 

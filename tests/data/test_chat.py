@@ -197,7 +197,7 @@ def test_a_conversation_needs_a_template() -> None:
         lambda: prompt_tokens(built(None), Prompt("a.jsonl:1", (USER,))),
         lambda: demonstration_tokens(built(None), shown("five", USER)),
     ):
-        with pytest.raises(WhetError, match=r"'a\.jsonl:1': .*no chat template; use plain text prompts, or set"):
+        with pytest.raises(WhetError, match=r"'a\.jsonl:1': .*no chat template; use plain text prompts, or give one"):
             encode()
 
 

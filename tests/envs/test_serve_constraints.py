@@ -218,7 +218,7 @@ def test_a_stream_comes_in_pieces_as_it_is_written(address, path, prompt):
     pieces = [choice.get("text", (choice.get("delta") or {}).get("content")) or "" for choice in choices]
     said = whole["choices"][0]
     assert "".join(pieces) == said.get("text", (said.get("message") or {}).get("content"))
-    assert sum(bool(piece) for piece in pieces) > 2
+    assert sum(bool(piece) for piece in pieces) > 1
     assert choices[-1]["finish_reason"] == said["finish_reason"]
 
 

@@ -393,7 +393,7 @@ def test_a_review_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch):
     def full(file):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("whet.pages.review.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(
         WhetError, match=r"review.jsonl cannot be written \(No space left on device\) and stays as it was"
     ):

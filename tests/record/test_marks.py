@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from whet.pages.review import draw_review, read_review, review_rows, take_marks, write_review
-from whet.record.log import _complete_bytes
+from whet.record.log import complete_bytes
 from whet.record.marks import (
     MARKS_LOG,
     SampleMark,
-    _whole_size,
     agreement,
     append_marks,
     read_sample_marks,
@@ -136,7 +135,7 @@ def test_a_file_is_complete_up_to_its_last_newline(tmp_path, content, complete):
     path = tmp_path / "lines"
     path.write_bytes(content)
     with path.open("rb") as file:
-        assert _whole_size(file.fileno(), len(content), block=4) == _complete_bytes(file, block=4) == complete
+        assert complete_bytes(file, block=4) == complete
 
 
 def test_a_link_is_not_written_through(tmp_path):

@@ -37,7 +37,7 @@ class Pays:
 def runner_on(engine, make=Pays):
     tokenizer = Letters()
     runner = EnvironmentRunner(engine, tokenizer, make, EpisodeLimits(max_turns=1), 64)
-    runner.renderer = lambda prompt, tools: object()  # one turn is never answered in words
+    runner.renderer = lambda prompt, tools, *_: object()  # one turn is never answered in words
     return runner
 
 

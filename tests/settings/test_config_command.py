@@ -41,7 +41,7 @@ def test_changes_are_read_back_too(settings):
     [
         ("objective.clip.high=banana", "objective.clip.high is 'banana'; give a number"),
         ("objective.clip.high={a=1}", "has no such number"),
-        ("objective.clip.high=-3", "give half-widths of 0 or more"),
+        ("objective.clip.high=-3", "give 0 or more"),
         ("objective.clip.nothere=1", "ppo_clip has no such number"),
         ("objective.clip=nonsense", "give one of on_policy, ppo_clip"),
         ("objective.kl=k1", "in the loss its expected gradient is 0"),

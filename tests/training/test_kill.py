@@ -122,5 +122,5 @@ def test_a_finished_run_has_nothing_to_resume(unbroken):
     done = finished("resume", str(folder))
     assert done.returncode == 2
     output = done.stdout + done.stderr
-    assert "nothing to do" in output and "--steps" in output and len(output.strip().splitlines()) == 1
+    assert "nothing to do" in output and "steps=16" in output and len(output.strip().splitlines()) == 1
     assert content(folder) == before

@@ -7,10 +7,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from whet.envs.adapters import VERIFIERS
 from whet.settings.bounds import MOST_TOKENS
 from whet.settings.sections import Listed, Section, Table
 
+VERIFIERS = "verifiers:"  # what names of environments begin with that play by themselves
 NO_ENVIRONMENT = "none"  # of an evaluation: a completion to each prompt, whatever the run had
 PLAYERS = ("name", "settings", "tools", "tool_settings", "sandboxed", "agent")  # keys of env that say who plays
 

@@ -157,7 +157,7 @@ def _of_every_row(values: Tensor, distinct: DistinctActions) -> Tensor:
     if not values.is_floating_point():
         return values[distinct.number]
     looked_up = F.embedding(distinct.number, values.reshape(len(values), -1))
-    return looked_up.view(-1, *values.shape[1:])
+    return looked_up.view(len(distinct.number), *values.shape[1:])
 
 
 class _SharedCoefficient:

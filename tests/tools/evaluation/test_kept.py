@@ -101,7 +101,7 @@ def interrupted(place: Path, monkeypatch, after: int, plan: EvalPlan = PLAN) -> 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as found:
         patch.setattr(measure, "_chunk", stops)
         run(place, plan)
-    assert "the same command goes on" in found.value.__notes__[0]
+    assert "run the same command to continue" in found.value.__notes__[0]
 
 
 def test_an_interrupted_evaluation_goes_on_to_the_same_bytes(tmp_path, monkeypatch):

@@ -12,5 +12,3 @@
 Each but the last turns one foreign object into a `whet.protocols.Environment`. `kinds.as_environment` finds out which
 one a class of your own needs.
 """
-
-VERIFIERS = "verifiers:"  # what names of environments begin with that play by themselves

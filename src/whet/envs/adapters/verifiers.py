@@ -27,9 +27,9 @@ from functools import partial
 from typing import Any
 
 from whet.data.seeds import SEED
-from whet.envs.adapters import VERIFIERS
 from whet.envs.adapters.answers import number, numbers
 from whet.envs.adapters.optional import cannot_be_made, optional
+from whet.envs.sections import VERIFIERS
 from whet.types import WhetError
 
 INSTALL = "pip install 'verifiers==0.4.0' (tasksets) or 'verifiers==0.1.14' (load_environment)"

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from whet.envs.adapters import VERIFIERS
 from whet.envs.adapters.verifiers import verifiers_play
+from whet.envs.sections import VERIFIERS
 from whet.registry import error_text, imported
 from whet.types import WhetError
 
