@@ -194,6 +194,7 @@ def begin(fault: Mapping[str, Any] | None, work: Path, notes: Path) -> None:
 
     def say_moments() -> None:
         if os.getpid() == process:
+            signal.setitimer(signal.ITIMER_PROF, 0)  # a run that is ending has no handler any more
             (notes / "moments").write_text(json.dumps({"file": clock.ticks, "processor": time.process_time()}))
 
     atexit.register(say_moments)

@@ -233,3 +233,23 @@ def test_config_shows_what_train_would_use_and_reads_it_back(capsys, tmp_path):
     again = whet(capsys, "config", "grpo", "--model", "smollm2")[1]
     assert tomllib.loads(again)["optimizer"]["learning_rate"] == 1e-6
     assert whet(capsys, "train", "grpo", "--config", "mine.toml", "--folder", "run", *TINY)[0] == 0
+
+
+def test_what_is_neither_a_list_nor_a_file_is_refused_in_one_line(capsys, monkeypatch, tmp_path):
+    """Found by hostile settings: imports that are a number, a template that never ends, a path that is no text."""
+    monkeypatch.chdir(tmp_path)
+    for words, said in (
+        (("train", "dpo", "--set", "imports=1.5"), "imports"),
+        (("train", "grpo", "--set", "model.chat_template=/dev/zero"), "cannot be read"),
+        (("reward", "review", "\ud800"), "is no path"),
+    ):
+        code, out, err = whet(capsys, *words)
+        assert code == 2 and out == "" and said in err and len(err.strip().splitlines()) == 1, (words, err)
+
+
+def test_a_list_of_runs_holds_one_of_another_version(capsys, tmp_path):
+    (tmp_path / "config.toml").write_text('method = "grpo"\n')
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": {}}\n')
+    code, out, err = whet(capsys, "runs", str(tmp_path))
+    assert code == 0 and str(tmp_path) in out + err and "Traceback" not in out + err

@@ -75,7 +75,7 @@ def _listed(folder: Path) -> ListedRun:
             best=best_remark({"evaluations": record.evaluations().values()}),
             started=started,
         )
-    except WhetError:
+    except (WhetError, KeyError, TypeError, AttributeError):  # damaged, or of another version
         return ListedRun(str(folder))
 
 

@@ -47,9 +47,12 @@ def _template_text(value: str) -> str:
     if not value or "{" in value or "\n" in value:
         return value
     try:
-        return Path(value).expanduser().read_text(encoding="utf-8")
+        file = Path(value).expanduser()
+        if file.is_file():  # a device or a pipe may never end
+            return file.read_text(encoding="utf-8")
     except (OSError, ValueError):
-        raise ValueError(f"{value!r} cannot be read; give a Jinja file, or the template itself") from None
+        pass
+    raise ValueError(f"{value!r} cannot be read; give a Jinja file, or the template itself")
 
 
 class ModelSection(Section):

@@ -121,6 +121,8 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
         return
     except OSError as error:
         raise WhetError(f"{path} cannot be read ({error.strerror}); make it readable") from None
+    except ValueError:  # half a surrogate pair, or NUL
+        raise WhetError(f"{str(path)!r} is no path; give a file or a folder") from None
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         if line.strip():
             yield f"{path}:{number}", line

@@ -413,8 +413,10 @@ def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None, 
 
 def _import_own(settings: Mapping[str, Any]) -> None:
     """Import what the config names, before any other name is looked up."""
-    names = settings.get("imports") or ()
-    import_sources([str(name) for name in ([names] if isinstance(names, str) else names)])
+    names = settings.get("imports")
+    names = [names] if isinstance(names, str) else names
+    if isinstance(names, list | tuple):  # what else it may be is refused with the other settings
+        import_sources([str(name) for name in names])
 
 
 def _steps_of(config: Config, rows: int | None) -> int:
