@@ -29,7 +29,6 @@ from typing import Any
 from whet.data.seeds import SEED
 from whet.envs.adapters.answers import number, numbers
 from whet.envs.adapters.optional import cannot_be_made, optional
-from whet.envs.sections import VERIFIERS
 from whet.types import WhetError
 
 INSTALL = "pip install 'verifiers==0.4.0' (tasksets) or 'verifiers==0.1.14' (load_environment)"
@@ -122,7 +121,7 @@ class TasksetPlay:
 
 def _loaded(name: str, settings: str) -> ClassicPlay | TasksetPlay:
     given = json.loads(settings)
-    identifier = name.removeprefix(VERIFIERS)
+    identifier = name.partition(":")[2]
     if not identifier:
         raise WhetError(f"the environment {name!r} names none; give verifiers:NAME, such as verifiers:gsm8k")
     if "" not in sys.path and os.getcwd() not in sys.path:
