@@ -1,6 +1,7 @@
 """Means and spreads over groups, completions and tokens. A NaN reward is unscorable: no statistic contains it.
 
-Branches of one episode count as one: each by 1 / the number of its scored siblings, itself included.
+Branches of one episode count as one: each by its share of the draws on its way (`whet.objective.tree`), or, where
+nothing is known of the tree, by 1 / the number of the scored branches.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from whet.objective.lazy_torch import torch
+from whet.objective.tree import path_weight, tree_paths
 from whet.types import TokenBatch
 
 if TYPE_CHECKING:
@@ -77,19 +79,23 @@ def episode_index(batch: TokenBatch) -> tuple[Tensor, int]:
 
 
 def episode_weight(batch: TokenBatch, counted: Tensor | None = None) -> Tensor | None:
-    """[N]: 1 / the number of counted rows of the row's episode, 0 where not counted; None where every row is its own.
+    """[N]: a row's share of its episode, 0 where not counted; None where every row is its own.
 
-    Counted are the scored rows, unless told otherwise: branches of an episode share its weight in every statistic.
+    Counted are the scored rows, unless told otherwise: branches of an episode share its weight in every statistic, by
+    the draws on their way, or alike where `batch.node` does not tell them.
     """
     if batch.episode is None:
         return None
-    one = (~batch.reward.isnan() if counted is None else counted).double()
+    counts = ~batch.reward.isnan() if counted is None else counted
     index, count = episode_index(batch)
+    if batch.node is not None:
+        return path_weight(tree_paths(batch.action, batch.node, index, count), counts)
+    one = counts.double()
     return one / sums_by(index, count, one).clamp(min=1)[index]
 
 
 def episode_mean(values: Tensor, batch: TokenBatch) -> Tensor:
-    """[N]: the mean of a value over the scored branches of the row's episode; without branches the value itself."""
+    """[N]: the weighted mean of a value over the scored branches of the row's episode; without branches the value itself."""
     weight = episode_weight(batch)
     if weight is None:
         return values

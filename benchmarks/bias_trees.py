@@ -1,0 +1,225 @@
+"""What gradients of episodes that branch estimate, exactly: `python benchmarks/bias_trees.py` prints the table of
+docs/bias.md.
+
+A toy policy decides up to three turns: with the first it ends the episode or goes on in one of two ways, with each of
+the next it ends it or goes on. Every tree that it could draw is enumerated with its probability, every group of two of
+them too, and the real loss gives the gradient of each. Nothing is sampled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from whet.objective import PRESETS, Objective, with_changes
+from whet.types import TokenBatch, Totals
+
+State = tuple[int, ...]  # the turns so far; 0 ends the episode
+LONGEST, TREES = 3, 2
+CHOICES = {(): 3, (1,): 2, (2,): 2, (1, 1): 2, (2, 1): 2}  # turns that can be drawn in each state
+PLACES = {state: sum(list(CHOICES.values())[:number]) for number, state in enumerate(CHOICES)}
+NUM_LOGITS = sum(CHOICES.values())
+
+
+def _random(count: int, seed: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+THETA = _random(NUM_LOGITS, 1)
+
+
+def chances(theta: Tensor, state: State) -> Tensor:
+    """[choices]: of each turn in a state."""
+    start = PLACES[state]
+    return theta[start : start + CHOICES[state]].softmax(0)
+
+
+def is_over(state: State) -> bool:
+    return bool(state) and (state[-1] == 0 or len(state) == LONGEST)
+
+
+def every_episode(state: State = ()) -> list[State]:
+    if is_over(state):
+        return [state]
+    return [episode for turn in range(CHOICES[state]) for episode in every_episode((*state, turn))]
+
+
+EPISODES = every_episode()
+REWARD = dict(zip(EPISODES, _random(len(EPISODES), 7).tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A whole episode, and the number of the draw that each of its turns came from."""
+
+    turns: State
+    nodes: tuple[str, ...]
+
+
+Tree = tuple[Leaf, ...]
+Rule = Callable[[State, int], Iterable[tuple[float, int]]]
+"""(the state, leaves that it may still have) -> (chance, number of turns drawn from it)."""
+
+
+def continuations(state: State, leaves: int, rule: Rule, path: tuple[str, ...] = ()) -> list[tuple[float, Tree]]:
+    """Every subtree below one draw from a state, with its probability."""
+    found: list[tuple[float, Tree]] = []
+    for turn, chance in enumerate(chances(THETA, state).tolist()):
+        reached = (*state, turn)
+        if is_over(reached):
+            found.append((chance, (Leaf(reached, path),)))
+            continue
+        for likely, count in rule(reached, leaves):
+            shares = [leaves // count + (number < leaves % count) for number in range(count)]
+            below = [
+                continuations(reached, share, rule, (*path, f"{path[-1]}.{number}"))
+                for number, share in enumerate(shares)
+            ]
+            for drawn in itertools.product(*below):
+                probability = chance * likely
+                for each, _ in drawn:
+                    probability *= each
+                found.append((probability, tuple(leaf for _, leaves_below in drawn for leaf in leaves_below)))
+    return found
+
+
+def online(rule: Rule, leaves: int = 3) -> list[tuple[float, Tree]]:
+    """Every tree whose states branch, or not, when they are reached."""
+    return continuations((), leaves, rule, ("0",))
+
+
+def at_turns(state: State, leaves: int) -> list[tuple[float, int]]:
+    """Two turns from every state, as far as the leaves go."""
+    return [(1.0, min(2, leaves))]
+
+
+def at_chance(state: State, leaves: int) -> list[tuple[float, int]]:
+    """With a chance that depends on how unlikely the turn was that led here."""
+    surprise = -float(chances(THETA, state[:-1])[state[-1]].log())
+    chance = min(0.3 + 0.3 * surprise, 1.0) if leaves > 1 else 0.0
+    return [(chance, 2), (1 - chance, 1)] if leaves > 1 else [(1.0, 1)]
+
+
+def in_hindsight(choose: Callable[[State], Iterable[tuple[float, int]]]) -> list[tuple[float, Tree]]:
+    """Every tree of an episode and a second one that leaves it at a state chosen when the first was over."""
+    alone = {state: continuations(state, 1, lambda _, __: [(1.0, 1)], ("-",)) for state in CHOICES}
+    found = []
+    for chance, (first,) in alone[()]:
+        nodes = tuple(map(str, range(len(first.turns))))
+        for likely, at in choose(first.turns):
+            for other, (second,) in alone[first.turns[:at]]:
+                own = tuple(f"new {number}" for number in range(at, len(second.turns)))
+                tree = (replace(first, nodes=nodes), replace(second, nodes=(*nodes[:at], *own)))
+                found.append((chance * likely * other, tree))
+    return found
+
+
+def any_state(turns: State) -> list[tuple[float, int]]:
+    """Any state of the episode, the prompt among them (Tree-GRPO's code)."""
+    return [(1 / len(turns), at) for at in range(len(turns))]
+
+
+def most_surprising(turns: State) -> list[tuple[float, int]]:
+    """The state before its unlikeliest turn (TreeRL's code, turn by turn)."""
+    likely = [float(chances(THETA, turns[:at])[turns[at]]) for at in range(len(turns))]
+    return [(1.0, likely.index(min(likely)))]
+
+
+def exact() -> Tensor:
+    """The gradient of E[R]."""
+    theta = THETA.clone().requires_grad_()
+    value = torch.zeros((), dtype=torch.float64)
+    for episode in EPISODES:
+        chance = torch.ones((), dtype=torch.float64)
+        for at, turn in enumerate(episode):
+            chance = chance * chances(theta, episode[:at])[turn]
+        value = value + chance * REWARD[episode]
+    return torch.autograd.grad(value, theta)[0]
+
+
+def expected(objective: Objective, trees: Sequence[tuple[float, Tree]], count_leaves: bool = False) -> Tensor:
+    """What ascent on the loss follows on average over the groups of TREES trees; `count_leaves`: by 1 / leaves."""
+    groups = list(itertools.product(trees, repeat=TREES))
+    rows = [
+        (group, group * TREES + place, leaf)
+        for group, members in enumerate(groups)
+        for place, (_, tree) in enumerate(members)
+        for leaf in tree
+    ]
+    names = {name: number for number, name in enumerate(sorted({node for *_, leaf in rows for node in leaf.nodes}))}
+    action = torch.tensor([[at < len(leaf.turns) for at in range(LONGEST)] for *_, leaf in rows])
+    padding = (0,) * LONGEST
+    nodes = [(*(names[node] for node in leaf.nodes), *padding)[:LONGEST] for *_, leaf in rows]
+    batch = TokenBatch(
+        tokens=torch.zeros_like(action).long(),
+        action=action,
+        group=torch.tensor([group for group, *_ in rows]),
+        reward=torch.tensor([REWARD[leaf.turns] for *_, leaf in rows], dtype=torch.float64),
+        episode=torch.tensor([episode for _, episode, _ in rows]),
+        node=None if count_leaves else torch.tensor(nodes),
+    )
+    batch, _ = objective.advantage(batch, {})
+    theta = THETA.clone().requires_grad_()
+    known = torch.cat([chances(theta, state).log() for state in CHOICES])
+    places = [[PLACES[leaf.turns[:at]] + turn for at, turn in enumerate(leaf.turns)] for *_, leaf in rows]
+    index = torch.tensor([[*each, *padding][:LONGEST] for each in places])
+    logp = torch.where(action, known[index], 0.0)
+    parts = logp.detach().requires_grad_()
+    totals = Totals(tokens=1, sequences=TREES, max_new_tokens=LONGEST)
+    (grad,) = torch.autograd.grad(objective.loss(batch, parts, totals).value, parts)
+    chance = torch.tensor([_product(each for each, _ in members) for members in groups], dtype=torch.float64)
+    return -torch.autograd.grad((chance[batch.group][:, None] * grad * logp).sum(), theta)[0]
+
+
+def _product(values: Iterable[float]) -> float:
+    total = 1.0
+    for value in values:
+        total *= value
+    return total
+
+
+def method(name: str, **changes: str) -> Objective:
+    """A preset with its turns counted whole: share 1 / N, no KL."""
+    return with_changes(PRESETS[name].objective, {"aggregate": "sequence_sum", "kl": "none", **changes})
+
+
+@cache
+def estimates() -> dict[str, tuple[float, float]]:
+    """Of each estimator: how far its expected gradient is from that of E[R], as a share, and the cosine of the two."""
+    turns, chance = online(at_turns), online(at_chance)
+    siblings, group, tree = method("rloo_tree"), method("rloo"), method("tree_grpo")
+    found = {
+        "`siblings`, branching at turns": expected(siblings, turns),
+        "`siblings`, branching by the surprise of the turn before": expected(siblings, chance),
+        "`leave_one_out`, the same trees": expected(group, turns),
+        "`leave_one_out`, leaves of a tree count alike": expected(group, turns, count_leaves=True),
+        "`group_and_tree` (Tree-GRPO)": expected(tree, turns),
+        "`siblings`, a state chosen in hindsight, any": expected(siblings, in_hindsight(any_state)),
+        "`siblings`, a state chosen in hindsight, the most surprising": expected(
+            siblings, in_hindsight(most_surprising)
+        ),
+    }
+    right = exact()
+    return {
+        name: (float((each - right).norm() / right.norm()), float((each @ right) / each.norm() / right.norm()))
+        for name, each in found.items()
+    }
+
+
+def table() -> str:
+    """The rows of docs/bias.md."""
+    return "\n".join(
+        f"| {name} | {'0' if apart < 1e-10 else f'{apart:.0%}'} | {cosine:.3f} |"
+        for name, (apart, cosine) in estimates().items()
+    )
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.partition("\n\n")[0]).parse_args()
+    print(table())
