@@ -145,43 +145,42 @@ def exact() -> Tensor:
 
 def expected(objective: Objective, trees: Sequence[tuple[float, Tree]], count_leaves: bool = False) -> Tensor:
     """What ascent on the loss follows on average over the groups of TREES trees; `count_leaves`: by 1 / leaves."""
-    groups = list(itertools.product(trees, repeat=TREES))
-    rows = [
-        (group, group * TREES + place, leaf)
-        for group, members in enumerate(groups)
-        for place, (_, tree) in enumerate(members)
-        for leaf in tree
-    ]
-    names = {name: number for number, name in enumerate(sorted({node for *_, leaf in rows for node in leaf.nodes}))}
-    action = torch.tensor([[at < len(leaf.turns) for at in range(LONGEST)] for *_, leaf in rows])
-    padding = (0,) * LONGEST
-    nodes = [(*(names[node] for node in leaf.nodes), *padding)[:LONGEST] for *_, leaf in rows]
+    leaves = [leaf for _, tree in trees for leaf in tree]
+    names = {name: number for number, name in enumerate(sorted({node for leaf in leaves for node in leaf.nodes}))}
+    action = torch.tensor([[at < len(leaf.turns) for at in range(LONGEST)] for leaf in leaves])
+    node = torch.tensor([_padded([names[name] for name in leaf.nodes]) for leaf in leaves])
+    reward = torch.tensor([REWARD[leaf.turns] for leaf in leaves], dtype=torch.float64)
+    place = torch.tensor(
+        [_padded([PLACES[leaf.turns[:at]] + turn for at, turn in enumerate(leaf.turns)]) for leaf in leaves]
+    )
+    # of every group, the trees in it, and of those the leaves: the rows
+    size = torch.tensor([len(tree) for _, tree in trees])
+    first = size.cumsum(0) - size
+    chosen = torch.cartesian_prod(*[torch.arange(len(trees))] * TREES).reshape(-1)
+    episode = torch.arange(len(chosen)).repeat_interleave(size[chosen])
+    start = size[chosen].cumsum(0) - size[chosen]
+    row = first[chosen][episode] + torch.arange(len(episode)) - start[episode]
     batch = TokenBatch(
-        tokens=torch.zeros_like(action).long(),
-        action=action,
-        group=torch.tensor([group for group, *_ in rows]),
-        reward=torch.tensor([REWARD[leaf.turns] for *_, leaf in rows], dtype=torch.float64),
-        episode=torch.tensor([episode for _, episode, _ in rows]),
-        node=None if count_leaves else torch.tensor(nodes),
+        tokens=torch.zeros_like(node[row]),
+        action=action[row],
+        group=episode // TREES,
+        reward=reward[row],
+        episode=episode,
+        node=None if count_leaves else node[row],
     )
     batch, _ = objective.advantage(batch, {})
     theta = THETA.clone().requires_grad_()
     known = torch.cat([chances(theta, state).log() for state in CHOICES])
-    places = [[PLACES[leaf.turns[:at]] + turn for at, turn in enumerate(leaf.turns)] for *_, leaf in rows]
-    index = torch.tensor([[*each, *padding][:LONGEST] for each in places])
-    logp = torch.where(action, known[index], 0.0)
+    logp = torch.where(batch.action, known[place[row]], 0.0)
     parts = logp.detach().requires_grad_()
     totals = Totals(tokens=1, sequences=TREES, max_new_tokens=LONGEST)
     (grad,) = torch.autograd.grad(objective.loss(batch, parts, totals).value, parts)
-    chance = torch.tensor([_product(each for each, _ in members) for members in groups], dtype=torch.float64)
+    chance = torch.tensor([chance for chance, _ in trees], dtype=torch.float64)[chosen].view(-1, TREES).prod(-1)
     return -torch.autograd.grad((chance[batch.group][:, None] * grad * logp).sum(), theta)[0]
 
 
-def _product(values: Iterable[float]) -> float:
-    total = 1.0
-    for value in values:
-        total *= value
-    return total
+def _padded(values: Sequence[int]) -> list[int]:
+    return [*values, *[0] * LONGEST][:LONGEST]
 
 
 def method(name: str, **changes: str) -> Objective:

@@ -1,4 +1,4 @@
-"""Credit from siblings: turns that were drawn from one state are compared with each other by what their leaves earned."""
+"""Credit from siblings: turns drawn from one state are compared with each other by what their leaves earned."""
 
 from __future__ import annotations
 

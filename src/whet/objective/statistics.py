@@ -66,16 +66,21 @@ def compared_apart(batch: TokenBatch) -> TokenBatch:
     """The batch with a group for each role: rewards of different roles are never compared with each other."""
     if batch.role is None:
         return batch
-    _, index = torch.unique(torch.stack([batch.group, batch.role]), dim=1, return_inverse=True)
-    return replace(batch, group=index)
+    return replace(batch, group=pair_index(batch.group, batch.role)[0])
+
+
+def pair_index(one: Tensor, other: Tensor) -> tuple[Tensor, int]:
+    """A number from 0 for each pair of whole numbers [N], in their order, and how many there are."""
+    (_, first), (known, second) = (torch.unique(values, return_inverse=True) for values in (one, other))
+    unique, index = torch.unique(first * len(known) + second, return_inverse=True)
+    return index, len(unique)
 
 
 def episode_index(batch: TokenBatch) -> tuple[Tensor, int]:
     """Each row's episode in its group as a number from 0, and how many there are; a row of its own without episodes."""
     if batch.episode is None:
         return torch.arange(len(batch.group), device=batch.group.device), len(batch.group)
-    _, index = torch.unique(torch.stack([batch.group, batch.episode]), dim=1, return_inverse=True)
-    return index, int(index.max()) + 1 if index.numel() else 0
+    return pair_index(batch.group, batch.episode)
 
 
 def episode_weight(batch: TokenBatch, counted: Tensor | None = None) -> Tensor | None:
@@ -95,7 +100,7 @@ def episode_weight(batch: TokenBatch, counted: Tensor | None = None) -> Tensor |
 
 
 def episode_mean(values: Tensor, batch: TokenBatch) -> Tensor:
-    """[N]: the weighted mean of a value over the scored branches of the row's episode; without branches the value itself."""
+    """[N]: the mean of a value over the scored branches of the row's episode, by their weights; without, the value."""
     weight = episode_weight(batch)
     if weight is None:
         return values

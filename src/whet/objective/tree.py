@@ -39,9 +39,9 @@ def tree_paths(action: Tensor, node: Tensor, tree: Tensor, num_trees: int) -> Tr
     before = torch.cat([torch.full_like(newest[:, :1], -1), newest[:, :-1]], dim=1)  # the last action before a column
     changed = node != node.gather(1, before.clamp(min=0))
     rows, columns = (action & ((before < 0) | changed)).nonzero(as_tuple=True)
-    names = torch.stack([tree[rows], node[rows, columns]])
-    unique, draw = torch.unique(names, dim=1, return_inverse=True)
-    num_draws = unique.shape[1]
+    known, number = torch.unique(node[rows, columns], return_inverse=True)
+    unique, draw = torch.unique(tree[rows] * len(known) + number, return_inverse=True)
+    num_draws = len(unique)
     root = num_draws + tree
     parent = torch.where(before[rows, columns] < 0, root[rows], draw.roll(1))
     passage = torch.arange(len(rows), device=rows.device)
@@ -59,8 +59,9 @@ def path_weight(paths: TreePaths, counted: Tensor) -> Tensor:
     ending = counted.nonzero()[:, 0]
     parents = torch.cat([paths.parent[seen], paths.end[ending]])
     children = torch.cat([paths.draw[seen], num_states + ending])
-    edges = torch.unique(torch.stack([parents, children]), dim=1)
-    ways = torch.bincount(edges[0], minlength=num_states).clamp(min=1)
+    num_children = num_states + len(counted)
+    edges = torch.unique(parents * num_children + children)
+    ways = torch.bincount(edges // num_children, minlength=num_states).clamp(min=1)
     share = 1.0 / ways.double()
     weight = share[paths.end].scatter_reduce(0, paths.row, share[paths.parent], "prod")
     return torch.where(counted, weight, 0.0)

@@ -45,11 +45,23 @@ def episode_counts(groups: Sequence[Group], played: PlayNotes) -> dict[str, int]
             counts.update(turn.counts)
         if sample.stop.is_limit or sample.stop is StopReason.FAILED:
             counts[f"ended_by_{sample.stop}"] += 1
+    counts.update(_tree_counts(samples))
     if samples:
         counts["observed_tokens"] = sum(
             len(episode.tokens) - _first(episode) - episode.num_actions for episode in samples
         )
     return dict(sorted(counts.items()))
+
+
+def _tree_counts(samples: Sequence[Sample]) -> dict[str, int]:
+    """Of episodes that branch: how many there are, and the tokens of turns that leaves share, counted for each leaf
+    after the first: what as many separate episodes would have written in addition."""
+    turns = [(sample.episode, turn) for sample in samples for turn in sample.turns if turn.node is not None]
+    if not turns:
+        return {}
+    written = {(episode, turn.node): turn.stop - turn.start for episode, turn in turns}
+    tokens = sum(turn.stop - turn.start for _, turn in turns)
+    return {"episodes": len({sample.episode for sample in samples}), "shared_tokens": tokens - sum(written.values())}
 
 
 def _first(sample: Sample) -> int:

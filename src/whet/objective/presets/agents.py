@@ -54,7 +54,8 @@ TREE_GRPO = Preset(
         "in the loss a row counts by the draws on its way, in the code all leaves alike: the same where trees are "
         "balanced and have equally many leaves",
         "a tree of one leaf adds nothing; the code adds its bare reward",
-        "clip, aggregate, KL and the numbers of trees and leaves are those of the authors' scripts (M = 2, K = 3)",
+        "aggregate, KL and the numbers of trees and leaves are those of the authors' scripts (M = 2, K = 3); their "
+        "code clips twice, objective.clip=dual_clip with ceiling 3",
     ),
     episodes=True,
     run={"env": {"branching": "turns", "leaves": 3}, "batch": {"group_size": 2}},
