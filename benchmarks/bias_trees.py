@@ -21,7 +21,7 @@ from whet.objective import PRESETS, Objective, with_changes
 from whet.types import TokenBatch, Totals
 
 State = tuple[int, ...]  # the turns so far; 0 ends the episode
-LONGEST, TREES = 3, 2
+LONGEST = 3
 CHOICES = {(): 3, (1,): 2, (2,): 2, (1, 1): 2, (2, 1): 2}  # turns that can be drawn in each state
 PLACES = {state: sum(list(CHOICES.values())[:number]) for number, state in enumerate(CHOICES)}
 NUM_LOGITS = sum(CHOICES.values())
@@ -38,6 +38,18 @@ def chances(theta: Tensor, state: State) -> Tensor:
     """[choices]: of each turn in a state."""
     start = PLACES[state]
     return theta[start : start + CHOICES[state]].softmax(0)
+
+
+def _slopes() -> Tensor:
+    """[logits, logits]: of the log-probability of each turn in each state."""
+    rows = torch.zeros(NUM_LOGITS, NUM_LOGITS, dtype=torch.float64)
+    for state, count in CHOICES.items():
+        inside = slice(PLACES[state], PLACES[state] + count)
+        rows[inside, inside] = torch.eye(count, dtype=torch.float64) - chances(THETA, state)
+    return rows
+
+
+SLOPES = _slopes()
 
 
 def is_over(state: State) -> bool:
@@ -94,6 +106,11 @@ def online(rule: Rule, leaves: int = 3) -> list[tuple[float, Tree]]:
     return continuations((), leaves, rule, ("0",))
 
 
+def never(state: State, leaves: int) -> list[tuple[float, int]]:
+    """One turn from every state."""
+    return [(1.0, 1)]
+
+
 def at_turns(state: State, leaves: int) -> list[tuple[float, int]]:
     """Two turns from every state, as far as the leaves go."""
     return [(1.0, min(2, leaves))]
@@ -108,7 +125,7 @@ def at_chance(state: State, leaves: int) -> list[tuple[float, int]]:
 
 def in_hindsight(choose: Callable[[State], Iterable[tuple[float, int]]]) -> list[tuple[float, Tree]]:
     """Every tree of an episode and a second one that leaves it at a state chosen when the first was over."""
-    alone = {state: continuations(state, 1, lambda _, __: [(1.0, 1)], ("-",)) for state in CHOICES}
+    alone = {state: continuations(state, 1, never, ("-",)) for state in CHOICES}
     found = []
     for chance, (first,) in alone[()]:
         nodes = tuple(map(str, range(len(first.turns))))
@@ -143,8 +160,18 @@ def exact() -> Tensor:
     return torch.autograd.grad(value, theta)[0]
 
 
-def expected(objective: Objective, trees: Sequence[tuple[float, Tree]], count_leaves: bool = False) -> Tensor:
-    """What ascent on the loss follows on average over the groups of TREES trees; `count_leaves`: by 1 / leaves."""
+@dataclass(frozen=True)
+class Estimate:
+    """The gradients that a method could follow, over all groups of trees that could be drawn."""
+
+    mean: Tensor  # [logits]
+    variance: float  # E |gradient - mean|^2
+    draws: float  # turns that are drawn for a group, on average
+    leaves: float  # episodes of a group, on average
+
+
+def estimate(objective: Objective, trees: Sequence[tuple[float, Tree]], size: int = 2, alike: bool = False) -> Estimate:
+    """Of groups of `size` trees; `alike`: the leaves of a tree count alike, whatever was drawn on their way."""
     leaves = [leaf for _, tree in trees for leaf in tree]
     names = {name: number for number, name in enumerate(sorted({node for leaf in leaves for node in leaf.nodes}))}
     action = torch.tensor([[at < len(leaf.turns) for at in range(LONGEST)] for leaf in leaves])
@@ -154,29 +181,37 @@ def expected(objective: Objective, trees: Sequence[tuple[float, Tree]], count_le
         [_padded([PLACES[leaf.turns[:at]] + turn for at, turn in enumerate(leaf.turns)]) for leaf in leaves]
     )
     # of every group, the trees in it, and of those the leaves: the rows
-    size = torch.tensor([len(tree) for _, tree in trees])
-    first = size.cumsum(0) - size
-    chosen = torch.cartesian_prod(*[torch.arange(len(trees))] * TREES).reshape(-1)
-    episode = torch.arange(len(chosen)).repeat_interleave(size[chosen])
-    start = size[chosen].cumsum(0) - size[chosen]
+    num_leaves = torch.tensor([len(tree) for _, tree in trees])
+    first = num_leaves.cumsum(0) - num_leaves
+    chosen = torch.cartesian_prod(*[torch.arange(len(trees))] * size).reshape(-1)
+    episode = torch.arange(len(chosen)).repeat_interleave(num_leaves[chosen])
+    start = num_leaves[chosen].cumsum(0) - num_leaves[chosen]
     row = first[chosen][episode] + torch.arange(len(episode)) - start[episode]
     batch = TokenBatch(
         tokens=torch.zeros_like(node[row]),
         action=action[row],
-        group=episode // TREES,
+        group=episode // size,
         reward=reward[row],
         episode=episode,
-        node=None if count_leaves else node[row],
+        node=None if alike else node[row],
     )
     batch, _ = objective.advantage(batch, {})
-    theta = THETA.clone().requires_grad_()
-    known = torch.cat([chances(theta, state).log() for state in CHOICES])
-    logp = torch.where(batch.action, known[place[row]], 0.0)
-    parts = logp.detach().requires_grad_()
-    totals = Totals(tokens=1, sequences=TREES, max_new_tokens=LONGEST)
-    (grad,) = torch.autograd.grad(objective.loss(batch, parts, totals).value, parts)
-    chance = torch.tensor([chance for chance, _ in trees], dtype=torch.float64)[chosen].view(-1, TREES).prod(-1)
-    return -torch.autograd.grad((chance[batch.group][:, None] * grad * logp).sum(), theta)[0]
+    logp = torch.zeros(batch.action.shape, dtype=torch.float64, requires_grad=True)
+    totals = Totals(tokens=1, sequences=size, max_new_tokens=LONGEST)
+    (grad,) = torch.autograd.grad(-objective.loss(batch, logp, totals).value, logp)
+    pushes = torch.zeros(len(chosen) // size, NUM_LOGITS, dtype=torch.float64)
+    for column in range(LONGEST):
+        pushes.index_add_(0, batch.group, grad[:, column, None] * SLOPES[place[row, column]])
+    likely = torch.tensor([chance for chance, _ in trees], dtype=torch.float64)
+    chance = likely[chosen].view(-1, size).prod(-1)
+    mean = chance @ pushes
+    draws = torch.tensor([len({node for leaf in tree for node in leaf.nodes}) for _, tree in trees])
+    return Estimate(
+        mean,
+        float(chance @ (pushes - mean).square().sum(-1)),
+        size * float(likely @ draws.double()),
+        size * float(likely @ num_leaves.double()),
+    )
 
 
 def _padded(values: Sequence[int]) -> list[int]:
@@ -189,34 +224,38 @@ def method(name: str, **changes: str) -> Objective:
 
 
 @cache
-def estimates() -> dict[str, tuple[float, float]]:
-    """Of each estimator: how far its expected gradient is from that of E[R], as a share, and the cosine of the two."""
-    turns, chance = online(at_turns), online(at_chance)
+def estimates() -> dict[str, Estimate]:
+    """Of each estimator and way to branch."""
+    turns, chance, alone = online(at_turns), online(at_chance), online(never)
     siblings, group, tree = method("rloo_tree"), method("rloo"), method("tree_grpo")
-    found = {
-        "`siblings`, branching at turns": expected(siblings, turns),
-        "`siblings`, branching by the surprise of the turn before": expected(siblings, chance),
-        "`leave_one_out`, the same trees": expected(group, turns),
-        "`leave_one_out`, leaves of a tree count alike": expected(group, turns, count_leaves=True),
-        "`group_and_tree` (Tree-GRPO)": expected(tree, turns),
-        "`siblings`, a state chosen in hindsight, any": expected(siblings, in_hindsight(any_state)),
-        "`siblings`, a state chosen in hindsight, the most surprising": expected(
+    return {
+        "`leave_one_out`, 5 separate episodes": estimate(group, alone, 5),
+        "`siblings`, branching at turns": estimate(siblings, turns),
+        "`siblings`, branching by the surprise of the turn before": estimate(siblings, chance),
+        "`leave_one_out`, branching at turns": estimate(group, turns),
+        "`leave_one_out`, leaves of a tree count alike": estimate(group, turns, alike=True),
+        "`group_and_tree` (Tree-GRPO), branching at turns": estimate(tree, turns),
+        "`siblings`, a state chosen in hindsight, any": estimate(siblings, in_hindsight(any_state)),
+        "`siblings`, a state chosen in hindsight, the most surprising": estimate(
             siblings, in_hindsight(most_surprising)
         ),
     }
-    right = exact()
-    return {
-        name: (float((each - right).norm() / right.norm()), float((each @ right) / each.norm() / right.norm()))
-        for name, each in found.items()
-    }
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """How far two gradients differ, as a share of the second."""
+    return float((one - other).norm() / other.norm())
 
 
 def table() -> str:
-    """The rows of docs/bias.md."""
-    return "\n".join(
-        f"| {name} | {'0' if apart < 1e-10 else f'{apart:.0%}'} | {cosine:.3f} |"
-        for name, (apart, cosine) in estimates().items()
-    )
+    """The rows of docs/bias.md: how far off, the cosine with the exact gradient, leaves, turns drawn, and the variance."""
+    right, rows = exact(), []
+    for name, each in estimates().items():
+        off = apart(each.mean, right)
+        cosine = float(each.mean @ right / each.mean.norm() / right.norm())
+        cells = [name, "0" if off < 1e-10 else f"{off:.0%}", f"{cosine:.3f}", f"{each.leaves:.2f}", f"{each.draws:.2f}"]
+        rows.append(f"| {' | '.join([*cells, f'{each.variance:.3f}'])} |")
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

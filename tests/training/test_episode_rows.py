@@ -116,7 +116,7 @@ BRANCHING = {
 }
 
 
-@pytest.mark.parametrize("rule", BRANCHING)
+@pytest.mark.parametrize("rule", ["turns", pytest.param("entropy", marks=pytest.mark.slow)])
 def test_a_resumed_run_whose_episodes_branch_leaves_the_same_bytes(here, rule):
     metrics, samples = trained(here / "whole", "rloo_tree", *BRANCHING[rule], steps=3)
     for line in metrics:
@@ -129,7 +129,7 @@ def test_a_resumed_run_whose_episodes_branch_leaves_the_same_bytes(here, rule):
     several = [branches for branches in leaves.values() if len(branches) > 1]
     assert several and len({len(branches) for branches in leaves.values()}) > 1
     for branches in several:  # one turn is shared, and siblings went on from it
-        first = [[turn for turn in branch["turns"] if turn["role"] == "assistant"][0] for branch in branches]
+        first = [next(turn for turn in branch["turns"] if turn["role"] == "assistant") for branch in branches]
         assert {turn["node"] for turn in first} == {0} and len({turn["text"] for turn in first}) == 1
     assert any(len({branch["reward"] for branch in branches}) > 1 for branches in several)
     shutil.copytree(here / "whole", here / "broken")
@@ -141,10 +141,10 @@ def test_a_resumed_run_whose_episodes_branch_leaves_the_same_bytes(here, rule):
     assert strip[0] == strip[1] and [line["metrics"] for line in again] == [line["metrics"] for line in metrics]
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["echo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gigpo", "rloo_turns", "rae", "rloo_tree"))],
-)
+SLOW = ("gigpo", "rloo_turns", "rae", "rloo_tree")
+
+
+@pytest.mark.parametrize("method", ["echo", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_how_a_batch_of_episodes_is_cut_does_not_matter(here, method):
     found = []
     for number, tokens in enumerate((40, 10_000)):
