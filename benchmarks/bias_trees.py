@@ -229,7 +229,7 @@ def estimates() -> dict[str, Estimate]:
     turns, chance, alone = online(at_turns), online(at_chance), online(never)
     siblings, group, tree = method("rloo_tree"), method("rloo"), method("tree_grpo")
     return {
-        "`leave_one_out`, 5 separate episodes": estimate(group, alone, 5),
+        "`leave_one_out`, 3 separate episodes": estimate(group, alone, 3),
         "`siblings`, branching at turns": estimate(siblings, turns),
         "`siblings`, branching by the surprise of the turn before": estimate(siblings, chance),
         "`leave_one_out`, branching at turns": estimate(group, turns),
@@ -248,7 +248,7 @@ def apart(one: Tensor, other: Tensor) -> float:
 
 
 def table() -> str:
-    """The rows of docs/bias.md: how far off, the cosine with the exact gradient, leaves, turns drawn, and the variance."""
+    """The rows of docs/bias.md: how far off, the cosine with the exact gradient, leaves, turns drawn, variance."""
     right, rows = exact(), []
     for name, each in estimates().items():
         off = apart(each.mean, right)

@@ -299,8 +299,7 @@ def trees(folder: Path) -> dict[str, Any]:
     for name, (method, settings) in TREES.items():
         game = merged({key: part for key, part in GAME.items() if key != "objective"}, settings)
         runs = [
-            trained_as(folder, f"trees-{name}-seed{seed}", method, merged(game, {"seed": seed}))
-            for seed in AGENT_SEEDS
+            trained_as(folder, f"trees-{name}-seed{seed}", method, merged(game, {"seed": seed})) for seed in AGENT_SEEDS
         ]
         values[name] = {**over_seeds(runs), "written": spread([written(run) for run in runs])}
     separate, branching = (values[name]["written"]["tokens_per_leaf"]["mean"] for name in TREES)
