@@ -34,7 +34,7 @@ from whet.model.shared_prefix import long_tensor
 from whet.protocols import Engine, Environment
 from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
-from whet.rollout.branching import Branching, Replay, shared_out, twin_of
+from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
 from whet.rollout.calls import CallPool
 from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
@@ -641,7 +641,7 @@ class _Play:
         key, self._num_keys = self._num_keys, self._num_keys + 1
         twin = episode.twin(environment, key, number)
         if is_replay:
-            replay = Replay(environment, episode.prompt, tuple(episode.answered))
+            replay = TurnReplay(environment, episode.prompt, tuple(episode.answered))
             future = runner._pool.submit(replay)
             self._await(_EnvironmentCall(future, twin, False, time.monotonic(), is_replay=True))
         return twin
