@@ -14,6 +14,7 @@ the environment, and each leaves a sample.
 
 from __future__ import annotations
 
+import copy
 import math
 import queue
 import time
@@ -140,16 +141,13 @@ class _Episode:
 
     def twin(self, environment: Environment, key: int, branch: int) -> _Episode:
         """Another branch from the same state, with a random stream of its own."""
-        lists = ("tokens", "action", "logp", "supports", "experts", "turns", "messages", "draws", "answered")
-        return replace(
-            self,
-            **{name: list(getattr(self, name)) for name in lists},
-            metrics=dict(self.metrics),
-            environment=environment,
-            key=key,
-            branch=(*self.branch, branch),
-            seed=(*self.seed, f"branch {self.num_turns}.{branch}"),
-        )
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list | dict):  # each goes on by itself; the tree they have in common
+                setattr(twin, name, copy.copy(value))
+        twin.environment, twin.key, twin.branch = environment, key, (*self.branch, branch)
+        twin.seed = (*self.seed, f"branch {self.num_turns}.{branch}")
+        return twin
 
 
 @dataclass(frozen=True)
