@@ -199,6 +199,9 @@ def test_tools_branch_where_their_calls_leave_nothing(tokenizer):
 
     samples, *_ = play(tokenizer, make, Branching("tool_calls", leaves=4), script=script, budget=99)
     assert [nodes(sample) for sample in samples] == [[0, 1, 2], [0, 1, 3], [0, 4, 5], [0, 4, 6]]
+    for sample in samples:  # every branch can call
+        asked = [int(re.search(r'"a": (\d)', text)[1]) for text in said(sample)[:2]]
+        assert [turn.text for turn in sample.turns if turn.role == "tool"] == [str(number + 1) for number in asked]
 
     class Notes:
         def note(self, text: str) -> str:
