@@ -18,8 +18,8 @@ from whet.types import Group, Sample, StopReason, TokenBatch
 
 RUN = 4  # tokens that are compared with the rest of their completion
 FEWEST_COMPARED = 12  # tokens of a completion in which something can repeat
-MOST_COMPARED = 256  # completions of a step
-FEWEST_VOTES, MOST_VOTED = 4, 32  # completions of a group, and groups of a step, that vote on an answer
+MOST_COMPARED = 64  # completions of a step: the device waits meanwhile
+FEWEST_VOTES, MOST_VOTED = 4, 16  # completions of a group, and groups of a step, that vote on an answer
 AGREED = 0.75  # of a group's completions that give one answer
 
 
@@ -156,7 +156,7 @@ def _centred(values: Tensor, group: Tensor, known: Tensor) -> Tensor:
 
 
 def repetition(groups: Sequence[Group]) -> dict[str, float]:
-    """The share of a completion's runs of four tokens that it has written before, on average; of up to 256 completions.
+    """The share of a completion's runs of four tokens that it has written before, on average; of up to 64 completions.
 
     Nothing where all are too short to tell.
     """
