@@ -25,7 +25,6 @@ def test_a_tree_teaches_what_separate_rows_teach(kind, precision, run, monkeypat
     from whet.model.causal_lm import causal_lm
 
     monkeypatch.setattr(prefix_tree, "LEAST_SHARED", 1)
-    monkeypatch.setattr(module, "DEEP_DEVICES", ("cpu", "cuda"))
     lm = causal_lm(tiny(kind), DTYPES[precision][0])
     for seed in range(4):
         rows = tuple(each.cuda() for each in random_tree(seed, depth=5 if run[1] > 4 else 8, run=run))
@@ -39,13 +38,11 @@ def test_a_tree_teaches_what_separate_rows_teach(kind, precision, run, monkeypat
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Olmo2"])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_branches_copy_what_another_row_has_read(kind, at_once, monkeypatch):
+def test_branches_copy_what_another_row_has_read(kind, at_once):
     from whet.model.causal_lm import causal_lm
-    from whet.rollout import cuda_decode
     from whet.rollout.torch_engine import TorchEngine
     from whet.types import Request, Sampling, SessionShape
 
-    monkeypatch.setattr(cuda_decode.GraphBackend, "forks", True)
     sampling = Sampling(24)
     lm = causal_lm(tiny(kind))
     engine = TorchEngine(lm, Numbers(), [7, 11], context=512)
