@@ -5,7 +5,8 @@
     write_archive(Path("benchmarks/runs/defaults.jsonl.xz"), records)
 
 A run that is there already in the working folder is not repeated, so that an interrupted command goes on, and no run
-begins after `seconds`. Neither weights nor texts are archived: a few kilobytes per run, one line of JSON each.
+begins after `seconds`. Neither weights nor texts are archived: a few kilobytes per run, one line of JSON each. The texts
+of a run that shows samples stay in the working folder, as NAME.samples.jsonl.
 """
 
 from __future__ import annotations
@@ -112,6 +113,8 @@ def make_one(file: Path) -> None:
     beside = file.with_suffix(".part")
     beside.write_text(json.dumps(shortened(record), separators=(",", ":")), "utf-8")
     beside.replace(file.with_suffix(".json"))
+    if (folder / "samples.jsonl").exists():
+        shutil.copyfile(folder / "samples.jsonl", file.with_suffix(".samples.jsonl"))
     if not keeps_model:
         shutil.rmtree(folder, ignore_errors=True)
 
