@@ -5,7 +5,7 @@
     write_archive(Path("benchmarks/runs/defaults.jsonl.xz"), records)
 
 A run that is there already in the working folder is not repeated, so that an interrupted command goes on, and no run
-begins after `seconds`. Neither weights nor texts are archived: a few kilobytes per run, one line of JSON each. The texts
+begins after `seconds`. Neither weights nor texts are archived: a few kilobytes per run, one line of JSON each. Texts
 of a run that shows samples stay in the working folder, as NAME.samples.jsonl.
 """
 

@@ -3,10 +3,10 @@
 `python` is <tool_call>name(argument=value)</tool_call>.
 `json` is <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 `template` is whatever the model's own chat template writes: the tokenizer's response template reads it where it has
-one; else a probe call is written with the chat template to see how calls look. `loose` reads these too, and where a turn
-has none, what small models write in their place: a call as bare JSON or in a fence, and a fence that is labelled with
-a tool of one argument, such as ```python. `auto` is `template` where the template shows tools and writes calls, else
-`python`.
+one; else a probe call is written with the chat template to see how calls look. `loose` reads these too, and where a
+turn has none, what small models write in their place: a call as bare JSON or in a fence, and a fence that is labelled
+with a tool of one argument, such as ```python. `auto` is `template` where the template shows tools and writes calls,
+else `python`.
 
 Reading never raises, whatever the text: what announces a call and cannot be read is a malformed call.
 """
