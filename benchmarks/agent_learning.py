@@ -53,8 +53,6 @@ FLAGS = {"data.source": "--data", "env.name": "--env", "env.tools": "--tool", "m
 
 def settings_of(run: str, data: Path, folder: Path) -> dict[str, Any]:
     """What a run is given beside its recipe, model, seed and steps."""
-    if run == "game":
-        return {}
     if run == "none":
         files = [f"gsm8k:{data / 'gsm8k' / part}.jsonl.gz" for part in agent_data.PARTS]
     else:

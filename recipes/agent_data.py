@@ -8,6 +8,7 @@ calculator, python   GSM8K's questions
 search               questions of ASDiv without their stories, which are corpus.jsonl: those whose own words find their
                      story first of all; no story is asked about in both files
 bfcl                 the even and the odd ones of the leaderboard's 200 multi-turn tasks, by name
+game                 numbers that a game is made from, other ones to test on
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 PARTS = ("train", "test")
 HELD_OUT = 4  # of so many stories one is held out
+EMPTY = {"prompt": [{"role": "user", "content": ""}]}  # the environment says what there is to do
 SHORTEST = 5  # words of a story
 NUMBER = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)\s*(?:\(.*\))?")
 PENS = "Tom has 12 red and 3 blue boxes with 4 pens each. How many pens does he have?"
@@ -73,7 +75,9 @@ def story_rows(data: Path) -> tuple[list[str], dict[str, list[dict[str, Any]]]]:
     return list(numbers), rows
 
 
-def write_data(data: Path, folder: Path, runs: Iterable[str] = ("calculator", "python", "search", "bfcl")) -> None:
+def write_data(
+    data: Path, folder: Path, runs: Iterable[str] = ("calculator", "python", "search", "bfcl", "game")
+) -> None:
     """The files of these runs."""
     folder.mkdir(parents=True, exist_ok=True)
     for run in runs:
@@ -84,12 +88,13 @@ def write_data(data: Path, folder: Path, runs: Iterable[str] = ("calculator", "p
                 _write(folder / f"search_{part}.jsonl", rows)
             continue
         for first, part in enumerate(PARTS):
+            file = folder / f"{run}_{part}.jsonl"
             if run == "bfcl":
-                names = (f"multi_turn_base_{number}" for number in range(first, 200, 2))
-                empty = [{"role": "user", "content": ""}]  # the task says what there is to do
-                _write(folder / f"bfcl_{part}.jsonl", ({"prompt": empty, "task": name} for name in names))
+                _write(file, (EMPTY | {"task": f"multi_turn_base_{number}"} for number in range(first, 200, 2)))
+            elif run == "game":
+                _write(file, (EMPTY | {"seed": number} for number in range(first, 2000, 2)))
             else:
-                _write(folder / f"{run}_{part}.jsonl", gsm8k_rows(data, part, run))
+                _write(file, gsm8k_rows(data, part, run))
 
 
 def _read(file: Path) -> Iterator[dict[str, Any]]:
