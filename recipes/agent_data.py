@@ -23,7 +23,7 @@ from typing import Any
 
 PARTS = ("train", "test")
 HELD_OUT = 4  # of so many stories one is held out
-EMPTY = {"prompt": [{"role": "user", "content": ""}]}  # the environment says what there is to do
+BEGIN = {"prompt": [{"role": "user", "content": "Begin."}]}  # the environment says what there is to do
 SHORTEST = 5  # words of a story
 NUMBER = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)\s*(?:\(.*\))?")
 PENS = "Tom has 12 red and 3 blue boxes with 4 pens each. How many pens does he have?"
@@ -90,9 +90,9 @@ def write_data(
         for first, part in enumerate(PARTS):
             file = folder / f"{run}_{part}.jsonl"
             if run == "bfcl":
-                _write(file, (EMPTY | {"task": f"multi_turn_base_{number}"} for number in range(first, 200, 2)))
+                _write(file, (BEGIN | {"task": f"multi_turn_base_{number}"} for number in range(first, 200, 2)))
             elif run == "game":
-                _write(file, (EMPTY | {"seed": number} for number in range(first, 2000, 2)))
+                _write(file, (BEGIN | {"seed": number} for number in range(first, 2000, 2)))
             else:
                 _write(file, gsm8k_rows(data, part, run))
 
