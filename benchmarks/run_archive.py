@@ -15,6 +15,7 @@ import json
 import lzma
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,7 @@ def make_runs(
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
     began, ended = time.monotonic(), 0
     print(f"{len(plans)} runs, {len(plans) - len(waiting)} are there already", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated; the same command goes on with what is left"))
     try:
         while waiting or running:
             if seconds and waiting and time.monotonic() - began > seconds:
