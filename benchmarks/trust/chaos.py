@@ -559,7 +559,7 @@ class Laboratory:
     def __init__(self) -> None:
         _mount_small_disk(SCRATCH)
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans of its children become its own
-        os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
+        os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "300", "WHET_IMPORT_SECONDS": "5"}
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         importlib.import_module("tests.support.warm_start")
