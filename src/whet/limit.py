@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+from whet.threads import Thread
+
 T = TypeVar("T")
 
 LONGEST_SECONDS = 86_400.0  # a limit that anybody may set
@@ -168,9 +170,7 @@ class _CallThread:
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self.outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self.thread = threading.Thread(
-            target=_make_calls, args=(self.calls, self.outcomes), name="whet-reward", daemon=True
-        )
+        self.thread = Thread(target=_make_calls, args=(self.calls, self.outcomes), name="whet-reward", daemon=True)
         self.thread.start()
 
     def __del__(self) -> None:
