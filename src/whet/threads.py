@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-START_SECONDS = 30.0  # after which a thread that gave no sign is taken for dead
+START_SECONDS = 10.0  # after which a thread that gave no sign is taken for dead
 
 
 class _SignOfLife(threading.Event):
@@ -43,8 +43,8 @@ def side_by_side(jobs: Sequence[Callable[[], T]], most: int, failed: Callable[[]
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
-    def work() -> None:
-        while not errors:
+    def work(late: threading.Event) -> None:
+        while not errors and not late.is_set():
             try:
                 number, job = waiting.popleft()
             except IndexError:
@@ -57,14 +57,18 @@ def side_by_side(jobs: Sequence[Callable[[], T]], most: int, failed: Callable[[]
 
     threads: list[Thread] = []
     for number in range(min(most, len(jobs)) - 1):
-        thread = Thread(target=work, name=f"{threading.current_thread().name} {number + 2}", daemon=True)
+        late = threading.Event()
+        name = f"{threading.current_thread().name} {number + 2}"
+        thread = Thread(target=work, args=(late,), name=name, daemon=True)
         try:
             thread.start()
         except (MemoryError, RuntimeError):  # RuntimeError: the system gives no more threads
+            late.set()  # one that begins after all takes no job
+            threads += [thread] if thread.is_alive() else []
             break
         threads.append(thread)
     try:
-        work()
+        work(threading.Event())
     except BaseException as error:  # an interruption between two jobs
         errors.append(error)
         failed()
