@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from whet.threads import Thread
+
 logger = logging.getLogger(__name__)
 PORTABLE = 1  # cudaHostRegisterPortable
 
@@ -43,7 +45,7 @@ class HostMemory:
             for name, layout in layouts.items():
                 self._make(name, layout)
 
-        self._reserving = threading.Thread(target=work, name="whet-reserve", daemon=True)
+        self._reserving = Thread(target=work, name="whet-reserve", daemon=True)
         self._reserving.start()
 
     @property

@@ -6,12 +6,12 @@ weights, writes and hashes files side by side, and moves each folder to its plac
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,8 @@ from whet.model.host_memory import BufferLayout, HostMemory, layout_of
 from whet.model.low_precision import saved_weights
 from whet.model.pretrained import first_line, saved_texts, weight_files
 from whet.model.run_models import ABOUT, checkpoint_name
-from whet.model.tensor_files import Written, always, hash_file, tensor_bytes, write_file
+from whet.model.tensor_files import Job, Written, always, hash_file, tensor_bytes, write_file
+from whet.threads import side_by_side
 from whet.types import WhetError
 
 if TYPE_CHECKING:
@@ -228,28 +229,22 @@ def _fill(
     def going() -> bool:
         return wanted() and not failed.is_set()
 
-    with ThreadPoolExecutor(WRITERS) as pool:
-        try:
-            pending = {
-                path.relative_to(folder).as_posix(): hash_file(path, pool, going)
-                for path in sorted(folder.rglob("*"))
-                if path.is_file()
-            }
-            for name in (*files, *texts):
-                (folder / name).parent.mkdir(exist_ok=True)
-            written = {}
-            for name, parts in files.items():
-                if there is not None and name in there[1]:
-                    _link(there[0] / name, folder / name)
-                    written[name] = there[1][name]
-                else:
-                    pending[name] = write_file(parts, folder / name, pool, going)
-            for name, text in texts.items():
-                pending[name] = write_file([memoryview(text)], folder / name, pool, going)
-            return {**written, **{name: result() for name, result in pending.items()}}
-        except BaseException:
-            failed.set()
-            raise
+    others = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    for name in (*files, *texts):
+        (folder / name).parent.mkdir(exist_ok=True)
+    source, known = there or (folder, {})
+    linked = {name: known[name] for name in files if name in known}
+    for name in linked:
+        _link(source / name, folder / name)
+    own = {name: parts for name, parts in files.items() if name not in linked}
+    own |= {name: [memoryview(text)] for name, text in texts.items()}
+    jobs: list[Job] = [functools.partial(hash_file, path, going) for path in others.values()]
+    for name, parts in own.items():
+        jobs += write_file(parts, folder / name, going)
+    done = side_by_side(jobs, WRITERS, failed.set)
+    sizes_and_digests = done[len(others) :]
+    written = zip(sizes_and_digests[::2], sizes_and_digests[1::2], strict=True)
+    return {**linked, **dict(zip(others, done, strict=False)), **dict(zip(own, written, strict=True))}
 
 
 def _link(source: Path, target: Path) -> None:

@@ -142,7 +142,8 @@ POLICY = Family(
         ),
         "select": _axis(
             *("which tokens carry gradient?", select.Select, select.AllTokens, select.Finished),
-            *(select.FinishedTurns, select.TopEntropy, select.ClipCovariance, select.TieCovariance),
+            *(select.FinishedTurns, select.NonzeroAdvantage, select.TopEntropy),
+            *(select.ClipCovariance, select.TieCovariance),
         ),
         "smooth": _axis("who else learns from a token?", terms.Smooth, terms.NoSmoothing, terms.TopK),
         "imitate": _axis(

@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from whet import registry
+from whet.limit import positions
 from whet.protocols import Reward
-from whet.registry import error_text, imported, module_file, place, positions
+from whet.registry import error_text, imported, module_file, place
 from whet.reward.user_code import user_code
 from whet.reward.with_settings import reward_with
 from whet.types import WhetError, did_you_mean

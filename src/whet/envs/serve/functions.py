@@ -21,6 +21,7 @@ from typing import Any
 from whet.envs.adapters.verifiers import verifiers_play
 from whet.envs.sections import VERIFIERS
 from whet.registry import error_text, imported
+from whet.threads import Thread
 from whet.types import WhetError
 
 AgentPlay = Callable[[Any, Mapping[str, Any]], Awaitable[Any]]
@@ -58,7 +59,7 @@ class FunctionLoop:
         self.play = play
         self.loop = asyncio.new_event_loop()
         self.http = DefaultAsyncHttpxClient(timeout=None, trust_env=False)  # no proxy carries what stays here
-        threading.Thread(target=self.loop.run_forever, name="whet-agents", daemon=True).start()
+        Thread(target=self.loop.run_forever, name="whet-agents", daemon=True).start()
 
     def close(self) -> None:
         """End the loop; episodes have ended before. What plays is told, where it has a `close`."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from whet.threads import Thread
 from whet.types import WhetError
 
 KEPT_OUTPUT = 64 * 1024  # bytes of stdout and of stderr that are kept, the last ones
@@ -155,13 +156,13 @@ class AgentProgram:
         self._tails = (bytearray(), bytearray())
         streams = (self._process.stdout, self._process.stderr)
         self._readers = [
-            threading.Thread(target=_keep_tail, args=(stream, tail), name="whet-agent-output", daemon=True)
+            Thread(target=_keep_tail, args=(stream, tail), name="whet-agent-output", daemon=True)
             for stream, tail in zip(streams, self._tails, strict=True)
         ]
         for reader in self._readers:
             reader.start()
         self._ended = threading.Event()
-        threading.Thread(target=self._watch, args=(on_end,), name="whet-agent-end", daemon=True).start()
+        Thread(target=self._watch, args=(on_end,), name="whet-agent-end", daemon=True).start()
 
     def _watch(self, on_end: Callable[[], None]) -> None:
         if hasattr(os, "waitid"):
