@@ -12,8 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.data.packing import token_batch, with_demonstrations
-from whet.data.segments import anchors, segments, sentence_ends, with_states, with_turns
+from whet.data.packing import (
+    anchors,
+    segments,
+    sentence_ends,
+    token_batch,
+    with_demonstrations,
+    with_states,
+    with_turns,
+)
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
 from whet.model.experts import Routers, routers

@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.data.syntax import expression
-from whet.data.tool_syntax import BROKEN, ToolCall, named
+from whet.data.tool_syntax import BROKEN, ToolCall, expression, named
 from whet.envs.adapters.calling import Calling
 from whet.envs.adapters.optional import optional
 from whet.envs.adapters.seeds import seed_of

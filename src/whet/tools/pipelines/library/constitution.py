@@ -232,7 +232,7 @@ class ConstitutionExamplesEntry(StageEntry, kind="constitution_examples", gives=
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         from whet.data.tasks import demonstrations
-        from whet.data.tasks.reviewed import reviewed_completions
+        from whet.data.tasks.contrast import reviewed_completions
 
         (principle,), seed = TASK_PRINCIPLES, run.settings.seed + EXAMPLE_SEED
         shown = task_rows(
