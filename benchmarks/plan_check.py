@@ -198,7 +198,7 @@ def measured(asked: Mapping[str, Any], shape: Any, device_name: str) -> dict[str
     from whet.record.metrics.timer import PhaseTimer
     from whet.tools.bench import meter
     from whet.tools.bench.benchmark import begin_peak, peak_memory, synchronize
-    from whet.tools.planner.machines import CARDS, Devices
+    from whet.tools.planner.workload import CARDS, Devices
 
     device = torch.device(device_name)
     on_cpu = device.type == "cpu"
@@ -273,7 +273,7 @@ def planned(asked: Mapping[str, Any], shape: Any, room: Any, measured_values: Ma
 
 def rechecked(record: Mapping[str, Any], on_cpu: bool) -> dict[str, Any]:
     """The record with the plans of today's planner."""
-    from whet.tools.planner.machines import CARDS, Devices
+    from whet.tools.planner.workload import CARDS, Devices
 
     every, results = cases(tiny=False, cpu=on_cpu), {}
     for name, old in record["values"]["cases"].items():

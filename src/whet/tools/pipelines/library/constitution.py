@@ -17,9 +17,8 @@ from pydantic import Field
 
 from whet.record.run_folder import write_atomically
 from whet.record.text import count_of, percent
-from whet.reward.refusal import is_refusal
 from whet.reward.repetition import repetition
-from whet.reward.safety import safety
+from whet.reward.safety import is_refusal, safety
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_TOKENS
 from whet.settings.sections import Section
 from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork

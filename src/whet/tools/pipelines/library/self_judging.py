@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from whet.record.metrics.significance import shares_apart
+from whet.record.metrics.intervals import shares_apart
 from whet.record.text import count_of, percent
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
