@@ -13,7 +13,6 @@ from whet.record.health.registry import (
     findings,
     notes,
     rules_of,
-    since_when,
 )
 from whet.record.health.rule import HealthRule
 from whet.record.health.story import RunEnding, Story, story_of
@@ -37,6 +36,5 @@ __all__ = [
     "notes",
     "recorded_finding",
     "rules_of",
-    "since_when",
     "story_of",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import mul
 from statistics import fmean, median
@@ -110,7 +110,12 @@ class History:
     steps: Sequence[StepReport]
     tolerance: float = 1e-3  # of sampler_gap
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, by their names; empty: not known
-    evals: Sequence[EvalRecord] = ()  # up to the last step
+    evals: Sequence[EvalRecord] = ()
+
+    def without_last(self, count: int) -> History:
+        """What was known so many steps ago."""
+        steps = self.steps[: len(self.steps) - count]
+        return replace(self, steps=steps, evals=[known for known in self.evals if known.step <= steps[-1].step])
 
     @cached_property
     def knows_settings(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from whet.record.metrics.reward_model import standardized
 from whet.reward.learned.ensemble_reward import EnsembleReward, EnsembleSettings, check_choice
 from whet.reward.learned.members import Scale, head_scales, warn_of_scales
 from whet.reward.learned.network import Network, read_network
-from whet.types import Prompt, Sample, WhetError, did_you_mean
+from whet.types import Prompt, Sample, WhetError, did_you_mean, is_finite_number
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def _example(line: str, place: str) -> Example:
         row = json.loads(line)
     except json.JSONDecodeError:
         raise WhetError(f"{place} is not JSON; write one object a line") from None
-    if isinstance(row, Mapping) and _is_number(row.get("length")) and _is_number(row.get("score")):
+    if isinstance(row, Mapping) and is_finite_number(row.get("length")) and is_finite_number(row.get("score")):
         return Example(str(row.get("group", row.get("prompt", ""))), length=row["length"], score=row["score"])
     if (
         isinstance(row, Mapping)
@@ -99,10 +98,6 @@ def _example(line: str, place: str) -> Example:
         prompt = Prompt(place, messages, value if isinstance(value, str) else None)
         return Example(json.dumps(value), prompt, row["completion"])
     raise WhetError(f"{place} has neither `prompt` and `completion` nor `length` and `score`; give one of these pairs")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 logger = logging.getLogger(__name__)
