@@ -49,9 +49,9 @@ def reward_of(value: Any) -> float | None:
 
 def _messages(value: Any, method: str) -> tuple[Message, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence) or not value:
-        shown = type(value).__name__ if not isinstance(value, Sequence) or value else "nothing"
+        came = type(value).__name__ if not isinstance(value, Sequence) or value else "nothing"
         raise BadAnswer(
-            f"its {method} returned {shown}; expected a list of messages like {{'role': 'user', 'content': '...'}}"
+            f"its {method} returned {came}; expected a list of messages like {{'role': 'user', 'content': '...'}}"
             + (", a number or a whet.StepResult" if method == "step" else ", None or a whet.InitialObservation")
         )
     for message in value:
