@@ -34,7 +34,7 @@ from whet.record.health import RULES, FindingSpan, findings, story_of
 from whet.record.health.registry import lingers
 from whet.record.log import eval_records, step_reports
 from whet.record.metrics.intervals import share_interval
-from whet.record.thinning import ThinnedLog
+from whet.record.rows import ThinnedLog
 
 HERE = Path(__file__).resolve().parent
 HEALTHY = "healthy"

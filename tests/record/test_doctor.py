@@ -174,7 +174,7 @@ def test_the_exit_code_says_whether_a_problem_holds(tmp_path: Path) -> None:
 
 def test_a_long_run_takes_no_longer_than_a_short_one() -> None:
     """Of 100,000 steps the rules see a bounded number."""
-    from whet.record.thinning import ThinnedLog
+    from whet.record.rows import ThinnedLog
 
     log: ThinnedLog[StepReport] = ThinnedLog()
     for step in range(1, 100_001):

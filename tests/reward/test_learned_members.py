@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from whet.record.metrics.ensemble import disagreement, standardized
+from whet.record.metrics.reward_model import disagreement, standardized
 from whet.reward.learned import ensemble_score, learned
 from whet.reward.learned.members import head_scales, model_folders, warn_of_scales
 from whet.types import WhetError

@@ -16,9 +16,14 @@ from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.scalar_head import scalar_model
 from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLoss
-from whet.record.metrics.calibration import calibration_of
-from whet.record.metrics.correlation import pearson
-from whet.record.metrics.reward_model import area_under_curve, outcome_metrics, pair_metrics, step_metrics
+from whet.record.metrics.distribution import pearson
+from whet.record.metrics.reward_model import (
+    area_under_curve,
+    calibration_of,
+    outcome_metrics,
+    pair_metrics,
+    step_metrics,
+)
 from whet.record.metrics.timer import PhaseTimer
 from whet.reward.learned import learned, learned_steps
 from whet.training.reward_model import (

@@ -26,8 +26,7 @@ from whet.api.inputs import (
     reward_section,
     rows_in_memory,
 )
-from whet.api.ranks import agree_on_config, agree_on_inputs, check_ranks, root_cause
-from whet.api.ray_ranks import run_on_ray
+from whet.api.ranks import agree_on_config, agree_on_inputs, check_ranks, root_cause, run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
 from whet.api.session import TrainingSession, gc_disabled, training_session

@@ -36,11 +36,11 @@ from whet.record.log import (
     readable_lines,
     step_reports,
 )
+from whet.record.rows import ThinnedLog
 from whet.record.run import MOST_BETWEEN, ending_of
 from whet.record.run_folder import is_locked
 from whet.record.run_kinds import kind_of
 from whet.record.text import count_of
-from whet.record.thinning import ThinnedLog
 from whet.types import StepReport, WhetError
 
 WIDTH = 100

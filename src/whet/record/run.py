@@ -35,10 +35,10 @@ from whet.record.log import (
     step_reports,
     step_sums,
 )
+from whet.record.rows import ThinnedLog
 from whet.record.run_folder import ERROR_LOG, JOURNAL, status_of
 from whet.record.run_kinds import RL, RunKind, kind_of
 from whet.record.text import duration, headline, metric_text, words
-from whet.record.thinning import ThinnedLog
 from whet.types import StepReport
 
 LONGEST_CALL = 2048  # bytes of what is said about a sample that was being scored

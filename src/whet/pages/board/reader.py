@@ -24,9 +24,9 @@ from whet.pages.run_charts import Envelopes, SeriesPoints, step_columns
 from whet.record.evaluations import with_size
 from whet.record.health import FindingSpan, current_spans, recorded_finding
 from whet.record.log import METRICS, SUMMARY, EvalRecord, in_todays_names
+from whet.record.rows import ThinnedLog
 from whet.record.run import RunRecord, StepTotals
 from whet.record.run_folder import is_locked, status_of
-from whet.record.thinning import ThinnedLog
 from whet.types import StepReport
 
 CONFIG = "config.toml"

@@ -4,7 +4,7 @@ A rule is a value in `RULES`; `findings` asks those of a run's kind. The files a
 """
 
 from whet.record.health.finding import ACTIONS, FindingSpan, HealthFinding, recorded_finding
-from whet.record.health.history import History, history_of
+from whet.record.health.history import SETTINGS, History, history_of, known_settings
 from whet.record.health.registry import (
     RULES,
     current_spans,
@@ -13,10 +13,8 @@ from whet.record.health.registry import (
     findings,
     notes,
     rules_of,
-    since_when,
 )
 from whet.record.health.rule import HealthRule
-from whet.record.health.settings import SETTINGS, known_settings
 from whet.record.health.story import RunEnding, Story, story_of
 
 __all__ = [
@@ -38,6 +36,5 @@ __all__ = [
     "notes",
     "recorded_finding",
     "rules_of",
-    "since_when",
     "story_of",
 ]

@@ -5,11 +5,9 @@ cached on disk by content, its calls are limited by a budget, and it wants compa
 mark, so it is not to be the only reward unless the user says so.
 """
 
-from whet.reward.judge.ask import Ask, engine_ask
-from whet.reward.judge.judge_settings import JudgeSettings
+from whet.reward.judge.ask import Ask, JudgeSettings, engine_ask
+from whet.reward.judge.questions import Criterion, Rubric, preference_in, rubric_from, rubric_scores_in
 from whet.reward.judge.reward import Judge, check_company, judge
-from whet.reward.judge.rubric import Criterion, Rubric, rubric_from
-from whet.reward.judge.verdict import preference_in, rubric_scores_in
 
 __all__ = [
     "Ask",

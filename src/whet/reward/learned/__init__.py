@@ -3,9 +3,8 @@
 Frozen, with their own tokenizer and chat template, batched by a token budget; one folder or an ensemble of several.
 """
 
-from whet.record.metrics.ensemble import ensemble_score
-from whet.reward.learned.length_bias import LengthFit, length_fit
-from whet.reward.learned.outcome import Learned, LearnedSettings, learned
+from whet.record.metrics.reward_model import ensemble_score
+from whet.reward.learned.outcome import Learned, LearnedSettings, LengthFit, learned, length_fit
 from whet.reward.learned.process import LearnedSteps, StepSettings, aggregated, learned_steps, step_ends
 
 __all__ = [

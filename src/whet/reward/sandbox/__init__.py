@@ -6,8 +6,7 @@ every protection on this machine and says which hold. A machine that isolates to
 (`require_isolation`).
 """
 
-from whet.reward.sandbox.job import Job, JobResult, ProgramJob, UnitTestJob
-from whet.reward.sandbox.limits import Limits
+from whet.reward.sandbox.job import Job, JobResult, Limits, ProgramJob, UnitTestJob
 from whet.reward.sandbox.pool import Sandbox, shared_sandbox
 from whet.reward.sandbox.protections import Protections, active_protections
 from whet.reward.sandbox.requirement import require_isolation

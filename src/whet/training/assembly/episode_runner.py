@@ -177,8 +177,8 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
 
 def _named_environment(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:
     """What makes the environment of an episode; without a tokenizer, no template is asked how calls are written."""
-    from whet.envs.adapters.calling import Calling
     from whet.envs.find import find_environment
+    from whet.envs.tools.formats import Calling
 
     section = config.env
     for key in ("sandboxed", "tool_settings"):
