@@ -14,7 +14,7 @@ import typer.main
 import typer.testing
 
 from tests.support.collection import note_collected
-from tests.support.shared_runs import made_once, train_imitator
+from tests.support.shared_runs import made_once, read_builtin_models_once, train_imitator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background shell starts its commands so; ours must end by it
@@ -44,6 +44,7 @@ def pytest_collect_directory() -> Iterator[None]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    read_builtin_models_once()
     gc.freeze()  # what is there by now is never garbage
     gc.set_threshold(20_000)  # a test makes and drops thousands of objects: three in a hundred seconds went there
     gc.enable()
