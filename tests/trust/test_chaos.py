@@ -64,12 +64,11 @@ def test_the_tally_counts_what_struck_and_what_held():
     assert tally["in runs of SFT"] == (1, 2) and tally["all"] == (2, 3)
 
 
-def test_some_faults_hold(tmp_path):
-    """A kill with a damaged file, a full disk and a reward that breaks its process: three runs of one kind."""
-    kinds = ("a damaged file, after a kill", "a full disk", "the user's code breaks its process")
-    faults = [next(fault for fault in drawn() if fault.run == "GRPO" and fault.kind == kind) for kind in kinds]
-    lines = outcomes(faults, tmp_path)
-    assert [line["wrong"] for line in lines] == [""] * 3, lines
+def test_a_full_disk_holds(tmp_path):
+    """With every commit; the other kinds are slow."""
+    full = next(fault for fault in drawn() if fault.run == "GRPO" and fault.kind == "a full disk")
+    [line] = outcomes([full], tmp_path)
+    assert not line["wrong"], line
 
 
 @pytest.mark.slow
