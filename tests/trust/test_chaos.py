@@ -1,4 +1,4 @@
-"""Random faults: each number is one fault, what does not hold is noticed, and some of them with every commit."""
+"""Random faults: each number is one fault, what does not hold is noticed; under `slow` every kind of them strikes."""
 
 from __future__ import annotations
 
@@ -62,13 +62,6 @@ def test_the_tally_counts_what_struck_and_what_held():
     tally = {row["what"]: (row["held"], row["tried"]) for row in rows(lines)}
     assert tally[kinds[0]] == (1, 2) and tally[kinds[1]] == (1, 1)
     assert tally["in runs of SFT"] == (1, 2) and tally["all"] == (2, 3)
-
-
-def test_a_full_disk_holds(tmp_path):
-    """With every commit; the other kinds are slow."""
-    full = next(fault for fault in drawn() if fault.run == "GRPO" and fault.kind == "a full disk")
-    [line] = outcomes([full], tmp_path)
-    assert not line["wrong"], line
 
 
 @pytest.mark.slow
