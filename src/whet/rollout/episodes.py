@@ -14,6 +14,7 @@ the environment, and each leaves a sample.
 
 from __future__ import annotations
 
+import copy
 import math
 import queue
 import time
@@ -34,7 +35,7 @@ from whet.model.shared_prefix import long_tensor
 from whet.protocols import Engine, Environment
 from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
-from whet.rollout.branching import Branching, Replay, shared_out, twin_of
+from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
 from whet.rollout.calls import CallPool
 from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
@@ -153,18 +154,13 @@ class _Episode:
 
     def twin(self, environment: Environment, key: int, branch: int) -> _Episode:
         """Another branch from the same state, with a random stream of its own."""
-        lists = ("tokens", "action", "logp", "supports", "experts", "turns", "messages", "draws", "answered")
-        copies: dict[str, Any] = {name: list(getattr(self, name)) for name in lists}
-        twin = replace(
-            self,
-            **copies,
-            metrics=dict(self.metrics),
-            table=_Table(),
-            environment=environment,
-            key=key,
-            branch=(*self.branch, branch),
-            seed=(*self.seed, f"branch {self.num_turns}.{branch}"),
-        )
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list | dict):  # each goes on by itself; the tree they have in common
+                setattr(twin, name, copy.copy(value))
+        twin.environment, twin.key, twin.branch = environment, key, (*self.branch, branch)
+        twin.seed = (*self.seed, f"branch {self.num_turns}.{branch}")
+        twin.table = _Table()
         twin.table.seats[twin.role] = twin
         return twin
 
@@ -618,6 +614,7 @@ class _Play:
                 episode.number, episode.prompt, episode.name, episode.seed, episode.environment, episode.began
             )
             seat.table, seat.metrics = episode.table, dict(episode.metrics)
+            seat.key, self._num_keys = self._num_keys, self._num_keys + 1
             self._open(seat, InitialObservation(result.messages, episode.tools, result.state, result.role))
             return
         episode = seats[result.role or episode.role]
@@ -679,7 +676,7 @@ class _Play:
         key, self._num_keys = self._num_keys, self._num_keys + 1
         twin = episode.twin(environment, key, number)
         if is_replay:
-            replay = Replay(environment, episode.prompt, tuple(episode.answered))
+            replay = TurnReplay(environment, episode.prompt, tuple(episode.answered))
             future = runner._pool.submit(replay)
             self._await(_EnvironmentCall(future, twin, False, time.monotonic(), is_replay=True))
         return twin
