@@ -20,7 +20,8 @@ from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
 from whet.reward.combine import ROW_KINDS, Gate, RewardPart, Schedule, check_parts, in_shares, weights_at
 from whet.reward.find import BUILTIN, RETIRED, ROWS, find_reward
-from whet.reward.judge import check_company, engine_ask
+from whet.reward.judge.ask import engine_ask
+from whet.reward.judge.reward import check_company
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
 from whet.reward.score import Failures, Scorer, Share, judged_ahead
