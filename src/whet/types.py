@@ -134,6 +134,7 @@ class Turn:
     counts: Mapping[str, int] = field(default_factory=dict)  # calls in the policy's turn, and what went wrong
     errors: tuple[str, ...] = ()
     seconds: float = 0.0  # that the environment took to answer the policy's turn
+    node: int | None = None  # of an episode that branches: branches share a turn of the policy that has the same number
 
 
 @dataclass(frozen=True)
@@ -372,6 +373,7 @@ class TokenBatch:
     observed: Tensor | None = None  # bool [N, T], what an environment wrote into the sample; never an action
     demonstrated: Tensor | None = None  # bool [N, T], of a demonstration, in a row without actions or a reward
     episode: Tensor | None = None  # int64 [N], branches of one episode share a number; None: every row is its own
+    node: Tensor | None = None  # int64 [N, T], equal where rows of an episode share one draw; None: its tree is unknown
     role: Tensor | None = None  # int64 [N], whom the policy played; None: nobody in particular
     returned: Tensor | None = None  # [N], what of `reward` the steps have earned already; None: nothing
     truncated: Tensor | None = None  # bool [N, T], actions of a turn that its token budget cut off
@@ -430,7 +432,7 @@ TOKEN_FIELDS = (
     *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
     *("teacher_logp", "teacher_top", "teacher_top_logp"),
     *("segment", "observed", "demonstrated", "truncated", "anchor", "advantage", "token_reward", "target", "learns"),
-    *("tied", "step_weight"),
+    *("tied", "step_weight", "node"),
     *("routed_experts", "old_experts"),
 )
 

@@ -241,7 +241,9 @@ def _leave(code: int) -> NoReturn:
     main_thread = threading.main_thread()
     left = [thread for thread in threading.enumerate() if thread is not main_thread and not thread.daemon]
     if left:
-        threading.Thread(target=_leave_without, args=(left, code), daemon=True).start()
+        from whet.threads import Thread
+
+        Thread(target=_leave_without, args=(left, code), daemon=True).start()
     raise SystemExit(code)
 
 

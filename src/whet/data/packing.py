@@ -187,6 +187,7 @@ def token_batch(
         observed=_observed(action) if "observed" in needs else None,
         truncated=padded([_truncated(sample) for sample in samples]) if "truncated" in needs else None,
         episode=_episodes(groups),
+        node=_nodes(samples, width),
         role=_roles(samples) if "role" in needs or any(sample.role for sample in samples) else None,
         max_new_tokens=max_new_tokens,
     )
@@ -279,6 +280,18 @@ def _episodes(groups: Sequence[Group]) -> Tensor | None:
     ]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return None if len(numbers) == len(names) else torch.tensor([numbers[name] for name in names])
+
+
+def _nodes(samples: Sequence[Sample], width: int) -> Tensor | None:
+    """[N, T], the numbers of turns in the trees of their episodes; None where no episode has a tree."""
+    if not any(turn.node is not None for sample in samples for turn in sample.turns):
+        return None
+    rows = torch.zeros(len(samples), width, dtype=torch.long)
+    for row, sample in zip(rows, samples, strict=True):
+        for turn in sample.turns:
+            if turn.node is not None:
+                row[turn.start : turn.stop] = turn.node
+    return rows
 
 
 def _roles(samples: Sequence[Sample]) -> Tensor:

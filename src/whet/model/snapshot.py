@@ -8,13 +8,13 @@ Copies of tensors in host memory: what a training waits for when it is saved, an
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +34,11 @@ from whet.model.checkpoint import (
 from whet.model.low_precision import saved_weights
 from whet.model.pretrained import first_line, saved_texts, weight_files
 from whet.model.run_models import ABOUT, checkpoint_name
-from whet.model.tensor_files import CONFIG as ADAPTER_CONFIG
-from whet.model.tensor_files import FOLDER as ADAPTER
-from whet.model.tensor_files import WEIGHTS as ADAPTER_WEIGHTS
 from whet.model.tensor_files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    Job,
     Written,
     adapter_config,
     adapter_tensors,
@@ -46,6 +47,7 @@ from whet.model.tensor_files import (
     tensor_bytes,
     write_file,
 )
+from whet.threads import Thread, side_by_side
 from whet.types import WhetError
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class HostMemory:
             for name, layout in layouts.items():
                 self._make(name, layout)
 
-        self._reserving = threading.Thread(target=work, name="whet-reserve", daemon=True)
+        self._reserving = Thread(target=work, name="whet-reserve", daemon=True)
         self._reserving.start()
 
     @property
@@ -334,28 +336,22 @@ def _fill(
     def going() -> bool:
         return wanted() and not failed.is_set()
 
-    with ThreadPoolExecutor(WRITERS) as pool:
-        try:
-            pending = {
-                path.relative_to(folder).as_posix(): hash_file(path, pool, going)
-                for path in sorted(folder.rglob("*"))
-                if path.is_file()
-            }
-            for name in (*files, *texts):
-                (folder / name).parent.mkdir(exist_ok=True)
-            written = {}
-            for name, parts in files.items():
-                if there is not None and name in there[1]:
-                    _link(there[0] / name, folder / name)
-                    written[name] = there[1][name]
-                else:
-                    pending[name] = write_file(parts, folder / name, pool, going)
-            for name, text in texts.items():
-                pending[name] = write_file([memoryview(text)], folder / name, pool, going)
-            return {**written, **{name: result() for name, result in pending.items()}}
-        except BaseException:
-            failed.set()
-            raise
+    others = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    for name in (*files, *texts):
+        (folder / name).parent.mkdir(exist_ok=True)
+    source, known = there or (folder, {})
+    linked = {name: known[name] for name in files if name in known}
+    for name in linked:
+        _link(source / name, folder / name)
+    own = {name: parts for name, parts in files.items() if name not in linked}
+    own |= {name: [memoryview(text)] for name, text in texts.items()}
+    jobs: list[Job] = [functools.partial(hash_file, path, going) for path in others.values()]
+    for name, parts in own.items():
+        jobs += write_file(parts, folder / name, going)
+    done = side_by_side(jobs, WRITERS, failed.set)
+    sizes_and_digests = done[len(others) :]
+    written = zip(sizes_and_digests[::2], sizes_and_digests[1::2], strict=True)
+    return {**linked, **dict(zip(others, done, strict=False)), **dict(zip(own, written, strict=True))}
 
 
 def _link(source: Path, target: Path) -> None:

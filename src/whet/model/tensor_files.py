@@ -13,7 +13,6 @@ import json
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-FOLDER = "adapter"
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER = "adapter"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 NAMES = {"down": "lora_A.weight", "up": "lora_B.weight"}
 TASKS = {"SequenceClassification": "SEQ_CLS", "TokenClassification": "TOKEN_CLS"}
@@ -83,7 +82,7 @@ def stored_factors(model: PreTrainedModel, checkpoint: Path) -> dict[str, Tensor
     from safetensors.torch import load_file
 
     layers = adapted_layers(model)
-    file = checkpoint / FOLDER / WEIGHTS
+    file = checkpoint / ADAPTER / ADAPTER_WEIGHTS
     if not layers or not file.is_file():
         return {}
     stored = load_file(str(file))
@@ -100,11 +99,11 @@ def load_adapter(model: PreTrainedModel, checkpoint: Path, weights: Mapping[str,
     from safetensors.torch import load_file
 
     layers = adapted_layers(model)
-    file = checkpoint / FOLDER / WEIGHTS
+    file = checkpoint / ADAPTER / ADAPTER_WEIGHTS
     if not layers:
         return
     if not file.is_file():
-        raise WhetError(f"checkpoint {checkpoint} has no {FOLDER}/{WEIGHTS}; it was saved without model.lora")
+        raise WhetError(f"checkpoint {checkpoint} has no {ADAPTER}/{ADAPTER_WEIGHTS}; it was saved without model.lora")
     stored = load_file(str(file))
     for name, layer in layers.items():
         for factor, saved in NAMES.items():
@@ -153,6 +152,7 @@ KINDS = {
 }
 ORDER = {dtype: position for position, dtype in enumerate(KINDS)}
 Written = tuple[int, str]  # bytes, sha256
+Job = Callable[[], Any]
 
 
 class Abandoned(Exception):
@@ -184,32 +184,20 @@ def tensor_bytes(values: Mapping[str, Tensor], metadata: Mapping[str, str] | Non
     return [memoryview(struct.pack("<Q", len(text)) + text), *parts]
 
 
-def write_file(
-    parts: Sequence[memoryview], file: Path, pool: Executor, wanted: Callable[[], bool] = always
-) -> Callable[[], Written]:
-    """Begin to write the parts onto the disk and to hash them, side by side; call what is returned to wait for both."""
-    written, digest = pool.submit(_write, parts, file, wanted), pool.submit(_digest, parts, wanted)
-
-    def result() -> Written:
-        size = written.result()
-        return size, digest.result()
-
-    return result
+def write_file(parts: Sequence[memoryview], file: Path, wanted: Callable[[], bool] = always) -> list[Job]:
+    """Two jobs, for two threads: to write the parts onto the disk, which gives their size, and to hash them."""
+    return [lambda: _write(parts, file, wanted), lambda: _digest(parts, wanted)]
 
 
-def hash_file(file: Path, pool: Executor, wanted: Callable[[], bool] = always) -> Callable[[], Written]:
-    """Begin to hash a file that somebody else wrote, and to force it onto the disk."""
-
-    def work() -> Written:
-        with file.open("rb") as stream:
-            total = hashlib.sha256()
-            while chunk := stream.read(CHUNK):
-                _go_on(wanted)
-                total.update(chunk)
-            os.fsync(stream.fileno())
-            return stream.tell(), total.hexdigest()
-
-    return pool.submit(work).result
+def hash_file(file: Path, wanted: Callable[[], bool] = always) -> Written:
+    """Hash a file that somebody else wrote, and force it onto the disk."""
+    with file.open("rb") as stream:
+        total = hashlib.sha256()
+        while chunk := stream.read(CHUNK):
+            _go_on(wanted)
+            total.update(chunk)
+        os.fsync(stream.fileno())
+        return stream.tell(), total.hexdigest()
 
 
 def _write(parts: Sequence[memoryview], file: Path, wanted: Callable[[], bool]) -> int:

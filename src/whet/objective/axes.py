@@ -28,6 +28,7 @@ from whet.objective import (
     scale,
     select,
     shape,
+    siblings,
     steps,
     teacher,
     terms,
@@ -93,6 +94,7 @@ POLICY = Family(
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
+            *(siblings.Siblings, siblings.GroupAndTree),
             *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap, teacher.NoAdvantage),
             main=True,
         ),
@@ -142,7 +144,8 @@ POLICY = Family(
         ),
         "select": _axis(
             *("which tokens carry gradient?", select.Select, select.AllTokens, select.Finished),
-            *(select.FinishedTurns, select.TopEntropy, select.ClipCovariance, select.TieCovariance),
+            *(select.FinishedTurns, select.NonzeroAdvantage, select.TopEntropy),
+            *(select.ClipCovariance, select.TieCovariance),
         ),
         "smooth": _axis("who else learns from a token?", terms.Smooth, terms.NoSmoothing, terms.TopK),
         "imitate": _axis(

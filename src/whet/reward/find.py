@@ -21,8 +21,9 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from whet import registry
+from whet.limit import positions
 from whet.protocols import Reward
-from whet.registry import error_text, imported, module_file, place, positions
+from whet.registry import error_text, imported, module_file, place
 from whet.reward.call import FROM_SAMPLES, OF_VERL, SEES_THE_COMPLETION, as_reward, parameters_of
 from whet.reward.user_code import user_code
 from whet.types import WhetError, did_you_mean

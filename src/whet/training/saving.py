@@ -34,6 +34,7 @@ from whet.model.tensor_files import Abandoned
 from whet.record.run_kinds import kind_of
 from whet.record.sections import ReportSection
 from whet.record.text import LOWER_IS_BETTER, headline, plain_metrics
+from whet.threads import Thread
 from whet.training.distributed.ranks import Ranks
 from whet.training.distributed.sharded_checkpoint import save_sharded
 from whet.types import StepReport
@@ -211,7 +212,7 @@ class Saver:
             finally:
                 writing.seconds = time.perf_counter() - start
 
-        writing.thread = threading.Thread(target=work, name="whet-save", daemon=True)
+        writing.thread = Thread(target=work, name="whet-save", daemon=True)
         writing.thread.start()
 
     def _tokenizer_texts(self, tokenizer: Any) -> dict[str, bytes]:

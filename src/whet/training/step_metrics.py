@@ -9,6 +9,7 @@ What became of the tokens of the samples that a run records: their advantage, we
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -130,18 +131,20 @@ class TokenTraces:
 
 RUN = 4  # tokens that are compared with the rest of their completion
 FEWEST_COMPARED = 12  # tokens of a completion in which something can repeat
-MOST_COMPARED = 256  # completions of a step
-FEWEST_VOTES, MOST_VOTED = 4, 32  # completions of a group, and groups of a step, that vote on an answer
+MOST_COMPARED = 64  # completions of a step: the device waits meanwhile
+FEWEST_VOTES, MOST_VOTED = 4, 16  # completions of a group, and groups of a step, that vote on an answer
 AGREED = 0.75  # of a group's completions that give one answer
 
 
 def group_counts(groups: Sequence[Group]) -> dict[str, int]:
-    """Counts of prompts, samples and tokens, and how many samples were cut off or unscorable."""
+    """Counts of prompts, samples and tokens, and how many samples were cut off or unscorable. A token that several
+    leaves of an episode share was written once."""
     samples = [sample for group in groups for sample in group.samples]
+    shared = tree_counts(samples).get("shared_tokens", 0)
     return {
         "prompts": len(groups),
         "samples": len(samples),
-        "tokens": sum(sample.num_actions for sample in samples),
+        "tokens": sum(sample.num_actions for sample in samples) - shared,
         "truncated": sum(sample.stop.is_limit for sample in samples),
         "unscorable": sum(sample.reward is None for sample in samples),
     }
@@ -157,11 +160,23 @@ def episode_counts(groups: Sequence[Group], played: PlayNotes) -> dict[str, int]
             counts.update(turn.counts)
         if sample.stop.is_limit or sample.stop is StopReason.FAILED:
             counts[f"ended_by_{sample.stop}"] += 1
+    counts.update(tree_counts(samples))
     if samples:
         counts["observed_tokens"] = sum(
             len(episode.tokens) - _first(episode) - episode.num_actions for episode in samples
         )
     return dict(sorted(counts.items()))
+
+
+def tree_counts(samples: Sequence[Sample]) -> dict[str, int]:
+    """Of episodes that branch: how many there are, and the tokens of turns that leaves share, counted for each leaf
+    after the first: what as many separate episodes would have written in addition. Nothing where none branches."""
+    turns = [(sample.episode, turn) for sample in samples for turn in sample.turns if turn.node is not None]
+    if not turns:
+        return {}
+    written = {(episode, turn.node): turn.stop - turn.start for episode, turn in turns}
+    tokens = sum(turn.stop - turn.start for _, turn in turns)
+    return {"episodes": len({sample.episode for sample in samples}), "shared_tokens": tokens - sum(written.values())}
 
 
 def _first(sample: Sample) -> int:
@@ -196,13 +211,36 @@ def collection_counts(rollout: RolloutBatch, groups: Sequence[Group]) -> dict[st
 
 
 def mean_rewards(groups: Sequence[Group]) -> dict[str, float]:
-    """`total` and each part: means over the scored samples that it applies to."""
+    """`total` and each part: means over the scored samples that it applies to; the leaves of a tree count as one."""
     samples = [sample for group in groups for sample in group.samples if sample.reward is not None]
     if not samples:
         return {"total": float("nan")}
+    weights = leaf_weights(samples)
+
+    def mean(values: Sequence[float | None]) -> float:
+        known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
+        return fmean([value for value, _ in known], [weight for _, weight in known])
+
     names = dict.fromkeys(name for sample in samples for name in sample.parts)
-    parts = {name: fmean([sample.parts[name] for sample in samples if name in sample.parts]) for name in names}
-    return {"total": fmean([sample.reward for sample in samples if sample.reward is not None]), **parts}
+    parts = {name: mean([sample.parts.get(name) for sample in samples]) for name in names}
+    return {"total": mean([sample.reward for sample in samples]), **parts}
+
+
+def leaf_weights(samples: Sequence[Sample]) -> list[float]:
+    """What each sample counts: the leaves of a tree by the draws on their way (`whet.objective.tree`), others 1."""
+    ways = [
+        (sample.episode, *(turn.node for turn in sample.turns if turn.node is not None)) if sample.turns else ()
+        for sample in samples
+    ]
+    following: dict[tuple[object, ...], set[object]] = {}
+    for number, way in enumerate(ways):
+        for length in range(1, len(way) + 1):
+            following.setdefault(way[:length], set()).add(way[length] if length < len(way) else ("end", number))
+    has_tree = [len(way) > 1 for way in ways]
+    return [
+        math.prod(1 / len(following[way[:length]]) for length in range(1, len(way) + 1)) if of_tree else 1.0
+        for way, of_tree in zip(ways, has_tree, strict=True)
+    ]
 
 
 def reward_company(batch: TokenBatch) -> dict[str, float]:
@@ -268,7 +306,7 @@ def _centred(values: Tensor, group: Tensor, known: Tensor) -> Tensor:
 
 
 def repetition(groups: Sequence[Group]) -> dict[str, float]:
-    """The share of a completion's runs of four tokens that it has written before, on average; of up to 256 completions.
+    """The share of a completion's runs of four tokens that it has written before, on average; of up to 64 completions.
 
     Nothing where all are too short to tell.
     """

@@ -191,6 +191,13 @@ def test_nothing_is_said_where_everything_holds():
     ]
 
 
+def test_code_that_runs_as_root_is_said():
+    alone = {"separate_user": (errno.EINVAL, "Invalid argument")}
+    (line,) = isolation_warnings("any", {**EVERYTHING, "separate_user": False}, alone)
+    assert "(Invalid argument): whet runs as root, and so does code under test" in line and "another user" in line
+    assert isolation_warnings("any", {**EVERYTHING, "separate_user": True}, {}) == []
+
+
 @pytest.mark.parametrize(
     ("mechanism", "why", "settings", "filtered", "expected"),
     [

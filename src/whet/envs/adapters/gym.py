@@ -49,6 +49,7 @@ class StepEnvironment:
     """
 
     answers_as = "user"
+    replays = True  # from the seed of its row; many such environments cannot be copied
 
     def __init__(
         self,

@@ -54,6 +54,8 @@ class MethodSource:
 class TrlEnvironment:
     """One episode of one foreign object."""
 
+    no_branches = "the tools of a TRL class are methods of one object; give it whet's own interface, start and step"
+
     def __init__(self, foreign: Any, inner: ToolEnvironment, pool: CallPool, is_routed: bool) -> None:
         self.foreign, self._inner, self._pool, self._is_routed = foreign, inner, pool, is_routed
         self._name = type(foreign).__name__
@@ -128,6 +130,8 @@ def trl_environment(
 
 class Routed:
     """One episode of the environment that the prompt's column `environment` names."""
+
+    no_branches = TrlEnvironment.no_branches
 
     def __init__(
         self, routes: Mapping[str, Any], make: Callable[[str], TrlEnvironment], stops: tuple[str, ...]

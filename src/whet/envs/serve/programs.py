@@ -35,6 +35,7 @@ from typing import IO, Any, Protocol
 from whet.envs.adapters.verifiers import verifiers_play
 from whet.envs.sections import VERIFIERS
 from whet.registry import error_text, imported
+from whet.threads import Thread
 from whet.types import WhetError
 
 AgentPlay = Callable[[Any, Mapping[str, Any]], Awaitable[Any]]
@@ -72,7 +73,7 @@ class FunctionLoop:
         self.play = play
         self.loop = asyncio.new_event_loop()
         self.http = DefaultAsyncHttpxClient(timeout=None, trust_env=False)  # no proxy carries what stays here
-        threading.Thread(target=self.loop.run_forever, name="whet-agents", daemon=True).start()
+        Thread(target=self.loop.run_forever, name="whet-agents", daemon=True).start()
 
     def close(self) -> None:
         """End the loop; episodes have ended before. What plays is told, where it has a `close`."""
@@ -270,13 +271,13 @@ class AgentProgram:
         self._tails = (bytearray(), bytearray())
         streams = (self._process.stdout, self._process.stderr)
         self._readers = [
-            threading.Thread(target=_keep_tail, args=(stream, tail), name="whet-agent-output", daemon=True)
+            Thread(target=_keep_tail, args=(stream, tail), name="whet-agent-output", daemon=True)
             for stream, tail in zip(streams, self._tails, strict=True)
         ]
         for reader in self._readers:
             reader.start()
         self._ended = threading.Event()
-        threading.Thread(target=self._watch, args=(on_end,), name="whet-agent-end", daemon=True).start()
+        Thread(target=self._watch, args=(on_end,), name="whet-agent-end", daemon=True).start()
 
     def _watch(self, on_end: Callable[[], None]) -> None:
         if hasattr(os, "waitid"):

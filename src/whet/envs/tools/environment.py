@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -27,7 +28,17 @@ from typing import Any
 from whet.data.call_formats import Calls
 from whet.data.tool_syntax import ToolCall
 from whet.envs.tools.schema import fitting
-from whet.envs.tools.tool import OpenTools, Tool, ToolFailed, ToolLimits, ToolSource, ToolText, ToolTimedOut, tool_name
+from whet.envs.tools.tool import (
+    FunctionSource,
+    OpenTools,
+    Tool,
+    ToolFailed,
+    ToolLimits,
+    ToolSource,
+    ToolText,
+    ToolTimedOut,
+    tool_name,
+)
 from whet.registry import error_text
 from whet.rollout.calls import CallPool
 from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean
@@ -176,6 +187,18 @@ class ToolEnvironment:
         self._tools: dict[str, Tool] = {}
         self._schemas = [schema for source in sources for schema in source.schemas]
         self.stops = call_format.stops
+
+    @property
+    def no_branches(self) -> str:
+        """Why an episode with these tools cannot branch: one of them remembers its calls; empty where none does."""
+        keeping = [source.name for source in self._sources if not isinstance(source, FunctionSource)]
+        return f"the tool {keeping[0]} may keep what its calls leave; plain functions can branch" if keeping else ""
+
+    def fork(self) -> ToolEnvironment:
+        """The same tools for another branch of the episode; what is open is closed with this one."""
+        twin = copy.copy(self)
+        twin._opened = []
+        return twin
 
     async def start(self, prompt: Prompt) -> InitialObservation | None:
         """The prompt with the tools. A plain text is sent as it is: it has to say itself what can be called."""

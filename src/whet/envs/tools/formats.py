@@ -17,6 +17,7 @@ from whet.data.call_formats import (
     chosen_format,
     expected_call,
     parse_calls,
+    template_shows,
     tool_instructions,
 )
 from whet.data.chat import templated
@@ -46,7 +47,8 @@ def call_format_of(
 ) -> CallFormat:
     """The format of a run. A template that cannot write calls, or not the tools' answers, is refused here.
 
-    `instructions` False: prompts say themselves what can be called, where the template does not.
+    `instructions` False: prompts say themselves what can be called, where the template does not; of "loose" calls
+    the template says nothing then.
     Without a tokenizer nothing is known of a template: the format is then JSON, to look at an environment before a
     model is read.
     """
@@ -65,7 +67,7 @@ def call_format_of(
         return CallFormat(read, EXAMPLES[chosen])
     if not tokenizer.chat_template:
         return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), answers_as="user", written=written)
-    if chosen == "template":
+    if chosen == "template" or (chosen == "loose" and instructions and template_shows(tokenizer, schemas)):
         turn_renderer(tokenizer, chat=True, tools=schemas, history=history, roles=("tool",))
         return CallFormat(read, expected_call(chosen, tokenizer, schemas))
     instructs_as, answers_as = _instructing_role(tokenizer), _answering_role(tokenizer, history)

@@ -25,7 +25,7 @@ EVERY = (
         variants.DELTA_L,
         variants.ENTROPIC,
     ),
-    *(agents.RLOO_TURNS, agents.ECHO, agents.RAE),
+    *(agents.RLOO_TURNS, agents.RLOO_TREE, agents.TREE_GRPO, agents.ECHO, agents.RAE),
     *teacher.EVERY,
 )
 

@@ -39,6 +39,7 @@ from whet.reward.sandbox.requirement import (
     required_isolation,
     tell_isolation,
 )
+from whet.threads import Thread
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -308,7 +309,7 @@ class Sandbox:
             os.write(self._bell[1], b".")
         elif self._waiting:
             self._bell = os.pipe()
-            threading.Thread(target=self._dispatch, name="whet-sandbox", daemon=True).start()
+            Thread(target=self._dispatch, name="whet-sandbox", daemon=True).start()
 
     @property
     def requirement(self) -> Requirement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -372,13 +373,19 @@ def code_rewards(parts: Sequence[RewardPart]) -> list[CodeTests]:
     return [reward for part in parts for reward in found(part.reward)]
 
 
-def sandbox_summary(parts: Sequence[RewardPart]) -> dict[str, str]:
-    """What protects the machine from model-written code, where a part runs any; every protection is tried."""
+def sandbox_summary(parts: Sequence[RewardPart]) -> Callable[[], dict[str, str]]:
+    """What protects the machine from model-written code, where a part runs any, as a call for when it is wanted.
+
+    Every protection is tried, which is a second of waiting: meanwhile a model can be read.
+    """
     rewards = code_rewards(parts)
     if not rewards:
-        return {}
+        return dict
     from whet.reward.sandbox import active_protections, shared_sandbox
     from whet.reward.sandbox.requirement import isolation_summary
 
     isolation = isolation_summary(shared_sandbox(rewards[0].workers).holds)
-    return {"sandbox": f"{isolation}\n{active_protections().summary()}"}
+    pool = ThreadPoolExecutor(1, "sandbox-trial")
+    tried = pool.submit(active_protections)
+    pool.shutdown(wait=False)
+    return lambda: {"sandbox": f"{isolation}\n{tried.result().summary()}"}
