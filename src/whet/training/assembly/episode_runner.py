@@ -158,7 +158,7 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
     if section.name:
         return _named_environment(config, tokenizer)
     from whet.envs.tools import tool_environment
-    from whet.reward.sandbox import require_isolation
+    from whet.reward.sandbox.requirement import require_isolation
 
     require_isolation(config.sandbox.require)
     batch = getattr(config, "batch", None)

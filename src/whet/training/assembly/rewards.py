@@ -345,8 +345,8 @@ def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> No
     rewards = code_rewards(parts)
     if require in (None, USUAL_ISOLATION) and not rewards and SANDBOX not in sys.modules:
         return  # what holds anyway, for code that nobody runs: the sandbox is not loaded
-    from whet.reward.sandbox import require_isolation, shared_sandbox
-    from whet.reward.sandbox.requirement import tell_isolation
+    from whet.reward.sandbox.pool import shared_sandbox
+    from whet.reward.sandbox.requirement import require_isolation, tell_isolation
 
     if require is not None:
         require_isolation(require)
@@ -381,7 +381,8 @@ def sandbox_summary(parts: Sequence[RewardPart]) -> Callable[[], dict[str, str]]
     rewards = code_rewards(parts)
     if not rewards:
         return dict
-    from whet.reward.sandbox import active_protections, shared_sandbox
+    from whet.reward.sandbox.pool import shared_sandbox
+    from whet.reward.sandbox.protections import active_protections
     from whet.reward.sandbox.requirement import isolation_summary
 
     isolation = isolation_summary(shared_sandbox(rewards[0].workers).holds)
