@@ -157,7 +157,7 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
     section = config.env
     if section.name:
         return _named_environment(config, tokenizer)
-    from whet.envs.tools import tool_environment
+    from whet.envs.tools.find import tool_environment
     from whet.reward.sandbox.requirement import require_isolation
 
     require_isolation(config.sandbox.require)
