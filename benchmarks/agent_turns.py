@@ -26,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, os.environ.get("WHET_TREE", str(HERE.parent)) + "/src")
 
-from results_file import add_results_flag, write_results
+from results_file import add_results_flag, write_results  # noqa: E402
 
 TURNS, GROUP, TURN_TOKENS = 8, 8, 48
 EPISODES = (8, 16, 32, 64)

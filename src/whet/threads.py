@@ -33,15 +33,22 @@ class Thread(threading.Thread):
         self._started = _SignOfLife()
 
 
-def side_by_side(jobs: Sequence[Callable[[], T]], most: int, failed: Callable[[], object] = bool) -> list[T]:
+def side_by_side(
+    jobs: Sequence[Callable[[], T]], most: int, when_failed: Callable[[], object] | None = None
+) -> list[T]:
     """What the jobs return, done by this thread and up to `most - 1` others; fewer where no more can be started.
 
-    The first error is raised once all threads have ended: no job is begun after it, and `failed` is called, so that
-    those under way can end early.
+    The first error is raised once all threads have ended: no job is begun after it, and `when_failed` is called, so
+    that those under way can end early.
     """
     waiting = deque(enumerate(jobs))
     results: dict[int, T] = {}
     errors: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        errors.append(error)
+        if when_failed is not None:
+            when_failed()
 
     def work(late: threading.Event) -> None:
         while not errors and not late.is_set():
@@ -52,8 +59,7 @@ def side_by_side(jobs: Sequence[Callable[[], T]], most: int, failed: Callable[[]
             try:
                 results[number] = job()
             except BaseException as error:
-                errors.append(error)
-                failed()
+                fail(error)
 
     threads: list[Thread] = []
     for number in range(min(most, len(jobs)) - 1):
@@ -70,8 +76,7 @@ def side_by_side(jobs: Sequence[Callable[[], T]], most: int, failed: Callable[[]
     try:
         work(threading.Event())
     except BaseException as error:  # an interruption between two jobs
-        errors.append(error)
-        failed()
+        fail(error)
     for thread in threads:
         thread.join()
     if errors:

@@ -277,6 +277,7 @@ def _train_on_ray(
 
 def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Sequence[Any], console: bool) -> Run:
     """The run of the first rank: assembled, trained, and its report written, or what broke it told."""
+    started, begun = time.time(), time.monotonic()  # imports are part of the start
     from whet.data.pieces import TokenPieces
     from whet.pages.run_report import write_report
     from whet.record.log import RunRecorder
@@ -288,7 +289,6 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         return _run_silently(session, files, rewards)
 
     config, folder, group = files.config, files.folder, session.group
-    started, begun = time.time(), time.monotonic()
     display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
     trackers: Trackers | None = None
     assembly: Assembly | None = None

@@ -24,7 +24,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from whet.reward.sandbox.requirement import (
     required_isolation,
     tell_isolation,
 )
-from whet.threads import Thread
+from whet.threads import Thread, side_by_side
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -366,10 +365,8 @@ class Sandbox:
         count = min(sessions, MOST_SPARE)
         if count <= len(self._spare):
             return
-        with ThreadPoolExecutor(self.size) as threads:
-            lent = [threads.submit(self.lend) for _ in range(count)]
-        for future in lent:
-            self.take_back(future.result(), is_sound=True)
+        for worker in side_by_side([self.lend] * count, self.size):
+            self.take_back(worker, is_sound=True)
 
     def take_back(self, worker: WorkerProcess, *, is_sound: bool) -> None:
         """The end of a session. A worker that is not sound ends with it."""
