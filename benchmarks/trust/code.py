@@ -14,7 +14,8 @@ from pathlib import Path
 
 from whet.reward.code_tests import CodeTests, code_tests
 from whet.reward.failure import collected_reasons
-from whet.reward.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob
+from whet.reward.sandbox.job import Limits, ProgramJob, UnitTestJob
+from whet.reward.sandbox.pool import Sandbox
 from whet.types import Prompt
 
 CORPUS = Path(__file__).parent / "corpus" / "code"

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.for_every import for_every
-from whet.envs.tools import Tool, as_tool, find_tools, tool_environment
+from whet.envs.tools.find import find_tools, tool_environment
 from whet.envs.tools.schema import fitting, json_schema, mismatch
+from whet.envs.tools.tool import Tool, as_tool
 from whet.types import WhetError
 
 

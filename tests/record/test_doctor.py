@@ -14,7 +14,7 @@ from tests.support.health_cases import CASES, Course, after
 from whet.cli import app
 from whet.pages.board.reader import RunReader
 from whet.record.doctor import doctor_report, doctor_text
-from whet.record.health import RULES, diagnosis
+from whet.record.health.registry import RULES, diagnosis
 from whet.record.log import RunRecorder
 from whet.record.run import read_run
 from whet.record.run_folder import locked

@@ -15,7 +15,7 @@ import torch
 from whet.protocols import Reward
 from whet.reward.code_tests import CodeTests, code_of, code_tests, same_output, tests_of
 from whet.reward.failure import collected_reasons
-from whet.reward.sandbox import Sandbox
+from whet.reward.sandbox.pool import Sandbox
 from whet.reward.version import reward_hash
 from whet.types import Prompt, Sample, StopReason, WhetError
 

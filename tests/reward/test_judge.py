@@ -15,8 +15,7 @@ from tests.support.for_every import for_every
 from whet.protocols import Reward
 from whet.reward.failure import PartialFailure, RewardFailure, collected_reasons
 from whet.reward.find import find_reward
-from whet.reward.judge import Judge, JudgeSettings, check_company, engine_ask, judge, preference_in, rubric_scores_in
-from whet.reward.judge.ask import AnswerCache, Trouble
+from whet.reward.judge.ask import AnswerCache, JudgeSettings, Trouble, engine_ask
 from whet.reward.judge.questions import (
     Criterion,
     JudgeQuestion,
@@ -24,9 +23,11 @@ from whet.reward.judge.questions import (
     comparison_question,
     fence_mark,
     grading_question,
+    preference_in,
     rubric_from,
+    rubric_scores_in,
 )
-from whet.reward.judge.reward import meetings, outcome_of
+from whet.reward.judge.reward import Judge, check_company, judge, meetings, outcome_of
 from whet.reward.score import Failures, RewardPart, TooManyFailures, score
 from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
 

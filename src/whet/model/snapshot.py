@@ -34,10 +34,10 @@ from whet.model.checkpoint import (
 from whet.model.low_precision import saved_weights
 from whet.model.pretrained import first_line, saved_texts, weight_files
 from whet.model.run_models import ABOUT, checkpoint_name
-from whet.model.tensor_files import CONFIG as ADAPTER_CONFIG
-from whet.model.tensor_files import FOLDER as ADAPTER
-from whet.model.tensor_files import WEIGHTS as ADAPTER_WEIGHTS
 from whet.model.tensor_files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     Job,
     Written,
     adapter_config,

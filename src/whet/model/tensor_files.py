@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-FOLDER = "adapter"
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER = "adapter"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 NAMES = {"down": "lora_A.weight", "up": "lora_B.weight"}
 TASKS = {"SequenceClassification": "SEQ_CLS", "TokenClassification": "TOKEN_CLS"}
@@ -82,7 +82,7 @@ def stored_factors(model: PreTrainedModel, checkpoint: Path) -> dict[str, Tensor
     from safetensors.torch import load_file
 
     layers = adapted_layers(model)
-    file = checkpoint / FOLDER / WEIGHTS
+    file = checkpoint / ADAPTER / ADAPTER_WEIGHTS
     if not layers or not file.is_file():
         return {}
     stored = load_file(str(file))
@@ -99,11 +99,11 @@ def load_adapter(model: PreTrainedModel, checkpoint: Path, weights: Mapping[str,
     from safetensors.torch import load_file
 
     layers = adapted_layers(model)
-    file = checkpoint / FOLDER / WEIGHTS
+    file = checkpoint / ADAPTER / ADAPTER_WEIGHTS
     if not layers:
         return
     if not file.is_file():
-        raise WhetError(f"checkpoint {checkpoint} has no {FOLDER}/{WEIGHTS}; it was saved without model.lora")
+        raise WhetError(f"checkpoint {checkpoint} has no {ADAPTER}/{ADAPTER_WEIGHTS}; it was saved without model.lora")
     stored = load_file(str(file))
     for name, layer in layers.items():
         for factor, saved in NAMES.items():

@@ -15,18 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.record.evaluations import evaluations_of, with_size
-from whet.record.health import (
-    ACTIONS,
-    FindingSpan,
-    HealthFinding,
-    Story,
-    finding_spans,
-    known_settings,
-    recorded_finding,
-    rules_of,
-    story_of,
-)
-from whet.record.health.history import RECENT
+from whet.record.health.finding import ACTIONS, FindingSpan, HealthFinding, recorded_finding
+from whet.record.health.history import RECENT, known_settings
+from whet.record.health.registry import finding_spans, rules_of
+from whet.record.health.story import Story, story_of
 from whet.record.log import (
     METRICS,
     SUMMARY,

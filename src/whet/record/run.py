@@ -12,16 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.record.evaluations import Evaluations, evaluations_of, with_size
-from whet.record.health import (
-    FindingSpan,
-    HealthFinding,
-    RunEnding,
-    Story,
-    finding_spans,
-    findings,
-    known_settings,
-    story_of,
-)
+from whet.record.health.finding import FindingSpan, HealthFinding
+from whet.record.health.history import known_settings
+from whet.record.health.registry import finding_spans, findings
+from whet.record.health.story import RunEnding, Story, story_of
 from whet.record.log import (
     METRICS,
     SAMPLES,

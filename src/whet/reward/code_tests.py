@@ -37,7 +37,8 @@ from typing import Any, ClassVar
 
 from whet.reward.answer import final_part, tagged
 from whet.reward.failure import unscorable
-from whet.reward.sandbox import Job, JobResult, Limits, ProgramJob, UnitTestJob, shared_sandbox
+from whet.reward.sandbox.job import Job, JobResult, Limits, ProgramJob, UnitTestJob
+from whet.reward.sandbox.pool import shared_sandbox
 from whet.reward.sandbox.suite import expected_names, holds_check, num_results, why_unscorable
 from whet.reward.sandbox.suite_runner import NOT_REACHED
 from whet.types import Prompt, Sample, WhetError

@@ -34,7 +34,14 @@ from whet.model.scalar_head import Kind, ScalarModel, scalar_model
 from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
 from whet.objective.policy import Loss
-from whet.objective.preference import LabelBatch, LabelLoss, RankBatch, RankLoss, RewardTotals, reward_totals
+from whet.objective.preference.reward_model import (
+    LabelBatch,
+    LabelLoss,
+    RankBatch,
+    RankLoss,
+    RewardTotals,
+    reward_totals,
+)
 from whet.record.metrics.reward_model import (
     label_ensemble_metrics,
     member_scales,

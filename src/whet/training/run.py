@@ -28,7 +28,7 @@ from whet.model.checkpoint import hide, load_checkpoint
 from whet.model.finite import non_finite_weight
 from whet.model.run_models import checkpoint_step, complete_checkpoints
 from whet.record.evaluations import Evaluations, evaluations_of
-from whet.record.health import diagnosis
+from whet.record.health.registry import diagnosis
 from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, is_finished, read_metrics, step_reports
 from whet.record.metrics.timer import PhaseTimer
 from whet.record.rows import ThinnedLog

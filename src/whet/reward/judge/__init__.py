@@ -4,21 +4,3 @@ It is asked through an OpenAI-compatible endpoint, or through any callable (an e
 cached on disk by content, its calls are limited by a budget, and it wants company: a judge can be talked into a good
 mark, so it is not to be the only reward unless the user says so.
 """
-
-from whet.reward.judge.ask import Ask, JudgeSettings, engine_ask
-from whet.reward.judge.questions import Criterion, Rubric, preference_in, rubric_from, rubric_scores_in
-from whet.reward.judge.reward import Judge, check_company, judge
-
-__all__ = [
-    "Ask",
-    "Criterion",
-    "Judge",
-    "JudgeSettings",
-    "Rubric",
-    "check_company",
-    "engine_ask",
-    "judge",
-    "rubric_scores_in",
-    "preference_in",
-    "rubric_from",
-]

@@ -43,7 +43,7 @@ from whet.types import Prompt
 def reward_host(rewards: Mapping[str, Reward], isolation: str | None) -> RewardHost:
     """Runs in the worker's process."""
     if isolation is not None:
-        from whet.reward.sandbox import require_isolation
+        from whet.reward.sandbox.requirement import require_isolation
 
         require_isolation(isolation)
     return RewardHost(rewards)

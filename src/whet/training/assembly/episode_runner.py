@@ -152,8 +152,8 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
     section = config.env
     if section.name:
         return _named_environment(config, tokenizer)
-    from whet.envs.tools import tool_environment
-    from whet.reward.sandbox import require_isolation
+    from whet.envs.tools.find import tool_environment
+    from whet.reward.sandbox.requirement import require_isolation
 
     require_isolation(config.sandbox.require)
     batch = getattr(config, "batch", None)

@@ -21,7 +21,8 @@ from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
 from whet.reward.combine import ROW_KINDS, Gate, RewardPart, Schedule, check_parts, in_shares, weights_at
 from whet.reward.find import BUILTIN, RETIRED, ROWS, find_reward
-from whet.reward.judge import check_company, engine_ask
+from whet.reward.judge.ask import engine_ask
+from whet.reward.judge.reward import check_company
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
 from whet.reward.score import Failures, Scorer, Share, judged_ahead
@@ -344,8 +345,8 @@ def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> No
     rewards = code_rewards(parts)
     if require in (None, USUAL_ISOLATION) and not rewards and SANDBOX not in sys.modules:
         return  # what holds anyway, for code that nobody runs: the sandbox is not loaded
-    from whet.reward.sandbox import require_isolation, shared_sandbox
-    from whet.reward.sandbox.requirement import tell_isolation
+    from whet.reward.sandbox.pool import shared_sandbox
+    from whet.reward.sandbox.requirement import require_isolation, tell_isolation
 
     if require is not None:
         require_isolation(require)
@@ -380,7 +381,8 @@ def sandbox_summary(parts: Sequence[RewardPart]) -> Callable[[], dict[str, str]]
     rewards = code_rewards(parts)
     if not rewards:
         return dict
-    from whet.reward.sandbox import active_protections, shared_sandbox
+    from whet.reward.sandbox.pool import shared_sandbox
+    from whet.reward.sandbox.protections import active_protections
     from whet.reward.sandbox.requirement import isolation_summary
 
     isolation = isolation_summary(shared_sandbox(rewards[0].workers).holds)

@@ -290,7 +290,8 @@ class SelfExamplesEntry(StageEntry, kind="self_judging_examples", gives=("rows",
         return "examples of answering and of judging"
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
-        from whet.data import demonstrations_from, read_rows
+        from whet.data.prompts import demonstrations_from
+        from whet.data.source import read_rows
         from whet.data.tasks import demonstrations
         from whet.data.tasks.contrast import reviewed_completions
 
