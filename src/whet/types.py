@@ -7,6 +7,7 @@ A field never changes its meaning; `None` means "this row does not need it" (see
 from __future__ import annotations
 
 import difflib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,14 @@ class WhetError(Exception):
 
 class RunFailed(WhetError):
     """The run cannot go on; what was saved is intact. The message is one line with the likely cause."""
+
+
+def is_finite_number(value: Any) -> bool:
+    """True for a finite int or float that a float can hold; False for a bool."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -96,6 +105,10 @@ class StepResult:
     counts: Mapping[str, int] = field(default_factory=dict)  # tool_calls, malformed_calls, tool_errors, ...
     errors: tuple[str, ...] = ()  # one line each: what went wrong with the turn's calls
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the episode, such as its score in a game
+    # self-play: who writes next and is told the messages, where that is another role than the one that just wrote. The
+    # first messages to a role are the whole conversation that it begins with
+    role: str = ""
+    rewards: Mapping[str, float] = field(default_factory=dict)  # by role, of each role's last turn; beside `reward`
 
 
 @dataclass(frozen=True)

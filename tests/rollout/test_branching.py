@@ -9,7 +9,7 @@ import torch
 
 from tests.rollout.test_episodes import PROMPT, Counting, opened
 from tests.support.scripted import ScriptedEngine, tool_tokenizer
-from whet.envs.adapters.kinds import as_environment
+from whet.envs.find import as_environment
 from whet.envs.tools import tool_environment
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model

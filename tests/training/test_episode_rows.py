@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import whet
 from tests.support.for_every import for_every
 from whet.cli import app
-from whet.data.segments import number_of
+from whet.data.packing import number_of
 from whet.training.rl import RLTrainer
 from whet.types import WhetError
 

@@ -47,9 +47,10 @@ class EnvSection(Section):
     sandboxed: Listed = Field(
         (), max_length=1000, description="names of tools that run in the sandbox instead of this process"
     )
-    call_format: Literal["auto", "template", "json", "python"] = Field(
+    call_format: Literal["auto", "template", "loose", "json", "python"] = Field(
         "auto",
-        description="how calls are written: as the chat template does, JSON in tags, name(argument=value) in tags",
+        description="how calls are written: as the chat template does; loose: so, as bare JSON or in a fence; JSON in "
+        "tags; name(argument=value) in tags",
     )
     instructions: bool = Field(
         True, description="tell the model of its tools in the system message, where its chat template does not"

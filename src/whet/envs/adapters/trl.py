@@ -16,12 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whet.envs.adapters.answers import number
-from whet.envs.adapters.calling import Calling
-from whet.envs.adapters.optional import cannot_be_made
+from whet.envs.adapters.optional import cannot_be_made, number
 from whet.envs.tools.environment import CallFormat, ToolEnvironment, check_names
 from whet.envs.tools.find import MOST_CALLS, find_tools
-from whet.envs.tools.formats import call_format_of
+from whet.envs.tools.formats import Calling, call_format_of
 from whet.envs.tools.schema import json_schema
 from whet.envs.tools.tool import OpenTools, Tool, ToolLimits, ToolSource
 from whet.rollout.calls import CallPool

@@ -152,8 +152,8 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
     section = config.env
     if section.name:
         return _named_environment(config, tokenizer)
-    from whet.envs.tools import tool_environment
-    from whet.reward.sandbox import require_isolation
+    from whet.envs.tools.find import tool_environment
+    from whet.reward.sandbox.requirement import require_isolation
 
     require_isolation(config.sandbox.require)
     batch = getattr(config, "batch", None)
@@ -172,8 +172,8 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
 
 def _named_environment(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:
     """What makes the environment of an episode; without a tokenizer, no template is asked how calls are written."""
-    from whet.envs.adapters.calling import Calling
     from whet.envs.find import find_environment
+    from whet.envs.tools.formats import Calling
 
     section = config.env
     for key in ("sandboxed", "tool_settings"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from whet.data import demonstration_tokens
+from whet.data.chat import demonstration_tokens
 from whet.data.distillation_target import COLUMNS, column_text
 from whet.data.reference_rewards import reference_rewards
 from whet.model.causal_lm import CausalLM
