@@ -54,7 +54,6 @@ SCRATCH = Path(tempfile.gettempdir()) / "whet-chaos"
 LINES = ROOT / "benchmarks" / "runs" / "trust_chaos.jsonl"
 FOLDERS = re.compile(r"(?<![\w/])/(?:[\w.@~+-]+/)+")  # of the machine, in front of a file
 PATIENCE = 240.0  # seconds for one command
-LONGEST_LOOK = 0.05  # seconds between two looks at it that count: where others take the processor, both wait longer
 STOPPED = 1.5  # seconds until a stopped process may go on
 FEW = 24  # faults in the quick cut
 
@@ -642,10 +641,8 @@ class Laboratory:
     def _wait(self, children: Mapping[int, int], notes: Path) -> tuple[int | None, ...]:
         """The exit codes; who was stopped goes on after a while, and who does not end is ended."""
         codes: dict[int, int | None] = {}
-        waited, looked, go_on = 0.0, time.monotonic(), 0.0
+        go_on, stopwatch = 0.0, Stopwatch()
         while len(codes) < len(children):
-            now = time.monotonic()
-            waited, looked = waited + min(now - looked, LONGEST_LOOK), now
             for child in children.keys() - codes.keys():
                 ended, status = os.waitpid(child, os.WNOHANG)
                 if ended:
@@ -658,7 +655,7 @@ class Laboratory:
                         os.kill(process, signal.SIGCONT)
                 (notes / "stopped").unlink()
                 go_on = 0.0
-            if waited > PATIENCE:
+            if stopwatch.seconds() > PATIENCE:
                 codes |= dict.fromkeys(children.keys() - codes.keys())
                 _end_all()
             time.sleep(0.01)
@@ -671,6 +668,27 @@ class Laboratory:
             time.sleep(0.02)
         _end_all()
         return tuple(alive.values())
+
+
+class Stopwatch:
+    """The seconds that the processes below this one slept or computed: not those in which others had the processor."""
+
+    def __init__(self) -> None:
+        self._looked, self._computed, self._total = time.monotonic(), 0.0, 0.0
+
+    def seconds(self) -> float:
+        now = time.monotonic()
+        if now - self._looked > 1.0:
+            states, computed = set[str](), 0.0
+            for process in processes_below(os.getpid()):
+                words = _text_of(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
+                if words:
+                    states.add(words[0])
+                    computed += (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+            elapsed, self._looked = now - self._looked, now
+            self._total += min(elapsed, max(0.0, computed - self._computed)) if "R" in states else elapsed
+            self._computed = computed
+        return self._total
 
 
 class _End(BaseException):
@@ -697,7 +715,10 @@ def _end_all() -> None:
 
 
 def _text_of(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _free_port() -> int:
