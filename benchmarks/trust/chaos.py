@@ -61,7 +61,7 @@ FEW = 24  # faults in the quick cut
 
 SMALL = ("seed=3", "report.save_every=1", "report.keep_checkpoints=2", "eval.every=2", "eval.prompts=2")
 SMALL += ("data.count=6", "data.difficulty=1", "model.threads=1", "sampling.max_new_tokens=8")
-GROUPS = ("batch.prompts_per_step=2", "batch.group_size=2", "reward.on_error=stop", "reward.timeout=2")
+GROUPS = ("batch.prompts_per_step=2", "batch.group_size=2", "reward.on_error=stop", "reward.timeout=8")
 ROWS = ("batch.rows_per_step=2",)
 SCORED = ("--reward", "mine.py:mine")
 ARMING = '''
@@ -174,16 +174,16 @@ RUNS: Mapping[str, RunKind] = {
         ("train", "rm", "--steps=3"), (*(value for value in SMALL if not value.startswith("sampling")), *ROWS)
     ),
     "environment": RunKind(
-        ("train", "grpo", "--steps=3", "--env", "echo.py:Echo"), (*SMALL, *GROUPS, "env.step_seconds=3"), calls=True
+        ("train", "grpo", "--steps=3", "--env", "echo.py:Echo"), (*SMALL, *GROUPS, "env.step_seconds=8"), calls=True
     ),
     "agent program": RunKind(
         ("train", "grpo", "--steps=3", "--agent", f"{sys.executable} program.py"),
-        (*SMALL, *GROUPS, "env.seconds=10"),
+        (*SMALL, *GROUPS, "env.seconds=20"),
         calls=True,
     ),
     "pipeline": RunKind(("pipeline", "iterative_dpo"), PIPELINE),
     "two ranks": RunKind(
-        ("train", "grpo", "--steps=3", *SCORED), (*SMALL, *GROUPS, "scale.timeout=20"), num_ranks=2, calls=True
+        ("train", "grpo", "--steps=3", *SCORED), (*SMALL, *GROUPS, "scale.timeout=40"), num_ranks=2, calls=True
     ),
     "asynchronous": RunKind(
         ("train", "grpo", "--steps=3", *SCORED), (*SMALL, *GROUPS, *ASYNCHRONOUS), 0.5,
