@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from whet.training.distributed.ray_cluster import (
     _is_importable,
     demo_cluster,
     open_cluster,
+    processes_in,
     require_cores,
     require_room,
     require_same_versions,
@@ -28,6 +30,20 @@ SMALL = {
     "eval": {"prompts": 10, "every": 0},
     "report": {"samples_per_step": 8},
 }
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="it reads /proc")
+def test_the_processes_of_a_cluster_are_found_by_its_mark(tmp_path: Path) -> None:
+    sleeping = subprocess.Popen(["sleep", "60"], env={**os.environ, "RAY_TMPDIR": str(tmp_path)})
+    try:
+        until = time.monotonic() + 20
+        while not (found := processes_in(str(tmp_path))) and time.monotonic() < until:
+            time.sleep(0.01)  # it has this process's environment until it has become `sleep`
+        assert [command.split() for command in found] == [["sleep", "60"]]
+    finally:
+        sleeping.kill()
+        sleeping.wait()
+    assert processes_in(str(tmp_path)) == []
 
 
 def weights_digest(run) -> str:
