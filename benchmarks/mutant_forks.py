@@ -1,7 +1,8 @@
 """pytest plugin of mutants.py: collects the tests once, then forks for each mutant and runs tests until one fails.
 
-In the fork the changed functions get the code of the mutant: no interpreter has to start and import everything. The
-tests that name a mutated function, or one of its module that calls it, come first.
+In the fork the changed functions get the code of the mutant: no interpreter has to start and import everything; its
+file is changed too, for processes that start from it. The tests that name a mutated function, or one of its module
+that calls it, come first.
 """
 
 from __future__ import annotations
@@ -131,14 +132,31 @@ def changed_code(file: str, old: str, new: str) -> Iterator[tuple[CodeType, Code
     yield from visit(compile(old, file, "exec"), compile(new, file, "exec"))
 
 
-def mutate(asked: dict[str, Any]) -> bool:
-    """Give the changed functions of this process the mutant's code; False where none of them is loaded."""
+@contextlib.contextmanager
+def mutated_file(asked: dict[str, Any] | None) -> Iterator[None]:
+    """For processes that start from the tree's files, as those of the sandbox do."""
+    if asked is None:
+        yield
+        return
+    file = ROOT / asked["path"]
+    file.write_text(mutated_text(asked), "utf-8")
+    try:
+        yield
+    finally:
+        file.write_text(text_of(asked["path"]), "utf-8")
+
+
+def mutated_text(asked: dict[str, Any]) -> str:
     text = text_of(asked["path"])
-    new = text[: asked["start"]] + asked["new"] + text[asked["end"] :]
+    return text[: asked["start"]] + asked["new"] + text[asked["end"] :]
+
+
+def mutate(asked: dict[str, Any]) -> None:
+    """Give the changed functions of this process the mutant's code."""
     gc.unfreeze()
     loaded = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
     done = False
-    for before, after in changed_code(str(ROOT / asked["path"]), text, new):
+    for before, after in changed_code(str(ROOT / asked["path"]), text_of(asked["path"]), mutated_text(asked)):
         for function in loaded:
             code = function.__code__
             same = (code.co_qualname, code.co_firstlineno) == (before.co_qualname, before.co_firstlineno)
@@ -151,7 +169,6 @@ def mutate(asked: dict[str, Any]) -> bool:
 
         forkserver._forkserver.__init__()  # type: ignore[attr-defined]
         commands.fork_server()
-    return done
 
 
 class Failures:
@@ -200,10 +217,9 @@ def in_a_fork(
         for number in (1, 2):
             os.dup2(silence, number)
         try:
-            if asked is not None and not mutate(asked):
-                found = {"state": "survived", "note": "no test loads it"}
-            else:
-                found = run_tests(session, items, seconds)
+            if asked is not None:
+                mutate(asked)
+            found = run_tests(session, items, seconds)
         except BaseException as error:
             found = {"state": "killed", "killer": f"{type(error).__name__}: {error}"[:200]}
         os.write(writing, json.dumps(found).encode())
@@ -226,7 +242,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     killers: dict[str, list[dict[str, Any]]] = {}
     for mutant in asked["mutants"]:
         items = chosen_tests(mutant, session.items, asked["files"])
-        found = in_a_fork(session, mutant, items, asked["seconds"])
+        text_of(mutant["path"])  # read before it is changed
+        with mutated_file(mutant):
+            found = in_a_fork(session, mutant, items, asked["seconds"])
         found.pop("failed", None)
         line = {"number": mutant["number"], **found}
         write(line)
