@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from readings import evals_of
 from run_archive import ARCHIVES, read_archive
 from split_corpus import HALVES
-from streams import MOVING, SETTINGS, Points, Stream, row_reports, through
+from streams import MOVING, PAIRS, SCORES, SETTINGS, Points, Stream, row_reports, through
 
 from whet.training.assembly.health import health_settings
 from whet.training.config import resolved
@@ -91,17 +91,6 @@ def archived() -> Iterator[dict[str, Any]]:
 
 
 UNMOVED = {**MOVING, "entropy": ((1, 0.3), (2, 0.3)), "kl": ((1, 1e-6), (200, 1e-5))}
-PAIRS = {
-    "chosen_logp": ((1, -50.0), (200, -60.0)),
-    "rejected_logp": ((1, -50.0), (200, -75.0)),
-    "chosen_mean_logp": ((1, -1.0), (200, -1.2)),
-    "margin": ((1, 0.001), (200, 0.5)),
-    "accuracy": ((1, 0.5), (200, 0.68)),
-    "drift": ((1, 0.001), (200, 8.0)),
-    "loss": ((1, 0.69), (200, 0.55)),
-    "chosen_length": ((1, 50.0), (200, 50.0)),
-}
-SCORES = {"loss": ((1, 0.7), (200, 0.6)), "accuracy": ((1, 0.5), (200, 0.68)), "score": ((1, 0.1), (200, 0.3))}
 
 
 def drawn(stream: Stream, truth: Points, every: int, chance: random.Random, seed: int) -> list[dict[str, Any]]:

@@ -22,6 +22,18 @@ SETTINGS = {
     "sampling.temperature": 1.0,
 }
 MOVING = {"entropy": ((1, 0.30), (200, 0.22)), "kl": ((1, 1e-4), (200, 0.01)), "uniform_groups": ((1, 0.4), (200, 0.3))}
+# what runs on pairs and reward models log while they learn slowly
+PAIRS = {
+    "chosen_logp": ((1, -50.0), (200, -60.0)),
+    "rejected_logp": ((1, -50.0), (200, -75.0)),
+    "chosen_mean_logp": ((1, -1.0), (200, -1.2)),
+    "margin": ((1, 0.001), (200, 0.5)),
+    "accuracy": ((1, 0.5), (200, 0.68)),
+    "drift": ((1, 0.001), (200, 8.0)),
+    "loss": ((1, 0.69), (200, 0.55)),
+    "chosen_length": ((1, 50.0), (200, 50.0)),
+}
+SCORES = {"loss": ((1, 0.7), (200, 0.6)), "accuracy": ((1, 0.5), (200, 0.68)), "score": ((1, 0.1), (200, 0.3))}
 
 
 def through(points: Points) -> Callable[[int], float]:

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from whet.reward.code_tests import CodeTests, code_tests
-from whet.reward.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob
-from whet.reward.unscorable import collected_reasons
+from whet.reward.failure import collected_reasons
+from whet.reward.sandbox.job import Limits, ProgramJob, UnitTestJob
+from whet.reward.sandbox.pool import Sandbox
 from whet.types import Prompt
 
 CORPUS = Path(__file__).parent / "corpus" / "code"
@@ -174,7 +175,7 @@ def is_code_found(reward: CodeTests, reply: str) -> bool:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without the warnings about prompts that cannot be judged: they are what is tried here."""
-    logger = logging.getLogger("whet.reward.unscorable")
+    logger = logging.getLogger("whet.reward.failure")
     before, logger.disabled = logger.disabled, True
     try:
         yield

@@ -5,7 +5,7 @@ import pytest
 from whet import api
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import STEP, task_stepped
-from whet.reward.learned import learned_steps
+from whet.reward.learned.process import learned_steps
 
 ROWS = task_stepped(TASKS["arithmetic"], "eval", 40, 1, 3)
 

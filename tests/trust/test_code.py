@@ -17,7 +17,7 @@ from benchmarks.trust.code import (
     sections,
 )
 from whet.reward.code_tests import code_tests
-from whet.reward.sandbox import Sandbox
+from whet.reward.sandbox.pool import Sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
 

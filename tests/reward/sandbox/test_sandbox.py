@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 import whet
-from whet.reward.sandbox import JobResult, Limits, ProgramJob, Sandbox, active_protections
-from whet.reward.sandbox.protections import num_jobs_left
+from whet.reward.sandbox.job import JobResult, Limits, ProgramJob
+from whet.reward.sandbox.pool import Sandbox
+from whet.reward.sandbox.protections import active_protections, num_jobs_left
 from whet.types import WhetError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
@@ -382,7 +383,8 @@ def test_a_forked_process_gets_workers_of_its_own(sandbox):
 def test_workers_end_with_the_process_that_started_them():
     script = """
     import os, signal, sys
-    from whet.reward.sandbox import ProgramJob, Sandbox
+    from whet.reward.sandbox.job import ProgramJob
+    from whet.reward.sandbox.pool import Sandbox
     pool = Sandbox(1)
     assert pool.run([ProgramJob("print(1)")])[0].stdout == "1\\n"
     print(pool.workers[0].process.pid, flush=True)

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from whet.reward.sandbox import CallResult, Limits, Sandbox, SandboxSession, SessionOver
+from whet.reward.sandbox.job import Limits
+from whet.reward.sandbox.pool import Sandbox
 from whet.reward.sandbox.protections import num_jobs_left
+from whet.reward.sandbox.session import CallResult, SandboxSession, SessionOver
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
@@ -237,7 +239,9 @@ def test_closing_in_the_middle_of_a_call_ends_it(sandbox):
 def test_the_trainers_end_takes_the_session_along(tmp_path):
     source = """
     import os, sys
-    from whet.reward.sandbox import Limits, Sandbox, SandboxSession
+    from whet.reward.sandbox.job import Limits
+    from whet.reward.sandbox.pool import Sandbox
+    from whet.reward.sandbox.session import SandboxSession
     session = SandboxSession(Sandbox(1), Limits())
     print(session.call({"operation": "run", "source": "1 + 1"}, 10).text, session._worker.process.pid, flush=True)
     os.kill(os.getpid(), 9)
