@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.for_every import for_every
 from whet.tools.planner import memory
+from whet.tools.planner.from_config import _base
 from whet.tools.planner.memory import PHASES, memory_plan
 from whet.tools.planner.plan import plan_for, plan_record, plan_text
 from whet.tools.planner.shapes import NAMED
@@ -263,3 +264,8 @@ def test_devices_are_read():
 def test_rows_longer_than_the_context_are_refused():
     with pytest.raises(WhetError, match="exceed the context of 8192 that smollm2-135m has; give fewer"):
         replace(STEP, completion_tokens=9000)
+
+
+def test_the_base_of_adapters_is_planned_as_it_is_loaded():
+    kept = [_base("auto", compute, on_cpu) for compute, on_cpu in (("bf16", False), ("bf16", True), ("float32", False))]
+    assert kept == ["bfloat16", "float32", "float32"] and _base("float32", "bf16", False) == "float32"

@@ -8,12 +8,15 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import whet
+from whet.training.distributed import ray_cluster
 from whet.training.distributed.rank_group import package_versions
 from whet.training.distributed.ray_cluster import (
+    RayCluster,
     _is_importable,
     demo_cluster,
     open_cluster,
@@ -44,6 +47,17 @@ def test_the_processes_of_a_cluster_are_found_by_its_mark(tmp_path: Path) -> Non
         sleeping.kill()
         sleeping.wait()
     assert processes_in(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_only_a_cluster_that_this_process_started_ends_with_it(is_own: bool, tmp_path: Path, monkeypatch) -> None:
+    ended = []
+    monkeypatch.setattr(ray_cluster, "_ray", lambda: SimpleNamespace(shutdown=lambda: ended.append("ray")))
+    cluster = SimpleNamespace(_is_open=True, _is_own=is_own, _folder=str(tmp_path / "ray"), _workers=[])
+    (tmp_path / "ray").mkdir()
+    for _ in range(2):
+        RayCluster.close(cluster)
+    assert ended == ["ray"] * is_own and (tmp_path / "ray").exists() != is_own
 
 
 def weights_digest(run) -> str:
