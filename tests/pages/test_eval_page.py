@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from whet.pages.evaluation import EvalReport, ModelEval, eval_page, eval_record, eval_text, short_names
+from whet.pages.evaluation import EvalReport, ModelEval, eval_page, eval_record, eval_text, model_table, short_names
 from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, summarized
 from whet.record.metrics.intervals import paired_tests
 
@@ -100,3 +100,8 @@ def test_the_first_line_says_which_models_differ_beyond_noise():
     alike, apart = (eval_page(report(*rights)) for rights in ((4, 5), (1, 9)))
     assert "No pair of them differs beyond noise." in alike
     assert "Beyond noise: " in apart and "above" in apart
+
+
+def test_tasks_of_an_accuracy_are_shares_too():
+    head, *rows = model_table(report(4, 5).evals)
+    assert [row[head.index("safe")].partition(" ")[0] for row in rows] == ["40.0%", "60.0%"]

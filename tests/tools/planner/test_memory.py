@@ -269,3 +269,14 @@ def test_rows_longer_than_the_context_are_refused():
 def test_the_base_of_adapters_is_planned_as_it_is_loaded():
     kept = [_base("auto", compute, on_cpu) for compute, on_cpu in (("bf16", False), ("bf16", True), ("float32", False))]
     assert kept == ["bfloat16", "float32", "float32"] and _base("float32", "bf16", False) == "float32"
+
+
+def test_products_in_bfloat16_copy_the_head_once_more_where_it_learns_on_a_gpu():
+    def copies(on_cpu, learns, compute="bf16"):
+        parts = {
+            name: words for name, _, words in memory._head(replace(STEP, on_cpu=on_cpu, compute=compute), learns, 64)
+        }
+        return parts.get("head: weight and gradient", "").partition(" copies")[0].rpartition("(")[2]
+
+    assert [copies(False, True), copies(False, False), copies(True, True), copies(True, False)] == ["2", "1", "1", "1"]
+    assert copies(True, False, "fp32") == ""
