@@ -105,6 +105,18 @@ def measured(chosen: argparse.Namespace) -> dict[str, float]:
         aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: (
             5 * attention_operations(*shapes[1:3]) // 2
         ),
+        **{
+            getattr(aten, f"_scaled_dot_product_{kind}_attention"): lambda *shapes, **_: attention_operations(
+                *shapes[:2]
+            )
+            for kind in ("flash", "efficient", "cudnn")
+        },
+        **{
+            getattr(aten, f"_scaled_dot_product_{kind}_attention_backward"): lambda *shapes, **_: (
+                5 * attention_operations(*shapes[1:3]) // 2
+            )
+            for kind in ("flash", "efficient", "cudnn")
+        },
         aten._flash_attention_forward: raw(lambda *tensors, **_: ragged_operations(tensors[0], *tensors[3:5])),
         aten._flash_attention_backward: raw(
             lambda *tensors, **_: 5 * ragged_operations(tensors[1], *tensors[6:8]) // 2
