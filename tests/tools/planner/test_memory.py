@@ -280,3 +280,10 @@ def test_products_in_bfloat16_copy_the_head_once_more_where_it_learns_on_a_gpu()
 
     assert [copies(False, True), copies(False, False), copies(True, True), copies(True, False)] == ["2", "1", "1", "1"]
     assert copies(True, False, "fp32") == ""
+
+
+def test_matrices_with_the_adapters_in_them_are_kept_where_there_is_room():
+    adapted = replace(STEP, lora_rank=8, base="bfloat16")
+    (line,) = memory._merged_adapters(adapted, 141e9)
+    assert line.bytes == 2 * SMALL.adapted_weights and "x 2 bytes" in line.formula
+    assert not [*memory._merged_adapters(adapted, line.bytes)] and not [*memory._merged_adapters(STEP, 141e9)]
