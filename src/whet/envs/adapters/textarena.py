@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from whet.envs.adapters.optional import (
+from whet.envs.adapters.shared import (
     OwnRandom,
     cannot_be_made,
     flag,
