@@ -23,10 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, os.environ.get("WHET_TREE", str(HERE.parent)) + "/src")
-
-from results_file import add_results_flag, write_results  # noqa: E402
+from results_file import ROOT, add_results_flag, write_results
 
 TURNS, GROUP, TURN_TOKENS = 8, 8, 48
 EPISODES = (8, 16, 32, 64)
@@ -97,8 +94,8 @@ def played(episodes: int, turns: int, latency: float) -> dict[str, float]:
 
 def of_tree(tree: Path, repeats: int, *case: float) -> dict[str, float]:
     """The median of a few goes, each in a process of its own, with the whet of this folder."""
-    environment = {**os.environ, "WHET_TREE": str(tree), "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "agent_turns.py"), "--case", ",".join(map(str, case))]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--case", ",".join(map(str, case))]
     goes = [json.loads(subprocess.check_output(command, env=environment, text=True)) for _ in range(repeats)]
     return {key: median(go[key] for go in goes) for key in goes[0]}
 
@@ -118,7 +115,7 @@ def main() -> None:
         episodes, turns, latency = chosen.case.split(",")
         print(json.dumps(played(int(episodes), int(turns), float(latency))))
         return
-    here, turns = HERE.parent, 2 if chosen.tiny else TURNS
+    here, turns = ROOT, 2 if chosen.tiny else TURNS
     values: dict[str, Any] = {"turns": turns}
     for part in chosen.parts.split(","):
         values[part] = {}

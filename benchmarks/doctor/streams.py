@@ -70,7 +70,8 @@ class Stream:
             # completions to one prompt are alike: a step of 128 is worth some 48 independent ones
             spread = math.sqrt(max(1e-4, reward(step) * (1 - reward(step))) / (0.375 * self.samples))
             value = min(1.0, max(0.0, reward(step) + chance.gauss(0, spread)))
-            cut = sum(chance.random() < truncated(step) for _ in range(self.samples))
+            share = truncated(step)
+            cut = sum(chance.random() < share for _ in range(self.samples))
             counts = {"samples": self.samples, "prompts": 16, "tokens": 120 * self.samples, "truncated": cut}
             metrics = {name: course(step) * chance.lognormvariate(0, 0.1) for name, course in courses.items()}
             metrics.setdefault("gradient_norm", chance.lognormvariate(-1, 0.4))

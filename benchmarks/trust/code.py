@@ -146,16 +146,16 @@ def right_programs(file: str = "right.txt") -> dict[str, tuple[str, Prompt]]:
     return {name: (code, suite_prompt(name, tests)) for name, (code, _, tests) in parts.items()}
 
 
-def marks_of_right_programs(reward: CodeTests, file: str = "right.txt") -> dict[str, float | None]:
-    """What each of them gets; None: unscorable."""
-    programs = right_programs(file)
+def marks_of_right_programs(reward: CodeTests, file: str = "right.txt", every: int = 1) -> dict[str, float | None]:
+    """What each of them, or of every so many, gets; None: unscorable."""
+    programs = dict([*right_programs(file).items()][::every])
     scores = reward.scores([prompt for _, prompt in programs.values()], [fenced(code) for code, _ in programs.values()])
     return dict(zip(programs, scores, strict=True))
 
 
-def paid_object_forgeries(reward: CodeTests) -> list[str]:
-    """The forgeries of objects.txt that are paid by the tests of a right program, with whose name a title begins."""
-    programs, forgeries = right_programs(), sections("objects.txt")
+def paid_object_forgeries(reward: CodeTests, every: int = 1) -> list[str]:
+    """The forgeries of objects.txt, or every so many, that are paid by the program's tests that their titles name."""
+    programs, forgeries = right_programs(), dict([*sections("objects.txt").items()][::every])
     prompts = [programs[name.partition(":")[0]][1] for name in forgeries]
     scores = reward.scores(prompts, [fenced(code) for code in forgeries.values()])
     # what is right in a forgery is paid: its first line says how much

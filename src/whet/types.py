@@ -105,6 +105,10 @@ class StepResult:
     counts: Mapping[str, int] = field(default_factory=dict)  # tool_calls, malformed_calls, tool_errors, ...
     errors: tuple[str, ...] = ()  # one line each: what went wrong with the turn's calls
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the episode, such as its score in a game
+    # self-play: who writes next and is told the messages, where that is another role than the one that just wrote. The
+    # first messages to a role are the whole conversation that it begins with
+    role: str = ""
+    rewards: Mapping[str, float] = field(default_factory=dict)  # by role, of each role's last turn; beside `reward`
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Episodes that branch: where, how far, and what the branches have in common."""
 
+import json
+import random
 import re
 
 import pytest
@@ -7,8 +9,13 @@ import torch
 
 from tests.rollout.test_episodes import PROMPT, Counting, opened
 from tests.support.scripted import ScriptedEngine, tool_tokenizer
+from whet.envs.find import as_environment
+from whet.envs.tools import tool_environment
+from whet.model.causal_lm import causal_lm
+from whet.model.load import load_model
 from whet.rollout.branching import Branching, shared_out, why_not
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
+from whet.rollout.torch_engine import TorchEngine
 from whet.types import Sampling, StepResult, WhetError
 
 
@@ -21,17 +28,17 @@ def word(text, request):
     return "abcdefgh"[request.seed % 8]
 
 
-def play(tokenizer, environment, branching, script=word, count=1, temperature=1.0, **limits):
+def play(tokenizer, environment, branching, script=word, count=1, temperature=1.0, budget=16, **limits):
     engine = ScriptedEngine(tokenizer, script)
     limits = EpisodeLimits(**limits)
-    runner = EnvironmentRunner(engine, tokenizer, environment, limits, 512, branching=branching)
+    runner = EnvironmentRunner(engine, tokenizer, environment, limits, 4096, branching=branching)
     ended = {}
 
     def hear(number, samples):
         assert number not in ended
         ended[number] = samples
 
-    sampling = Sampling(16, temperature=temperature)
+    sampling = Sampling(budget, temperature=temperature)
     [samples] = runner.play([PROMPT], [opened(tokenizer, PROMPT)], count, sampling, (0,), ended=hear)
     assert [sample for number in sorted(ended) for sample in ended[number]] == samples
     return samples, runner.take_notes(), engine
@@ -145,6 +152,85 @@ def test_an_environment_that_cannot_be_copied_is_given_the_same_turns_again(toke
         told = [turn.text for turn in sample.turns if turn.role == "user"]
         assert told == [f"so far {words[0]}", f"so far {words[0]}{words[1]}"]
         assert sample.returned == 0.5 + len(set("".join(words)))
+
+
+def test_a_gymnasium_environment_is_replayed_from_its_seed(tokenizer):
+    class Walk:
+        """Ends three steps from where the seed puts it; the generator is part of its state."""
+
+        def reset(self, seed=None):
+            self.random, self.steps = random.Random(seed), (step for step in range(3))
+            return f"at {self.random.random()}", {}
+
+        def step(self, action):
+            number = next(self.steps)
+            return f"{action} to {self.random.random()}", float(number), number == 2, False, {}
+
+    make = as_environment(Walk, {"action": lambda text: text[0]})
+    samples, *_ = play(tokenizer, make, Branching("turns", leaves=3), count=2)
+    assert len(samples) == 6
+    for sample in samples:
+        seen = [turn.text for turn in sample.turns if turn.role == "user"]
+        assert [text.split(" to ")[0] for text in seen] == said(sample)
+        # the world goes on alike, whoever walks in it
+        assert [text.split(" to ")[1] for text in seen[:2]] == [
+            turn.text.split(" to ")[1] for turn in samples[0].turns if turn.role == "user"
+        ][:2]
+
+
+def test_tools_branch_where_their_calls_leave_nothing(tokenizer):
+    def add(a: int, b: int) -> int:
+        """Add.
+
+        Args:
+            a: One.
+            b: The other.
+        """
+        return a + b
+
+    make = tool_environment([add], call_format="json", tokenizer=tokenizer)
+    assert not why_not(make())
+
+    def script(text, request):
+        if text.count("<|assistant|>") < 3:
+            numbers = {"a": request.seed % 5, "b": 1}
+            return f'<tool_call>{{"name": "add", "arguments": {json.dumps(numbers)}}}</tool_call>'
+        return "done"
+
+    samples, *_ = play(tokenizer, make, Branching("tool_calls", leaves=4), script=script, budget=99)
+    assert [nodes(sample) for sample in samples] == [[0, 1, 2], [0, 1, 3], [0, 4, 5], [0, 4, 6]]
+    for sample in samples:  # every branch can call
+        asked = [int(re.search(r'"a": (\d)', text)[1]) for text in said(sample)[:2]]
+        assert [turn.text for turn in sample.turns if turn.role == "tool"] == [str(number + 1) for number in asked]
+
+    class Notes:
+        def note(self, text: str) -> str:
+            """Note.
+
+            Args:
+                text: What.
+            """
+            return text
+
+    keeping = tool_environment([add, Notes], call_format="json", tokenizer=tokenizer)()
+    assert why_not(keeping) == "the tool Notes may keep what its calls leave; plain functions can branch"
+
+
+def test_a_branch_copies_the_keys_and_values_of_the_row_it_leaves():
+    loaded = load_model("whetstone", torch.float32, "cpu")
+    engine = TorchEngine(causal_lm(loaded.model, torch.float32), loaded.tokenizer, loaded.end_tokens, context=512)
+    sessions, opens = [], engine.session
+    engine.session = lambda sampling, shape: sessions.append(opens(sampling, shape)) or sessions[-1]
+    branching = Branching("turns", leaves=4)
+    runner = EnvironmentRunner(engine, loaded.tokenizer, Counting, EpisodeLimits(), 512, branching=branching)
+    samples = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 2, Sampling(8), (0,))[0]
+    assert len(samples) == 8 and sessions[0].counts.forked > 0
+    policy = causal_lm(loaded.model, torch.float32)
+    for sample in samples:
+        logits = policy.logits(policy.hidden(sample.tokens[None])).float()[0, :-1]
+        logp = logits.log_softmax(-1).gather(1, sample.tokens[1:, None])[:, 0]
+        gap = (logp - sample.behavior_logp[1:])[sample.action[1:]].abs().max()
+        assert gap < 1e-4
 
 
 def test_an_environment_that_answers_otherwise_is_told_in_one_line(tokenizer):

@@ -378,6 +378,8 @@ def test_a_package_adds_methods_components_and_rewards(plugin, tmp_path):
         "batch.group_size=2",
         "--set",
         "eval.prompts=2",
+        "--set",
+        "sampling.max_new_tokens=8",
     ]
     own = ["--set", "objective.clip=thin_clip", "--set", "batch.updates_per_step=2"]
     for method, further in (("thin_grpo", ["--set", "sampling.engine=loud"]), ("grpo", own)):

@@ -206,6 +206,17 @@ def test_roles_have_a_running_mean_each_that_a_checkpoint_keeps(here, monkeypatc
         (("rae",), "objective.baseline=running_role_mean is about episodes"),
         (("rloo_turns",), "objective.baseline=turn_return is about episodes"),
         (("grpo", "--set", "objective.select=finished_turns"), "or objective.select=finished"),
+        (("rloo_tree",), "env: branching has no effect without an environment; give env.name, env.tools or env.agent"),
+        (("grpo", "--agent", "true", "--set", "env.branching=turns"), "true plays by itself; let it ask for several"),
+        (("grpo", "--tool", "calculator", "--set", "env.leaves=3"), "leaves has no effect with branching=none"),
+        (
+            ("rloo_tree", "--tool", "python"),
+            "tools python cannot branch: the tool python may keep what",
+        ),
+        (
+            ("rloo_tree", "--tool", "calculator", "--set", "env.branch_chance=1"),
+            "branch_chance has no effect with branching=turns; give branching=entropy",
+        ),
         (("grpo_process", "--reward", "exact_answer"), "or an environment that rewards turns"),
     ]
 )
@@ -215,7 +226,7 @@ def test_a_method_of_episodes_without_an_environment_is_one_line(words, said):
 
 
 def test_the_pages_of_methods_say_what_they_need():
-    for name in ("echo", "rae", "rloo_turns"):
+    for name in ("echo", "rae", "rloo_turns", "rloo_tree", "tree_grpo"):
         shown = CliRunner().invoke(app, ["explain", name]).output
         assert f"whet train {name} --env file.py:Class" in shown
     assert "whet train gigpo --env" not in CliRunner().invoke(app, ["explain", "gigpo"]).output

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 CALL_FORMATS = ("auto", "template", "loose", "json", "python")
 OF_TEMPLATE = ("template", "loose")  # calls are read as the chat template writes them
 TAG = "</tool_call>"
+TAGS = ("<tool_call", "<function_call")  # what announces a call in tags; `tool_syntax` reads their variants
 EXAMPLES = {
     "python": "<tool_call>name(argument=value)</tool_call>",
     "json": '<tool_call>{"name": "name", "arguments": {"argument": "value"}}</tool_call>',
@@ -141,6 +142,24 @@ def _readable_call(call_format: str, tokenizer: PreTrainedTokenizerBase, tools: 
     """The probe call as the template writes it, where calls are read so and can be; else nothing."""
     written = _written_calls(tokenizer, tools) if call_format in OF_TEMPLATE and tokenizer.chat_template else iter(())
     return next((text.strip() for text in written if _reads(tokenizer, text, tools)), "")
+
+
+def call_openings(
+    call_format: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()
+) -> tuple[str, ...] | None:
+    """What calls begin with in a completion's plain text; None where that cannot be told, as of control tokens."""
+    if call_format == "loose":
+        return None
+    if call_format != "template":
+        return TAGS
+    if getattr(tokenizer, "response_template", None) is not None:
+        return None
+    written = _readable_call(call_format, tokenizer, tools)
+    style = _json_style(written) if written and "to=functions." not in written else None
+    if written.startswith("<tool_call>"):
+        return TAGS
+    is_plain = style is not None and style.opening and not any(token in written for token in control_tokens(tokenizer))
+    return (style.opening,) if style is not None and is_plain else None
 
 
 def call_text(call_format: str, name: str, arguments: Any) -> str:

@@ -136,7 +136,7 @@ RUN_KINDS: dict[str, RunKind] = {
             StepMetric("truncated", truncated, "truncated", "Truncated completions", "share"),
             StepMetric("turns", per_sample("turns"), "turns", "Turns", "of the policy in an episode"),
             StepMetric("leaves", leaves, "leaves", "Leaves", "per episode"),
-            StepMetric("shared_tokens", shared, "shared", "Tokens that leaves share", "share"),
+            StepMetric("shared", shared, "shared", "Tokens that leaves share", "share"),
             StepMetric("tool_calls", per_sample("tool_calls"), "calls", "Tool calls", "in an episode"),
             StepMetric(
                 "malformed_calls", per_sample("malformed_calls"), "malformed", "Malformed calls", "in an episode"

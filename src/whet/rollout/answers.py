@@ -36,7 +36,9 @@ def step_result_of(value: Any) -> StepResult:
         counts = {str(name): int(count) for name, count in value.counts.items()}
         metrics = {str(name): float(number) for name, number in value.metrics.items()}
         errors = tuple(str(error) for error in value.errors)
-        return StepResult(messages, reward, bool(value.done), _state(value.state), counts, errors, metrics)
+        rewards = {str(role): _reward(number) for role, number in value.rewards.items()}
+        told = (counts, errors, metrics, str(value.role or ""), rewards)
+        return StepResult(messages, reward, bool(value.done), _state(value.state), *told)
     if isinstance(value, numbers.Real) or type(value).__module__ == "numpy":
         return StepResult(reward=_reward(value), done=True)
     return StepResult(_messages(value, "step"))

@@ -74,7 +74,7 @@ def twin_of(environment: Environment) -> Environment:
 
 
 @dataclass(frozen=True)
-class Replay:
+class TurnReplay:
     """A new environment that is led to the state of another by the same turns."""
 
     environment: Environment

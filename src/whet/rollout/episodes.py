@@ -14,6 +14,7 @@ the environment, and each leaves a sample.
 
 from __future__ import annotations
 
+import copy
 import math
 import queue
 import time
@@ -34,7 +35,7 @@ from whet.model.shared_prefix import long_tensor
 from whet.protocols import Engine, Environment
 from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
-from whet.rollout.branching import Branching, Replay, shared_out, twin_of
+from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
 from whet.rollout.calls import CallPool
 from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
@@ -97,6 +98,17 @@ def _with_nodes(sample: Sample, nodes: Sequence[int]) -> Sample:
 
 
 @dataclass(eq=False)
+class _Table:
+    """What the conversations of one episode share: of self-play there is one for each role."""
+
+    seats: dict[str, _Episode] = field(default_factory=dict)  # by role, the first to write in front
+
+    @property
+    def num_turns(self) -> int:
+        return sum(seat.num_turns for seat in self.seats.values())
+
+
+@dataclass(eq=False)
 class _Episode:
     """One conversation on its way: an episode, or a branch of one."""
 
@@ -125,12 +137,14 @@ class _Episode:
     renderer: TurnRenderer | None = None
     state: str | None = None
     role: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
     num_prompt: int = 0
     num_turns: int = 0
     returned: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     last: Sample | None = None
     request: int | None = None  # the newest one of the session
+    table: _Table = field(default_factory=_Table)
     written: Completion | None = None  # the newest turn, of an environment that replays
 
     @property
@@ -140,16 +154,15 @@ class _Episode:
 
     def twin(self, environment: Environment, key: int, branch: int) -> _Episode:
         """Another branch from the same state, with a random stream of its own."""
-        lists = ("tokens", "action", "logp", "supports", "experts", "turns", "messages", "draws", "answered")
-        return replace(
-            self,
-            **{name: list(getattr(self, name)) for name in lists},
-            metrics=dict(self.metrics),
-            environment=environment,
-            key=key,
-            branch=(*self.branch, branch),
-            seed=(*self.seed, f"branch {self.num_turns}.{branch}"),
-        )
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list | dict):  # each goes on by itself; the tree they have in common
+                setattr(twin, name, copy.copy(value))
+        twin.environment, twin.key, twin.branch = environment, key, (*self.branch, branch)
+        twin.seed = (*self.seed, f"branch {self.num_turns}.{branch}")
+        twin.table = _Table()
+        twin.table.seats[twin.role] = twin
+        return twin
 
 
 @dataclass(frozen=True)
@@ -229,7 +242,13 @@ class EnvironmentRunner:
             if self._make is not None:
                 self._equip(episode)
         sampling = _with_stops(sampling, [played.environment for played in episodes])
-        shape = self._shape(prompt_tokens, count * leaves, sampling, turns)
+        seats = max(getattr(played.environment, "seats", 1) for played in episodes)
+        if seats > 1 and branching is not None:
+            raise WhetError(
+                "env.branching: the policy has several seats in this environment, and a branch is of one conversation; "
+                "give env.branching=none, or an opponent"
+            )
+        shape = self._shape(prompt_tokens, count * leaves * seats, sampling, turns)
         play = _Play(self, sampling, [tokens for tokens in prompt_tokens for _ in range(count)], ended, branching)
         early = None if ended is None else play.write_early
         with closing(LateSession(self._engine, sampling, shape, turns, early)) as play.session:
@@ -487,7 +506,7 @@ class _Play:
                 self._opened[key] = (tokens, text)
             tokens, text = self._opened[key]
             episode.messages, episode.state, prompt = list(opening.messages), opening.state, shown
-            episode.role = opening.role
+            episode.role, episode.tools = opening.role, opening.tools
             episode.turns.append(Turn("prompt", text, 0, len(tokens)))
         elif episode.environment is not None:
             episode.messages = list(prompt.messages)
@@ -495,6 +514,7 @@ class _Play:
             episode.renderer = runner.renderer(prompt, prompt.tools, getattr(episode.environment, "answers_as", ""))
         episode.tokens, episode.num_prompt = list(tokens), len(tokens)
         episode.action = [False] * len(tokens)
+        episode.table.seats[episode.role] = episode
         if not self._request(episode):
             self._fail(episode, f"its first prompt has {len(tokens)} tokens and leaves no room for a completion")
 
@@ -503,7 +523,8 @@ class _Play:
         room, budget = self._room(episode), self._sampling.max_new_tokens
         if room < 1:
             return False
-        seed = (*episode.seed, episode.num_turns) if episode.num_turns else episode.seed
+        turn = episode.table.num_turns
+        seed = (*episode.seed, turn) if turn else episode.seed
         limited = min(room, budget) if episode.environment is not None else budget
         request = Request(
             tuple(episode.tokens),
@@ -571,20 +592,34 @@ class _Play:
         )
         if result.reward is not None:
             episode.returned = (episode.returned or 0.0) + result.reward
-        episode.metrics |= result.metrics
-        episode.state = result.state
-        assert episode.last is not None and episode.renderer is not None
+        seats = episode.table.seats
+        for role, reward in result.rewards.items():
+            if role in seats and seats[role].num_turns:  # a game may be over before somebody's first turn
+                self._earn(seats[role], reward)
+        for seat in seats.values():
+            seat.metrics |= result.metrics
         if result.done:
             self._tell(episode, result.messages)
-            self._end(episode, StopReason.LENGTH if episode.last.stop is StopReason.LENGTH else StopReason.END)
+            self._end(episode, StopReason.END)
             return
-        if episode.num_turns >= self._limits.max_turns:
+        if episode.table.num_turns >= self._limits.max_turns:
             self._tell(episode, result.messages)
             self._cut(episode, StopReason.TURNS)
             return
         if time.monotonic() - episode.began >= self._limits.seconds:
             self._cut(episode, StopReason.SECONDS)
             return
+        if result.role and result.role not in seats:
+            seat = _Episode(
+                episode.number, episode.prompt, episode.name, episode.seed, episode.environment, episode.began
+            )
+            seat.table, seat.metrics = episode.table, dict(episode.metrics)
+            seat.key, self._num_keys = self._num_keys, self._num_keys + 1
+            self._open(seat, InitialObservation(result.messages, episode.tools, result.state, result.role))
+            return
+        episode = seats[result.role or episode.role]
+        episode.state = result.state
+        assert episode.renderer is not None
         ended = episode.tokens[-1] in episode.renderer.end_tokens
         answer = episode.renderer.answer(episode.messages, result.messages, ended=ended, last_token=episode.tokens[-1])
         if self._room(episode) - len(answer.tokens) < 1:
@@ -641,7 +676,7 @@ class _Play:
         key, self._num_keys = self._num_keys, self._num_keys + 1
         twin = episode.twin(environment, key, number)
         if is_replay:
-            replay = Replay(environment, episode.prompt, tuple(episode.answered))
+            replay = TurnReplay(environment, episode.prompt, tuple(episode.answered))
             future = runner._pool.submit(replay)
             self._await(_EnvironmentCall(future, twin, False, time.monotonic(), is_replay=True))
         return twin
@@ -677,13 +712,20 @@ class _Play:
         self._end(episode, StopReason.FAILED)
 
     def _end(self, episode: _Episode, reason: StopReason) -> None:
-        if episode.request is not None:
-            self.session.release(episode.request)
+        """An episode is over, for every role that has written in it."""
+        seats = list(episode.table.seats.values()) or [episode]
+        for seat in seats:
+            if seat.request is not None:
+                self.session.release(seat.request)
+        played = [seat for seat in seats if seat.num_turns] or seats[:1]
+        self._over(episode, *(self._sample(seat, _reason(seat, reason)) for seat in played))
+
+    def _sample(self, episode: _Episode, reason: StopReason) -> Sample:
         # what stands behind the last turn of the policy teaches nothing
         policy = [turn for turn in episode.turns if turn.role == "assistant"]
         end = policy[-1].stop if policy else len(episode.tokens)
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
-        sample = Sample(
+        return Sample(
             tokens=long_tensor(episode.tokens[:end]),
             action=torch.tensor(episode.action[:end], dtype=torch.bool),
             behavior_logp=logp,
@@ -700,17 +742,25 @@ class _Play:
             routed_experts=joined_experts(episode.experts),
             environment=getattr(episode.environment, "foreign", None),
         )
-        self._over(episode, sample)
 
-    def _over(self, episode: _Episode, sample: Sample) -> None:
+    def _over(self, episode: _Episode, *samples: Sample) -> None:
         tree = episode.tree
-        tree.leaves[episode.branch] = (sample, tuple(episode.draws) if self._branching is not None else ())
-        tree.num_open -= 1
-        if tree.num_open:
-            return
-        self.samples[episode.number] = tree.samples()
+        if self._branching is not None:
+            (sample,) = samples
+            tree.leaves[episode.branch] = (sample, tuple(episode.draws))
+            tree.num_open -= 1
+            if tree.num_open:
+                return
+            samples = tree.samples()
+        self.samples[episode.number] = samples
         if self._ended is not None:
-            self._ended(episode.number, self.samples[episode.number])
+            self._ended(episode.number, samples)
+
+
+def _reason(seat: _Episode, reason: StopReason) -> StopReason:
+    """Why a role's conversation ended: a last turn that was cut is its own alone."""
+    was_cut = seat.last is not None and seat.last.stop is StopReason.LENGTH
+    return StopReason.LENGTH if reason is StopReason.END and was_cut else reason
 
 
 def _with_stops(sampling: Sampling, environments: Sequence[Environment | None]) -> Sampling:

@@ -22,7 +22,7 @@ from whet.reward.sandbox.suite_runner import equals
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
 
-SMALL = Limits(cpu_seconds=1, wall_seconds=5.0, memory_mb=128)
+SMALL = Limits(cpu_seconds=0.5, wall_seconds=5.0, memory_mb=128)
 ASSERTIONS = ["assert f(2) == 4", "assert f(3) == 9", "assert f(-41) == 1681"]
 CHECK = """
 def check(candidate):

@@ -25,7 +25,6 @@ MOST_TOOLS = 512
 MOST_ALTERNATIVES = 20  # likeliest tokens beside a sampled one
 LONGEST_ROLE = 64  # characters
 NOTHING: Mapping[str, Any] = {}
-NOTHING_STREAMED: Mapping[int, int] = {}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -317,20 +316,23 @@ def completion_json(request: CallRequest, result: ServedCompletions, model: str)
     return {**head, "choices": choices, "usage": usage(result)}
 
 
-def completion_events(
-    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = NOTHING_STREAMED
-) -> list[str]:
-    """The same as server-sent events; `streamed` characters of each completion were sent before."""
-    whole = completion_json(request, result, model)
-    choices = [{**choice, "text": choice["text"][streamed.get(choice["index"], 0) :]} for choice in whole["choices"]]
-    return [*(json.dumps({**whole, "choices": [choice], "usage": None}) for choice in choices), "[DONE]"]
+class CompletionEvents:
+    """The completions of a text as server-sent events."""
 
+    def __init__(self, request: CallRequest) -> None:
+        self._request = request
 
-def completion_piece(result: ServedCompletions, model: str, choice: int, text: str) -> str:
-    """A part of a completion that is being written; `result` has no choices yet."""
-    head = {"id": f"cmpl-{result.id}", "object": "text_completion", "created": result.created, "model": model}
-    piece = {"index": choice, "text": text, "finish_reason": None, "logprobs": None}
-    return json.dumps({**head, "choices": [piece]})
+    def piece(self, result: ServedCompletions, model: str, choice: int, text: str) -> list[str]:
+        """A part of a completion that is being written; `result` has no choices yet."""
+        head = {"id": f"cmpl-{result.id}", "object": "text_completion", "created": result.created, "model": model}
+        part = {"index": choice, "text": text, "finish_reason": None, "logprobs": None}
+        return [json.dumps({**head, "choices": [part]})]
+
+    def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
+        """The rest; `streamed` characters of each completion were sent before."""
+        whole = completion_json(self._request, result, model)
+        rests = [{**choice, "text": choice["text"][streamed.get(choice["index"], 0) :]} for choice in whole["choices"]]
+        return [*(json.dumps({**whole, "choices": [rest], "usage": None}) for rest in rests), "[DONE]"]
 
 
 def parse_score(body: Mapping[str, Any]) -> ScoreRequest:
@@ -586,47 +588,51 @@ def usage(result: ServedCompletions) -> dict[str, int]:
     }
 
 
-def chat_piece(result: ServedCompletions, model: str, choice: int, text: str) -> str:
-    """A part of a completion that is being written; `result` has no choices yet."""
-    piece = {"index": choice, "delta": {"role": "assistant", "content": text}, "finish_reason": None, "logprobs": None}
-    return json.dumps({**_chunk(result, model), "choices": [piece]})
-
-
 def _chunk(result: ServedCompletions, model: str) -> dict[str, Any]:
     kind = "chat.completion.chunk"
     return {"id": f"chatcmpl-{result.id}", "object": kind, "created": result.created, "model": model}
 
 
-def chat_events(
-    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = NOTHING_STREAMED
-) -> list[str]:
-    """The completion as server-sent events; `streamed` characters of each choice were sent before."""
-    head = _chunk(result, model)
-    events: list[dict[str, Any]] = []
+class ChatEvents:
+    """The completions of a chat as server-sent events: text as it is written, calls at the end."""
 
-    def add(
-        number: int, delta: Mapping[str, Any], finish: str | None = None, more: Mapping[str, Any] = NOTHING
-    ) -> None:
-        choice = {"index": number, "delta": dict(delta), "finish_reason": finish, "logprobs": None, **more}
-        events.append({**head, "choices": [choice]})
+    def __init__(self, request: CallRequest) -> None:
+        self._request = request
 
-    for number, choice in enumerate(result.choices):
-        if number not in streamed:
-            add(number, {"role": "assistant", "content": ""})
-        rest = choice.content[streamed.get(number, 0) :]
-        logprobs = {"logprobs": _logprobs(request, choice)} if request.logprobs else {}
-        ids = {"token_ids": list(choice.tokens)} if request.token_ids else {}
-        if rest or logprobs or ids:
-            add(number, {"content": rest}, more={**logprobs, **ids})
-        for index, call in enumerate(choice.tool_calls):
-            add(number, {"tool_calls": [{"index": index, **_call_json(call)}]})
-        add(number, {}, choice.finish)
-    if request.token_ids and events:
-        events[0]["prompt_token_ids"] = list(result.prompt)
-    if request.stream_usage:
-        events = [{**event, "usage": None} for event in events]
-        events.append({**head, "choices": [], "usage": usage(result)})
-    return [*(json.dumps(event) for event in events), "[DONE]"]
+    def piece(self, result: ServedCompletions, model: str, choice: int, text: str) -> list[str]:
+        """A part of a completion that is being written; `result` has no choices yet."""
+        delta = {"role": "assistant", "content": text}
+        part = {"index": choice, "delta": delta, "finish_reason": None, "logprobs": None}
+        return [json.dumps({**_chunk(result, model), "choices": [part]})]
+
+    def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
+        """The rest; `streamed` characters of each choice were sent before."""
+        head = _chunk(result, model)
+        events: list[dict[str, Any]] = []
+
+        def add(
+            number: int, delta: Mapping[str, Any], finish: str | None = None, more: Mapping[str, Any] = NOTHING
+        ) -> None:
+            choice = {"index": number, "delta": dict(delta), "finish_reason": finish, "logprobs": None, **more}
+            events.append({**head, "choices": [choice]})
+
+        for number, choice in enumerate(result.choices):
+            if number not in streamed:
+                add(number, {"role": "assistant", "content": ""})
+            rest = choice.content[streamed.get(number, 0) :]
+            logprobs = {"logprobs": _logprobs(self._request, choice)} if self._request.logprobs else {}
+            ids = {"token_ids": list(choice.tokens)} if self._request.token_ids else {}
+            if rest or logprobs or ids:
+                add(number, {"content": rest}, more={**logprobs, **ids})
+            for index, call in enumerate(choice.tool_calls):
+                add(number, {"tool_calls": [{"index": index, **_call_json(call)}]})
+            add(number, {}, choice.finish)
+        if self._request.token_ids and events:
+            events[0]["prompt_token_ids"] = list(result.prompt)
+        if self._request.stream_usage:
+            events = [{**event, "usage": None} for event in events]
+            events.append({**head, "choices": [], "usage": usage(result)})
+        return [*(json.dumps(event) for event in events), "[DONE]"]
 
 
 ReportedReward = float | dict[str, float] | None  # of the episode, or of each role in it; None: unscored

@@ -128,6 +128,14 @@ class CallFormat:
     )
     answers_as: str = "tool"  # the role that brings results; "user" where a template knows no other, in tags
     written: Callable[[str, Any], str] | None = None  # a call as text, by name and arguments, where instructions are
+    openings: tuple[str, ...] | None = None  # texts that a call begins with; None: a call may begin with anything
+
+    def said(self, text: str) -> str:
+        """Of a text that is being written, what is certainly no part of a call, nor blanks in front of one."""
+        if self.openings is None or text[:1].isspace():
+            return ""
+        ends = [_first_opening(text, opening) for opening in self.openings]
+        return text[: min(ends, default=len(text))].rstrip()
 
     def conversation(
         self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]
@@ -158,6 +166,15 @@ class CallFormat:
         if self.answers_as != "tool":
             text = f"<tool_response>{_without_frames(text)}</tool_response>"
         return {"role": self.answers_as, "name": name, "content": text}
+
+
+def _first_opening(text: str, opening: str) -> int:
+    """Where the opening stands in a text, whole or as the text's end; the text's length where it does not."""
+    found = text.find(opening)
+    if found >= 0:
+        return found
+    sizes = range(min(len(opening), len(text)), 0, -1)
+    return len(text) - next((size for size in sizes if text.endswith(opening[:size])), 0)
 
 
 @dataclass(frozen=True)

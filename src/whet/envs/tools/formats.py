@@ -12,6 +12,7 @@ from typing import Any
 from whet.data.call_formats import (
     EXAMPLES,
     Calls,
+    call_openings,
     call_stops,
     call_text,
     chosen_format,
@@ -69,9 +70,11 @@ def call_format_of(
         return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), answers_as="user", written=written)
     if chosen == "template" or (chosen == "loose" and instructions and template_shows(tokenizer, schemas)):
         turn_renderer(tokenizer, chat=True, tools=schemas, history=history, roles=("tool",))
-        return CallFormat(read, expected_call(chosen, tokenizer, schemas))
+        openings = call_openings(chosen, tokenizer, schemas)
+        return CallFormat(read, expected_call(chosen, tokenizer, schemas), openings=openings)
     instructs_as, answers_as = _instructing_role(tokenizer), _answering_role(tokenizer, history)
-    return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), instructs_as, answers_as, written)
+    openings = call_openings(chosen, tokenizer, schemas)
+    return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), instructs_as, answers_as, written, openings)
 
 
 def _instructing_role(tokenizer: Any) -> str:

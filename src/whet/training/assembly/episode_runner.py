@@ -50,11 +50,6 @@ def _check_branching(config: Config) -> None:
     section = config.env
     if why := why_not(_maker(config, tokenizer=None)()):
         raise WhetError(f"env.branching={section.branching}: {_environment_name(section)} cannot branch: {why}")
-    if config.sampling.temperature == 0:
-        raise WhetError(
-            f"env.branching={section.branching} draws several turns from one state and sampling.temperature=0 draws "
-            "the same one each time; give sampling.temperature=1"
-        )
 
 
 def _check_tasks(config: Config | EvaluationConfig) -> None:
