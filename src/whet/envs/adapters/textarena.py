@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from whet.envs.adapters.optional import (
+from whet.envs.adapters.shared import (
     OwnRandom,
     cannot_be_made,
     flag,
@@ -89,7 +89,7 @@ class TextArenaGame:
             raise ValueError(f"{where} ended without a reward for player {missing[0]}")
         about = {player: info.get(player, {}) for player in mine}
         earned = {player: number(_unswapped(rewards[player], about[player]), where) for player in mine}
-        reason = next((str(told["reason"]) for told in about.values() if told.get("reason")), "")
+        reason = next((str(known["reason"]) for known in about.values() if known.get("reason")), "")
         last = ({"role": "user", "content": f"[GAME] {reason}"},) if reason else ()
         if self._seat is None:
             by_role = {_role(player): reward for player, reward in earned.items()}
