@@ -59,7 +59,7 @@ def untagged_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCa
     alone = _from_json(_unfenced(text)) or []
     if alone and all(call.name in known or call.arguments for call in alone):
         return alone
-    single = {}
+    single: dict[str, str] = {}  # tools of one argument, with its name
     for tool in tools:
         function = tool.get("function", tool)
         parameters = list(parameters_of(function["name"], [tool]))
