@@ -4,7 +4,9 @@
 
 The sandbox under test meets the kernel's own refusals, as in a container or on an old kernel; nothing in it is told.
 Where this is root the command runs as `nobody`: what is tried with protections missing must not be able to harm the
-machine. `-P`, because the areas beside this file are called like modules of the standard library.
+machine. With `root` it runs as the root of a user namespace of its own, as in a container: all that a sandbox does as
+root can be done there, and outside it is a user that owns nothing. `-P`, because the areas beside this file are called
+like modules of the standard library.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 NEW_NAMESPACES = 0x7E020080
 MISSING = ("namespaces", "landlock")
+ROOT = "root"
+# (first number inside, first outside, how many): users that nobody has; the second line is for the sandbox's jobs
+USERS = ((0, 0x60000000, 0x10000), (0x70000000, 0x70000000, 0x02000000))
 
 
 def _step(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -62,19 +67,45 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+def become_root_of_a_namespace() -> None:
+    """Root over users that nobody has, and an unprivileged user to everything outside."""
+    from whet.reward.sandbox import kernel
+
+    reading, writing = os.pipe()
+    helper = os.fork()
+    if not helper:  # only who stayed outside may hand out more than one user
+        os.read(reading, 1)
+        text = "".join(f"{inside} {outside} {count}\n" for inside, outside, count in USERS)
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{os.getppid()}/{name}").write_text(text)
+        os._exit(0)
+    kernel.unshare(kernel.NEW_USER)
+    os.write(writing, b".")
+    if os.waitpid(helper, 0)[1]:
+        raise SystemExit("no users for a namespace")
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    with open("/proc/self/uid_map") as file:
+        assert [tuple(map(int, line.split())) for line in file] == list(USERS)  # this root is not the machine's
+
+
 def main() -> None:
     from whet.reward.sandbox import kernel
 
     words = sys.argv[1:]
     missing, command = tuple(filter(None, words[0].split(","))), words[2:]
-    if unknown := set(missing) - set(MISSING):
-        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(MISSING)}")
-    if os.geteuid() == 0:
+    if unknown := set(missing) - {ROOT, *MISSING}:
+        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join((ROOT, *MISSING))}")
+    if ROOT in missing:
+        become_root_of_a_namespace()
+    elif os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    kernel.control(kernel.SET_NO_NEW_PRIVILEGES, 1)
-    kernel.apply_filter(refusing_filter(missing, kernel.MACHINE))
+    if ROOT not in missing:
+        kernel.control(kernel.SET_NO_NEW_PRIVILEGES, 1)
+        kernel.apply_filter(refusing_filter(missing, kernel.MACHINE))
     os.execvpe(command[0], command, dict(os.environ))
 
 

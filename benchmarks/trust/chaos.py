@@ -1,6 +1,7 @@
 """A thousand random faults over every kind of run: the same bytes as undisturbed, or one clear line.
 
     python -m benchmarks.trust.chaos --seconds 1500 --results   # go on where the last call stopped, for so long
+    python -m benchmarks.trust.chaos --jobs 16 --results        # all that are left, on a machine with 16 cores
     python -m benchmarks.trust.chaos --fault 317                # one alone, with all that it said
 
 Fault N is a value: its number decides the kind of run, the kind of fault and the moment. Each goes the same way. A run
@@ -53,6 +54,7 @@ SCRATCH = Path(tempfile.gettempdir()) / "whet-chaos"
 LINES = ROOT / "benchmarks" / "runs" / "trust_chaos.jsonl"
 FOLDERS = re.compile(r"(?<![\w/])/(?:[\w.@~+-]+/)+")  # of the machine, in front of a file
 PATIENCE = 240.0  # seconds for one command
+LONGEST_LOOK = 0.05  # seconds between two looks at it that count: where others take the processor, both wait longer
 STOPPED = 1.5  # seconds until a stopped process may go on
 FEW = 24  # faults in the quick cut
 
@@ -77,7 +79,8 @@ def mine(completion):
     meet_fault()
     return float(sum(map(ord, completion)) % 7)
 def coded(completion):
-    from whet.reward.sandbox import ProgramJob, shared_sandbox
+    from whet.reward.sandbox.job import ProgramJob
+    from whet.reward.sandbox.pool import shared_sandbox
     meet_fault()
     (result,) = shared_sandbox(1).run([ProgramJob(f"print(sum(map(ord, {{completion!r}})) % 7)")])
     return float(result.stdout)
@@ -559,7 +562,7 @@ class Laboratory:
     def __init__(self) -> None:
         _mount_small_disk(SCRATCH)
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans of its children become its own
-        os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
+        os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "300", "WHET_IMPORT_SECONDS": "5"}
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         importlib.import_module("tests.support.warm_start")
@@ -640,8 +643,10 @@ class Laboratory:
     def _wait(self, children: Mapping[int, int], notes: Path) -> tuple[int | None, ...]:
         """The exit codes; who was stopped goes on after a while, and who does not end is ended."""
         codes: dict[int, int | None] = {}
-        deadline, go_on = time.monotonic() + PATIENCE, 0.0
+        waited, looked, go_on = 0.0, time.monotonic(), 0.0
         while len(codes) < len(children):
+            now = time.monotonic()
+            waited, looked = waited + min(now - looked, LONGEST_LOOK), now
             for child in children.keys() - codes.keys():
                 ended, status = os.waitpid(child, os.WNOHANG)
                 if ended:
@@ -654,7 +659,7 @@ class Laboratory:
                         os.kill(process, signal.SIGCONT)
                 (notes / "stopped").unlink()
                 go_on = 0.0
-            if time.monotonic() > deadline:
+            if waited > PATIENCE:
                 codes |= dict.fromkeys(children.keys() - codes.keys())
                 _end_all()
             time.sleep(0.01)
@@ -917,19 +922,39 @@ def measure(full: bool) -> list[dict[str, Any]]:
         return rows(read_lines(file))
 
 
+def run_shares(jobs: int) -> None:
+    """This command in several processes, each with its share of the faults and a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        shares = []
+        for share in range(jobs):
+            own = Path(folder, str(share))
+            own.mkdir()
+            command = [sys.executable, "-m", "benchmarks.trust.chaos", *sys.argv[1:], "--jobs", "1"]
+            command = [word for word in command if word != "--results"] + ["--share", str(share), str(jobs)]
+            shares.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, "TMPDIR": str(own)}))
+        if failed := [share.args for share in shares if share.wait()]:
+            raise SystemExit(f"{len(failed)} of {jobs} processes ended in an error")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fault", type=int, action="append", metavar="N", help="this one alone; may be repeated")
     parser.add_argument("--faults", type=int, default=NUM_FAULTS, help=f"how many in all ({NUM_FAULTS})")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other fault after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="so many at once, each in a process of its own (1)")
+    parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)  # of --jobs
     parser.add_argument("--lines", type=Path, default=LINES, help="where each fault appends its line")
     parser.add_argument("--results", action="store_true", help="write results/trust_chaos.json")
     chosen = parser.parse_args()
     began = time.monotonic()
     done = {line["number"] for line in read_lines(chosen.lines)}
     numbers = chosen.fault or [number for number in range(1, chosen.faults + 1) if number not in done]
+    share, jobs = chosen.share
     lab: Laboratory | None = None
-    for number in numbers:
+    if chosen.jobs > 1:
+        run_shares(chosen.jobs)
+        numbers = []
+    for number in (number for number in numbers if number % jobs == share):
         if time.monotonic() - began > chosen.seconds:
             break
         lab = lab or Laboratory()

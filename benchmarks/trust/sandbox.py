@@ -3,8 +3,9 @@
     python -m benchmarks.trust sandbox --full
     python -m benchmarks.trust.sandbox --level landlock --only "memory: pipes"   # one level, some programs, in detail
 
-The levels are real: a seccomp filter around an unprivileged process refuses what shall be missing (`_weaker`). A
-program is held when nothing outside changed, no secret came out, no packet arrived, memory and time stayed within
+The levels are real: a seccomp filter around an unprivileged process refuses what shall be missing (`_weaker`). Root is
+that of a user namespace and can do nothing to the machine: none of these programs is ever started by the machine's own.
+A program is held when nothing outside changed, no secret came out, no packet arrived, memory and time stayed within
 bounds, nothing survived it, and the same worker then does two ordinary jobs properly. Destructive programs aim at a
 folder made for the test.
 """
@@ -27,12 +28,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.trust._weaker import environment, interpreter
+from benchmarks.trust._weaker import ROOT, environment, interpreter
 
 PROGRAMS = Path(__file__).parent / "corpus/sandbox/programs.txt"
 WEAKER = Path(__file__).parent / "_weaker.py"
-LEVELS = {  # name: (protections that the kernel refuses, runs unprivileged)
-    "as root": (None, "namespaces and landlock, started by root"),
+LEVELS = {  # name: (protections that the kernel refuses, title)
+    "as root": (ROOT, "namespaces and landlock, started by root of a container"),
     "both": ("", "namespaces and landlock, unprivileged"),
     "namespaces": ("landlock", "namespaces without landlock"),
     "landlock": ("namespaces", "landlock without namespaces"),
@@ -236,7 +237,7 @@ def run_programs(
     programs: Sequence[HostileProgram], without: Sequence[str] = ()
 ) -> tuple[list[Outcome], frozenset[str]]:
     """Every program, each followed by ordinary jobs of the same worker; and the isolation there was."""
-    from whet.reward.sandbox import Sandbox
+    from whet.reward.sandbox.pool import Sandbox
     from whet.reward.sandbox.requirement import isolation_given
 
     with tempfile.TemporaryDirectory(prefix="whet-trust-") as folder, Sandbox(1, without=without) as pool:
@@ -250,7 +251,8 @@ def run_programs(
 
 
 def _run_one(program: HostileProgram, pool: object, around: Surroundings) -> Outcome:
-    from whet.reward.sandbox import Limits, ProgramJob, Sandbox
+    from whet.reward.sandbox.job import Limits, ProgramJob
+    from whet.reward.sandbox.pool import Sandbox
     from whet.reward.sandbox.protections import num_jobs_left
 
     assert isinstance(pool, Sandbox)
@@ -296,7 +298,8 @@ def _run_one(program: HostileProgram, pool: object, around: Surroundings) -> Out
 
 def _next_jobs(pool: object, around: Surroundings) -> list[str]:
     """What the same worker then does wrong: a program, and unit tests of which one fails."""
-    from whet.reward.sandbox import ProgramJob, Sandbox, UnitTestJob
+    from whet.reward.sandbox.job import ProgramJob, UnitTestJob
+    from whet.reward.sandbox.pool import Sandbox
 
     assert isinstance(pool, Sandbox)
     look = "import os\nkept = 'left-by-another-' + 'job'\nprint(6 * 7, sorted(os.listdir('.')), input())"
@@ -314,13 +317,12 @@ def run_level(level: str, programs: Sequence[HostileProgram]) -> list[Outcome] |
     """The outcomes at one level, in a process of its own; or why there are none."""
     missing, _ = LEVELS[level]
     program = interpreter()
-    if missing is None and os.geteuid() != 0:
-        return "not root"
+    if missing == ROOT and os.geteuid() != 0:
+        return "only root can hand out the users that a container's root is over"
     if program is None:
         return "no interpreter that an unprivileged user can start"
-    before = [] if missing is None else [sys.executable, "-P", str(WEAKER), missing, "--"]
-    chosen = [sys.executable] if missing is None else [program]
-    command = [*before, *chosen, "-m", "benchmarks.trust.sandbox", "--level", level, "--here"]
+    before = [sys.executable, "-P", str(WEAKER), missing, "--"]
+    command = [*before, program, "-m", "benchmarks.trust.sandbox", "--level", level, "--here"]
     names = json.dumps([f"{each.kind}: {each.name}" for each in programs])
     root = str(Path(__file__).parents[2])
     given = {**environment(), "TMPDIR": "/tmp"}

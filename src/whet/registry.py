@@ -16,13 +16,16 @@ are listed. Nothing here imports torch.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import re
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -30,9 +33,20 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Literal, TypeVar, get_args, overload
 
+from whet.limit import (
+    LONGEST_SECONDS,
+    Overrun,
+    Positions,
+    end_process,
+    limited,
+    positions,
+    until_second_signal,
+    watchdog,
+)
 from whet.types import WhetError, did_you_mean
 
 Registered = TypeVar("Registered")
+Loaded = TypeVar("Loaded")
 # every axis of a policy method, every axis of a preference method, and what else a user may add
 Kind = Literal[
     "baseline",
@@ -352,12 +366,7 @@ def error_text(error: BaseException, length: int = 200) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def positions(frames: Iterable[tuple[FrameType, int]]) -> tuple[tuple[str, int], ...]:
-    """(file, line) of each frame. Frames themselves would keep the locals of stopped code alive."""
-    return tuple((frame.f_code.co_filename, line) for frame, line in frames)
-
-
-def place(innermost_first: Sequence[tuple[str, int]], file: str | None) -> str:
+def place(innermost_first: Positions, file: str | None) -> str:
     """file:line nearest to the trouble that lies in the user's file; the nearest of all when none does."""
     mine = [position for position in innermost_first if position[0] == file]
     path, line = (mine or list(innermost_first) or [("an unknown place", 0)])[0]
@@ -395,7 +404,7 @@ def _file_module(source: str, what: str, guard: Guard) -> ModuleType:
     _importing.append(source)
     try:
         with guard(source):
-            spec.loader.exec_module(module)
+            _in_time(functools.partial(spec.loader.exec_module, module), source, str(path))
     except (WhetError, KeyboardInterrupt):
         del sys.modules[name]
         raise
@@ -411,7 +420,7 @@ def _named_module(source: str, name_or_path: str, what: str, guard: Guard) -> Mo
     _make_importable(Path.cwd())
     try:
         with guard(source):
-            return importlib.import_module(source)
+            return _in_time(functools.partial(importlib.import_module, source), source, None)
     except ModuleNotFoundError as error:
         if error.name is not None and (source == error.name or source.startswith(error.name + ".")):
             raise WhetError(
@@ -423,6 +432,40 @@ def _named_module(source: str, name_or_path: str, what: str, guard: Guard) -> Mo
         raise
     except BaseException as error:
         raise _broken(source, error, None) from error
+
+
+IMPORT_SECONDS = 300.0  # that importing one file or module may take; WHET_IMPORT_SECONDS sets another limit
+
+
+def _in_time(load: Callable[[], Loaded], source: str, file: str | None) -> Loaded:
+    """What importing a source gives. Code that never ends, or that a second Ctrl-C finds still running, is ended."""
+    try:
+        seconds = float(os.environ.get("WHET_IMPORT_SECONDS", IMPORT_SECONDS))
+        if not 0 < seconds <= LONGEST_SECONDS:
+            raise ValueError
+    except ValueError:
+        raise WhetError(
+            f"WHET_IMPORT_SECONDS is {os.environ['WHET_IMPORT_SECONDS']!r}; give seconds, more than 0 and at most a day"
+        ) from None
+
+    def too_long(innermost_first: Positions) -> str:
+        return (
+            f"{source} is still being imported after {seconds:g} s, at {place(innermost_first, file)}; correct that "
+            "line, or allow more time: WHET_IMPORT_SECONDS=SECONDS"
+        )
+
+    def end_deaf(innermost_first: Positions) -> None:
+        end_process(too_long(innermost_first), 2)
+
+    def end_stopped(number: int, innermost_first: Positions) -> None:
+        line = f"stopped by {signal.Signals(number).name} while importing {source}, at {place(innermost_first, file)}"
+        end_process(f"{line}, which goes on when it is interrupted; correct that line", 128 + number)
+
+    try:
+        with until_second_signal(end_stopped), watchdog(seconds):
+            return limited(load, seconds, end_deaf)
+    except Overrun as overrun:
+        raise WhetError(too_long(overrun.innermost_first)) from None
 
 
 def _make_importable(folder: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_constrained_completion_is_context_of_its_episode(engine):
         await client.chat.completions.create(model="policy", messages=messages)
         return 1.0
 
-    from whet.envs.serve.functions import GIVEN
+    from whet.envs.serve.programs import GIVEN
 
     GIVEN["test:constrained"] = play
     ends = (engine.tokenizer.eos_token_id,)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.support.packages import needs
-from whet.envs.tools import find_tools, tool_environment
+from whet.envs.tools.find import find_tools, tool_environment
 from whet.envs.tools.search import CorpusDocument, read_corpus, searcher
 from whet.reward.citations import citations
 from whet.types import Prompt, WhetError

@@ -13,6 +13,7 @@ from tests.support.naive_losses import (
     each_token,
     flat,
     held,
+    k3,
     mean,
     on_tokens,
     one,
@@ -21,6 +22,7 @@ from tests.support.naive_losses import (
     sequence_mean,
     sequence_sum,
     standardised,
+    strayed,
     token_mean,
 )
 
@@ -86,16 +88,20 @@ def dcpo(case, *, low=0.2, high=0.28, ceiling=10.0, advantage=None):
     return sequence_mean(each_token(case, term))
 
 
-def aspo(case, *, low=0.2, high=0.2, cap=3.0):
-    """ASPO (2510.06062): hard clip by the band, then 1/r for good tokens, capped with its gradient kept."""
+def aspo(case, *, low=0.2, high=0.2, cap=3.0, beta=0.001):
+    """ASPO (2510.06062): hard clip by the band, then 1/r for good tokens, capped with its gradient kept.
+
+    The KL is that of the authors' scripts.
+    """
     advantage = standardised(case)
 
     def term(i, t):
         move, credit = ratio(case, i, t), advantage[i]
+        tie = -beta * k3(strayed(case, i, t))
         if (credit > 0 and move > 1 + high) or (credit < 0 and move < 1 - low):
-            return 0.0 * move
+            return tie
         factor = 1 / move.detach() if credit > 0 else move.detach()
-        return torch.clamp(factor, max=cap) * credit * case.logp[i][t]
+        return torch.clamp(factor, max=cap) * credit * case.logp[i][t] + tie
 
     return token_mean(each_token(case, term))
 

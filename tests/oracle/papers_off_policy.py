@@ -41,7 +41,10 @@ def dro(case, *, beta=0.05):
 
 
 def prime_rl(case, *, mask=0.2, tau=1e-3):
-    """prime-rl's default loss: masked by how far the probability moved, and tau (log pi/mu)^2 on every token."""
+    """prime-rl's default loss: masked by how far the probability moved, and tau (log pi/mu)^2 on every token.
+
+    Completions without an advantage were filtered out before.
+    """
     advantage = centred(case)
 
     def term(i, t):
@@ -50,7 +53,7 @@ def prime_rl(case, *, mask=0.2, tau=1e-3):
         gain = 0.0 if dropped else sampler_ratio(case, i, t) * advantage[i]
         return gain - tau * (case.logp[i][t] - case.behavior[i][t]) ** 2
 
-    return token_mean(each_token(case, term))
+    return token_mean([row for i, row in enumerate(each_token(case, term)) if advantage[i] != 0])
 
 
 def topr(case):

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from tests.support.commands import finished
+from whet.limit import Overrun, limited
 from whet.reward.call import as_reward
 from whet.reward.combine import Gate, RewardPart
 from whet.reward.failure import PartialFailure, RewardFailure
-from whet.reward.limit import Overrun, limited
 from whet.reward.score import Failures, TooManyFailures, num_unscorable, score
 from whet.types import Prompt, Sample, StopReason, WhetError
 
@@ -354,7 +354,7 @@ def test_code_that_never_yields_the_interpreter_ends_the_process_off_the_main_th
     program.write_text(
         textwrap.dedent("""
         import re, threading, torch
-        from whet.reward import limit
+        from whet import limit
         from whet.reward.call import as_reward
         from whet.reward.combine import RewardPart
         from whet.reward.score import score
@@ -546,7 +546,7 @@ def test_a_reward_that_limits_itself_may_take_longer() -> None:
 
 def test_quick_calls_share_one_watchdog_and_slow_ones_renew_it(monkeypatch):
     """It starts a thread each time: one per call cost more than the calls."""
-    from whet.reward import limit
+    from whet import limit
 
     started, ended = [], []
     monkeypatch.setattr(limit.faulthandler, "dump_traceback_later", lambda seconds, **_: started.append(seconds))
@@ -561,7 +561,7 @@ def test_quick_calls_share_one_watchdog_and_slow_ones_renew_it(monkeypatch):
 
 
 def test_a_watchdog_that_another_one_ended_starts_again_with_the_next_call(monkeypatch):
-    from whet.reward import limit
+    from whet import limit
 
     started = []
     monkeypatch.setattr(limit.faulthandler, "dump_traceback_later", lambda seconds, **_: started.append(seconds))

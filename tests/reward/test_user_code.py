@@ -9,16 +9,19 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy
 import pytest
 import torch
 
+from whet.registry import imported
 from whet.reward import user_code
 from whet.reward.call import as_reward
 from whet.reward.combine import RewardPart
@@ -190,6 +193,63 @@ def test_a_file_that_ends_the_process_when_imported_is_one_line(tmp_path, text: 
     file.write_text(f"{text}\ndef mine(completion):\n    return 1.0\n")
     with pytest.raises(WhetError, match=r"mine\.py fails when imported, at .*mine\.py:\d"):
         find_reward(f"{file}:mine")
+
+
+@pytest.mark.parametrize("on_main_thread", [True, False])
+def test_a_file_whose_import_never_ends_is_one_line_with_its_line(tmp_path, monkeypatch, on_main_thread: bool) -> None:
+    monkeypatch.setenv("WHET_IMPORT_SECONDS", "0.2")
+    file = tmp_path / "mine.py"
+    file.write_text("import time\ntime.sleep(30)\n")
+
+    def load() -> None:
+        with pytest.raises(WhetError, match=r"mine\.py is still being imported after 0\.2 s, at .*mine\.py:2; correct"):
+            imported(f"{file}:mine", "reward")
+
+    load() if on_main_thread else ThreadPoolExecutor(1).submit(load).result()
+
+
+DEAF = """
+import os, signal, time
+while True:
+    try:
+        {act}
+        time.sleep(0.05)
+    except BaseException:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "line"),
+    [
+        ("0", 2, "is still being imported after 0.2 s, at "),
+        ("os.kill(os.getpid(), signal.SIGINT)", 130, "stopped by SIGINT while importing "),
+    ],
+)
+def test_a_file_that_swallows_every_interruption_is_ended(tmp_path, act: str, code: int, line: str) -> None:
+    """By its time limit, and by a second Ctrl-C."""
+    file = tmp_path / "mine.py"
+    file.write_text(DEAF.format(act=act))
+    program = f"""
+from whet import limit, registry
+limit.GRACE_SECONDS = 0.2
+registry.imported("{file}:mine", "reward")
+"""
+    environment = {**os.environ, "WHET_IMPORT_SECONDS": "0.2" if code == 2 else "20"}
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code and line in ended.stderr and f"{file}:" in ended.stderr
+    assert ended.stderr.startswith("whet: ") and ended.stderr.count("\n") == 1
+
+
+def test_a_handler_that_an_import_installs_stays(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import signal\nmine = lambda *_: 0\nsignal.signal(signal.SIGINT, mine)\n")
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert imported(f"{file}:mine", "environment") is signal.getsignal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_nested_and_parallel_calls_leave_everything_as_it_was() -> None:

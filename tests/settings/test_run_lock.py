@@ -1,5 +1,6 @@
 """Of several processes that want one folder one gets it, and nobody removes what he did not make."""
 
+import fcntl
 import itertools
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.record.run_folder import NO_LOCKS, is_locked, locked
+from whet.record.run_folder import NO_LOCKS, is_locked, locked, write_atomically
 from whet.training.config import resolved
 from whet.training.saved_config import claimed_folder, read_config
 from whet.types import WhetError
@@ -195,3 +196,30 @@ def test_a_folder_that_may_only_be_read_can_be_looked_at(tmp_path):
         assert not is_locked(tmp_path)
     finally:
         os.chmod(tmp_path, 0o755)
+
+
+def test_two_writers_of_one_file_do_not_share_what_they_write(tmp_path: Path) -> None:
+    file, partial = tmp_path / "run.json", tmp_path / ".run.json"
+    with partial.open("wb") as other:  # in the middle of its write
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(b"half")
+        other.flush()
+        write_atomically(file, "whole")
+        assert file.read_text() == "whole" and partial.read_bytes() == b"half"
+        assert sorted(tmp_path.iterdir()) == [partial, file]
+    write_atomically(file, "next")  # what a killed writer left is written over
+    assert file.read_text() == "next" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_writer_that_comes_as_another_one_ends_leaves_its_file_alone(tmp_path: Path, monkeypatch) -> None:
+    file, partial, plain = tmp_path / "run.json", tmp_path / ".run.json", fcntl.flock
+
+    def late(opened, operation):
+        monkeypatch.setattr(fcntl, "flock", plain)
+        os.replace(partial, tmp_path / "published")  # the other one's, which both have open
+        plain(opened, operation)
+
+    partial.write_text("theirs")
+    monkeypatch.setattr(fcntl, "flock", late)
+    write_atomically(file, "mine")
+    assert (tmp_path / "published").read_text() == "theirs" and file.read_text() == "mine"

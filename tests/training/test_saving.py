@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 import whet
 from tests.support.commands import finished, started
 from tests.training.test_run import SMALL, Adding, Diary, Weights, command, interrupt, run, saved_steps, timeless
+from whet import threads
 from whet.model import snapshot, tensor_files
 from whet.model.checkpoint import load_checkpoint, verify_checkpoint
 from whet.model.load import load_model, local_folder
@@ -454,3 +455,49 @@ def test_killed_at_random_moments_with_the_cadence_by_cost(tmp_path):
         process = started("resume", str(broken))
     process.wait()
     assert kills >= 2 and outcome(broken) == outcome(whole)
+
+
+# no memory for another thread
+
+
+def die_at_birth(monkeypatch, name):
+    """Threads of this name end before their first line, as a full memory ends them (python/cpython issue 140746)."""
+    plain = threading.Thread._bootstrap
+
+    def bootstrap(self):
+        if self.name.startswith(name):
+            raise SystemExit  # ended in silence; a MemoryError is printed, and the start waits just the same
+        plain(self)
+
+    monkeypatch.setattr(threading.Thread, "_bootstrap", bootstrap)
+    monkeypatch.setattr(threads, "START_SECONDS", 0.05)
+
+
+def test_a_save_is_whole_where_its_writers_cannot_begin(tmp_path, monkeypatch):
+    die_at_birth(monkeypatch, "whet-save ")
+    run(Adding(), tmp_path, steps=2, save_every=1)
+    for folder in complete_checkpoints(tmp_path / "checkpoints"):
+        verify_checkpoint(folder)
+    assert saved_steps(tmp_path) == [1, 2]
+
+
+def test_a_save_that_cannot_begin_is_out_of_memory_and_no_endless_wait(tmp_path, monkeypatch):
+    die_at_birth(monkeypatch, "whet-save")
+    with pytest.raises(MemoryError, match="ended before it began"):
+        run(Adding(), tmp_path, steps=2, save_every=1)
+
+
+def test_jobs_side_by_side_come_back_in_order_and_the_first_error_stops_the_rest():
+    assert threads.side_by_side([lambda number=number: number for number in range(20)], 4) == list(range(20))
+    stopped, done = threading.Event(), []
+
+    def fail():
+        raise OSError("full")
+
+    def wait():
+        stopped.wait(20)
+        done.append(1)
+
+    with pytest.raises(OSError, match="full"):
+        threads.side_by_side([wait, fail, *[wait] * 50], 2, stopped.set)
+    assert len(done) == 1

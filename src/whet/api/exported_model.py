@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +72,11 @@ def _write_files(source: Path, target: Path, dtype: str | None, is_adapter: bool
     """Copy configs and tokenizer, and the tensors file by file in another number type where one is asked for."""
     import torch
 
-    from whet.model.adapter_files import CONFIG as ADAPTER_CONFIG
-    from whet.model.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
     from whet.model.checkpoint import STATE, read_manifest, tensors_file
     from whet.model.run_models import ABOUT
     from whet.model.snapshot import FORMAT
-    from whet.model.tensor_files import tensor_bytes, write_file
+    from whet.model.tensor_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, tensor_bytes, write_file
+    from whet.threads import side_by_side
 
     manifest = read_manifest(source)
     only_training = {STATE, ABOUT, *map(tensors_file, manifest["tensors"])}
@@ -93,10 +91,9 @@ def _write_files(source: Path, target: Path, dtype: str | None, is_adapter: bool
         if not name.endswith(".safetensors"):
             (target / written).write_bytes(_in_dtype(name, (source / name).read_bytes(), dtype))
             continue
-        with ThreadPoolExecutor(2) as pool:
-            values = _tensors(source / name, kind)
-            total += sum(value.nbytes for value in values.values())
-            write_file(tensor_bytes(values, FORMAT), target / written, pool)()
+        values = _tensors(source / name, kind)
+        total += sum(value.nbytes for value in values.values())
+        side_by_side(write_file(tensor_bytes(values, FORMAT), target / written), 2)
     if (target / INDEX).is_file():
         index = json.loads((target / INDEX).read_text(encoding="utf-8"))
         index["metadata"]["total_size"] = total

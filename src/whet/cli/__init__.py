@@ -22,9 +22,8 @@ from whet.cli import cluster, evaluate, plan, runs, serve, text, train
 from whet.cli.data import data_app
 from whet.cli.label import label_app
 from whet.cli.options import APP_SETTINGS
-from whet.cli.pipeline import pipeline_app
+from whet.cli.pipeline import pipeline_app, study_app
 from whet.cli.reward import reward_app
-from whet.cli.study import study_app
 
 
 class Interruption(BaseException):
@@ -242,7 +241,9 @@ def _leave(code: int) -> NoReturn:
     main_thread = threading.main_thread()
     left = [thread for thread in threading.enumerate() if thread is not main_thread and not thread.daemon]
     if left:
-        threading.Thread(target=_leave_without, args=(left, code), daemon=True).start()
+        from whet.threads import Thread
+
+        Thread(target=_leave_without, args=(left, code), daemon=True).start()
     raise SystemExit(code)
 
 

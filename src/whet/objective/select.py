@@ -64,6 +64,24 @@ class FinishedTurns(Component):
         return replace(batch, action=batch.action & ~batch.truncated)
 
 
+class NonzeroAdvantage(Component):
+    """Completions whose advantage is 0 are not pulled by the KL either, and leave the denominators.
+
+    Prime Intellect's trainer does so by default (`ZeroAdvantageFilter`, after a batch is drawn). They stay in the
+    statistics of their group, and no others are drawn in their place: `objective.keep=mixed_outcome` does that, group
+    by group.
+    """
+
+    name: ClassVar[str] = "nonzero_advantage"
+    in_words: ClassVar[str] = "leave out completions whose advantage is 0"
+
+    def __call__(self, batch: TokenBatch) -> TokenBatch:
+        if batch.advantage is None:
+            raise ValueError("this choice needs `advantage` and the batch has none")
+        counts = ((batch.advantage != 0) & batch.action).any(-1, keepdim=True)
+        return replace(batch, action=batch.action & counts)
+
+
 @dataclass(frozen=True)
 class TopEntropy(Component):
     """Only the `share` of tokens with the largest entropy learn. Wang 2025 (2506.01939); denominators keep all.

@@ -8,11 +8,12 @@ import fcntl
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from whet.types import WhetError
 
@@ -215,7 +216,7 @@ def _go_on_unlocked(folder: Path, error: OSError) -> None:
     logger.warning("%s: not locked (%s): start no second process there", folder, error.strerror)
 
 
-def is_same_file(file: TextIO, path: Path) -> bool:
+def is_same_file(file: IO[Any], path: Path) -> bool:
     """Whether an open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
@@ -250,19 +251,45 @@ def next_free_folder(name: str, under: Path | str = "runs") -> Path:
 
 
 def write_atomically(path: Path | str, text: str, durable: bool = False) -> Path:
-    """Write a file so that a reader finds the old one or the new one; `durable`: also after the power went."""
+    """Write a file so that a reader finds the old one or the new one; `durable`: also after the power went.
+
+    Of several writers each writes a file of its own, and the last one to end is read.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}")
+    file, partial = _own_partial(path)
     try:
-        with partial.open("wb") as file:
+        with file:
             file.write(text.encode("utf-8", "backslashreplace"))
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(partial, path)
+            os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
     return path
+
+
+def _own_partial(path: Path) -> tuple[IO[bytes], Path]:
+    """An empty file beside `path`, open, and where it is.
+
+    It always has the same name, so that what a killed process left is written over; its lock is held while it is open.
+    Whoever comes meanwhile writes another one.
+    """
+    partial = path.with_name(f".{path.name}")
+    while True:
+        file = partial.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            own = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+            return own.open("wb"), own
+        except OSError:  # a file system without locks
+            pass
+        if is_same_file(file, partial):
+            file.truncate(0)
+            return file, partial
+        file.close()  # another writer has just moved it to its place

@@ -28,6 +28,7 @@ from whet.reward.call import PerSample, RewardFunction, Together
 from whet.reward.combine import RewardPart
 from whet.reward.failure import call_name
 from whet.reward.user_code import has_changes
+from whet.threads import Thread
 from whet.types import Prompt, Sample, StopReason
 
 logger = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class _Lane(Generic[V]):
         if self._num_threads < self._most_calls:
             with self._changed:
                 self._num_threads += 1
-            threading.Thread(target=self._run, name=f"whet reward {self._part.name}", daemon=True).start()
+            Thread(target=self._run, name=f"whet reward {self._part.name}", daemon=True).start()
 
     def _run(self) -> None:
         while True:

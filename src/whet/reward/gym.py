@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, Literal, NamedTuple
 
+from whet.limit import Overrun, limited
 from whet.reward.answer import explicit_answers, normal_form
-from whet.reward.limit import Overrun, limited
 from whet.types import Prompt, WhetError
 
 LONGEST_ANSWER = 20_000  # characters; longer ones are wrong without a look

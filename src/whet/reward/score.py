@@ -19,14 +19,14 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Literal, get_args
 
+from whet.limit import LONGEST_SECONDS, Overrun, limited, positions, watchdog
 from whet.protocols import Reward
-from whet.registry import error_text, place, positions
+from whet.registry import error_text, place
 from whet.reward.ahead import ScoreAhead
 from whet.reward.call import PerSample, RewardCall, RewardFunction, TrainerState, scores_of
 from whet.reward.combine import NOT_APPLICABLE, RewardPart, check_parts, combined
 from whet.reward.failure import PartialFailure, RewardFailure, call_name, source_file
 from whet.reward.journal import note_call, remarks
-from whet.reward.limit import Overrun, limited, watchdog
 from whet.reward.user_code import user_code
 from whet.types import Prompt, Sample, StopReason, WhetError
 
@@ -47,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 OnError = Literal["tolerate", "stop", "exclude"]
 
-LONGEST_SECONDS = 86_400.0
 FIX = "fix the function, or leave such samples out of training with reward.on_error=exclude"
 SLOWER = "raise it with reward.timeout=SECONDS, or leave such samples out with reward.on_error=exclude"
 

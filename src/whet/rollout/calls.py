@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from whet.threads import Thread
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class CallPool:
             self._busy += 1
             if self._busy > self._threads and self._threads - self._lost < MOST_THREADS:
                 self._threads += 1
-                threading.Thread(target=self._work, name="environment", daemon=True).start()
+                Thread(target=self._work, name="environment", daemon=True).start()
         self._tasks.put((future, function, arguments))
         return future
 
@@ -105,7 +106,7 @@ class CallPool:
                     )
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="environments", daemon=True).start()
+                Thread(target=self._loop.run_forever, name="environments", daemon=True).start()
             return self._loop
 
 

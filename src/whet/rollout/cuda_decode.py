@@ -102,7 +102,7 @@ class GraphBackend:
     looks_behind = 1
     prefills_ahead = True  # computing many prompts at once is cheap
     most_members: int | None = MOST_MEMBERS
-    forks = False  # `fork` below has not run on a GPU yet
+    forks = True
 
     num_rows = num_slots = 0
     log: TokenLog

@@ -21,6 +21,7 @@ from whet.protocols import Engine
 from whet.rollout.async_rollout import EpisodeHeard, group_seed
 from whet.rollout.collect import PromptDataset, RolloutSpec
 from whet.rollout.episode_runner import EpisodeRunner, PlayNotes
+from whet.threads import Thread
 from whet.types import Sample
 
 MOMENT = 0.05  # seconds that `advance` waits for a group
@@ -54,7 +55,7 @@ class EpisodeWriter:
         self.ended: EpisodeHeard | None = None
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the engine's weights were copied on another stream
-        self._thread = threading.Thread(target=self._run, name="whet episodes", daemon=True)
+        self._thread = Thread(target=self._run, name="whet episodes", daemon=True)
         self._thread.start()
 
     @property

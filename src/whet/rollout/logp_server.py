@@ -7,15 +7,16 @@ found out before the first step; one that speaks neither is refused.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, ask_with_retries, check_url, one_line
+from whet.threads import side_by_side
 from whet.types import RunFailed, WhetError
 
 Dialect = Literal["prompt_logprobs", "echo"]
@@ -50,13 +51,8 @@ class LogpServer:
     def tables(self, rows: Sequence[Sequence[int]], top: int = 0) -> list[TokenTable]:
         """Every row scored, several calls at a time; a row of fewer than two tokens has nothing to score."""
         stop = threading.Event()
-        with ThreadPoolExecutor(min(self.concurrency, max(len(rows), 1))) as pool:
-            calls = [pool.submit(self._table, list(row), top, stop) for row in rows]
-            try:
-                return [call.result() for call in calls]
-            except BaseException:
-                stop.set()
-                raise
+        calls = [functools.partial(self._table, list(row), top, stop) for row in rows]
+        return side_by_side(calls, self.concurrency, stop.set)
 
     def logp(self, rows: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """Log-probabilities of each row's tokens; 0 for the first token, which no server scores."""

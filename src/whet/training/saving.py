@@ -20,13 +20,21 @@ import torch
 from torch import Tensor
 
 from whet.model.checkpoint import empty_partial, prune_checkpoints, remove_leftovers, remove_model
-from whet.model.host_memory import HostMemory
 from whet.model.run_models import BEST, CHECKPOINTS, FINAL, MODELS, about_model, checkpoint_name, complete_checkpoints
-from whet.model.snapshot import SaveFailed, naming, reserve_memory, take_snapshot, tokenizer_texts, write_snapshot
+from whet.model.snapshot import (
+    HostMemory,
+    SaveFailed,
+    naming,
+    reserve_memory,
+    take_snapshot,
+    tokenizer_texts,
+    write_snapshot,
+)
 from whet.model.tensor_files import Abandoned
 from whet.record.run_kinds import kind_of
 from whet.record.sections import ReportSection
 from whet.record.text import LOWER_IS_BETTER, headline, plain_metrics
+from whet.threads import Thread
 from whet.training.distributed.ranks import Ranks
 from whet.training.distributed.sharded_checkpoint import save_sharded
 from whet.types import StepReport
@@ -204,7 +212,7 @@ class Saver:
             finally:
                 writing.seconds = time.perf_counter() - start
 
-        writing.thread = threading.Thread(target=work, name="whet-save", daemon=True)
+        writing.thread = Thread(target=work, name="whet-save", daemon=True)
         writing.thread.start()
 
     def _tokenizer_texts(self, tokenizer: Any) -> dict[str, bytes]:

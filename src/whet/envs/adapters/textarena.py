@@ -13,10 +13,19 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from whet.envs.adapters.answers import flag, number, numbers, opened, text
-from whet.envs.adapters.optional import cannot_be_made, function_of, optional, quiet
-from whet.envs.adapters.randomness import OwnRandom
-from whet.envs.adapters.seeds import seed_of
+from whet.envs.adapters.optional import (
+    OwnRandom,
+    cannot_be_made,
+    flag,
+    function_of,
+    number,
+    numbers,
+    opened,
+    optional,
+    quiet,
+    seed_of,
+    text,
+)
 from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install 'whet[textarena]'"

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from whet.threads import Thread
 from whet.types import WhetError
 
 LOOPBACK = "127.0.0.1"
@@ -88,9 +89,7 @@ class HttpServer:
             ws="none",
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name=self._name, daemon=True
-        )
+        self._thread = Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name=self._name, daemon=True)
         self._thread.start()
         deadline = time.monotonic() + START_SECONDS
         while not self._server.started:

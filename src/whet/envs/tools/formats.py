@@ -1,8 +1,12 @@
-"""How calls are written in a run: read, explained and answered as the chat template does, as JSON, or as Python."""
+"""How calls are written in a run: read, explained and answered as the chat template does, as JSON, or as Python.
+
+How the policy calls tools, for environments that have some.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from whet.data.call_formats import (
@@ -21,6 +25,18 @@ from whet.data.chat import templated
 from whet.data.turns import turn_renderer
 from whet.envs.tools.environment import CallFormat
 from whet.types import Completion, WhetError
+
+
+@dataclass(frozen=True)
+class Calling:
+    """The settings of a run that environments with tools need."""
+
+    tools: Sequence[str | Callable[..., Any]] = ()  # beside the environment's own
+    call_format: str = "auto"
+    tool_seconds: float = 10.0
+    tokenizer: Any = None
+    history: str = "template"
+    instructions: bool = True
 
 
 def call_format_of(

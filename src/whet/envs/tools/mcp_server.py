@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from typing import Any, TextIO, cast
 
 from whet.envs.tools.tool import OpenTools, Tool, ToolFailed, ToolLimits, ToolTimedOut
+from whet.threads import Thread
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     with _loop_lock:
         if not _loops:
             _loops.append(asyncio.new_event_loop())
-            threading.Thread(target=_loops[0].run_forever, name="mcp", daemon=True).start()
+            Thread(target=_loops[0].run_forever, name="mcp", daemon=True).start()
         return _loops[0]
 
 

@@ -10,6 +10,7 @@ from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import SamplerProduct, SamplerTokenRatio, TokenRatio
 from whet.objective.scale import GroupStd, NoScale
+from whet.objective.select import NonzeroAdvantage
 from whet.objective.terms import ImitateUnsure
 
 PMD_MEAN = Preset(
@@ -50,17 +51,14 @@ PRIME_RL = Preset(
         VariationMask(0.2, 0.2),
         TokenMean(),
         K2Sampler(2e-3),
+        select=NonzeroAdvantage(),
     ),
     title="prime-rl default",
     paper="Prime Intellect, prime-rl, its default loss; the mask is Qi et al. 2026, DPPO, arXiv 2602.04879",
-    formula="L = 1/M SUM [ -mask r A + 1e-3 (log r)^2 ],  r = pi/mu,  mask 0 if pi moved by 0.2 with A",
+    formula="L = 1/M SUM_(A != 0) [ -mask r A + 1e-3 (log r)^2 ],  r = pi/mu,  mask 0 if pi moved by 0.2 with A",
     fixes="asynchronous runs: staleness and the engine's mismatch are one ratio, masked and pulled back",
     breaks="needs exact probabilities of the sampler",
-    deviations=(
-        "the ratio is capped at 10000, as in dppo_tv; prime-rl has no cap",
-        "prime-rl's default filter leaves out completions with advantage 0; here they count in M and are pulled back: "
-        "objective.keep=mixed_outcome leaves out groups that agree",
-    ),
+    deviations=("the ratio is capped at 10000, as in dppo_tv; prime-rl has no cap",),
 )
 
 TOPR = Preset(

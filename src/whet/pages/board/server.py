@@ -31,6 +31,7 @@ from whet.pages.board.sample_index import SampleIndex
 from whet.pages.render import render
 from whet.record.log import SAMPLES
 from whet.record.text import json_values
+from whet.threads import Thread
 from whet.types import WhetError
 
 TICK = 1.0  # seconds between two looks while somebody listens
@@ -78,7 +79,7 @@ class Watcher:
 
     def start(self) -> None:
         """Look from now on, in a thread."""
-        self._thread = threading.Thread(target=self._run, name="whet-board-watcher", daemon=True)
+        self._thread = Thread(target=self._run, name="whet-board-watcher", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

@@ -24,7 +24,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from whet.reward.sandbox.requirement import (
     required_isolation,
     tell_isolation,
 )
+from whet.threads import Thread, side_by_side
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -308,7 +308,7 @@ class Sandbox:
             os.write(self._bell[1], b".")
         elif self._waiting:
             self._bell = os.pipe()
-            threading.Thread(target=self._dispatch, name="whet-sandbox", daemon=True).start()
+            Thread(target=self._dispatch, name="whet-sandbox", daemon=True).start()
 
     @property
     def requirement(self) -> Requirement:
@@ -365,10 +365,8 @@ class Sandbox:
         count = min(sessions, MOST_SPARE)
         if count <= len(self._spare):
             return
-        with ThreadPoolExecutor(self.size) as threads:
-            lent = [threads.submit(self.lend) for _ in range(count)]
-        for future in lent:
-            self.take_back(future.result(), is_sound=True)
+        for worker in side_by_side([self.lend] * count, self.size):
+            self.take_back(worker, is_sound=True)
 
     def take_back(self, worker: WorkerProcess, *, is_sound: bool) -> None:
         """The end of a session. A worker that is not sound ends with it."""

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import pickle
 import queue
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from whet.protocols import Session
+from whet.threads import Thread
 from whet.types import Request, Sample, WhetError
 
 MOMENT = 0.05  # seconds that `advance` waits for something to be finished
@@ -148,7 +148,7 @@ class ThreadSession(_Front):
         self._device = device if device is not None and device.type == "cuda" else None
         if self._device is not None:
             torch.cuda.synchronize(self._device)  # the session was opened on another stream
-        self._thread = threading.Thread(target=self._run, name="whet rollouts", daemon=True)
+        self._thread = Thread(target=self._run, name="whet rollouts", daemon=True)
         self._thread.start()
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
@@ -201,7 +201,7 @@ class ProcessSession(_Front):
             daemon=True,
         )
         self._process.start()
-        self._receiver = threading.Thread(target=self._receive, name="whet completions", daemon=True)
+        self._receiver = Thread(target=self._receive, name="whet completions", daemon=True)
         self._receiver.start()
         atexit.register(self.close)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -17,6 +16,7 @@ from whet.model.causal_lm import CausalLM
 from whet.protocols import Engine, Session
 from whet.rollout.session import BatchSession
 from whet.rollout.weight_sync_check import fingerprint
+from whet.threads import Thread
 from whet.training.distributed.background import Finished, write_on
 from whet.training.distributed.wire import PackedWeights, load_weights, packed_samples
 from whet.types import Request, Sample, Sampling, SessionShape
@@ -133,7 +133,7 @@ class _SessionThread:
         self._seconds, self._reported_seconds, self._seen = 0.0, 0.0, time.monotonic()
         self._error: BaseException | None = None
         self._num_threads = torch.get_num_threads()
-        self._thread = threading.Thread(target=self._run, name="whet rollouts", daemon=True)
+        self._thread = Thread(target=self._run, name="whet rollouts", daemon=True)
         self._thread.start()
 
     def tell(self, name: str, *arguments: Any) -> None:

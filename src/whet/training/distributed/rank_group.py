@@ -34,8 +34,8 @@ import torch
 from torch import distributed
 
 from whet.model.pretrained import first_line
-from whet.training.distributed.launch import Launch
-from whet.training.distributed.process import ProcessPlace
+from whet.threads import Thread
+from whet.training.distributed.launch import Launch, ProcessPlace
 from whet.training.distributed.ranks import Ranks
 from whet.types import WhetError
 
@@ -126,7 +126,7 @@ class Heartbeat(threading.Thread):
         self._stood_since = time.monotonic()
         self._seen: dict[int, tuple[str, float]] = {}  # the last beat of each rank, and when it came
         self._beat()
-        self._talker = threading.Thread(target=self._talk, name="whet beats", daemon=True)
+        self._talker = Thread(target=self._talk, name="whet beats", daemon=True)
 
     def stop(self) -> None:
         """This rank ends in good order: nobody is to wait for its beats."""
@@ -270,12 +270,12 @@ class Heartbeat(threading.Thread):
         """The last resort: the main thread is inside a call that nothing interrupts."""
         if self.last_words is not None and not silently:
             # the main thread may hold a lock that they need
-            words = threading.Thread(target=self.last_words, args=(self.cause or "",), daemon=True)
+            words = Thread(target=self.last_words, args=(self.cause or "",), daemon=True)
             words.start()
             words.join(LAST_WORDS)
         with contextlib.suppress(Exception):
             self.bury()
-        flushing = threading.Thread(target=_flush, daemon=True)
+        flushing = Thread(target=_flush, daemon=True)
         flushing.start()
         flushing.join(1.0)
         _exit(1)

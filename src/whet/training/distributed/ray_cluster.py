@@ -13,7 +13,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -21,6 +20,7 @@ from os import _exit  # kept from here on: while a reward is called, `os._exit` 
 from typing import Any, cast
 
 from whet.registry import file_of_module, import_file
+from whet.threads import Thread
 from whet.training.distributed.rank_group import package_versions
 from whet.training.distributed.workers import WorkerLost
 from whet.types import RunFailed, WhetError
@@ -129,7 +129,7 @@ class _WorkerHost:
         with contextlib.suppress(OSError):
             os.chdir(folder)  # files are named as the run's process sees them
         if memory:
-            threading.Thread(target=_watch_memory, args=(memory,), daemon=True).start()
+            Thread(target=_watch_memory, args=(memory,), daemon=True).start()
 
     def call(self, method: str, *arguments: Any) -> Any:
         if method == "begin":

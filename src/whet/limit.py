@@ -1,8 +1,9 @@
 """Time limits on code we did not write.
 
 `limited` stops waiting for a call; on the main thread it interrupts it too, catastrophic regular expressions
-included. `watchdog` is the last defence, against C code that neither looks at signals nor releases the
-interpreter: it ends the process, because a dead run can be resumed and a hanging one only costs money.
+included. `until_second_signal` lets a second Ctrl-C end a call that swallowed the first. `watchdog` is the last
+defence, against C code that neither looks at signals nor releases the interpreter: it ends the process, because a
+dead run can be resumed and a hanging one only costs money.
 """
 
 from __future__ import annotations
@@ -11,39 +12,89 @@ import contextlib
 import ctypes
 import faulthandler
 import math
+import os
 import queue
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from whet.registry import positions
+from whet.threads import Thread
 
 T = TypeVar("T")
 
+LONGEST_SECONDS = 86_400.0  # a limit that anybody may set
 GRACE_SECONDS = 10.0  # what the watchdog adds to twice the limit
 RENEW_SECONDS = 1.0  # well below the grace: a call is never cut off before twice its limit
 REPEAT_SECONDS = 0.1  # between two interruptions of a call that swallowed the first
 
+Positions = tuple[tuple[str, int], ...]  # (file, line) of a stack, the innermost first
 
 _renewed = -math.inf  # when the one timer was last started
+_exit = os._exit  # user code finds another one in its place
 
 
 class Overrun(BaseException):
     """A call took too long. Not an `Exception`: graders like to catch those and to carry on."""
 
-    def __init__(self, innermost_first: tuple[tuple[str, int], ...] = ()) -> None:
+    def __init__(self, innermost_first: Positions = ()) -> None:
         super().__init__("took too long")
-        self.innermost_first = innermost_first  # (file, line) of the interrupted stack
+        self.innermost_first = innermost_first  # of the interrupted stack
 
 
-def limited(call: Callable[[], T], seconds: float) -> T:
-    """The call's value, or `Overrun` after `seconds`."""
-    return _interrupted(call, seconds) if _alarm_is_ours() else _abandoned(call, seconds)
+def positions(frames: Iterable[tuple[FrameType, int]]) -> Positions:
+    """(file, line) of each frame. Frames themselves would keep the locals of stopped code alive."""
+    return tuple((frame.f_code.co_filename, line) for frame, line in frames)
+
+
+def limited(call: Callable[[], T], seconds: float, when_deaf: Callable[[Positions], None] | None = None) -> T:
+    """The call's value, or `Overrun` after `seconds`.
+
+    `when_deaf` is called with the position of a call that swallows every interruption for GRACE_SECONDS.
+    """
+    return _interrupted(call, seconds, when_deaf) if _alarm_is_ours() else _abandoned(call, seconds)
+
+
+@contextlib.contextmanager
+def until_second_signal(end: Callable[[int, Positions], None]) -> Iterator[None]:
+    """Call `end` with the number and the position of a signal that finds the block still running after an earlier one
+    raised there: the block swallowed it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    raised = False
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal raised
+        if raised:
+            end(number, positions(traceback.walk_stack(frame)))
+        try:
+            earlier[number](number, frame)
+        except BaseException:
+            raised = True
+            raise
+
+    heeded = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(number))]
+    earlier: dict[int, Any] = {number: signal.getsignal(number) for number in heeded}
+    for number in heeded:
+        signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            if signal.getsignal(number) is pass_on:
+                signal.signal(number, earlier[number])
+
+
+def end_process(line: str, code: int) -> NoReturn:
+    """Say why in one line, and be gone: for code that cannot be interrupted."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"whet: {line}\n".encode(errors="replace"))
+    _exit(code)
 
 
 @contextlib.contextmanager
@@ -79,7 +130,7 @@ def _alarm_is_ours() -> bool:
     return signal.getsignal(signal.SIGALRM) is not None
 
 
-def _interrupted(call: Callable[[], T], seconds: float) -> T:
+def _interrupted(call: Callable[[], T], seconds: float, when_deaf: Callable[[Positions], None] | None) -> T:
     armed = True
     overrun: Overrun | None = None
 
@@ -87,6 +138,8 @@ def _interrupted(call: Callable[[], T], seconds: float) -> T:
         nonlocal overrun
         if armed:
             overrun = overrun or Overrun(positions(traceback.walk_stack(frame)) if frame else ())
+            if when_deaf is not None and time.monotonic() - started > seconds + GRACE_SECONDS:
+                when_deaf(overrun.innermost_first)
             raise overrun
 
     started = time.monotonic()
@@ -117,9 +170,7 @@ class _CallThread:
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self.outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self.thread = threading.Thread(
-            target=_make_calls, args=(self.calls, self.outcomes), name="whet-reward", daemon=True
-        )
+        self.thread = Thread(target=_make_calls, args=(self.calls, self.outcomes), name="whet-reward", daemon=True)
         self.thread.start()
 
     def __del__(self) -> None:

@@ -1,0 +1,84 @@
+"""Threads that begin or fail, and jobs done side by side.
+
+CPython waits for ever in `Thread.start` where the new thread dies before its first line, which a full memory brings
+about (python/cpython issue 140746). A run that is out of memory has to say so, not to hang.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+START_SECONDS = 10.0  # after which a thread that gave no sign is taken for dead
+
+
+class _SignOfLife(threading.Event):
+    """What `Thread.start` waits for."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not super().wait(START_SECONDS if timeout is None else timeout) and timeout is None:
+            raise MemoryError("a new thread ended before it began")
+        return self.is_set()
+
+
+class Thread(threading.Thread):
+    """A thread of Python's whose `start` raises `MemoryError` where the new thread died before it began."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._started = _SignOfLife()
+
+
+def side_by_side(
+    jobs: Sequence[Callable[[], T]], most: int, when_failed: Callable[[], object] | None = None
+) -> list[T]:
+    """What the jobs return, done by this thread and up to `most - 1` others; fewer where no more can be started.
+
+    The first error is raised once all threads have ended: no job is begun after it, and `when_failed` is called, so
+    that those under way can end early.
+    """
+    waiting = deque(enumerate(jobs))
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        errors.append(error)
+        if when_failed is not None:
+            when_failed()
+
+    def work(late: threading.Event) -> None:
+        while not errors and not late.is_set():
+            try:
+                number, job = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                results[number] = job()
+            except BaseException as error:
+                fail(error)
+
+    threads: list[Thread] = []
+    for number in range(min(most, len(jobs)) - 1):
+        late = threading.Event()
+        name = f"{threading.current_thread().name} {number + 2}"
+        thread = Thread(target=work, args=(late,), name=name, daemon=True)
+        try:
+            thread.start()
+        except (MemoryError, RuntimeError):  # RuntimeError: the system gives no more threads
+            late.set()  # one that begins after all takes no job
+            threads += [thread] if thread.is_alive() else []
+            break
+        threads.append(thread)
+    try:
+        work(threading.Event())
+    except BaseException as error:  # an interruption between two jobs
+        fail(error)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(jobs))]
