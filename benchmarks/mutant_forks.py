@@ -30,6 +30,7 @@ ASKED = Path(os.environ["MUTANTS_ASKED"])  # {"mutants": [...], "seconds": of pr
 LINES = Path(os.environ["MUTANTS_LINES"])  # one line of JSON for each that is done
 WAITS = 20  # times its processor time after which a mutant that computes nothing hangs
 FOUND_BY_NAME = 4  # calls from a mutated function to one that tests name
+ALIKE = 5  # letters of a module's or a room's name in that of a file
 OTHER_TESTS = ("architecture", "gpu", "peers")  # of the text of the tree, of a GPU, of other packages
 
 
@@ -78,7 +79,7 @@ def words(names: set[str]) -> re.Pattern[str]:
 
 
 def test_files(path: str, qualname: str, files: Sequence[str]) -> list[str]:
-    """Those that may notice a change of a function: its module or room and its name, its name, its module or room."""
+    """Those that may notice a change of a function, by what they name, import and are called; the likeliest first."""
     inner = Path(path).relative_to("src").with_suffix("")
     module = ".".join(inner.parts).removesuffix(".__init__")
     folders, named = set(inner.parts[1:-1]), words(names_of(path, qualname))
@@ -90,10 +91,19 @@ def test_files(path: str, qualname: str, files: Sequence[str]) -> list[str]:
         imports = f"{module} import" in text or f"import {module}" in text
         hits = len(set(named.findall(text)))
         own = Path(file).stem.removeprefix("test_") == inner.name
+        alike = any(part[:ALIKE] in file for part in inner.parts[1:] if len(part) >= ALIKE)
         known = near or imports
         return tuple(
             -int(each)
-            for each in (known and bool(direct.search(text)), known and hits > 0, known, hits > 0, own, hits, imports)
+            for each in (
+                known and bool(direct.search(text)),
+                known and hits > 0,
+                alike,
+                known or hits > 0,
+                own,
+                hits,
+                imports,
+            )
         )
 
     ranks = {file: rank(file) for file in files if Path(file).parts[1] not in OTHER_TESTS}
