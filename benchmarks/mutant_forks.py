@@ -249,21 +249,26 @@ def in_a_fork(
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool:
     asked = json.loads(ASKED.read_text("utf-8"))
-    killers: dict[str, list[dict[str, Any]]] = {}
-    for mutant in asked["mutants"]:
-        items = chosen_tests(mutant, session.items, asked["files"])
-        text_of(mutant["path"])  # read before it is changed
-        with mutated_file(mutant):
-            found = in_a_fork(session, mutant, items, asked["seconds"])
-        found.pop("failed", None)
-        line = {"number": mutant["number"], **found}
-        write(line)
-        killers.setdefault(line.get("killer", ""), []).append(line)
-    again = [item for item in session.items if item.nodeid in killers]
-    for test in in_a_fork(session, None, again, 0).get("failed", []) if again else []:
-        for line in killers[test]:
-            write({**line, "state": "survived", "note": f"{test} fails without a change too"})
+    waiting, items = asked["mutants"], session.items
+    while waiting:
+        lines = [tried(session, mutant, items, asked) for mutant in waiting]
+        killers = {line.get("killer", "") for line in lines}
+        again = [item for item in items if item.nodeid in killers]
+        failing = set(in_a_fork(session, None, again, 0).get("failed", [])) if again else set()
+        items = [item for item in items if item.nodeid not in failing]  # without a change they fail too
+        waiting = [mutant for mutant, line in zip(waiting, lines, strict=True) if line.get("killer") in failing]
     return True
+
+
+def tried(session: pytest.Session, mutant: dict[str, Any], items: Sequence[pytest.Item], asked: Any) -> dict[str, Any]:
+    """What became of a mutant, which is written too."""
+    text_of(mutant["path"])  # read before it is changed
+    with mutated_file(mutant):
+        found = in_a_fork(session, mutant, chosen_tests(mutant, items, asked["files"]), asked["seconds"])
+    found.pop("failed", None)
+    line = {"number": mutant["number"], **found}
+    write(line)
+    return line
 
 
 def write(line: dict[str, Any]) -> None:
