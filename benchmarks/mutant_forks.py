@@ -30,6 +30,7 @@ ASKED = Path(os.environ["MUTANTS_ASKED"])  # {"mutants": [...], "seconds": of pr
 LINES = Path(os.environ["MUTANTS_LINES"])  # one line of JSON for each that is done
 WAITS = 20  # times its processor time after which a mutant that computes nothing hangs
 FOUND_BY_NAME = 4  # calls from a mutated function to one that tests name
+ALIKE = 5  # letters of a module's or a room's name in that of a file
 OTHER_TESTS = ("architecture", "gpu", "peers")  # of the text of the tree, of a GPU, of other packages
 
 
@@ -78,7 +79,7 @@ def words(names: set[str]) -> re.Pattern[str]:
 
 
 def test_files(path: str, qualname: str, files: Sequence[str]) -> list[str]:
-    """Those that may notice a change of a function: its module or room and its name, its name, its module or room."""
+    """Those that may notice a change of a function, by what they name, import and are called; the likeliest first."""
     inner = Path(path).relative_to("src").with_suffix("")
     module = ".".join(inner.parts).removesuffix(".__init__")
     folders, named = set(inner.parts[1:-1]), words(names_of(path, qualname))
@@ -90,10 +91,19 @@ def test_files(path: str, qualname: str, files: Sequence[str]) -> list[str]:
         imports = f"{module} import" in text or f"import {module}" in text
         hits = len(set(named.findall(text)))
         own = Path(file).stem.removeprefix("test_") == inner.name
+        alike = any(part[:ALIKE] in file for part in inner.parts[1:] if len(part) >= ALIKE)
         known = near or imports
         return tuple(
             -int(each)
-            for each in (known and bool(direct.search(text)), known and hits > 0, known, hits > 0, own, hits, imports)
+            for each in (
+                known and bool(direct.search(text)),
+                known and hits > 0,
+                alike,
+                known or hits > 0,
+                own,
+                hits,
+                imports,
+            )
         )
 
     ranks = {file: rank(file) for file in files if Path(file).parts[1] not in OTHER_TESTS}
@@ -239,21 +249,26 @@ def in_a_fork(
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool:
     asked = json.loads(ASKED.read_text("utf-8"))
-    killers: dict[str, list[dict[str, Any]]] = {}
-    for mutant in asked["mutants"]:
-        items = chosen_tests(mutant, session.items, asked["files"])
-        text_of(mutant["path"])  # read before it is changed
-        with mutated_file(mutant):
-            found = in_a_fork(session, mutant, items, asked["seconds"])
-        found.pop("failed", None)
-        line = {"number": mutant["number"], **found}
-        write(line)
-        killers.setdefault(line.get("killer", ""), []).append(line)
-    again = [item for item in session.items if item.nodeid in killers]
-    for test in in_a_fork(session, None, again, 0).get("failed", []) if again else []:
-        for line in killers[test]:
-            write({**line, "state": "survived", "note": f"{test} fails without a change too"})
+    waiting, items = asked["mutants"], session.items
+    while waiting:
+        lines = [tried(session, mutant, items, asked) for mutant in waiting]
+        killers = {line.get("killer", "") for line in lines}
+        again = [item for item in items if item.nodeid in killers]
+        failing = set(in_a_fork(session, None, again, 0).get("failed", [])) if again else set()
+        items = [item for item in items if item.nodeid not in failing]  # without a change they fail too
+        waiting = [mutant for mutant, line in zip(waiting, lines, strict=True) if line.get("killer") in failing]
     return True
+
+
+def tried(session: pytest.Session, mutant: dict[str, Any], items: Sequence[pytest.Item], asked: Any) -> dict[str, Any]:
+    """What became of a mutant, which is written too."""
+    text_of(mutant["path"])  # read before it is changed
+    with mutated_file(mutant):
+        found = in_a_fork(session, mutant, chosen_tests(mutant, items, asked["files"]), asked["seconds"])
+    found.pop("failed", None)
+    line = {"number": mutant["number"], **found}
+    write(line)
+    return line
 
 
 def write(line: dict[str, Any]) -> None:

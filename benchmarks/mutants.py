@@ -7,9 +7,9 @@
 A mutant is one small change: a comparison turned, a sign, an operator, a constant off by one, a condition negated. The
 tests are collected once; each mutant gets a fork of that process (mutant_forks.py), which runs the tests that name the
 function or one that comes to it, then the others of the nearest files. It is killed when a test fails, hangs or breaks
-its process, and survives when all pass or `--seconds` of processor time are used up. A killer that fails without a
-change too is none. A drawn mutant is found again after its file moved or its variables were renamed, or is reported as
-gone. The tree is copied first: nothing of yours is changed.
+its process, and survives when all pass or `--seconds` of processor time are used up. A test that fails without a
+change too is left out, and its mutants are tried again. A drawn mutant is found again after its file moved or its
+variables were renamed, or is reported as gone. The tree is copied first: nothing of yours is changed.
 """
 
 from __future__ import annotations

@@ -111,3 +111,8 @@ def test_the_log_keeps_what_each_prompt_scored(tmp_path) -> None:
     assert [measurement.size for measurement in measured] == [4, 7]
     other = EvalRecord(6, "other", {"accuracy": 1.0}, 1.0)
     assert len(evaluations_of([first, second, other], ("accuracy",)).measured) == 2
+
+
+def test_the_gain_is_from_the_first_to_the_last_evaluation():
+    assert [shares(0.2, 0.9, 0.8).gain, shares(0.8, 0.1, 0.2).gain, shares(0.5, 0.9, 0.52).gain] == [1, -1, 0]
+    assert shares(0.5).gain == Evaluations().gain == 0

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from whet.rollout.logp_server import logp_server, probed
+from whet.rollout.logp_server import logp_server, probed, question
 from whet.types import RunFailed, WhetError
 
 SIZE = 60
@@ -154,3 +154,8 @@ def test_scores_that_are_no_numbers_end_the_run():
     with serving(broken) as (address, _), pytest.raises(RunFailed, match="finite"):
         logp_server(address, "big", "", 10.0, 4).logp([[1, 2, 3]])
     assert server.model == "big"
+
+
+def test_a_server_is_asked_for_no_more_than_is_read():
+    assert [question("m", (5, 9), top, "echo")["logprobs"] for top in (0, 1, 5)] == [1, 1, 5]
+    assert [question("m", (5, 9), top, "prompt_logprobs")["prompt_logprobs"] for top in (0, 5)] == [0, 5]
